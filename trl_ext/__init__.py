@@ -1,0 +1,34 @@
+"""trl_ext: rules as rewards, packing with shared prompts, settings that fit the card, for Hugging Face TRL.
+
+Names load on first use: `import trl_ext` imports neither torch nor TRL.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "GRPOConfig": "trl_ext.trainers.grpo_config",
+    "GRPOTrainer": "trl_ext.trainers.grpo",
+    "Rule": "trl_ext.rewards",
+    "RuleSet": "trl_ext.rewards",
+    "Verdict": "trl_ext.rewards",
+}
+
+__all__ = ["GRPOConfig", "GRPOTrainer", "Rule", "RuleSet", "Verdict", "__version__"]
+
+if TYPE_CHECKING:
+    from trl_ext.rewards import Rule, RuleSet, Verdict
+    from trl_ext.trainers.grpo import GRPOTrainer
+    from trl_ext.trainers.grpo_config import GRPOConfig
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trl_ext' has no attribute '{name}'. It offers {', '.join(sorted(_HOME))}.")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

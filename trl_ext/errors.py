@@ -1,0 +1,35 @@
+"""Every error that trl_ext raises on purpose.
+
+    TrlExtError
+    ├── ConfigError      a key, a value or a combination that cannot work (also a ValueError)
+    ├── DataError        the dataset lacks rows or columns (also a ValueError)
+    ├── RuleError        a rule is built wrongly or raised while scoring (also a ValueError)
+    ├── PackingError     rows cannot be packed, or the model is not exact when packed (also a ValueError)
+    └── SupportError     a version or an optional package is missing (also an ImportError)
+
+Each message says what is wrong, with the value, and then what to do. Anything else that escapes is a bug of ours.
+"""
+
+
+class TrlExtError(Exception):
+    """Base of all errors that trl_ext raises on purpose."""
+
+
+class ConfigError(TrlExtError, ValueError):
+    """A key, a value or a combination of settings that cannot work."""
+
+
+class DataError(TrlExtError, ValueError):
+    """The dataset is empty or lacks a column."""
+
+
+class RuleError(TrlExtError, ValueError):
+    """A rule is built wrongly, or raised while it scored a row."""
+
+
+class PackingError(TrlExtError, ValueError):
+    """Rows cannot be packed, or a model does not give the same numbers packed as alone."""
+
+
+class SupportError(TrlExtError, ImportError):
+    """A version outside the support window, or an optional package that is not installed."""

@@ -1,0 +1,252 @@
+"""How much faster is GRPO's update phase packed? Ours against trl.GRPOTrainer, same completions, one run.
+
+The update phase is the old-policy pass, the loss forward and backward, and the optimizer step. Completions come from
+a fixed `rollout_func`, so that generation costs nothing and both trainers see the same tokens. Each figure is the
+median over the repeats, which alternate between the two trainers, so that a busy machine hits both.
+
+    python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+
+import trl_ext
+
+VOCAB = 8192
+GENERATIONS = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths in tokens. Completions are log-normal with this mean and sigma, cut at `longest`; sigma 0: all equal."""
+
+    name: str
+    prompt: int
+    mean: int
+    longest: int
+    sigma: float
+    asked_ratio: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds and tokens of one update phase (tokens: forwarded in old-policy and loss pass together)."""
+
+    shape: str
+    prompt_tokens: int
+    completion_tokens: list[int]
+    trl_s: float
+    ours_s: float
+    ratio: float
+    asked_ratio: float
+    trl_tokens: int
+    ours_tokens: int
+    tokens_ratio: float
+
+
+SHAPES = (
+    Shape("short", 60, 120, 512, 0.8, 4.0),
+    Shape("long tail", 150, 300, 2048, 0.8, 3.0),
+    Shape("long prompt", 1024, 256, 256, 0.0, 2.5),
+)
+
+
+class StepClock(TrainerCallback):
+    """Seconds of each optimizer step."""
+
+    def __init__(self):
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *args, **kwargs):
+        _wait()
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *args, **kwargs):
+        _wait()
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def lengths(shape: Shape, count: int, seed: int) -> list[int]:
+    """Completion lengths of a generation batch; the log-normal's scale is set so that its mean is `shape.mean`."""
+    draw = random.Random(seed)
+    scale = math.log(shape.mean) - shape.sigma**2 / 2
+    return [max(1, min(shape.longest, round(draw.lognormvariate(scale, shape.sigma)))) for _ in range(count)]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{i}": i for i in range(VOCAB)}
+    fast = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="w0", eos_token="w2", padding_side="left")
+
+
+def model(layers: int, width: int) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 192,
+        max_position_embeddings=8192,
+    )
+    return LlamaForCausalLM(config)
+
+
+def trainer(library, shape: Shape, groups: int, layers: int, width: int, steps: int, folder: str):
+    """A trainer whose every even optimizer step is one update phase: old-policy pass, loss, backward, step."""
+    rows = groups * GENERATIONS
+    completion_lengths = lengths(shape, rows, seed=1)
+
+    def rollout(prompts, trainer):
+        draw = random.Random(2)
+        ids = {p: [draw.randrange(3, VOCAB) for _ in range(shape.prompt)] for p in dict.fromkeys(prompts)}
+        completions = [[draw.randrange(3, VOCAB) for _ in range(n)] for n in completion_lengths]
+        return {"prompt_ids": [ids[p] for p in prompts], "completion_ids": completions, "logprobs": None}
+
+    args = library.GRPOConfig(
+        output_dir=folder,
+        per_device_train_batch_size=GENERATIONS,
+        gradient_accumulation_steps=groups,
+        num_generations=GENERATIONS,
+        # Two passes over a generation batch, so that TRL asks for the old policy's log-probabilities.
+        num_iterations=2,
+        max_completion_length=shape.longest,
+        max_steps=steps,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=True,
+        logging_steps=steps,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    clock = StepClock()
+    return clock, library.GRPOTrainer(
+        model(layers, width),
+        lambda completion_ids, **_: [len(ids) % 7 / 7 for ids in completion_ids],
+        args,
+        Dataset.from_dict({"prompt": [f"w{i + 3}" for i in range(groups)]}),
+        processing_class=tokenizer(),
+        rollout_func=rollout,
+        callbacks=[clock],
+    )
+
+
+def measure(shape: Shape, groups: int, layers: int, width: int, repeats: int, rounds: int = 2) -> Result:
+    """Median seconds of an update phase of either trainer, in alternating rounds."""
+    seconds: dict[str, list[float]] = {"trl": [], "trl_ext": []}
+    tokens = {}
+    for _ in range(rounds):
+        for library in (trl, trl_ext):
+            name = library.__name__
+            with tempfile.TemporaryDirectory() as folder:
+                clock, subject = trainer(library, shape, groups, layers, width, 2 * (repeats + 1), folder)
+                subject.remove_callback(transformers.PrinterCallback)
+                subject.train()
+            # The first phase warms up; odd steps have no old-policy pass.
+            seconds[name] += clock.seconds[2::2]
+            tokens[name] = _tokens(subject, library, shape, groups)
+    trl_s, ours_s = (statistics.median(seconds[name]) for name in ("trl", "trl_ext"))
+    return Result(
+        shape=shape.name,
+        prompt_tokens=shape.prompt,
+        completion_tokens=lengths(shape, groups * GENERATIONS, seed=1),
+        trl_s=round(trl_s, 3),
+        ours_s=round(ours_s, 3),
+        ratio=round(trl_s / ours_s, 2),
+        asked_ratio=shape.asked_ratio,
+        trl_tokens=tokens["trl"],
+        ours_tokens=tokens["trl_ext"],
+        tokens_ratio=round(tokens["trl"] / tokens["trl_ext"], 2),
+    )
+
+
+def _tokens(subject, library, shape: Shape, groups: int) -> int:
+    """Tokens that went through the model in old-policy and loss pass."""
+    if library is trl_ext:
+        logged = [entry for entry in subject.state.log_history if "packing/forwarded_tokens" in entry]
+        # Averaged over steps of which every other one has an old-policy pass: 1.5 passes a step.
+        return round(logged[-1]["packing/forwarded_tokens"] / 1.5 * 2)
+    rows = groups * GENERATIONS
+    return 2 * rows * (shape.prompt + max(lengths(shape, rows, seed=1)))
+
+
+def machine() -> dict[str, str]:
+    """Where the numbers were born."""
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    packages = ("torch", "transformers", "trl", "accelerate")
+    return {
+        "card": card,
+        "cpu": platform.processor() or platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def show(results: list[Result]) -> None:
+    table = Table(title="GRPO update phase, trl / trl_ext")
+    for column in ("shape", "trl s", "ours s", "ratio", "asked", "trl tokens", "our tokens", "token ratio"):
+        table.add_column(column, justify="left" if column == "shape" else "right")
+    for r in results:
+        values = (r.trl_s, r.ours_s, r.ratio, r.asked_ratio, r.trl_tokens, r.ours_tokens, r.tokens_ratio)
+        table.add_row(r.shape, *map(str, values))
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=[s.name for s in SHAPES], help="which shapes to run")
+    parser.add_argument("--groups", type=int, default=2, help="prompts in a generation batch, 8 completions each")
+    parser.add_argument("--repeats", type=int, default=3, help="update phases measured per trainer and round")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=576)
+    parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
+    options = parser.parse_args()
+    results = []
+    for shape in SHAPES:
+        if shape.name in options.shapes:
+            results.append(measure(shape, options.groups, options.layers, options.width, options.repeats))
+            show(results)
+    if options.output:
+        record = {
+            "benchmark": "grpo_update",
+            "model": f"llama, {options.layers} layers of width {options.width}, vocabulary {VOCAB}, bf16 autocast",
+            "groups": options.groups,
+            "machine": machine(),
+            "results": [asdict(r) for r in results],
+        }
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Padded batches of ragged groups, and what a model says of each row alone: the reference of all packing tests."""
+
+from dataclasses import dataclass
+
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from tests.tiny import VOCAB
+
+
+def _tokens(count: int, draw: torch.Generator) -> tuple[int, ...]:
+    return tuple(torch.randint(3, VOCAB, (count,), generator=draw).tolist())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of prompt and completion, and the padded tensors that TRL would make of them."""
+
+    rows: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    width: int
+
+    def weights(self) -> torch.Tensor:
+        """[B, C] fixed random weights, 0 on padding: their product with the log-probs is the loss of the tests."""
+        generator = torch.Generator().manual_seed(5)
+        mask = self.attention_mask[:, -self.width :].cpu()
+        return torch.randn(mask.shape, generator=generator) * mask
+
+
+def batch(*groups: tuple[int, tuple[int, ...]], seed: int = 1, order: list[int] | None = None) -> Batch:
+    """Groups as (prompt length, completion lengths), tokens random, padded as TRL pads."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = []
+    for prompt_length, lengths in groups:
+        prompt = _tokens(prompt_length, draw)
+        rows += [(prompt, _tokens(length, draw)) for length in lengths]
+    rows = [rows[i] for i in order] if order else rows
+    prompt_width = max(len(p) for p, _ in rows)
+    width = max(len(c) for _, c in rows)
+    ids = torch.zeros(len(rows), prompt_width + width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, (prompt, completion) in enumerate(rows):
+        start = prompt_width - len(prompt)
+        ids[i, start : prompt_width + len(completion)] = torch.tensor(prompt + completion)
+        mask[i, start : prompt_width + len(completion)] = 1
+    return Batch(tuple(rows), ids, mask, width)
+
+
+# Ragged groups, a prompt of one token, a completion of one token, a lone row, group mates shuffled apart.
+RAGGED = batch((17, (4, 11, 1, 24)), (5, (3, 9, 9)), (30, (13,)), (1, (6, 2)), order=[3, 0, 9, 5, 1, 7, 2, 8, 4, 6])
+
+
+def alone(model: torch.nn.Module, given: Batch, temperature: float = 1.0):
+    """Log-probs and entropies [B, C] of each row forwarded by itself, without padding, with gradients."""
+    add_fused_lm_head(model, temperature=temperature, outputs=("log_probs", "entropy"))
+    return forward_alone(model, given)
+
+
+def forward_alone(model: torch.nn.Module, given: Batch):
+    """The same for a model that has TRL's fused head already."""
+    logps, entropies = [], []
+    for prompt, completion in given.rows:
+        ids = torch.tensor([prompt + completion], device=next(model.parameters()).device)
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        out = model(input_ids=ids, labels=labels, fused_lm_head=True)
+        pad = (0, given.width - len(completion))
+        logps.append(torch.nn.functional.pad(out.log_probs[0, -len(completion) :], pad))
+        entropies.append(torch.nn.functional.pad(out.entropy[0, -len(completion) :], pad))
+    return torch.stack(logps), torch.stack(entropies)
+
+
+def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    """The flattened gradient of all trainable parameters; by `backward`, which reentrant checkpointing needs."""
+    model.zero_grad()
+    loss.backward()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().clone() for p in parameters])

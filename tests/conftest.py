@@ -1,0 +1,25 @@
+"""Settings for every test: offline, one thread for tiny models, and where the real data lies."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Before any import of transformers, which reads them once.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of real data, from TRL_EXT_DATA; tests that need it are skipped where it is absent."""
+    folder = Path(os.environ.get("TRL_EXT_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("no real data here: set TRL_EXT_DATA to a folder that holds it")
+    return folder

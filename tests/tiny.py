@@ -1,0 +1,70 @@
+"""Tiny random models, a tiny tokenizer and ragged groups, for tests that need no download."""
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+VOCAB = 199
+_COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+PACKABLE = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "mistral_window": ("mistral", {"sliding_window": 7}),
+    "gemma3": ("gemma3_text", {"sliding_window": 7, "query_pre_attn_scalar": 16}),
+}
+_LINEAR = dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    num_hidden_layers=4,
+)
+STATEFUL = {
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            **_LINEAR,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+    ),
+    "qwen3_5": ("qwen3_5_text", _LINEAR),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+}
+
+
+def model(name: str, seed: int = 0, **changes) -> torch.nn.Module:
+    """A random causal model of the family `name`, in float32."""
+    family, own = {**PACKABLE, **STATEFUL}[name]
+    torch.manual_seed(seed)
+    config = CONFIG_MAPPING[family](**{**_COMMON, **own, **changes})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per word: `<pad>`, `<bos>`, `<eos>`, then `w3`, `w4`, ..."""
+    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
+    fast = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", padding_side="left"
+    )
+
+
+def words(*ids: int) -> str:
+    return " ".join(f"w{i}" for i in ids)

@@ -1,0 +1,125 @@
+"""Packed = alone, through the real trainer: log-probabilities, entropies and every gradient."""
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from trl.trainer.utils import add_fused_lm_head
+
+from tests import tiny
+from tests.batches import RAGGED, alone, batch, forward_alone, gradient
+from trl_ext import GRPOConfig, GRPOTrainer
+
+torch.set_num_threads(1)
+
+LOGP_TOLERANCE = 5e-6
+GRADIENT_TOLERANCE = 2e-6  # relative
+
+
+def trainer(model, tmp_path, peft_config=None, **changes) -> GRPOTrainer:
+    settings = dict(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        gradient_checkpointing=False,
+        per_device_train_batch_size=8,
+        packing=True,
+    )
+    return GRPOTrainer(
+        model,
+        lambda completions, **_: [0.0] * len(completions),
+        GRPOConfig(**{**settings, **changes}),
+        Dataset.from_dict({"prompt": [tiny.words(5, 6)] * 8}),
+        processing_class=tiny.tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+def compare(subject: GRPOTrainer, reference: torch.nn.Module, given=RAGGED, temperature: float = 1.0):
+    """Largest log-prob and entropy error, and relative gradient error, of the trainer against each row alone."""
+    add_fused_lm_head(reference, temperature=temperature, outputs=("log_probs", "entropy"))
+    return compare_with_head(subject, reference, given)
+
+
+def compare_with_head(subject: GRPOTrainer, reference: torch.nn.Module, given=RAGGED):
+    expected, expected_entropy = forward_alone(reference, given)
+    logps, entropies, aux = subject._get_per_token_logps_and_entropies(
+        subject.model, given.input_ids, given.attention_mask, given.width, compute_entropy=True
+    )
+    assert aux is None
+    weights = given.weights()
+    ours = gradient(subject.model, (logps * weights).sum() + (entropies * weights).sum())
+    theirs = gradient(reference, (expected * weights).sum() + (expected_entropy * weights).sum())
+    return (
+        (logps - expected).abs().max().item(),
+        (entropies - expected_entropy).abs().max().item(),
+        ((ours - theirs).norm() / theirs.norm()).item(),
+    )
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("family", tiny.PACKABLE)
+def test_packed_rows_score_as_each_row_alone(family, checkpointing, share_prompt, tmp_path):
+    subject = trainer(
+        tiny.model(family), tmp_path, gradient_checkpointing=checkpointing, share_prompt=share_prompt, temperature=0.7
+    )
+    if checkpointing:
+        subject.model.gradient_checkpointing_enable({"use_reentrant": False})
+    logp, entropy, grad = compare(subject, tiny.model(family), temperature=0.7)
+    assert logp <= LOGP_TOLERANCE
+    assert entropy <= LOGP_TOLERANCE
+    assert grad <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_lora_gradients_are_those_of_each_row_alone(reentrant, tmp_path):
+    lora = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], init_lora_weights=False)
+    torch.manual_seed(3)
+    subject = trainer(tiny.model("llama"), tmp_path, peft_config=lora, gradient_checkpointing=True)
+    subject.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    reference = tiny.model("llama")
+    add_fused_lm_head(reference, outputs=("log_probs", "entropy"))
+    reference = get_peft_model(reference, lora)
+    reference.load_state_dict(subject.model.state_dict())
+    logp, entropy, grad = compare_with_head(subject, reference)
+    assert max(logp, entropy) <= LOGP_TOLERANCE
+    assert grad <= GRADIENT_TOLERANCE
+
+
+def test_a_token_budget_cuts_the_forward_and_changes_nothing(tmp_path):
+    subject = trainer(tiny.model("llama"), tmp_path, max_tokens_per_forward=60, max_completion_length=32)
+    logp, entropy, grad = compare(subject, tiny.model("llama"))
+    assert max(logp, entropy) <= LOGP_TOLERANCE
+    assert grad <= GRADIENT_TOLERANCE
+
+
+def test_surplus_forwards_for_other_ranks_add_no_gradient(tmp_path):
+    subject = trainer(tiny.model("llama"), tmp_path, max_tokens_per_forward=60, max_completion_length=32)
+    subject._agreed_num_forwards = lambda num_rows: num_rows + 3
+    logp, _, grad = compare(subject, tiny.model("llama"))
+    assert logp <= LOGP_TOLERANCE
+    assert grad <= GRADIENT_TOLERANCE
+
+
+def test_a_micro_batch_of_truncated_completions_stays_in_the_graph(tmp_path):
+    subject = trainer(tiny.model("llama"), tmp_path)
+    given = batch((4, (3, 5)))
+    mask = given.attention_mask.clone()
+    mask[:, -given.width :] = 0
+    logps, _, _ = subject._get_per_token_logps_and_entropies(subject.model, given.input_ids, mask, given.width)
+    assert logps.shape == (2, 5)
+    assert gradient(subject.model, logps.sum()).abs().max() == 0
+
+
+def test_bfloat16_error_is_at_most_twice_that_of_padding(tmp_path):
+    exact, _ = alone(tiny.model("llama"), RAGGED)
+    errors = {}
+    for packing in (True, False):
+        subject = trainer(tiny.model("llama").bfloat16(), tmp_path, packing=packing)
+        logps, _, _ = subject._get_per_token_logps_and_entropies(
+            subject.model, RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width
+        )
+        errors[packing] = (logps - exact).square().mean().sqrt().item()
+    assert errors[True] <= 2 * errors[False]

@@ -1,0 +1,133 @@
+"""One optimizer step of trl_ext.GRPOTrainer is one of trl.GRPOTrainer on the same completions."""
+
+import random
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+
+import trl_ext
+from tests import tiny
+
+torch.set_num_threads(1)
+
+WEIGHT_TOLERANCE = 1e-6
+LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"]
+
+
+def rollout(prompts, trainer):
+    """Fixed ragged completions: a function of the prompt and of its place among equal prompts."""
+    tokenizer = trainer.processing_class
+    prompt_ids = [tokenizer(p)["input_ids"] for p in prompts]
+    seen: dict[str, int] = {}
+    completion_ids = []
+    for prompt in prompts:
+        seen[prompt] = seen.get(prompt, 0) + 1
+        draw = random.Random(f"{prompt}/{seen[prompt]}")
+        ids = [draw.randrange(3, tiny.VOCAB) for _ in range(draw.choice([1, 3, 4, 9, 12]))]
+        # Some end by themselves, the others count as cut off.
+        completion_ids.append([*ids[:-1], tokenizer.eos_token_id] if len(ids) in (3, 9) else ids)
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+
+def reward(completion_ids, **_):
+    """Any fixed function that differs within a group."""
+    return [(sum(ids) % 17) / 17 for ids in completion_ids]
+
+
+def prompts() -> Dataset:
+    draw = random.Random(0)
+    rows = [tiny.words(*(draw.randrange(3, tiny.VOCAB) for _ in range(length))) for length in (9, 1, 4, 7) * 4]
+    return Dataset.from_dict({"prompt": rows})
+
+
+def weights_after(library, tmp_path, steps: int = 1, **changes) -> torch.Tensor:
+    settings = dict(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_completion_length=12,
+        learning_rate=1e-3,
+        # Adam divides by the root of the squared gradient: where that is rounding noise, so is the step. A larger
+        # epsilon makes the step a smooth function of the gradient, so that 1e-6 tells something.
+        adam_epsilon=1e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        beta=0.0,
+    )
+    if library is trl_ext:
+        settings["packing"] = True
+    model = tiny.model("llama")
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    trainer = library.GRPOTrainer(
+        model,
+        reward,
+        library.GRPOConfig(**{**settings, **changes}),
+        prompts(),
+        processing_class=tiny.tokenizer(),
+        rollout_func=rollout,
+    )
+    trainer.train()
+    after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    assert (after - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
+    return after
+
+
+def difference(tmp_path, **changes) -> float:
+    ours, theirs = (weights_after(library, tmp_path, **changes) for library in (trl_ext, trl))
+    return (ours - theirs).abs().max().item()
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_a_step_is_trls_for_every_loss_type(loss_type, tmp_path):
+    assert difference(tmp_path, loss_type=loss_type) <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(importance_sampling_level="sequence", loss_type="grpo"),
+        dict(num_iterations=2, steps=2),
+        dict(steps_per_generation=4, steps=3),
+        dict(temperature=0.7),
+        dict(entropy_coef=0.01),
+        dict(top_entropy_quantile=0.5),
+        dict(mask_truncated_completions=True),
+        dict(delta=1.5, epsilon_high=0.28),
+        dict(gradient_checkpointing=False),
+        dict(scale_rewards="batch"),
+        dict(max_grad_norm=0.01),
+    ],
+    ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()),
+)
+def test_a_step_is_trls_under_its_options(changes, tmp_path):
+    assert difference(tmp_path, **changes) <= WEIGHT_TOLERANCE
+
+
+def test_a_step_is_trls_with_a_token_budget(tmp_path):
+    theirs = weights_after(trl, tmp_path)
+    ours = weights_after(trl_ext, tmp_path, max_tokens_per_forward=24)
+    assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
+
+
+def test_a_step_is_trls_with_a_reference_model(tmp_path):
+    folder = tmp_path / "model"
+    tiny.model("llama").save_pretrained(folder)
+
+    def run(library):
+        original = tiny.model
+        try:
+            tiny.model = lambda name: type(original(name)).from_pretrained(folder)
+            return weights_after(library, tmp_path, beta=0.1, steps=2)
+        finally:
+            tiny.model = original
+
+    assert (run(trl_ext) - run(trl)).abs().max() <= WEIGHT_TOLERANCE

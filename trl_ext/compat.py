@@ -1,0 +1,249 @@
+"""What we lean on outside our own walls: versions, optional packages, and the seams in TRL.
+
+The only file that asks for a version. Every method or function of TRL that we override or call stands in `SEAMS`
+with the parameters that we count on; one test walks the table, so that an upgrade of TRL fails by name in seconds.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from trl_ext.errors import SupportError
+
+# Package: lowest version that works, first version that is not tested.
+SUPPORTED = {
+    "torch": ("2.11", None),
+    "transformers": ("5.17", None),
+    "trl": ("1.15", "1.17"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A place in another project that we hold on to.
+
+    Args:
+        where: "module:name" or "module:Class.method".
+        parameters: Parameters that we pass by name or rely on, in this order.
+        why: What we do there.
+    """
+
+    where: str
+    parameters: tuple[str, ...]
+    why: str
+
+
+SEAMS = (
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.__init__",
+        ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+        "checks the data and guards the reward functions before, installs packing after",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._get_per_token_logps_and_entropies",
+        (
+            "model",
+            "input_ids",
+            "attention_mask",
+            "logits_to_keep",
+            "batch_size",
+            "compute_entropy",
+            "compute_aux_loss",
+            "pixel_values",
+        ),
+        "the one method that carries the old-policy, the reference and the loss forward; packed here",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._prepare_inputs",
+        ("generation_batch",),
+        "puts group mates of an optimizer step side by side; runs the self-check before the first generation",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._calculate_rewards",
+        ("inputs", "prompts", "completions", "completion_ids_list"),
+        "lets all ranks fail together when a reward raises on one",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._generate",
+        ("prompts",),
+        "timed as the phase `generate`; greedy in evaluation when asked",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.training_step",
+        ("model", "inputs", "num_items_in_batch"),
+        "timed as the phase `update`; sums the packing counters at the end of an optimizer step",
+    ),
+    Seam(
+        "trl.trainer.utils:add_fused_lm_head",
+        ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
+        "log-probabilities and entropies of a packed row without its logits",
+    ),
+    Seam("trl.trainer.utils:is_async_callable", (), "guards asynchronous reward functions as such"),
+    Seam("trl.trainer.grpo_trainer:GRPOTrainer._tokenize_prompts", ("prompts",), "measures the longest prompt"),
+    Seam("trl.trainer.grpo_config:GRPOConfig.__post_init__", (), "checks our own fields after TRL's"),
+    Seam(
+        "trl:TrlParser.parse_args_and_config",
+        ("args", "return_remaining_strings", "fail_with_unknown_args", "separate_remaining_strings"),
+        "strict parsing in the scripts",
+    ),
+)
+
+
+def resolve(where: str) -> Any:
+    """The object behind "module:name" or "module:Class.method"."""
+    module, _, path = where.partition(":")
+    found = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def missing_parameters(seam: Seam) -> list[str]:
+    """Parameters of the seam that the installed version does not have (or not in this order)."""
+    names = list(inspect.signature(resolve(seam.where)).parameters)
+    present = [p for p in seam.parameters if p in names]
+    in_order = present == sorted(present, key=names.index)
+    return [p for p in seam.parameters if p not in names] or ([] if in_order else list(seam.parameters))
+
+
+def check_versions() -> None:
+    """Stop early on a version outside the support window.
+
+    Raises:
+        SupportError: a package of `SUPPORTED` is missing or outside its window.
+    """
+    from packaging.version import Version
+
+    for package, (low, high) in SUPPORTED.items():
+        try:
+            found = Version(version(package))
+        except PackageNotFoundError as error:
+            raise SupportError(f"{package} is not installed. Run: pip install '{package}>={low}'") from error
+        if found < Version(low) or (high is not None and found >= Version(high)):
+            wanted = f"{package}>={low}" + (f",<{high}" if high else "")
+            raise SupportError(f"{package} {found} is outside the supported window. Run: pip install '{wanted}'")
+
+
+@cache
+def is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+# transformers -----------------------------------------------------------------------------------------------------
+
+
+def attention_function(name: str) -> Callable[..., Any]:
+    """transformers' own attention function of this name."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS[name]
+
+
+def mask_function(name: str) -> Callable[..., Any]:
+    """transformers' own mask function of this name."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    return ALL_MASK_ATTENTION_FUNCTIONS[name]
+
+
+def register_attention(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
+    """Make `name` an attention implementation that models can be switched to."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+
+
+# TRL --------------------------------------------------------------------------------------------------------------
+
+
+def is_async_callable(function: Any) -> bool:
+    """Whether TRL will await this reward function."""
+    return bool(resolve("trl.trainer.utils:is_async_callable")(function))
+
+
+@contextmanager
+def sampling_temperature(trainer: Any, temperature: float) -> Iterator[None]:
+    """Let a TRL trainer generate at another temperature, 0 for greedy, within the block."""
+    owner, name = (trainer.vllm_generation, "temperature") if trainer.use_vllm else (trainer, "generation_config")
+    before = getattr(owner, name)
+    setattr(owner, name, temperature if trainer.use_vllm else _with_temperature(before, temperature))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _with_temperature(config: Any, temperature: float) -> Any:
+    changed = copy.deepcopy(config)
+    if temperature == 0:
+        changed.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
+    else:
+        changed.update(do_sample=True, temperature=temperature)
+    return changed
+
+
+# torch and flash-attn ---------------------------------------------------------------------------------------------
+
+
+def has_varlen_attention() -> bool:
+    """True where PyTorch's varlen kernel can take a scale (torch 2.10 had none)."""
+    return is_installed("torch") and "scale" in _varlen_parameters()
+
+
+@cache
+def _varlen_parameters() -> frozenset[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def varlen_attention(
+    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: float | None, window_left: int
+) -> Any:
+    """`varlen_attn`, causal with the lower-right corner aligned, under the signature that is installed.
+
+    Args:
+        q: [T, H, D]; k, v: [K, Hkv, D].
+        window_left: Keys before itself that a query sees; -1 for all.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    accepted = _varlen_parameters()
+    options: dict[str, Any] = {"scale": scale, "window_size": (window_left, 0)}
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in accepted:
+            options["enable_gqa"] = True
+        else:
+            # Issue: torch 2.11's varlen_attn wants as many key heads as query heads.
+            # Fixed in: torch 2.12.
+            # Remove when: torch>=2.12 is the lower bound.
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **options)
+
+
+@cache
+def flash_attention(version: int) -> Callable[..., Any]:
+    """`flash_attn_varlen_func` of the installed flash-attn 2 or 3.
+
+    Raises:
+        SupportError: it is not installed.
+    """
+    module = {2: "flash_attn", 3: "flash_attn_interface"}[version]
+    try:
+        return import_module(module).flash_attn_varlen_func
+    except ImportError as error:
+        raise SupportError(
+            f"attn_implementation='flash_attention_{version}' needs the package {module}, which is not installed. "
+            "Leave attn_implementation unset: PyTorch's own kernel packs as well."
+        ) from error

@@ -1,0 +1,236 @@
+"""Attention over the segments of a flat row, registered with transformers as one more attention implementation.
+
+A model whose `config._attn_implementation` is `packed_name("sdpa")` behaves as under "sdpa" until a forward carries
+the keyword `segments`; then every layer attends within the segment table. The table travels as an argument, never as
+global state, so a recompute under gradient checkpointing sees the segments of its own batch.
+
+Legend: T queries of the flat row, K keys after the prefixes are repeated, H query heads, Hkv key heads, D head size.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trl_ext import compat
+from trl_ext.errors import PackingError
+from trl_ext.packing.layout import SegmentTable
+
+SUFFIX = "+packed"
+
+# Set during a packed forward only, and read only where transformers builds a mask nobody will look at: it saves
+# [T, T] booleans. What is computed never depends on it.
+_mask_unneeded: ContextVar[bool] = ContextVar("mask_unneeded", default=False)
+
+
+def packed_name(base: str) -> str:
+    """Name of the attention implementation that packs on top of `base` ("sdpa", "flash_attention_2", ...)."""
+    return base if base.endswith(SUFFIX) else base + SUFFIX
+
+
+def install(config: Any) -> None:
+    """Let a model attend within segments whenever a forward brings some; idempotent.
+
+    Args:
+        config: The model's config, changed in place. transformers does not save this field with the model.
+    """
+    # Eager attention lives in each model's own file, out of our reach; sdpa computes the same.
+    base = (config._attn_implementation or "sdpa").removesuffix(SUFFIX).replace("eager", "sdpa")
+    _register(base)
+    config._attn_implementation = packed_name(base)
+
+
+def uninstall(config: Any) -> None:
+    """Give the model its own attention implementation back."""
+    config._attn_implementation = config._attn_implementation.removesuffix(SUFFIX)
+
+
+def is_installed(config: Any) -> bool:
+    return str(config._attn_implementation).endswith(SUFFIX)
+
+
+@contextmanager
+def packed_forward() -> Iterator[None]:
+    """Around a model call with `segments`: transformers need not build an attention mask."""
+    token = _mask_unneeded.set(True)
+    try:
+        yield
+    finally:
+        _mask_unneeded.reset(token)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    base: str,
+    segments: SegmentTable | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """One attention layer, in the shape that transformers' `AttentionInterface` wants.
+
+    Args:
+        query: [B, H, T, D]; B = 1 when `segments` is given.
+        key, value: [B, Hkv, T, D].
+        attention_mask: Used only without `segments`.
+        base: The implementation that serves forwards without `segments`, and picks the kernel for those with.
+        segments: Who attends to whom in the flat row.
+
+    Returns:
+        [B, T, H, D], and None in place of attention weights.
+
+    Raises:
+        PackingError: the layer asks for something that segments do not cover (soft-capping, sinks, position bias).
+    """
+    if segments is None:
+        return compat.attention_function(base)(module, query, key, value, attention_mask, **kwargs)
+    _refuse_extras(module, kwargs)
+    scale = kwargs.get("scaling")
+    window = kwargs.get("sliding_window")
+    dropout = kwargs.get("dropout") or 0.0
+    kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout)
+    return kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout), None
+
+
+def choose_kernel(
+    base: str, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float = 0.0
+) -> Callable[..., torch.Tensor]:
+    """The function that computes packed attention for these inputs.
+
+    Installed flash-attn when the model asks for it, PyTorch's own varlen kernel on CUDA in half precision,
+    `scaled_dot_product_attention` segment by segment everywhere else.
+    """
+    half = dtype in (torch.bfloat16, torch.float16)
+    if device.type != "cuda" or not half or head_size > 256 or head_size % 8 or dropout:
+        return sdpa_attention
+    if "flash" in base:
+        return partial(flash_attention, version=3 if "flash_attention_3" in base else 2)
+    return varlen_attention if compat.has_varlen_attention() else sdpa_attention
+
+
+def sdpa_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: SegmentTable,
+    *,
+    scale: float | None,
+    window: int | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """The reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
+    outputs = []
+    for segment in segments.segments:
+        own = slice(segment.start, segment.end)
+        k, v = key[:, :, own], value[:, :, own]
+        if segment.num_keys > segment.length:
+            prefix = slice(*segment.prefix)
+            k = torch.cat([key[:, :, prefix], k], dim=2)
+            v = torch.cat([value[:, :, prefix], v], dim=2)
+        # A root that fits its window is plainly causal: no mask needed, and the faster kernel.
+        plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
+        outputs.append(
+            F.scaled_dot_product_attention(
+                query[:, :, own],
+                k,
+                v,
+                attn_mask=None if plain else segments.mask(segment, window),
+                is_causal=plain,
+                dropout_p=dropout,
+                scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+
+
+def varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: SegmentTable,
+    *,
+    scale: float | None,
+    window: int | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """`torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
+    q, k, v = _ragged(query, key, value, segments)
+    out = compat.varlen_attention(
+        q,
+        k,
+        v,
+        segments.cu_seqlens_q,
+        segments.cu_seqlens_k,
+        segments.max_seqlen_q,
+        segments.max_seqlen_k,
+        scale=scale,
+        window_left=-1 if window is None else window - 1,
+    )
+    return out[None]
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: SegmentTable,
+    *,
+    scale: float | None,
+    window: int | None,
+    dropout: float = 0.0,
+    version: int,
+) -> torch.Tensor:
+    """The installed flash-attn 2 or 3, for those who ask for it by `attn_implementation`."""
+    q, k, v = _ragged(query, key, value, segments)
+    out = compat.flash_attention(version)(
+        q,
+        k,
+        v,
+        segments.cu_seqlens_q,
+        segments.cu_seqlens_k,
+        segments.max_seqlen_q,
+        segments.max_seqlen_k,
+        softmax_scale=scale,
+        causal=True,
+        window_size=(-1 if window is None else window - 1, 0),
+    )
+    # flash-attn 3 returns the log-sum-exp too.
+    return (out[0] if isinstance(out, tuple) else out)[None]
+
+
+def _ragged(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[1, heads, T, D] to [T, heads, D], keys and values gathered segment by segment, in one half precision."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # Under autocast a normalised query (Qwen3) arrives in float32 beside a bfloat16 value.
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if segments.kv_index is not None:
+        k, v = k.index_select(0, segments.kv_index), v.index_select(0, segments.kv_index)
+    return q.contiguous(), k.contiguous(), v.contiguous()
+
+
+def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    for extra in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(extra) is not None:
+            raise PackingError(
+                f"{type(module).__name__} uses {extra}, which packed attention does not compute. Set packing=False."
+            )
+    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
+        raise PackingError(f"{type(module).__name__} is not causal. Packing is for causal models: set packing=False.")
+
+
+def _mask(*args: Any, base: str, **kwargs: Any) -> Any:
+    return None if _mask_unneeded.get() else compat.mask_function(base)(*args, **kwargs)
+
+
+def _register(base: str) -> None:
+    compat.register_attention(packed_name(base), partial(attend, base=base), partial(_mask, base=base))

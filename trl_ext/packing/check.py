@@ -1,0 +1,95 @@
+"""The start-up self-check: does this model give the same numbers packed as alone?
+
+Layers that carry state along the row (Mamba, gated delta nets, short convolutions), attention that ignores unknown
+keywords, and positions counted from the row instead of the segment all run without an error, and are wrong. So a few
+short rows go through the real model, alone and packed, and the log-probabilities are compared.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+# A group that shares a prompt, a prompt of one token, a completion of one token, a lone row.
+_SHAPES = ((9, 5), (9, 1), (9, 7), (1, 4), (6, 3), (14, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One row of the check: token ids of prompt and completion."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """How far packed log-probabilities are from those of each row alone, in nats.
+
+    Args:
+        error: Largest difference over all tokens (float32) or root mean square (half precision).
+        leak: Largest change of the other rows' log-probabilities when one row's tokens are replaced.
+        tolerance: Both must stay below it.
+        failure: The exception that stopped the check, as text; empty when it ran.
+    """
+
+    error: float
+    leak: float
+    tolerance: float
+    failure: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.failure and self.error <= self.tolerance and self.leak <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.failure:
+            return f"the packed forward stopped with {self.failure}"
+        return (
+            f"log-probabilities differ by {self.error:.1e} from those of each row alone and change by {self.leak:.1e} "
+            f"when a neighbour's tokens change, tolerance {self.tolerance:.1e}"
+        )
+
+
+def probes(vocab_size: int, seed: int = 0) -> list[Probe]:
+    """The rows of the check: random tokens, equal on every rank."""
+    draw = random.Random(seed)
+    prompts: dict[int, tuple[int, ...]] = {}
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(vocab_size) for _ in range(count))
+
+    return [Probe(prompts.setdefault(p, tokens(p)), tokens(c)) for p, c in _SHAPES]
+
+
+def check(
+    alone: Callable[[Probe], torch.Tensor],
+    packed: Callable[[list[Probe]], list[torch.Tensor]],
+    vocab_size: int,
+    half_precision: bool,
+) -> CheckResult:
+    """Compare the two ways on a few rows. Collective under ZeRO-3: every rank makes the same forwards.
+
+    Args:
+        alone: [completion tokens] log-probabilities of one row, forwarded by itself without padding.
+        packed: The same for several rows in one flat forward.
+        vocab_size: Tokens are drawn below it.
+        half_precision: Allow for bfloat16 or float16 rounding.
+    """
+    rows = probes(vocab_size)
+    # The neighbour that changes stands first, so that whatever leaks reaches all that follow.
+    changed = [Probe(rows[0].prompt, tuple((t + 1) % vocab_size for t in rows[0].completion)), *rows[1:]]
+    tolerance = 0.1 if half_precision else 1e-4
+    try:
+        with torch.no_grad():
+            reference = torch.cat([alone(row) for row in rows]).float()
+            before = packed(rows)
+            after = packed(changed)
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+        # Whatever a foreign model raises on a packed row means the same: this model cannot be packed.
+        return CheckResult(float("nan"), float("nan"), tolerance, f"{type(error).__name__}: {error}")
+    difference = torch.cat(before).float() - reference
+    error_ = difference.square().mean().sqrt() if half_precision else difference.abs().max()
+    leak = max((a - b).abs().max().item() for a, b in zip(before[1:], after[1:], strict=True))
+    return CheckResult(error_.item(), leak, tolerance)

@@ -1,0 +1,75 @@
+"""Bad data costs a sentence before the first step, not a run."""
+
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+from trl_ext.errors import ConfigError, DataError
+
+# Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
+MAX_PROMPTS_MEASURED = 20_000
+
+
+def check_dataset(dataset: Any, reward_funcs: list[Any], role: str) -> None:
+    """Raise DataError unless `dataset` has rows, a prompt, and the columns that the rules ask for.
+
+    Args:
+        dataset: Map-style or iterable; a dict of them; None is fine.
+        reward_funcs: Those with an attribute `columns` (a RuleSet) say what they need.
+        role: "train_dataset" or "eval_dataset", for the message.
+    """
+    if isinstance(dataset, dict):
+        for name, part in dataset.items():
+            check_dataset(part, reward_funcs, f"{role}['{name}']")
+        return
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        return  # None, or something that TRL refuses with a sentence of its own
+    columns = _columns(dataset, role)
+    if "prompt" not in columns:
+        raise DataError(
+            f"{role} has no column 'prompt', only {_listed(columns)}. Rename the column that holds the prompts: "
+            "dataset.rename_column('<name>', 'prompt')."
+        )
+    for rules in reward_funcs:
+        missing = sorted(set(getattr(rules, "columns", ())) - set(columns))
+        if missing:
+            raise DataError(
+                f"{role} has no column {_listed(missing)}, which {getattr(rules, '__name__', rules)} scores against; "
+                f"it has {_listed(columns)}. Rename a column of the dataset or name another one in the rule."
+            )
+
+
+def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: int) -> None:
+    """Raise ConfigError when the longest row that can arise does not fit into one forward."""
+    longest = longest_prompt + max_completion_length
+    if longest > max_tokens:
+        raise ConfigError(
+            f"max_tokens_per_forward={max_tokens} is smaller than the longest row: a prompt of {longest_prompt} "
+            f"tokens and a completion of up to {max_completion_length} make {longest}. Set it to at least {longest}, "
+            "or lower max_completion_length."
+        )
+
+
+def sample_of_prompts(dataset: Any) -> list[Any]:
+    """Prompts to measure: all of them, or evenly spaced ones of a large dataset; none of a stream."""
+    if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
+        return []
+    stride = -(-len(dataset) // MAX_PROMPTS_MEASURED)
+    return list(dataset.select(range(0, len(dataset), stride))["prompt"])
+
+
+def _columns(dataset: Dataset | IterableDataset, role: str) -> list[str]:
+    if isinstance(dataset, Dataset):
+        if len(dataset) == 0:
+            raise DataError(f"{role} is empty. Check the split's name and the filters that made it.")
+        return dataset.column_names
+    if dataset.column_names is not None:
+        return dataset.column_names
+    first = next(iter(dataset), None)
+    if first is None:
+        raise DataError(f"{role} is empty: the stream ended before its first row.")
+    return list(first)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,286 @@
+"""`trl_ext.GRPOTrainer`: TRL's GRPOTrainer on flat rows, with rules that fail all ranks together.
+
+TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
+"""
+
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from transformers.utils import logging
+from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
+
+from trl_ext import compat
+from trl_ext.errors import PackingError
+from trl_ext.monitor.phases import PhaseClock
+from trl_ext.packing import attention
+from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.trainers.data_checks import check_budget, check_dataset, sample_of_prompts
+from trl_ext.trainers.group_order import regroup, split_is_free
+from trl_ext.trainers.grpo_config import GRPOConfig
+from trl_ext.trainers.packed_log_probs import Unpadded, plan, score, unpad
+from trl_ext.trainers.reward_guard import guard, raise_together
+
+logger = logging.get_logger(__name__)
+
+
+class GRPOTrainer(TRLGRPOTrainer):
+    """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
+
+    A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any
+    other reward function.
+
+    Metrics, one value per optimizer step:
+        packing/forwarded_over_raw: Tokens through the model over real tokens; below 1 where prompts are shared.
+        packing/padded_over_forwarded: Tokens that a padded batch would take over tokens through the model.
+        phase/<name>_s: Seconds spent in generate, score, logps, update and other, on this rank.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *rest: Any,
+        **kwargs: Any,
+    ):
+        compat.check_versions()
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        check_dataset(train_dataset, rewards, "train_dataset")
+        check_dataset(eval_dataset, rewards, "eval_dataset")
+        self._packs = False
+        self._check_is_due = False
+        self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
+        self._num_tokens = dict.fromkeys(("forwarded", "raw", "padded"), 0)
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
+        self._max_tokens = getattr(args, "max_tokens_per_forward", None)
+        self._share_prompt = getattr(args, "share_prompt", True)
+        if self._max_tokens is not None:
+            self._check_budget()
+        if getattr(args, "packing", True):
+            self._start_packing()
+
+    # Packing ------------------------------------------------------------------------------------------------------
+
+    def _start_packing(self) -> None:
+        """Switch the models to packed attention, and check them now or, where weights are not whole yet, later."""
+        reason = self._why_not_packing()
+        if reason:
+            self._stop_packing(reason)
+            return
+        for model in self._models():
+            attention.install(model.config)
+        self._packs = True
+        # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
+        self._check_is_due = True
+        if not self.is_deepspeed_enabled and not self.is_fsdp_enabled:
+            self._check_packing(self.model)
+
+    def _why_not_packing(self) -> str:
+        """Reasons that can be known without a forward; empty if there is none."""
+        if self._is_vlm:
+            return "the model takes images"
+        if is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning:
+            return "prompt tuning puts virtual tokens before every row"
+        return ""
+
+    def _check_packing(self, model: Any) -> None:
+        self._check_is_due = False
+        result = self._self_check(model)
+        failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
+        if self.accelerator.reduce(failed, reduction="sum").item() > 0:
+            for other in self._models():
+                attention.uninstall(other.config)
+            self._packs = False
+            self._stop_packing(str(result))
+
+    def _stop_packing(self, reason: str) -> None:
+        name = self.model.config._name_or_path or type(self.model).__name__
+        if getattr(self.args, "packing_is_required", False):
+            raise PackingError(
+                f"packing=True, but {name} cannot be packed: {reason}. Leave packing unset or set it to False to "
+                "train on padded batches."
+            )
+        logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
+
+    def _self_check(self, model: Any) -> CheckResult:
+        device = self.accelerator.device
+
+        def scored(probes: list[Probe]) -> Unpadded:
+            return Unpadded(
+                tuple(p.prompt + p.completion for p in probes),
+                tuple(len(p.completion) for p in probes),
+                max(len(p.completion) for p in probes),
+            )
+
+        def packed(probes: list[Probe]) -> list[torch.Tensor]:
+            batch = scored(probes)
+            with self.accelerator.autocast():
+                logps = score(model, batch, plan(batch, self._share_prompt), device).logps
+            return [row[:n] for row, n in zip(logps, batch.num_scored, strict=True)]
+
+        def alone(probe: Probe) -> torch.Tensor:
+            ids = torch.tensor([probe.prompt + probe.completion], device=device)
+            labels = ids.clone()
+            labels[:, : len(probe.prompt)] = -100
+            with self.accelerator.autocast():
+                outputs = model(input_ids=ids, labels=labels, fused_lm_head=True, use_cache=False)
+            return outputs.log_probs[0, -len(probe.completion) :]
+
+        config = self.model.config.get_text_config()
+        half = self.model.dtype != torch.float32 or self.accelerator.mixed_precision != "no"
+        was_training = model.training
+        model.eval()
+        try:
+            return check(alone, packed, config.vocab_size, half)
+        finally:
+            model.train(was_training)
+
+    def _models(self) -> list[Any]:
+        """The policy and the reference, unwrapped."""
+        models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
+        models = [self.accelerator.unwrap_model(m) for m in models]
+        return [m.get_base_model() if is_peft_model(m) else m for m in models]
+
+    def _check_budget(self) -> None:
+        prompts = sample_of_prompts(self.train_dataset)
+        if prompts:
+            longest = max(map(len, self._tokenize_prompts(prompts)[0]))
+            check_budget(longest, self.max_completion_length, self._max_tokens)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        compute_aux_loss=False,
+        **multimodal,
+    ):
+        """Overrides trl.GRPOTrainer._get_per_token_logps_and_entropies: flat rows instead of padded ones."""
+        phase = "update" if torch.is_grad_enabled() else "logps"
+        with self._clock.phase(phase):
+            if not self._packs or any(value is not None for value in multimodal.values()):
+                self._count(input_ids.numel(), attention_mask, input_ids)
+                return super()._get_per_token_logps_and_entropies(
+                    model,
+                    input_ids,
+                    attention_mask,
+                    logits_to_keep,
+                    batch_size=batch_size,
+                    compute_entropy=compute_entropy,
+                    compute_aux_loss=compute_aux_loss,
+                    **multimodal,
+                )
+            # With a budget the tokens say how many rows a forward holds; without one, the caller's rows do.
+            size = input_ids.size(0) if self._max_tokens or not batch_size else batch_size
+            parts = [
+                self._packed_part(model, ids, mask, logits_to_keep, compute_entropy, compute_aux_loss)
+                for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True)
+            ]
+        logps = torch.cat([p.logps for p in parts])
+        entropies = torch.cat([p.entropies for p in parts]) if compute_entropy else None
+        aux_loss = torch.stack([p.aux_loss for p in parts]).mean() if compute_aux_loss else None
+        return logps, entropies, aux_loss
+
+    def _packed_part(self, model, input_ids, attention_mask, width, compute_entropy, compute_aux_loss):
+        batch = unpad(input_ids, attention_mask, width)
+        # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
+        share = self._share_prompt and not compute_aux_loss
+        rows = plan(batch, share, self._max_tokens, keep_all=compute_aux_loss)
+        num_forwards = self._agreed_num_forwards(len(rows)) if self._max_tokens else len(rows)
+        with self.accelerator.autocast():
+            result = score(model, batch, rows, input_ids.device, num_forwards, compute_entropy, compute_aux_loss)
+        self._count(result.num_forwarded, attention_mask, input_ids)
+        return result
+
+    def _agreed_num_forwards(self, num_rows: int) -> int:
+        """The largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
+        counts = self.accelerator.gather(torch.tensor([num_rows], device=self.accelerator.device))
+        return int(counts.max().item())
+
+    def _prepare_inputs(self, generation_batch):
+        """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
+        if self._packs and self._check_is_due:
+            self._check_packing(self.model_wrapped)
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is before or not self._packs or not self._share_prompt:
+            return inputs
+        if not split_is_free(self.args, self._entropy_bonus_enabled, self.aux_loss_enabled):
+            return inputs
+        place = next(i for i, batch in enumerate(self._buffered_inputs) if batch is inputs)
+        per_step = min(self.args.gradient_accumulation_steps, self.args.steps_per_generation)
+        if self.args.steps_per_generation % per_step == 0:
+            self._buffered_inputs = regroup(self._buffered_inputs, per_step)
+        return self._buffered_inputs[place]
+
+    # Rewards ------------------------------------------------------------------------------------------------------
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
+        plain = self.reward_funcs
+        guarded = [guard(f, name) for f, name in zip(plain, self.reward_func_names, strict=True)]
+        self.reward_funcs = guarded
+        try:
+            with self._clock.phase("score"):
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = plain
+        raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
+        return rewards
+
+    # Generation, phases and counters --------------------------------------------------------------------------------
+
+    def _generate(self, prompts):
+        """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation."""
+        temperature = getattr(self.args, "eval_temperature", None)
+        with self._clock.phase("generate"):
+            if self.model.training or temperature is None:
+                return super()._generate(prompts)
+            with compat.sampling_temperature(self, temperature):
+                return super()._generate(prompts)
+
+    def evaluate(self, *args, **kwargs):
+        """Overrides trl.GRPOTrainer.evaluate: its seconds are a phase of their own."""
+        with self._clock.phase("evaluate"):
+            self._clock, clock = PhaseClock(), self._clock
+            try:
+                return super().evaluate(*args, **kwargs)
+            finally:
+                self._clock = clock
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        """Overrides trl.GRPOTrainer.training_step: timed; closes the books of an optimizer step."""
+        with self._clock.phase("update"):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            self._close_step()
+        return loss
+
+    def _count(self, num_forwarded: int, attention_mask: torch.Tensor, input_ids: torch.Tensor) -> None:
+        if not self.model.training:
+            return
+        self._num_tokens["forwarded"] += num_forwarded
+        self._num_tokens["raw"] += int(attention_mask.sum().item())
+        self._num_tokens["padded"] += input_ids.numel()
+
+    def _close_step(self) -> None:
+        """Token counts over all ranks, and seconds on this one, since the last optimizer step."""
+        local = torch.tensor(list(self._num_tokens.values()), dtype=torch.float64, device=self.accelerator.device)
+        forwarded, raw, padded = self.accelerator.reduce(local, reduction="sum").tolist()
+        self._num_tokens = dict.fromkeys(self._num_tokens, 0)
+        metrics = self._metrics["train"]
+        metrics["packing/forwarded_over_raw"].append(forwarded / raw)
+        metrics["packing/padded_over_forwarded"].append(padded / forwarded)
+        metrics["packing/forwarded_tokens"].append(forwarded)
+        metrics["packing/padded_tokens"].append(padded)
+        for name, seconds in self._clock.take().items():
+            metrics[f"phase/{name}_s"].append(seconds)

@@ -1,0 +1,27 @@
+"""Answer on GSM8K: its golds, and labelled model solutions."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trl_ext.rewards import Answer, RuleSet
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        pytest.skip(f"there is no {path}: set TRL_EXT_DATA to the folder that holds {path.name}")
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_every_gold_is_right_when_compared_with_itself(data_dir):
+    golds = [row["answer"] for row in read_rows(data_dir / "gsm8k_train.jsonl")]
+    assert set(RuleSet([Answer()])(completions=golds, answer=golds)) == {1.0}
+
+
+@pytest.mark.parametrize(("side", "value"), [("chosen", 1.0), ("rejected", 0.0)])
+def test_labelled_solutions_get_their_label(data_dir, side, value):
+    rows = read_rows(data_dir / "gsm8k_pairs_500q.jsonl")
+    completions = [row[side] for row in rows]
+    assert set(RuleSet([Answer()])(completions=completions, answer=[row["answer"] for row in rows])) == {value}

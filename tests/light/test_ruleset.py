@@ -1,0 +1,209 @@
+"""RuleSet: weights, gates, clip, faults, explanation, pickling."""
+
+import pickle
+
+import pytest
+
+from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Tags, Verdict
+
+
+class Fixed(Rule):
+    """Gives what the column `given` holds."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("given",)
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(row.columns["given"])
+
+
+class Fails(Rule):
+    def score(self, row: Row) -> Verdict:
+        return Verdict(1 / len(row.text))
+
+
+class Bare(Rule):
+    def score(self, row: Row) -> Verdict:
+        return 1.0
+
+
+class Penalty(Fixed):
+    floor = -1.0
+
+
+@pytest.fixture
+def answer_and_length() -> RuleSet:
+    return RuleSet([Answer(), Length(high=2, weight=0.1, gate="answer")])
+
+
+def test_the_total_is_the_weighted_sum():
+    rules = RuleSet([Answer(), Keywords(required=("eggs", "dollars"), weight=-0.5)])
+    assert rules(completions=["A: 18 eggs", "A: 17 eggs"], answer=["18", "18"]) == [0.75, -0.25]
+
+
+def test_a_gate_opens_only_at_the_full_value(answer_and_length):
+    rewards = answer_and_length(completions=["A: 18", "A: 17"], completion_ids=[[1], [1]], answer=[18, 18])
+    assert rewards == [1.1, 0.0]
+
+
+def test_a_gate_behind_a_shut_gate_stays_shut():
+    rules = RuleSet(
+        [
+            Answer(weight=0.0),
+            Keywords(required=("so",), weight=0.0, gate="answer"),
+            Keywords(forbidden=("idk",), name="sure", gate="keywords"),
+        ]
+    )
+    assert rules(completions=["so A: 18", "so A: 17"], answer=[18, 18]) == [1.0, 0.0]
+
+
+def test_the_total_is_clipped():
+    rules = RuleSet([Fixed(weight=3.0)], clip=(-1, 1))
+    assert rules(completions=["", "", ""], given=[1.0, -1.0, 0.2]) == [1.0, -1.0, pytest.approx(0.6)]
+
+
+def test_a_rule_without_a_value_is_left_out():
+    rules = RuleSet([Answer(), Keywords(forbidden=("idk",), weight=0.5)])
+    assert rules(completions=["A: 18"], answer=["unreadable"]) == [0.5]
+
+
+def test_a_row_without_any_value_is_none():
+    assert RuleSet([Answer()])(completions=["A: 18", "A: 18"], answer=["unreadable", "18"]) == [None, 1.0]
+
+
+def test_a_gate_without_a_value_leaves_the_gated_rule_out(answer_and_length):
+    assert answer_and_length(completions=["A: 18"], completion_ids=[[1]], answer=["unreadable"]) == [None]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_nothing_that_is_not_finite_leaves_the_set(value):
+    assert RuleSet([Fixed(weight=2.0)])(completions=[""], given=[value]) == [0.0]
+
+
+def test_a_penalty_that_is_not_finite_gets_its_own_floor():
+    assert RuleSet([Penalty()])(completions=[""], given=[float("nan")]) == [-1.0]
+
+
+def test_a_value_that_is_not_finite_shows_in_the_explanation():
+    part = RuleSet([Fixed()]).explain(None, "", given=float("nan")).parts[0]
+    assert (part.value, part.status, part.detail) == (0.0, "not_finite", "the rule gave nan, weight 1.0")
+
+
+def test_integers_and_booleans_become_floats():
+    rewards = RuleSet([Fixed()])(completions=["", ""], given=[True, 1])
+    assert [type(reward) for reward in rewards] == [float, float]
+
+
+def test_a_rule_that_raises_is_named_with_row_and_completion():
+    with pytest.raises(RuleError) as caught:
+        RuleSet([Fails()])(completions=["fine", ""], answer=[18, 18])
+    message = str(caught.value)
+    assert "Rule 'fails' raised ZeroDivisionError: division by zero (row 1, test_ruleset.py line" in message
+    assert "Completion: ''. Columns: answer." in message
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_the_error_of_a_rule_survives_pickling():
+    with pytest.raises(RuleError) as caught:
+        RuleSet([Fails()])(completions=[""])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (RuleError, str(caught.value))
+
+
+def test_a_rule_that_returns_no_verdict_is_told_so():
+    with pytest.raises(RuleError, match=r"Rule 'bare' raised TypeError: score\(\) returned 1.0, not a Verdict"):
+        RuleSet([Bare()])(completions=[""])
+
+
+def test_a_long_completion_is_cut_in_the_error():
+    with pytest.raises(RuleError) as caught:
+        RuleSet([Length()])(completions=["x" * 1000])
+    assert "x" * 200 in str(caught.value) and "x" * 201 not in str(caught.value)
+
+
+def test_a_set_pickles_with_its_name(answer_and_length):
+    answer_and_length.__name__ = "maths"
+    again = pickle.loads(pickle.dumps(answer_and_length))
+    assert again == answer_and_length
+    assert again.__name__ == "maths"
+    assert [column.__name__ for column in pickle.loads(pickle.dumps(again.split()))] == ["answer", "length"]
+
+
+def test_columns_are_the_union_of_what_the_rules_read():
+    rules = RuleSet([Answer(), Answer(gold="given", name="other"), Fixed()])
+    assert rules.columns == ("answer", "given")
+
+
+def test_score_is_the_total_of_one_completion(answer_and_length):
+    assert answer_and_length.score("How many?", "A: 18", [7], answer="18") == 1.1
+
+
+def test_explain_prints_a_table():
+    rules = RuleSet([Answer(), Tags("think", weight=0.1), Length(high=2, weight=0.2, gate="tags")], clip=(-1, 1))
+    lines = str(rules.explain("How many?", "The answer\nis unclear", [7, 8], answer="18")).splitlines()
+    assert lines == [
+        "rule    value  status     weight  gated  adds    detail",
+        "answer  0.000  no_answer  1       no     +0.000  last number: no number",
+        "tags    0.000  ok         0.1     no     +0.000  not once, closed, filled and in order: think",
+        "length  1.000  gated      0.2     yes    +0.000  gate 'tags' is shut; 2 tokens",
+        "total   0.000  clip -1..1",
+    ]
+
+
+def test_explain_shows_a_rule_that_is_left_out(answer_and_length):
+    explanation = answer_and_length.explain(None, "A: 18", [7], answer="unreadable")
+    assert (explanation.total, explanation.parts[0].status) == (None, "gold_invalid")
+    assert str(explanation).splitlines()[-1] == "total   none"
+
+
+def test_split_columns_sum_to_the_total(answer_and_length):
+    batch = {"completions": ["A: 18", "A: 17"], "completion_ids": [[1], [1]], "answer": [18, 18]}
+    columns = [column(**batch) for column in answer_and_length.split()]
+    assert [sum(row) for row in zip(*columns, strict=True)] == answer_and_length(**batch)
+
+
+def test_a_split_column_reads_what_its_gate_reads(answer_and_length):
+    assert [column.columns for column in answer_and_length.split()] == [("answer",), ("answer",)]
+
+
+def test_a_clipped_set_does_not_split():
+    with pytest.raises(RuleError, match="without clip"):
+        RuleSet([Answer()], clip=(0, 1)).split()
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ([], "at least one rule"),
+        (Answer(), r"Write RuleSet\(\[...\]\)"),
+        ([len], "is not a rule"),
+        ([Answer(), Answer()], "Several rules are named answer"),
+        ([Answer(gate="tags")], "has the gate 'tags'"),
+        ([Answer(gate="answer")], "in a circle"),
+        ([Answer(gate="tags"), Tags("think", gate="answer")], "in a circle"),
+        ([Answer(name="rules")], "share a metric"),
+    ],
+)
+def test_rules_that_cannot_work_together_fail_at_construction(rules, words):
+    with pytest.raises(RuleError, match=words):
+        RuleSet(rules)
+
+
+@pytest.mark.parametrize("clip", [(1, -1), (1, 1), (0,), 3, (0, float("inf")), ("a", "b")])
+def test_a_clip_is_two_finite_numbers_in_order(clip):
+    with pytest.raises(RuleError, match="clip is"):
+        RuleSet([Answer()], clip=clip)
+
+
+def test_a_missing_column_is_named_with_its_rule():
+    with pytest.raises(DataError, match=r"Rule 'answer' reads the column 'answer'.* its columns are: gold, level"):
+        RuleSet([Answer()])(completions=["A: 18"], level=[1], gold=[18])
+
+
+@pytest.mark.parametrize("column", ["prompts", "completion_ids", "answer"])
+def test_a_column_of_another_length_is_named(column):
+    batch = {"completions": ["A: 18", "A: 17"], "answer": [18, 18]} | {column: [1]}
+    with pytest.raises(DataError, match=f"Column '{column}' has 1 rows for 2 completions"):
+        RuleSet([Answer()])(**batch)

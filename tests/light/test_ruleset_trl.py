@@ -1,0 +1,128 @@
+"""RuleSet as TRL calls it: its arguments, its shapes of completions, its metrics."""
+
+import pytest
+
+from trl_ext.errors import DataError
+from trl_ext.rewards import Answer, Length, Row, Rule, RuleSet, Verdict, completion_text
+
+
+class Broken(Rule):
+    def score(self, row: Row) -> Verdict:
+        return Verdict(float("nan"))
+
+
+@pytest.fixture
+def rules() -> RuleSet:
+    return RuleSet([Answer(), Length(high=2, weight=0.5, gate="answer")])
+
+
+def called_as_trl_does(rules, metrics: dict[str, float] | None = None, **changes):
+    batch = {
+        "prompts": ["How many?", "How many?"],
+        "completions": ["A: 18", "A: 17"],
+        "completion_ids": [[1, 2], [1, 2]],
+        "answer": ["18", "18"],
+        "trainer_state": object(),
+        "log_extra": lambda column, values: None,
+        "log_metric": (metrics if metrics is not None else {}).__setitem__,
+        "environments": [object()],
+    }
+    return rules(**(batch | changes))
+
+
+def test_trl_arguments_are_not_taken_for_columns(rules):
+    assert called_as_trl_does(rules) == [1.5, 0.0]
+
+
+def test_an_argument_that_a_later_trl_adds_is_ignored(rules):
+    assert called_as_trl_does(rules, accelerator=object()) == [1.5, 0.0]
+
+
+def test_async_grpo_calls_without_the_extras(rules):
+    assert rules(completions=["A: 18"], prompts=["?"], completion_ids=[[1]], answer=["18"]) == [1.5]
+
+
+def test_messages_and_strings_get_the_same_rewards(rules):
+    messages = [[{"role": "assistant", "content": text}] for text in ("A: 18", "A: 17")]
+    prompts = [[{"role": "user", "content": "How many?"}]] * 2
+    assert called_as_trl_does(rules, completions=messages, prompts=prompts) == [1.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "text"),
+    [
+        (None, ""),
+        ([], ""),
+        ([{"role": "tool", "content": "18"}], ""),
+        ([{"role": "assistant", "content": None}], ""),
+        ([{"role": "assistant", "content": "old"}, {"role": "tool", "content": "18"}], "old"),
+        ([{"role": "assistant", "content": "old"}, {"role": "assistant", "content": "new"}], "new"),
+        (
+            [{"role": "assistant", "content": [{"type": "text", "text": "A: "}, {"type": "text", "text": "18"}]}],
+            "A: 18",
+        ),
+        ([{"role": "assistant", "content": [{"type": "image"}, {"type": "text", "text": "18"}]}], "18"),
+    ],
+)
+def test_the_text_of_a_completion_is_its_last_assistant_message(completion, text):
+    assert completion_text(completion) == text
+
+
+@pytest.mark.parametrize("completion", [18, ["A: 18"], [{"role": "assistant", "content": 18}]])
+def test_a_completion_of_another_shape_is_refused(completion):
+    with pytest.raises(DataError, match="Give"):
+        completion_text(completion)
+
+
+def test_an_empty_batch_gets_no_rewards(rules):
+    metrics = {}
+    assert called_as_trl_does(rules, metrics, prompts=[], completions=[], completion_ids=[], answer=[]) == []
+    assert metrics == {}
+
+
+def test_a_call_without_completions_is_refused(rules):
+    with pytest.raises(DataError, match="no completions"):
+        rules(prompts=["How many?"], answer=["18"])
+
+
+def test_every_rule_has_its_mean_under_the_key_of_trl(rules):
+    metrics = {}
+    called_as_trl_does(rules, metrics)
+    assert metrics == {
+        "rewards/answer/mean": 0.5,
+        "rewards/length/mean": 1.0,
+        "rules/answer/none_frac": 0.0,
+        "rules/answer/not_finite_frac": 0.0,
+        "rules/length/none_frac": 0.0,
+        "rules/length/not_finite_frac": 0.0,
+        "rules/length/gated_frac": 0.5,
+    }
+
+
+def test_rows_without_a_value_are_left_out_of_the_mean(rules):
+    metrics = {}
+    called_as_trl_does(rules, metrics, answer=["18", "unreadable"])
+    assert metrics["rewards/answer/mean"] == 1.0
+    assert metrics["rules/answer/none_frac"] == 0.5
+
+
+def test_values_that_are_not_finite_are_counted():
+    metrics = {}
+    assert called_as_trl_does(RuleSet([Broken()]), metrics) == [0.0, 0.0]
+    assert metrics["rules/broken/not_finite_frac"] == 1.0
+
+
+def test_split_columns_leave_the_mean_to_trl(rules):
+    metrics = {}
+    for column in rules.split():
+        called_as_trl_does(column, metrics)
+    assert not [key for key in metrics if key.startswith("rewards/")]
+    assert metrics["rules/length/gated_frac"] == 0.5
+
+
+def test_token_ids_from_a_tensor_are_plain_integers():
+    class Tensor(list):
+        def tolist(self):
+            return [int(item) for item in self]
+
+    assert RuleSet([Length(high=2)])(completions=[""], completion_ids=[Tensor([1.0, 2.0])]) == [1.0]

@@ -1,0 +1,53 @@
+"""Rules as rewards: small, checkable, explainable, and without torch or TRL.
+
+rule         Row, Verdict, Rule: what a rule reads and gives
+answer       right number, text or letter
+anchors      where a text announces its answer
+numbers      exact numbers, read from text
+choices      letters A to E, read from text
+tags         required tag pairs
+format       a pattern, under a time limit
+length       tokens, characters or words within bounds
+keywords     words that must and must not occur
+repetition   repeated n-grams
+words        where a word ends, in any script
+call         a plain function as a rule
+ruleset      rules composed: weights, gates, clip; the callable that TRL gets
+gates        which rule counts only behind which
+rows         from TRL's batch to rows
+explanation  how a total comes about, as a table
+config       rules from YAML and back
+"""
+
+from trl_ext.rewards.answer import Answer
+from trl_ext.rewards.call import Call
+from trl_ext.rewards.explanation import Explanation, Part
+from trl_ext.rewards.format import Format
+from trl_ext.rewards.gates import GATE_OPENS_AT
+from trl_ext.rewards.keywords import Keywords
+from trl_ext.rewards.length import Length
+from trl_ext.rewards.repetition import Repetition
+from trl_ext.rewards.rows import completion_text
+from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.ruleset import LARGEST, RuleColumn, RuleSet
+from trl_ext.rewards.tags import Tags
+
+__all__ = [
+    "GATE_OPENS_AT",
+    "LARGEST",
+    "Answer",
+    "Call",
+    "Explanation",
+    "Format",
+    "Keywords",
+    "Length",
+    "Part",
+    "Repetition",
+    "Row",
+    "Rule",
+    "RuleColumn",
+    "RuleSet",
+    "Tags",
+    "Verdict",
+    "completion_text",
+]

@@ -1,0 +1,92 @@
+"""Is the answer right: a number, a text or a letter compared with a gold column."""
+
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Number
+from typing import Any
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.anchors import Reading, after_think, anchored
+from trl_ext.rewards.choices import read_choice
+from trl_ext.rewards.numbers import read_gold_number, read_number
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+
+# Escaped: curly quotes, the Chinese full stop and comma, dots. Brackets and signs stay: -3 is not 3.
+_SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Rule):
+    r"""1.0 when the completion's answer equals the gold column's, else 0.0.
+
+    The answer is the announced one that comes last (`\boxed{}`, `<answer>`, `####`, a line with `A:`, "answer is";
+    see `anchors`). Without an announcement: the last number, the whole text, or the one letter. Several different
+    answers in one announcement are a `conflict` and earn 0.0. A gold that cannot be read has no value
+    (`gold_invalid`).
+
+    Args:
+        gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B".
+        kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
+            punctuation, "choice" letters A to E (`choices`).
+        where: "after_think" reads what follows the last `</think>` (nothing while `<think>` is open, everything
+            without think tags); "all" reads the whole completion.
+
+    Example:
+        >>> Answer().score(Row(None, "9 * 2 = 18, so A: 18", None, {"answer": "She makes 9 * 2 = 18. #### 18"})).value
+        1.0
+    """
+
+    gold: str = "answer"
+    kind: str = "number"
+    where: str = "after_think"
+
+    def check(self) -> None:
+        check_choice(self, "kind", self.kind, tuple(_READERS))
+        check_choice(self, "where", self.where, ("after_think", "all"))
+        if not isinstance(self.gold, str) or not self.gold:
+            raise RuleError(f"Rule '{self.name}': gold is {self.gold!r}. Give the name of a dataset column.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.gold,)
+
+    def score(self, row: Row) -> Verdict:
+        gold = read_gold(self.kind, row.columns[self.gold])
+        if gold.value is None:
+            return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")
+        text = row.text if self.where == "all" else after_think(row.text)
+        found = _READERS[self.kind](text)
+        if found.value is None:
+            return Verdict(self.floor, found.status, found.detail)
+        same = found.value == gold.value
+        return Verdict(float(same), "ok", f"{found.detail}; gold {gold.detail}")
+
+
+def read_exact(text: str) -> Reading:
+    """The announced text, or all of it, without case, spacing and surrounding punctuation.
+
+    Example:
+        >>> read_exact("The answer is  New   York.").value
+        'new york'
+    """
+    found = anchored(text, "exact")
+    content = text if found is None else found.content
+    plain = " ".join(unicodedata.normalize("NFKC", content).casefold().split()).strip(_SURROUNDING)
+    anchor = "whole text" if found is None else f"'{found.anchor}'"
+    return Reading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
+
+
+def read_gold(kind: str, gold: Any) -> Reading:
+    """The value of a gold column's cell: text or a number."""
+    if isinstance(gold, bool) or not isinstance(gold, str | Number):
+        return Reading(None, "no_answer", f"{gold!r} is neither text nor a number")
+    return _read_gold_text(kind, str(gold))
+
+
+@lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
+def _read_gold_text(kind: str, gold: str) -> Reading:
+    return read_gold_number(gold) if kind == "number" else _READERS[kind](gold)
+
+
+_READERS = {"number": read_number, "exact": read_exact, "choice": read_choice}

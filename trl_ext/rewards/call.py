@@ -1,0 +1,37 @@
+"""A plain function as a rule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Rule):
+    """A module-level function `f(row) -> float` as a rule named after it; for YAML, write a subclass of Rule.
+
+    Args:
+        function: Returns the value, or None where the row cannot be judged.
+        columns: Dataset columns that it reads.
+
+    Example:
+        `RuleSet([Call(polite), Call(cites_source, columns=("source",), weight=0.5)])`
+    """
+
+    function: Callable[[Row], float | None]
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        qualified = getattr(self.function, "__qualname__", "")
+        if not qualified.isidentifier():  # "<lambda>", "f.<locals>.g" and callable objects
+            raise RuleError(
+                f"{self.function!r} is not a module-level function, so it does not pickle. Define it with def."
+            )
+        object.__setattr__(self, "columns", text_tuple(self, "columns", self.columns))
+        if not self.name:
+            object.__setattr__(self, "name", qualified)
+        Rule.__post_init__(self)
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(self.function(row))

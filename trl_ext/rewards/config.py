@@ -1,0 +1,174 @@
+"""Rules as data: from a mapping or a YAML file to rules, and back.
+
+    rules:
+      - {rule: answer, gold: answer, kind: number}
+      - {rule: length, high: 24, weight: 0.1, gate: answer}
+      - {rule: my_package.my_module.MyRule, weight: 0.5}
+    clip: [-1, 1]
+
+A rule's keys are the fields of its class. A dotted name is imported, which runs that module: load only files that you
+trust as you trust code.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from trl_ext.errors import ConfigError, RuleError
+from trl_ext.rewards.answer import Answer
+from trl_ext.rewards.format import Format
+from trl_ext.rewards.keywords import Keywords
+from trl_ext.rewards.length import Length
+from trl_ext.rewards.repetition import Repetition
+from trl_ext.rewards.rule import Rule, snake_case
+from trl_ext.rewards.tags import Tags
+
+SHIPPED = {snake_case(rule.__name__): rule for rule in (Answer, Format, Keywords, Length, Repetition, Tags)}
+
+_COMMON = [item.name for item in dataclasses.fields(Rule)]
+
+KeyPath = tuple[str | int, ...]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a mapping comes from, for messages: a file with the line of each key, or nothing but a name."""
+
+    name: str = "The mapping"
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+
+    def at(self, *path: str | int) -> str:
+        """`rules.yaml, line 3` or `The mapping, rules[0].gold`."""
+        if path in self.lines:
+            return f"{self.name}, line {self.lines[path]}"
+        steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+        return f"{self.name}, {steps}" if steps else self.name
+
+
+def load_rules(path: str | Path, make: Callable[..., Made]) -> Made:
+    """What `make`, called with the arguments that a YAML file describes, returns."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}. Give the path of a YAML file.") from error
+    try:
+        mapping, node = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}.") from error
+    arguments = build_rules(mapping, Source(str(path), dict(_lines(node, (), str(path)))))
+    try:
+        return make(**arguments)
+    except RuleError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def build_rules(mapping: Any, source: Source | None = None) -> dict[str, Any]:
+    """The arguments of RuleSet that a mapping describes; ConfigError says where it is wrong."""
+    source = source or Source()
+    if not isinstance(mapping, Mapping) or not isinstance(mapping.get("rules"), list):
+        raise ConfigError(f"{source.name} has no list of rules. Write rules: [{{rule: answer, gold: answer}}].")
+    for key in mapping:
+        if key not in ("rules", "clip", "name"):
+            raise ConfigError(f"{source.at(key)}: unknown key '{key}'. {nearest(key, ('rules', 'clip', 'name'))}")
+    rules = [build_rule(entry, source, index) for index, entry in enumerate(mapping["rules"])]
+    return {"rules": rules, **{key: mapping[key] for key in ("clip", "name") if mapping.get(key) is not None}}
+
+
+def build_rule(entry: Any, source: Source, index: int) -> Rule:
+    """One rule from its mapping."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("rule"), str):
+        raise ConfigError(f"{source.at('rules', index)}: {entry!r} names no rule. Write {{rule: answer, ...}}.")
+    kind = rule_class(entry["rule"], source.at("rules", index, "rule"))
+    keys = [item.name for item in dataclasses.fields(kind)]
+    for key in entry:
+        if key != "rule" and key not in keys:
+            where = source.at("rules", index, key)
+            raise ConfigError(f"{where}: rule '{entry['rule']}' has no key '{key}'. {nearest(key, keys)}")
+    required = [item.name for item in dataclasses.fields(kind) if item.default is item.default_factory]
+    missing = [key for key in required if key not in entry]
+    if missing:
+        where = source.at("rules", index)
+        raise ConfigError(f"{where}: rule '{entry['rule']}' needs the key '{missing[0]}'. Add it.")
+    try:
+        return kind(**{key: value for key, value in entry.items() if key != "rule"})
+    except (RuleError, TypeError) as error:
+        raise ConfigError(f"{source.at('rules', index)}: {error}") from error
+
+
+def rule_class(name: str, where: str) -> type[Rule]:
+    """The class that a short or dotted name stands for."""
+    if "." not in name:
+        if name not in SHIPPED:
+            hint = "A rule of your own needs its dotted path, such as my_package.my_module.MyRule."
+            raise ConfigError(f"{where}: unknown rule '{name}'. {nearest(name, SHIPPED)} {hint}")
+        return SHIPPED[name]
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: '{name}' cannot be imported: {error}. Give package.module.Class.") from error
+    if not isinstance(found, type) or not issubclass(found, Rule):
+        raise ConfigError(f"{where}: '{name}' is not a subclass of trl_ext.rewards.Rule. Derive it from Rule.")
+    return found
+
+
+def nearest(key: object, valid: Iterable[str]) -> str:
+    """`Did you mean 'gold'? There are: gold, kind, ...`"""
+    valid = list(valid)
+    close = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
+    guess = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{guess}There are: {', '.join(valid)}."
+
+
+def describe_rules(rules: Sequence[Rule], clip: tuple[float, float] | None, name: str) -> dict[str, Any]:
+    """The mapping from which `build_rules` makes these rules again."""
+    mapping: dict[str, Any] = {"rules": [describe_rule(rule) for rule in rules]}
+    if clip is not None:
+        mapping["clip"] = list(clip)
+    if name != "rules":
+        mapping["name"] = name
+    return mapping
+
+
+def describe_rule(rule: Rule) -> dict[str, Any]:
+    """One rule as a mapping, without the fields that are at their default."""
+    kind = type(rule)
+    short = snake_case(kind.__name__)
+    entry: dict[str, Any] = {"rule": short if SHIPPED.get(short) is kind else f"{kind.__module__}.{kind.__qualname__}"}
+    for item in sorted(dataclasses.fields(rule), key=lambda item: item.name in _COMMON):  # its own fields first
+        value = getattr(rule, item.name)
+        if value != item.default and not (item.name == "name" and value == short):
+            entry[item.name] = _plain(rule, item.name, value)
+    return entry
+
+
+def _plain(rule: Rule, key: str, value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(rule, key, item) for item in value]
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    raise ConfigError(f"Rule '{rule.name}': {key}={value!r} cannot be written to YAML. Use text, numbers and lists.")
+
+
+def _lines(node: Any, path: KeyPath, file: str) -> Iterator[tuple[KeyPath, int]]:
+    """The line, counted from 1, on which each key and list entry starts; ConfigError for a key that stands twice."""
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise ConfigError(f"{file}, line {line}: the key '{key.value}' stands twice. Take one out.")
+            seen.add(key.value)
+            yield (*path, key.value), line
+            yield from _lines(value, (*path, key.value), file)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*path, index), item.start_mark.line + 1
+            yield from _lines(item, (*path, index), file)

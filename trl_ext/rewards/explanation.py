@@ -1,0 +1,73 @@
+"""How a total comes about, as a table for people."""
+
+from dataclasses import dataclass
+
+from trl_ext.rewards.rule import Rule, Verdict
+
+_HEADINGS = ("rule", "value", "status", "weight", "gated", "adds", "detail")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rule's line: its verdict, and what it adds to the total (None when it is left out)."""
+
+    rule: str
+    value: float | None
+    status: str
+    weight: float
+    gated: bool
+    contribution: float | None
+    detail: str
+
+    @classmethod
+    def of(cls, rule: Rule, verdict: Verdict, gate_state: str, contribution: float | None) -> "Part":
+        """A shut gate shows as status `gated`; the value stays what the rule gave."""
+        gated = gate_state != "open"
+        detail = f"gate '{rule.gate}' is {gate_state}; {verdict.detail}" if gated else verdict.detail
+        status = "gated" if gated else verdict.status
+        return cls(rule.name, verdict.value, status, rule.weight, gated, contribution, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One completion's total and its parts. `print(rules.explain(...))` gives:
+
+    rule    value  status  weight  gated  adds    detail
+    answer  1.000  ok      1       no     +1.000  'A:': 18; gold whole text: 18
+    length  0.500  ok      0.1     no     +0.050  530 tokens
+    total   1.050
+    """
+
+    parts: tuple[Part, ...]
+    total: float | None
+    clip: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        lines = [_HEADINGS, *map(_cells, self.parts), ("total", _number(self.total, ""), self._clip_note())]
+        widths = [
+            max(len(line[column]) for line in lines if len(line) > column) for column in range(len(_HEADINGS) - 1)
+        ]
+        widths[2] = max(len(line[2]) for line in lines[:-1])  # The clip's note may run over the columns behind it.
+        return "\n".join(_aligned(line, widths) for line in lines)
+
+    def _clip_note(self) -> str:
+        return f"clip {self.clip[0]:g}..{self.clip[1]:g}" if self.clip else ""
+
+
+def _cells(part: Part) -> tuple[str, ...]:
+    adds = _number(part.contribution, "+")
+    gated = "yes" if part.gated else "no"
+    return part.rule, _number(part.value, ""), part.status, f"{part.weight:g}", gated, adds, one_line(part.detail)
+
+
+def _number(value: float | None, sign: str) -> str:
+    return "none" if value is None else f"{value:{sign}.3f}"
+
+
+def one_line(text: str) -> str:
+    """The text without line breaks, so that a table stays a table."""
+    return " ".join(text.split())
+
+
+def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=False)).rstrip()

@@ -1,0 +1,133 @@
+"""What a rule is: it reads one row and gives a verdict.
+
+A bad completion is data: it gets the rule's floor and a status that says why. A bad gold answer is nobody's
+merit: its verdict has no value, and TRL leaves such rows out of the advantages. An exception is a bug in the rule,
+and RuleSet turns it into a RuleError that names the row.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trl_ext.errors import RuleError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a rule may read: one completion and what belongs to it.
+
+    `text` is the completion as text (see `completion_text`); `prompt` is as TRL gives it, a string or a message list;
+    `columns` holds this row's values of the dataset's other columns.
+    """
+
+    prompt: Any
+    text: str
+    completion_ids: tuple[int, ...] | None
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One rule's judgement of one row.
+
+    `value` is None only when the row cannot be judged at all (status `gold_invalid`): None takes a row out of
+    training, so a completion must never be able to cause it. Statuses of the shipped rules:
+
+        ok            judged
+        no_answer     the completion holds nothing to judge; the floor
+        conflict      the completion holds several answers where one is due; the floor
+        timeout       the completion took too long to judge; the floor
+        gold_invalid  the gold answer cannot be read; no value
+        not_finite    the rule gave NaN, infinity or more than `RuleSet` lets through; the floor
+        gated         another rule's verdict shuts this rule out of the total
+    """
+
+    value: float | None
+    status: str = "ok"
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(ABC):
+    """Base of all rules; its fields are the keys of a rule in a YAML file.
+
+    Subclasses give `score`, `columns` when they read any, and `check` when they have fields that can be wrong.
+
+    Example:
+        >>> class Polite(Rule):
+        ...     def score(self, row):
+        ...         return Verdict(float("please" in row.text))
+        >>> Polite(weight=0.5).name
+        'polite'
+
+    Args:
+        weight: Factor of the value in the total.
+        gate: Name of another rule of the set; this one counts only where that one's value is at least 1.0.
+        name: Metric key and table heading. Empty: the class name in snake case.
+    """
+
+    floor: ClassVar[float] = 0.0  # What a model-caused failure earns; a rule of penalties sets its lowest value.
+
+    weight: float = 1.0
+    gate: str | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", snake_case(type(self).__name__))
+        check_name("A rule", self.name)
+        check_number(self, "weight", self.weight)
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  Optional: most rules have no field that can be wrong.
+        """Raise RuleError for fields that cannot work. Runs when the rule is built."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Dataset columns that `score` reads."""
+        return ()
+
+    @abstractmethod
+    def score(self, row: Row) -> Verdict:
+        """Judge one row. Pure: same row, same verdict; RuleSet calls it from several threads."""
+
+
+def snake_case(name: str) -> str:
+    """`SoftLength` becomes `soft_length`, `HTMLTags` becomes `html_tags`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def check_name(owner: str, name: Any) -> None:
+    """Names become parts of metric keys, so a slash or a space would split them."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        raise RuleError(f"{owner} is named {name!r}. Give a name of letters, digits, '_', '-' and '.'.")
+
+
+def check_number(rule: Rule, key: str, value: Any) -> None:
+    """Raise RuleError unless `value` is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        # YAML 1.1 reads 1e-3 as text because it has no dot.
+        hint = " (in YAML write 0.001 or 1.0e-3, not 1e-3)" if isinstance(value, str) else ""
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a finite number{hint}.")
+
+
+def check_whole(rule: Rule, key: str, value: Any, least: int = 0) -> None:
+    """Raise RuleError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a whole number of at least {least}.")
+
+
+def check_choice(rule: Rule, key: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise RuleError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give one of {', '.join(map(repr, choices))}.")
+
+
+def text_tuple(rule: Rule, key: str, value: Any) -> tuple[str, ...]:
+    """The strings of a list (YAML) or tuple (Python), or RuleError."""
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item.strip() for item in value):
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of strings that are not blank.")
+    return tuple(value)

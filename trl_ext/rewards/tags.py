@@ -1,0 +1,68 @@
+"""Are the required tag pairs there: a linear scanner, no regular expressions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Tags(Rule):
+    """Share of the required tag pairs that occur exactly once, closed, not empty and in order.
+
+    A pair counts when it begins behind the end of the last pair that counted; a nested pair does not. A chat template
+    that writes `<think>` into the prompt leaves no opening tag in the completion: do not require that tag then.
+
+    Args:
+        tags: Tag names in their order, positional in Python and a list in YAML.
+
+    Example:
+        >>> Tags("think", "answer").score(Row(None, "<think>2+2</think> 4", None, {})).value
+        0.5
+    """
+
+    tags: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *names: str,
+        tags: Iterable[str] = (),
+        weight: float = 1.0,
+        gate: str | None = None,
+        name: str = "",
+    ) -> None:
+        for key, value in (("tags", names or tags), ("weight", weight), ("gate", gate), ("name", name)):
+            object.__setattr__(self, key, value)
+        self.__post_init__()
+
+    def check(self) -> None:
+        tags = text_tuple(self, "tags", self.tags)
+        if not tags or len(set(tags)) < len(tags) or any(set(tag) & set("<>/ \t\n") for tag in tags):
+            raise RuleError(f"Rule '{self.name}': tags are {list(tags)}. Give different names, such as 'think'.")
+        object.__setattr__(self, "tags", tags)
+
+    def score(self, row: Row) -> Verdict:
+        end = 0
+        failed = []
+        for tag in self.tags:
+            behind = pair_end(row.text, tag, end)
+            if behind < 0:
+                failed.append(tag)
+            else:
+                end = behind
+        detail = f"not once, closed, filled and in order: {', '.join(failed)}" if failed else "all there"
+        return Verdict(1.0 - len(failed) / len(self.tags), "ok", detail)
+
+
+def pair_end(text: str, tag: str, start: int) -> int:
+    """Where the only `<tag>...</tag>` ends; -1 without one, with several, with one before `start` or an empty one."""
+    opener, closer = f"<{tag}>", f"</{tag}>"
+    if text.count(opener) != 1 or text.count(closer) != 1:
+        return -1
+    opened = text.find(opener)
+    inside = opened + len(opener)
+    closed = text.find(closer)
+    if opened < start or not text[inside : max(inside, closed)].strip():
+        return -1
+    return closed + len(closer)

@@ -81,6 +81,11 @@ SEAMS = (
         "timed as the phase `update`; sums the packing counters at the end of an optimizer step",
     ),
     Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.evaluate",
+        ("eval_dataset", "ignore_keys", "metric_key_prefix"),
+        "its seconds are a phase of their own",
+    ),
+    Seam(
         "trl.trainer.utils:add_fused_lm_head",
         ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
         "log-probabilities and entropies of a packed row without its logits",

@@ -126,19 +126,20 @@ def sdpa_attention(
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """The reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
+    # Split, not sliced: the backward of a slice fills a whole row with zeros, once per segment.
+    lengths = [segment.length for segment in segments.segments]
+    queries, keys, values = (x.split(lengths, dim=2) for x in (query, key, value))
+    place = {(segment.start, segment.end): i for i, segment in enumerate(segments.segments)}
     outputs = []
-    for segment in segments.segments:
-        own = slice(segment.start, segment.end)
-        k, v = key[:, :, own], value[:, :, own]
+    for segment, q, k, v in zip(segments.segments, queries, keys, values, strict=True):
         if segment.num_keys > segment.length:
-            prefix = slice(*segment.prefix)
-            k = torch.cat([key[:, :, prefix], k], dim=2)
-            v = torch.cat([value[:, :, prefix], v], dim=2)
+            prefix = place[segment.prefix]
+            k, v = torch.cat([keys[prefix], k], dim=2), torch.cat([values[prefix], v], dim=2)
         # A root that fits its window is plainly causal: no mask needed, and the faster kernel.
         plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
         outputs.append(
             F.scaled_dot_product_attention(
-                query[:, :, own],
+                q,
                 k,
                 v,
                 attn_mask=None if plain else segments.mask(segment, window),

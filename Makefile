@@ -1,0 +1,55 @@
+# Six commands, and no other documented way.
+#
+#   make quickstart   set up, and train a real model on two processes: the main job
+#   make test         set up, and run all CPU tests
+#   make light        ruff, mypy and the light tests: seconds
+#   make fix          format, and mend what ruff can mend
+#   make bench        benchmarks against TRL, as ratios in one run
+#   make gpu          exactness on a CUDA card, and the benchmark there
+
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+OUT ?= out/quickstart
+SEED ?= 42
+# The pinned PyTorch keeps pip from resolving a newer build while it installs the rest.
+TORCH ?= torch==2.13.0
+
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM := false
+export TRL_EXPERIMENTAL_SILENCE := 1
+
+.PHONY: quickstart test light fix bench gpu
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,report,dev]"
+	touch $@
+
+quickstart: $(VENV)/.installed
+	assets=$$($(BIN)/python -m trl_ext.scripts.quickstart_assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
+	$(BIN)/accelerate launch --num_processes 2 --config_file accelerate_configs/zero2.yaml \
+		-m trl_ext.scripts.grpo --config trl_ext/recipes/quickstart.yaml \
+		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --seed $(SEED)
+
+test: $(VENV)/.installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+light: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/light
+
+fix: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
+
+gpu: $(VENV)/.installed
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python benchmarks/grpo_update.py --groups 8 --output benchmarks/results/grpo_update_gpu.json

@@ -1,0 +1,31 @@
+"""`import trl_ext` is cheap, and its public names are there."""
+
+import subprocess
+import sys
+
+import pytest
+
+import trl_ext
+
+HEAVY = ("torch", "trl", "transformers", "vllm", "deepspeed")
+
+
+def test_import_pulls_in_nothing_heavy():
+    code = f"import sys, trl_ext; print([m for m in {HEAVY} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_rules_need_neither_torch_nor_trl():
+    code = f"import sys, trl_ext.rewards; print([m for m in {HEAVY} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_every_public_name_has_a_home():
+    assert set(trl_ext.__all__) == {*trl_ext._HOME, "__version__"}
+
+
+def test_an_unknown_name_is_refused_with_those_there_are():
+    with pytest.raises(AttributeError, match="RuleSet"):
+        trl_ext.nothing_of_the_kind  # noqa: B018

@@ -1,0 +1,54 @@
+"""The seam table: what we hold on to in TRL is where we think it is."""
+
+import pytest
+import torch
+
+from trl_ext import GRPOConfig, GRPOTrainer, compat
+from trl_ext.errors import SupportError
+
+
+@pytest.mark.parametrize("seam", compat.SEAMS, ids=lambda seam: seam.where)
+def test_seam_has_the_parameters_we_count_on(seam):
+    assert compat.missing_parameters(seam) == []
+
+
+OVERRIDES = [name for name, member in vars(GRPOTrainer).items() if "Overrides" in (member.__doc__ or "")]
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_every_override_stands_in_the_table(name):
+    assert any(seam.where.endswith(f"GRPOTrainer.{name}") for seam in compat.SEAMS)
+
+
+def test_fields_of_our_config_do_not_hide_fields_of_trls():
+    import trl
+
+    assert not set(GRPOConfig.__annotations__) & set(trl.GRPOConfig.__dataclass_fields__)
+
+
+def test_a_version_outside_the_window_is_refused_with_the_command_to_run(monkeypatch):
+    monkeypatch.setitem(compat.SUPPORTED, "trl", ("99.0", None))
+    with pytest.raises(SupportError, match=r"pip install 'trl>=99.0'"):
+        compat.check_versions()
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [{"scale", "window_size", "enable_gqa"}, {"scale", "window_size"}],
+    ids=["torch 2.12 and later", "torch 2.11"],
+)
+def test_varlen_attention_is_called_as_the_installed_signature_wants(accepted, monkeypatch):
+    calls = {}
+
+    def varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **options):
+        calls.update(options, heads=(q.shape[1], k.shape[1]))
+        assert set(options) <= accepted
+        return q
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    monkeypatch.setattr(compat, "_varlen_parameters", lambda: frozenset(accepted))
+    q, k = torch.zeros(5, 4, 8), torch.zeros(5, 2, 8)
+    compat.varlen_attention(q, k, k, None, None, 5, 5, scale=0.5, window_left=-1)
+    assert calls["window_size"] == (-1, 0)
+    assert calls["scale"] == 0.5
+    assert calls["heads"] == ((4, 2) if "enable_gqa" in accepted else (4, 4))

@@ -1,0 +1,103 @@
+"""Models that cannot be packed, and input that cannot work: a sentence before the first step."""
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+
+from tests import tiny
+from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
+from trl_ext.errors import ConfigError, DataError, PackingError
+from trl_ext.rewards import Answer
+
+torch.set_num_threads(1)
+
+PROMPTS = Dataset.from_dict({"prompt": [tiny.words(5, 6, 7)] * 8})
+
+
+def trainer(tmp_path, model="llama", dataset=PROMPTS, rewards=None, **changes) -> GRPOTrainer:
+    settings = dict(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=8)
+    return GRPOTrainer(
+        tiny.model(model),
+        rewards or (lambda completions, **_: [0.0] * len(completions)),
+        GRPOConfig(**{**settings, **changes}),
+        dataset,
+        processing_class=tiny.tokenizer(),
+    )
+
+
+@pytest.mark.parametrize("family", tiny.STATEFUL)
+def test_a_model_with_state_along_the_row_is_trained_on_padded_batches(family, tmp_path, caplog):
+    subject = trainer(tmp_path, family)
+    assert not subject._packs
+    assert subject.model.config._attn_implementation == "sdpa"
+    warnings = [r.getMessage() for r in caplog.records if "padded batches" in r.getMessage()]
+    assert len(warnings) <= 1
+
+
+@pytest.mark.parametrize("family", tiny.STATEFUL)
+def test_packing_forced_on_such_a_model_is_refused(family, tmp_path):
+    with pytest.raises(PackingError, match=r"packing=True, but .* cannot be packed"):
+        trainer(tmp_path, family, packing=True)
+
+
+def test_a_packable_model_passes_the_self_check(tmp_path):
+    assert trainer(tmp_path, packing=True)._packs
+
+
+def test_the_warning_says_how_large_the_error_is(tmp_path):
+    with pytest.raises(PackingError, match=r"change by \d|stopped with"):
+        trainer(tmp_path, "lfm2", packing=True)
+
+
+def test_an_empty_dataset_is_refused(tmp_path):
+    with pytest.raises(DataError, match="train_dataset is empty"):
+        trainer(tmp_path, dataset=Dataset.from_dict({"prompt": []}))
+
+
+def test_an_empty_stream_is_refused(tmp_path):
+    with pytest.raises(DataError, match="stream ended"):
+        trainer(tmp_path, dataset=IterableDataset.from_generator(lambda: iter(())))
+
+
+def test_a_dataset_without_prompt_is_refused_with_the_columns_it_has(tmp_path):
+    with pytest.raises(DataError, match="no column 'prompt', only 'question'"):
+        trainer(tmp_path, dataset=Dataset.from_dict({"question": ["w5"]}))
+
+
+def test_a_rule_that_asks_for_a_missing_column_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"no column 'gold'.*it has 'prompt'"):
+        trainer(tmp_path, rewards=RuleSet([Answer(gold="gold")]))
+
+
+def test_a_budget_smaller_than_the_longest_row_is_refused_with_the_number_to_set(tmp_path):
+    with pytest.raises(ConfigError, match="Set it to at least 11"):
+        trainer(tmp_path, max_tokens_per_forward=10)
+
+
+def test_a_budget_smaller_than_a_completion_is_refused_when_the_config_is_parsed(tmp_path):
+    with pytest.raises(ConfigError, match="cannot hold one completion"):
+        trainer(tmp_path, max_tokens_per_forward=8)
+
+
+def test_a_budget_without_packing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Remove one of the two"):
+        trainer(tmp_path, max_tokens_per_forward=100, packing=False)
+
+
+def test_a_negative_evaluation_temperature_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Use 0 for greedy"):
+        trainer(tmp_path, eval_temperature=-1.0)
+
+
+def test_a_plain_trl_config_packs(tmp_path):
+    import trl
+
+    args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    subject = GRPOTrainer(
+        tiny.model("llama"),
+        lambda completions, **_: [0.0] * len(completions),
+        args,
+        PROMPTS,
+        processing_class=tiny.tokenizer(),
+    )
+    assert subject._packs

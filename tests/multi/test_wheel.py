@@ -1,0 +1,47 @@
+"""The wheel carries the files that are not Python, and finds them again. Builds offline, with hatchling from here."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_every_data_file_is_in_the_wheel(wheel):
+    outside = [*ROOT.glob("accelerate_configs/*.yaml"), *ROOT.glob("deepspeed_configs/*.json")]
+    expected = {f"trl_ext/{path.relative_to(ROOT)}" for path in outside}
+    expected |= {str(path.relative_to(ROOT)) for path in ROOT.glob("trl_ext/**/*.yaml")}
+    expected |= {"trl_ext/py.typed", "trl_ext/resources.py"}
+    assert not expected - set(ZipFile(wheel).namelist())
+
+
+def test_nothing_but_the_package_is_in_the_wheel(wheel):
+    folders = {name.split("/")[0].split("-")[0] for name in ZipFile(wheel).namelist()}
+    assert folders == {"trl_ext"}  # and trl_ext-<version>.dist-info
+
+
+def test_an_installed_wheel_finds_its_files(wheel, tmp_path):
+    ZipFile(wheel).extractall(tmp_path)
+    code = "from trl_ext import resources as r; print(r.accelerate_config('zero2'), r.deepspeed_config('zero3'))"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    inside = tmp_path / "trl_ext"
+    assert done.stdout.split() == [
+        str(inside / "accelerate_configs" / "zero2.yaml"),
+        str(inside / "deepspeed_configs" / "zero3.json"),
+    ], done.stderr

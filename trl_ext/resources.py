@@ -1,0 +1,42 @@
+"""Find a shipped YAML or JSON by its name, in an installed wheel and in a checkout."""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from trl_ext.errors import ConfigError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def accelerate_config(name: str) -> Path:
+    """The file for `accelerate launch --config_file`, such as "zero2"."""
+    return _find("accelerate_configs", name, ".yaml")
+
+
+def deepspeed_config(name: str) -> Path:
+    """The file for `--deepspeed`, such as "zero3_offload"."""
+    return _find("deepspeed_configs", name, ".json")
+
+
+def recipe(name: str) -> Path:
+    """The file for `--config`, such as "quickstart"."""
+    return _find("recipes", name, ".yaml")
+
+
+def _find(folder: str, name: str, suffix: str) -> Path:
+    shipped = {path.stem: path for path in _shipped(folder, suffix)}
+    if name in shipped:
+        return shipped[name]
+    nearest = get_close_matches(name, shipped, n=1, cutoff=0.0)[0]
+    raise ConfigError(f"'{name}' is not in {folder}. Use one of {', '.join(shipped)}; the nearest is '{nearest}'.")
+
+
+def _shipped(folder: str, suffix: str) -> list[Path]:
+    # A wheel carries the folders inside the package; a checkout and an editable install have them beside it.
+    for parent in (PACKAGE, PACKAGE.parent):
+        paths = sorted((parent / folder).glob(f"*{suffix}"))
+        if paths:
+            return paths
+    raise ConfigError(
+        f"There is no {folder} folder with {suffix} files in {PACKAGE} or beside it. Install trl-ext again."
+    )

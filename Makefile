@@ -52,4 +52,4 @@ bench: $(VENV)/.installed
 
 gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu tests/gpu
-	$(BIN)/python benchmarks/grpo_update.py --groups 8 --output benchmarks/results/grpo_update_gpu.json
+	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_gpu.json

@@ -1,13 +1,14 @@
 """How much faster is GRPO's update phase packed? Ours against trl.GRPOTrainer, same completions, one run.
 
 The update phase is the old-policy pass, the loss forward and backward, and the optimizer step. Completions come from
-a fixed `rollout_func`, so that generation costs nothing and both trainers see the same tokens. Each figure is the
-median over the repeats, which alternate between the two trainers, so that a busy machine hits both.
+a fixed `rollout_func`, so that generation costs nothing and both trainers see the same tokens. Rounds alternate
+between the two trainers, so that a busy machine hits both.
 
     python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -40,23 +41,26 @@ GENERATIONS = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths in tokens. Completions are log-normal with this mean and sigma, cut at `longest`; sigma 0: all equal."""
+    """Lengths in tokens, and prompts in a generation batch (8 completions each).
+
+    Completions are log-normal with this mean and sigma, cut at `longest`; sigma 0: all equal.
+    """
 
     name: str
     prompt: int
     mean: int
     longest: int
     sigma: float
+    groups: int
     asked_ratio: float
 
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds and tokens of one update phase (tokens: forwarded in old-policy and loss pass together)."""
+    """Seconds and tokens, summed over the update phases (tokens: of old-policy and loss pass together)."""
 
     shape: str
-    prompt_tokens: int
-    completion_tokens: list[int]
+    phases: int
     trl_s: float
     ours_s: float
     ratio: float
@@ -67,9 +71,9 @@ class Result:
 
 
 SHAPES = (
-    Shape("short", 60, 120, 512, 0.8, 4.0),
-    Shape("long tail", 150, 300, 2048, 0.8, 3.0),
-    Shape("long prompt", 1024, 256, 256, 0.0, 2.5),
+    Shape("short", 60, 120, 512, 0.8, 4, 4.0),
+    Shape("long tail", 150, 300, 2048, 0.8, 2, 3.0),
+    Shape("long prompt", 1024, 256, 256, 0.0, 2, 2.5),
 )
 
 
@@ -93,11 +97,12 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def lengths(shape: Shape, count: int, seed: int) -> list[int]:
-    """Completion lengths of a generation batch; the log-normal's scale is set so that its mean is `shape.mean`."""
+def lengths(shape: Shape, seed: int) -> list[int]:
+    """Completion lengths of one generation batch, scaled to the mean before they are cut at the longest."""
     draw = random.Random(seed)
-    scale = math.log(shape.mean) - shape.sigma**2 / 2
-    return [max(1, min(shape.longest, round(draw.lognormvariate(scale, shape.sigma)))) for _ in range(count)]
+    drawn = [math.exp(draw.gauss(0, shape.sigma)) for _ in range(shape.groups * GENERATIONS)]
+    scale = shape.mean / statistics.mean(drawn)
+    return [max(1, min(shape.longest, round(x * scale))) for x in drawn]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -121,67 +126,65 @@ def model(layers: int, width: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def trainer(library, shape: Shape, groups: int, layers: int, width: int, steps: int, folder: str):
+def trainer(library, shape: Shape, options, folder: str):
     """A trainer whose every even optimizer step is one update phase: old-policy pass, loss, backward, step."""
-    rows = groups * GENERATIONS
-    completion_lengths = lengths(shape, rows, seed=1)
+    draws = itertools.count()
 
     def rollout(prompts, trainer):
-        draw = random.Random(2)
+        seed = next(draws)
+        draw = random.Random(seed)
         ids = {p: [draw.randrange(3, VOCAB) for _ in range(shape.prompt)] for p in dict.fromkeys(prompts)}
-        completions = [[draw.randrange(3, VOCAB) for _ in range(n)] for n in completion_lengths]
+        completions = [[draw.randrange(3, VOCAB) for _ in range(n)] for n in lengths(shape, seed)]
         return {"prompt_ids": [ids[p] for p in prompts], "completion_ids": completions, "logprobs": None}
 
     args = library.GRPOConfig(
         output_dir=folder,
-        per_device_train_batch_size=GENERATIONS,
-        gradient_accumulation_steps=groups,
+        per_device_train_batch_size=options.rows,
+        gradient_accumulation_steps=shape.groups * GENERATIONS // options.rows,
         num_generations=GENERATIONS,
         # Two passes over a generation batch, so that TRL asks for the old policy's log-probabilities.
         num_iterations=2,
         max_completion_length=shape.longest,
-        max_steps=steps,
+        max_steps=2 * options.phases + 1,
         use_cpu=not torch.cuda.is_available(),
         bf16=True,
-        logging_steps=steps,
+        logging_steps=1,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
     )
     clock = StepClock()
-    return clock, library.GRPOTrainer(
-        model(layers, width),
+    subject = library.GRPOTrainer(
+        model(options.layers, options.width),
         lambda completion_ids, **_: [len(ids) % 7 / 7 for ids in completion_ids],
         args,
-        Dataset.from_dict({"prompt": [f"w{i + 3}" for i in range(groups)]}),
+        Dataset.from_dict({"prompt": [f"w{i + 3}" for i in range(shape.groups)]}),
         processing_class=tokenizer(),
         rollout_func=rollout,
         callbacks=[clock],
     )
+    subject.remove_callback(transformers.PrinterCallback)
+    return clock, subject
 
 
-def measure(shape: Shape, groups: int, layers: int, width: int, repeats: int, rounds: int = 2) -> Result:
-    """Median seconds of an update phase of either trainer, in alternating rounds."""
-    seconds: dict[str, list[float]] = {"trl": [], "trl_ext": []}
-    tokens = {}
-    for _ in range(rounds):
+def measure(shape: Shape, options) -> Result:
+    """Seconds of the same update phases of either trainer, in alternating rounds."""
+    seconds = dict.fromkeys(("trl", "trl_ext"), 0.0)
+    tokens = dict.fromkeys(("trl", "trl_ext"), 0)
+    for _ in range(options.rounds):
         for library in (trl, trl_ext):
-            name = library.__name__
             with tempfile.TemporaryDirectory() as folder:
-                clock, subject = trainer(library, shape, groups, layers, width, 2 * (repeats + 1), folder)
-                subject.remove_callback(transformers.PrinterCallback)
+                clock, subject = trainer(library, shape, options, folder)
                 subject.train()
-            # The first phase warms up; odd steps have no old-policy pass.
-            seconds[name] += clock.seconds[2::2]
-            tokens[name] = _tokens(subject, library, shape, groups)
-    trl_s, ours_s = (statistics.median(seconds[name]) for name in ("trl", "trl_ext"))
+            # Step 0 warms up; odd steps have no old-policy pass.
+            seconds[library.__name__] += sum(clock.seconds[2::2])
+            tokens[library.__name__] += sum(_tokens(subject, library, shape, seed) for seed in _seeds(options))
     return Result(
         shape=shape.name,
-        prompt_tokens=shape.prompt,
-        completion_tokens=lengths(shape, groups * GENERATIONS, seed=1),
-        trl_s=round(trl_s, 3),
-        ours_s=round(ours_s, 3),
-        ratio=round(trl_s / ours_s, 2),
+        phases=options.rounds * options.phases,
+        trl_s=round(seconds["trl"], 2),
+        ours_s=round(seconds["trl_ext"], 2),
+        ratio=round(seconds["trl"] / seconds["trl_ext"], 2),
         asked_ratio=shape.asked_ratio,
         trl_tokens=tokens["trl"],
         ours_tokens=tokens["trl_ext"],
@@ -189,14 +192,18 @@ def measure(shape: Shape, groups: int, layers: int, width: int, repeats: int, ro
     )
 
 
-def _tokens(subject, library, shape: Shape, groups: int) -> int:
-    """Tokens that went through the model in old-policy and loss pass."""
+def _seeds(options) -> range:
+    """Generation batches that are measured; batch k is generated in optimizer step 2k."""
+    return range(1, options.phases + 1)
+
+
+def _tokens(subject, library, shape: Shape, seed: int) -> int:
+    """Tokens that went through the model in old-policy and loss pass of one generation batch."""
     if library is trl_ext:
-        logged = [entry for entry in subject.state.log_history if "packing/forwarded_tokens" in entry]
-        # Averaged over steps of which every other one has an old-policy pass: 1.5 passes a step.
-        return round(logged[-1]["packing/forwarded_tokens"] / 1.5 * 2)
-    rows = groups * GENERATIONS
-    return 2 * rows * (shape.prompt + max(lengths(shape, rows, seed=1)))
+        logged = {entry["step"]: entry for entry in subject.state.log_history}
+        return round(logged[2 * seed + 1]["packing/forwarded_tokens"])
+    drawn = lengths(shape, seed)
+    return 2 * len(drawn) * (shape.prompt + max(drawn))
 
 
 def machine() -> dict[str, str]:
@@ -225,8 +232,9 @@ def show(results: list[Result]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=[s.name for s in SHAPES], help="which shapes to run")
-    parser.add_argument("--groups", type=int, default=2, help="prompts in a generation batch, 8 completions each")
-    parser.add_argument("--repeats", type=int, default=3, help="update phases measured per trainer and round")
+    parser.add_argument("--rows", type=int, default=16, help="rows in a micro-batch, of 8 completions a prompt")
+    parser.add_argument("--phases", type=int, default=3, help="update phases measured per trainer and round")
+    parser.add_argument("--rounds", type=int, default=2, help="times to alternate between the trainers")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=576)
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
@@ -234,13 +242,13 @@ def main() -> None:
     results = []
     for shape in SHAPES:
         if shape.name in options.shapes:
-            results.append(measure(shape, options.groups, options.layers, options.width, options.repeats))
+            results.append(measure(shape, options))
             show(results)
     if options.output:
         record = {
             "benchmark": "grpo_update",
             "model": f"llama, {options.layers} layers of width {options.width}, vocabulary {VOCAB}, bf16 autocast",
-            "groups": options.groups,
+            "rows_per_micro_batch": options.rows,
             "machine": machine(),
             "results": [asdict(r) for r in results],
         }

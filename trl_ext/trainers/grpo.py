@@ -18,6 +18,7 @@ from trl_ext.packing.check import CheckResult, Probe, check
 from trl_ext.trainers.data_checks import check_budget, check_dataset, sample_of_prompts
 from trl_ext.trainers.group_order import regroup, split_is_free
 from trl_ext.trainers.grpo_config import GRPOConfig
+from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.packed_log_probs import Unpadded, plan, score, unpad
 from trl_ext.trainers.reward_guard import guard, raise_together
 
@@ -50,6 +51,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        check_launch(args)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         check_dataset(train_dataset, rewards, "train_dataset")
         check_dataset(eval_dataset, rewards, "eval_dataset")

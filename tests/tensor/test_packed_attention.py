@@ -19,7 +19,7 @@ def packed_logits(model, given, share_prompt=True):
     """Segments of the one flat row, and the model's plain logits on it [T, V]."""
     flat = unpad(given.input_ids, given.attention_mask, given.width)
     (row,) = plan(flat, share_prompt)
-    packed = lay_out(row, flat.sequences, flat.num_scored)
+    packed = lay_out(row, flat.sequences, flat.num_scored, given.input_ids.device)
     with torch.no_grad(), attention.packed_forward():
         out = model(
             input_ids=packed.input_ids, position_ids=packed.position_ids, segments=packed.table, use_cache=False

@@ -1,0 +1,173 @@
+"""A misspelt key, a wrong value or a broken recipe stops the run, names its line and says what was meant."""
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+
+import pytest
+
+from trl_ext.errors import ConfigError
+from trl_ext.scripts.arguments import parse_strict
+
+
+class When(Enum):
+    NO = "no"
+    STEPS = "steps"
+
+
+@dataclass
+class Source:
+    path: str
+    split: str = "train"
+
+
+@dataclass
+class Data:
+    dataset_name: str | None = None
+    reward_funcs: list[str] | None = None
+    rules: list | str | dict | None = None
+    datasets: list[Source] = field(default_factory=list)
+
+
+@dataclass
+class Training:
+    learning_rate: float = 1e-6
+    max_steps: int = -1
+    packing: bool | None = None
+    eval_strategy: When | str = "no"
+    eval_steps: float | None = None
+    lr_scheduler_kwargs: dict | str | None = None
+
+    def __post_init__(self):
+        if self.max_steps == 13:
+            raise ValueError("max_steps must not be 13")
+
+
+def parse(*argv):
+    return parse_strict((Data, Training), argv)
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """Write recipe.yaml into the working directory and parse it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_and_parse(text, *argv):
+        (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+        return parse("--config", "recipe.yaml", *argv)
+
+    return write_and_parse
+
+
+def message(function, *args):
+    with pytest.raises(ConfigError) as error:
+        function(*args)
+    return str(error.value)
+
+
+def test_the_command_line_beats_the_recipe_and_the_recipe_beats_the_defaults(recipe):
+    data, training = recipe("learning_rate: 3e-5\nmax_steps: 20\nrules: [{answer: {}}]\n", "--max_steps", "3")
+    assert (training.learning_rate, training.max_steps, training.eval_steps) == (3e-5, 3, None)
+    assert data.rules == [{"answer": {}}]
+
+
+@pytest.mark.parametrize("argv", [["--config", "recipe.yaml"], ["--config=recipe.yaml"]])
+def test_config_takes_a_space_or_an_equals_sign(recipe, argv):
+    recipe("max_steps: 7")
+    assert parse(*argv)[1].max_steps == 7
+
+
+def test_env_sets_environment_variables(recipe, monkeypatch):
+    monkeypatch.setenv("TRL_EXT_TEST_ENV", "before")
+    recipe("env:\n  TRL_EXT_TEST_ENV: 5\nmax_steps: 2")
+    assert os.environ["TRL_EXT_TEST_ENV"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "# a recipe\nmax_steps: 20\nlearnig_rate: 1e-5\n",
+            "recipe.yaml, line 3: unknown key 'learnig_rate'. Did you mean 'learning_rate'?",
+        ),
+        ("learning-rate: 1e-5", "recipe.yaml, line 1: unknown key 'learning-rate'. Did you mean 'learning_rate'?"),
+        ("zzz: 1", "recipe.yaml, line 1: unknown key 'zzz'. Remove it, or list the valid keys with --help."),
+        (
+            "max_steps: 2\nnum_processes: 2",
+            "recipe.yaml, line 2: unknown key 'num_processes'. It belongs to `accelerate launch`: give "
+            "--num_processes on the command line, before the script.",
+        ),
+        (
+            "max_steps: 1\nmax_steps: 2",
+            "recipe.yaml, line 2: the key 'max_steps' already stands on line 1. Keep one of the two.",
+        ),
+        ("max_steps: twenty", "recipe.yaml, line 1: 'max_steps' must be a whole number, not twenty."),
+        ("max_steps: 2.5", "recipe.yaml, line 1: 'max_steps' must be a whole number, not 2.5."),
+        ("max_steps:", "recipe.yaml, line 1: 'max_steps' must be a whole number, not empty."),
+        ("learning_rate: [1]", "recipe.yaml, line 1: 'learning_rate' must be a number, not a list."),
+        ("packing: maybe", "recipe.yaml, line 1: 'packing' must be true or false, not maybe."),
+        (
+            "eval_strategy: no",
+            "recipe.yaml, line 1: 'eval_strategy' must be one of no, steps, not no. YAML reads a bare no as false; "
+            'write "no" for the word.',
+        ),
+        ("reward_funcs: a.b", "recipe.yaml, line 1: 'reward_funcs' must be a list, not a.b. Write [a.b]."),
+        (
+            "datasets:\n  - path: x\n    spilt: train",
+            "recipe.yaml, line 3: unknown key 'spilt'. Did you mean 'split'?",
+        ),
+        ("env: 3", "recipe.yaml, line 1: 'env' must be a mapping of environment variables."),
+        ("- max_steps", "The recipe recipe.yaml holds no keys. Write one `key: value` per line."),
+        ("", "The recipe recipe.yaml holds no keys. Write one `key: value` per line."),
+    ],
+)
+def test_a_recipe_with_a_slip_is_refused_with_its_line(recipe, text, expected):
+    assert message(recipe, text) == expected
+
+
+def test_all_slips_of_a_recipe_are_reported_together(recipe):
+    lines = message(recipe, "max_stepz: 1\npacking: 3\n").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["recipe.yaml, line 1", "recipe.yaml, line 2"]
+
+
+def test_broken_yaml_names_its_line(recipe):
+    assert message(recipe, "max_steps: 1\nrules: [a,\n").startswith("recipe.yaml, line 3: this is not valid YAML: ")
+
+
+def test_a_missing_recipe_is_a_sentence():
+    assert message(parse, "--config", "nowhere.yaml").startswith("There is no recipe nowhere.yaml.")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--learnig_rate", "1"], "Unknown flag --learnig_rate. Did you mean --learning_rate?"),
+        (["--max_step=1"], "Unknown flag --max_step. Did you mean --max_steps?"),
+        (["--zzz"], "Unknown flag --zzz. List them with --help."),
+        (["stray"], "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE."),
+        (["--max_steps", "ten"], "--max_steps must be a whole number, not 'ten'."),
+        (["--max_steps"], "--max_steps: expected one argument."),
+        (["--max_steps", "13"], "These settings cannot work: max_steps must not be 13"),
+        (["--config"], "--config has no value. Give the path of a YAML recipe after it."),
+        (
+            ["--config", "a", "--config=b"],
+            "--config is given twice. Give one recipe; later flags override single keys.",
+        ),
+    ],
+)
+def test_a_command_line_with_a_slip_is_refused(argv, expected):
+    assert message(parse, *argv) == expected
+
+
+@pytest.mark.parametrize("text", ["eval_strategy: 'no'", "max_steps: '7'", "packing: 'yes'", "eval_steps: null"])
+def test_what_trl_accepts_is_accepted(recipe, text):
+    recipe(text)
+
+
+def test_help_opens_with_the_description_and_lists_every_key(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse_strict((Data, Training), ["--help"], prog="grpo", description="Train.\n\nExamples:\n  one")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: grpo [--config RECIPE.yaml] [--KEY VALUE ...]\n\nTrain.\n\nExamples:\n  one\n")
+    assert "--learning_rate" in text

@@ -7,7 +7,7 @@ from enum import Enum
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.scripts.arguments import parse_strict
+from trl_ext.scripts.arguments import parse_strict, split_config_flag
 
 
 class When(Enum):
@@ -75,6 +75,11 @@ def test_the_command_line_beats_the_recipe_and_the_recipe_beats_the_defaults(rec
 def test_config_takes_a_space_or_an_equals_sign(recipe, argv):
     recipe("max_steps: 7")
     assert parse(*argv)[1].max_steps == 7
+
+
+def test_config_takes_the_name_of_a_shipped_recipe():
+    words = split_config_flag(["--config", "quickstart"])
+    assert words[1].endswith("quickstart.yaml")
 
 
 def test_env_sets_environment_variables(recipe, monkeypatch):
@@ -146,6 +151,7 @@ def test_a_missing_recipe_is_a_sentence():
         (["--zzz"], "Unknown flag --zzz. List them with --help."),
         (["stray"], "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE."),
         (["--max_steps", "ten"], "--max_steps must be a whole number, not 'ten'."),
+        (["--packing", "maybe"], "--packing must be true or false, not 'maybe'."),
         (["--max_steps"], "--max_steps: expected one argument."),
         (["--max_steps", "13"], "These settings cannot work: max_steps must not be 13"),
         (["--config"], "--config has no value. Give the path of a YAML recipe after it."),

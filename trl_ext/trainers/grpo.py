@@ -126,22 +126,30 @@ class GRPOTrainer(TRLGRPOTrainer):
                 logps = score(model, batch, plan(batch, self._share_prompt), device).logps
             return [row[:n] for row, n in zip(logps, batch.num_scored, strict=True)]
 
-        def alone(probe: Probe) -> torch.Tensor:
-            ids = torch.tensor([probe.prompt + probe.completion], device=device)
-            labels = ids.clone()
-            labels[:, : len(probe.prompt)] = -100
+        def padded(probes: list[Probe]) -> list[torch.Tensor]:
+            batch = scored(probes)
+            longest = max(map(len, batch.sequences))
+            ids = torch.tensor([s + (0,) * (longest - len(s)) for s in batch.sequences], device=device)
+            mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in batch.sequences], device=device)
             with self.accelerator.autocast():
-                outputs = model(input_ids=ids, labels=labels, fused_lm_head=True, use_cache=False)
-            return outputs.log_probs[0, -len(probe.completion) :]
+                labels = ids.masked_fill(mask == 0, -100)
+                logps = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
+            ends = zip(logps, batch.sequences, batch.num_scored, strict=True)
+            # The head shifts: the value of token t stands at t - 1.
+            return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
+
+        def alone(probe: Probe) -> torch.Tensor:
+            return padded([probe])[0]
 
         config = self.model.config.get_text_config()
         half = self.model.dtype != torch.float32 or self.accelerator.mixed_precision != "no"
-        was_training = model.training
-        model.eval()
+        # The wrapper's own flag may differ from the model's, whose flag TRL reads.
+        was_training = self.model.training
+        self.model.eval()
         try:
-            return check(alone, packed, config.vocab_size, half)
+            return check(alone, padded, packed, config.vocab_size, half)
         finally:
-            model.train(was_training)
+            self.model.train(was_training)
 
     def _models(self) -> list[Any]:
         """The policy and the reference, unwrapped."""

@@ -1,0 +1,68 @@
+"""`trl-ext` answers at once, and a slip on its command line is one sentence."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trl_ext import __version__
+from trl_ext.cli.main import main
+
+HEAVY = ("torch", "trl", "transformers", "accelerate", "matplotlib", "rich")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["grpo", "--help"]])
+def test_help_imports_nothing_heavy(argv):
+    code = (
+        f"import sys; from trl_ext.cli.main import main; main({argv}); print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_command_and_help_print_the_same(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == text
+    assert "grpo" in text and "report" in text
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"trl-ext {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["grop"], "There is no command 'grop'. Did you mean 'grpo'?"),
+        (["--unknown"], "There is no command '--unknown'. There are: grpo, report."),
+        (["report", "nowhere"], "There is no trainer_state.json in nowhere"),
+    ],
+)
+def test_a_slip_is_one_sentence_and_exit_code_2(argv, sentence, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.strip().startswith(f"error: {sentence}")
+    assert "Traceback" not in error
+
+
+def test_only_one_process_of_a_machine_prints_the_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit) as stop:
+        main(["grop"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_report_renders_a_run_again(tmp_path, capsys):
+    log = [{"step": 1, "reward": 0.5, "rewards/answer/mean": 0.25}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    (tmp_path / "run_settings.json").write_text('{"model": "SmolLM2"}')
+    assert main(["report", str(tmp_path)]) == 0
+    assert "answer" in capsys.readouterr().out
+    assert "SmolLM2" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,182 @@
+"""The report adds up, shows what the log holds, and never needs what it lacks."""
+
+import builtins
+import io
+import json
+import re
+from dataclasses import astuple
+
+import pytest
+from rich.console import Console
+
+from trl_ext.errors import DataError, SupportError
+from trl_ext.monitor import log_keys
+from trl_ext.monitor.plot import reward_png
+from trl_ext.monitor.report import (
+    read_log_history,
+    read_settings,
+    report_html,
+    summary_table,
+    write_report,
+)
+from trl_ext.monitor.summary import Change, summarize
+from trl_ext.monitor.words import duration, scores
+
+
+def step(number, **metrics):
+    answer = number / 20
+    return {
+        "step": number,
+        "reward": answer + 0.1,
+        "rewards/rules/mean": answer + 0.1,  # the RuleSet as a whole repeats the total
+        "rewards/answer/mean": answer,
+        "rewards/answer/std": 0.5,
+        "rewards/<b>/mean": 1.0,
+        **metrics,
+    }
+
+
+def held_out(number, answer):
+    return {"step": number, "eval_reward": answer + 0.2, "eval_rewards/answer/mean": answer, "eval_runtime": 9.0}
+
+
+@pytest.fixture
+def history():
+    packed = {
+        "packing/forwarded_tokens": 100.0,
+        "packing/padded_tokens": 300.0,
+        "packing/forwarded_over_raw": 0.5,
+        "phase/generate_s": 3.0,
+        "phase/update_s": 1.0,
+    }
+    steps = [step(number, **packed) for number in range(1, 21)]
+    steps[0]["phase/evaluate_s"] = 6.0
+    return [held_out(0, 0.25), *steps, held_out(20, 0.75), {"step": 20, "train_runtime": 3725.4}]
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch):
+    original = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError(f"No module named '{name}'")
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+def text_of(summary):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(summary_table(summary))
+    return console.export_text()
+
+
+def test_training_means_are_those_of_the_first_and_last_five_steps(history):
+    summary = summarize(history)
+    assert (summary.num_steps, summary.window_steps) == (20, 5)
+    assert astuple(summary.rules["answer"]) == pytest.approx((0.15, 0.9))
+    assert astuple(summary.reward) == pytest.approx((0.25, 1.0))
+
+
+def test_held_out_before_is_step_0_and_after_is_the_last_evaluation(history):
+    summary = summarize([*history[:10], held_out(9, 0.5), *history[10:]])
+    assert summary.held_out_rules == {"answer": Change(0.25, 0.75)}
+
+
+def test_without_an_evaluation_at_step_0_there_is_no_before(history):
+    assert summarize(history[1:]).held_out_rules == {"answer": Change(None, 0.75)}
+
+
+def test_tokens_and_phases_are_totals_over_the_run(history):
+    summary = summarize(history)
+    assert (summary.forwarded_tokens, summary.padded_tokens, summary.raw_tokens) == (2000, 6000, 4000)
+    assert summary.phase_s == {"generate": 60.0, "update": 20.0, "evaluate": 6.0}
+    assert summary.train_s == 3725.4
+
+
+def test_a_log_every_five_steps_counts_five_times(history):
+    every_fifth = [entry for entry in history[1:21] if entry["step"] % 5 == 0]
+    assert summarize(every_fifth).forwarded_tokens == summarize(history).forwarded_tokens
+
+
+def test_the_set_as_a_whole_is_no_rule_but_a_rule_of_another_value_is(history):
+    assert list(log_keys.rules(history[1])) == ["answer", "<b>"]
+    assert "rules" in log_keys.rules({"reward": 0.5, "rewards/rules/mean": 0.4})
+
+
+def test_evaluation_is_no_part_of_a_step(history):
+    assert log_keys.step_s(history[1]) == 4.0
+
+
+def test_a_rule_without_verdicts_is_left_out_not_zero():
+    summary = summarize([{"step": 1, "reward": 0.5, "rewards/answer/mean": float("nan"), "rewards/tags/mean": 1.0}])
+    assert list(summary.rules) == ["tags"]
+
+
+@pytest.mark.parametrize("log", [[], [{"step": 3, "loss": 0.1}], [{"step": 1, "reward": 0.5}]])
+def test_a_history_that_lacks_everything_still_gives_a_report(log):
+    assert "tokens" not in text_of(summarize(log))
+    assert "<h1>" in report_html(log, {}, None)
+
+
+def test_the_table_shows_rewards_tokens_and_time(history):
+    text = text_of(summarize(history))
+    assert "20 steps in 1:02:05" in text
+    assert re.search(r"answer +0\.15 +0\.90 +0\.25 +0\.75", text)
+    assert re.search(r"<b> +1\.00 +1\.00 +- +-", text)
+    assert "as padded batches: 6,000 (3.00 times as many)" in text
+    assert "generate 60.0 s (70%)" in text
+
+
+def test_the_table_has_no_held_out_columns_without_evaluation(history):
+    assert "held-out" not in text_of(summarize(history[1:21]))
+
+
+def test_the_report_is_one_escaped_file_without_outside_resources(tmp_path, history):
+    write_report(tmp_path, history, {"model": "<script>alert(1)</script>"})
+    html = (tmp_path / "report.html").read_text()
+    assert "<script>" not in html and "&lt;script&gt;" in html and "&lt;b&gt;" in html
+    assert set(re.findall(r'(?:src|href)="([^"]{0,22})', html)) == {"data:image/png;base64,"}
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert read_settings(tmp_path) == {"model": "<script>alert(1)</script>"}
+
+
+def test_without_matplotlib_there_is_a_hint_and_a_report_without_the_plot(tmp_path, history, no_matplotlib, capsys):
+    write_report(tmp_path, history, {})
+    assert capsys.readouterr().err == "reward.png needs matplotlib. Run: pip install trl-ext[report]\n"
+    assert "<img" not in (tmp_path / "report.html").read_text()
+    assert not (tmp_path / "reward.png").exists()
+    with pytest.raises(SupportError):
+        reward_png(history)
+
+
+def test_the_plot_leaves_the_matplotlib_backend_alone(history):
+    import matplotlib
+
+    before = matplotlib.rcParams._get_backend_or_none()
+    reward_png(history)
+    assert matplotlib.rcParams._get_backend_or_none() == before
+
+
+def test_the_log_comes_from_the_folder_or_else_from_its_newest_checkpoint(tmp_path):
+    for number in (9, 100):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        state = {"log_history": [{"step": number}]}
+        (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text(json.dumps(state))
+    assert read_log_history(tmp_path) == [{"step": 100}]
+    (tmp_path / "trainer_state.json").write_text('{"log_history": []}')
+    assert read_log_history(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}"])
+def test_a_missing_or_damaged_log_is_a_sentence(tmp_path, content):
+    if content is not None:
+        (tmp_path / "trainer_state.json").write_text(content)
+    with pytest.raises(DataError, match=r"trainer_state\.json"):
+        read_log_history(tmp_path)
+
+
+def test_numbers_read_as_a_person_writes_them():
+    assert [duration(s) for s in (0, 129.6, 3600)] == ["0:00", "2:10", "1:00:00"]
+    assert scores(0.42, {"answer": 0.314, "format": 1.0}) == "reward 0.42  answer 0.31  format 1.00"

@@ -1,0 +1,288 @@
+"""`trl_ext.scripts.grpo` trains from a recipe, and refuses what cannot work before it loads anything."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+
+from tests import tiny
+from trl_ext import resources
+from trl_ext.cli import launch
+from trl_ext.errors import ConfigError, DataError, RuleError
+from trl_ext.monitor.report import read_log_history
+from trl_ext.monitor.summary import summarize
+from trl_ext.scripts import grpo
+from trl_ext.scripts.data import Source
+from trl_ext.scripts.rewards import build_rewards
+
+torch.set_num_threads(1)
+
+RULES = [
+    {"rule": "answer", "gold": "answer", "kind": "exact"},
+    {"rule": "length", "high": 4, "slack": 4, "weight": 0.1},
+]
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A tiny model with its tokenizer, and a folder with train.jsonl and test.jsonl."""
+    folder = tmp_path_factory.mktemp("assets")
+    tiny.model("llama").save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    rows = [{"prompt": tiny.words(i, i + 1), "answer": tiny.words(i)} for i in range(3, 19)]
+    (folder / "data").mkdir()
+    for split in ("train", "test"):
+        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe for the tiny model; `without` drops keys, other arguments change them."""
+
+    def write(*without, **changes):
+        settings = dict(
+            rules=RULES,
+            max_steps=2,
+            per_device_train_batch_size=4,
+            num_generations=2,
+            num_generations_eval=1,
+            per_device_eval_batch_size=8,
+            max_completion_length=6,
+            use_cpu=True,
+            bf16=False,
+            eval_strategy="steps",
+            eval_steps=2,
+            eval_on_start=True,
+            eval_temperature=0.0,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            output_dir=str(tmp_path / "out"),
+        )
+        settings.update(changes)
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({key: settings[key] for key in settings if key not in without}))
+        return str(path)
+
+    return write
+
+
+def test_a_recipe_trains_evaluates_saves_and_reports(assets, recipe, tmp_path, capfd):
+    grpo.main(
+        ["--config", recipe(), "--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
+    )
+    captured = capfd.readouterr()
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "trainer_state.json", "report.html", "reward.png", "run_settings.json"} <= files
+
+    log = read_log_history(tmp_path / "out")
+    summary = summarize(log)
+    assert summary.num_steps == 2
+    assert list(summary.rules) == list(summary.held_out_rules) == ["answer", "length"]
+    assert None not in (summary.held_out_rules["length"].before, summary.held_out_rules["length"].after)
+    assert summary.forwarded_tokens < summary.padded_tokens
+    assert {"generate", "score", "update"} <= set(summary.phase_s)
+
+    progress = captured.err
+    assert "held-out after step 0  reward " in progress
+    assert "step 1/2  reward " in progress and "answer " in progress and "left 0:00" in progress
+    assert "{'loss'" not in captured.out + captured.err  # the metrics dictionary of transformers' own callback
+    assert "2 steps in" in captured.out
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "answer (weight 1), length (weight 0.1)" in html
+
+
+def test_true_resumes_from_the_newest_checkpoint(assets, recipe, tmp_path, capfd):
+    settings = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
+    path = recipe(save_strategy="steps", save_steps=1)
+    grpo.main(["--config", path, *settings, "--max_steps", "1"])
+    capfd.readouterr()
+    grpo.main(["--config", path, *settings, "--resume_from_checkpoint", "true"])
+    progress = capfd.readouterr().err
+    assert "step 2/2" in progress and "step 1/2" not in progress
+    assert [entry["step"] for entry in read_log_history(tmp_path / "out") if "reward" in entry] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("without", "argv", "sentence"),
+    [
+        (["rules"], [], "There is nothing to score completions with."),
+        ([], ["--dataset_name", ""], "There is no dataset."),
+        ([], ["--dataset_name", "./nowhere"], "There is no file or folder nowhere."),
+        ([], ["--dataset_test_split", "held_out"], "There is no held_out.jsonl in "),
+        ([], ["--model_name_or_path", "./nowhere"], "There is no folder ./nowhere."),
+        ([], ["--rules", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        ([], ["--resume_from_checkpoint", "true"], "There is no checkpoint in "),
+        ([], ["--resume_from_checkpoint", "nowhere"], "There is no checkpoint nowhere."),
+        ([], ["--learnig_rate", "1"], "Unknown flag --learnig_rate. Did you mean --learning_rate?"),
+        ([], ["--num_generations", "3"], "These settings cannot work: "),
+        ([], ["--max_tokens_per_forward", "3"], "max_tokens_per_forward=3 cannot hold one completion"),
+    ],
+)
+def test_a_slip_is_one_sentence_before_anything_is_loaded(
+    assets, recipe, without, argv, sentence, capsys, monkeypatch
+):
+    monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: pytest.fail("read the dataset"))
+    settings = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
+    with pytest.raises(SystemExit) as stop:
+        grpo.main(["--config", recipe(*without), *settings, *argv])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert f"error: {sentence}" in error and "Traceback" not in error
+
+
+def test_fewer_than_one_process_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "0")
+    with pytest.raises(SystemExit):
+        grpo.main([])
+    assert "WORLD_SIZE is 0, fewer than one process." in capsys.readouterr().err
+
+
+def test_a_bug_keeps_its_traceback(assets, recipe, monkeypatch):
+    monkeypatch.setattr(grpo, "build_rewards", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        grpo.main(["--config", recipe(), "--model_name_or_path", str(assets / "model")])
+
+
+@pytest.mark.parametrize("path", sorted(resources.recipe("quickstart").parent.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_recipe_parses_and_its_rules_build(path, tmp_path):
+    argv = ["--config", str(path), "--output_dir", str(tmp_path), "--bf16", "false"]
+    script_args, *_ = grpo.make_parser().parse(argv)
+    (rules,) = build_rewards(script_args.rules, None, None)
+    assert rules.columns
+
+
+# Data -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_one_local_file_is_the_training_split(tmp_path, suffix):
+    path = str(tmp_path / f"rows.{suffix}")
+    dataset = Dataset.from_dict({"prompt": ["a", "b"], "answer": ["1", "2"]})
+    {"jsonl": dataset.to_json, "csv": dataset.to_csv, "parquet": dataset.to_parquet}[suffix](path)
+    train, held_out = Source(path).load()
+    assert train["prompt"] == ["a", "b"] and held_out is None
+
+
+def test_a_folder_gives_the_splits_that_are_asked_for(assets):
+    train, held_out = Source(str(assets / "data"), test_split="test").load()
+    assert len(train) == len(held_out) == 16
+
+
+def test_one_file_has_nothing_to_evaluate_on(assets):
+    with pytest.raises(DataError, match="is one file and has no split 'test'"):
+        Source(str(assets / "data" / "train.jsonl"), test_split="test")
+
+
+def test_a_broken_file_is_a_sentence(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{")
+    with pytest.raises(DataError, match="cannot be loaded"):
+        Source(str(tmp_path / "rows.jsonl")).load()
+
+
+def test_a_name_and_a_mixture_contradict_each_other():
+    with pytest.raises(ConfigError, match="Give one of them"):
+        Source("openai/gsm8k", mixture=object())
+
+
+# Rewards ----------------------------------------------------------------------------------------------------------
+
+
+def test_rules_inline_with_clip_and_from_a_file_are_the_same(tmp_path):
+    mapping = {"rules": RULES, "clip": [0, 1]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(mapping))
+    assert build_rewards(mapping, None, None) == build_rewards(str(tmp_path / "rules.yaml"), None, None)
+    assert build_rewards(RULES, None, None)[0].rules == build_rewards(mapping, None, None)[0].rules
+
+
+def test_functions_come_by_trls_name_and_by_dotted_path():
+    rules, model, named, built, dotted = build_rewards(
+        RULES, ["think_format_reward", "get_soft_overlong_punishment", "json.dumps"], "some/model"
+    )
+    assert rules.columns == ("answer",) and model == "some/model"
+    assert named.__name__ == "think_format_reward" and callable(built) and dotted is json.dumps
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("acuracy_reward", "Did you mean 'accuracy_reward'?"),
+        ("zzz", "Give the dotted path of a function"),
+        ("no_such_module.reward", "cannot be imported"),
+        ("json.no_such_function", "json has no reward function 'no_such_function'"),
+    ],
+)
+def test_a_reward_function_that_is_not_there_is_a_sentence(name, sentence):
+    with pytest.raises(ConfigError) as error:
+        build_rewards(None, [name], None)
+    assert sentence in str(error.value)
+
+
+def test_a_rule_with_a_slip_is_a_sentence():
+    with pytest.raises((ConfigError, RuleError), match="gold"):
+        build_rewards([{"rule": "answer", "glod": "answer"}], None, None)
+
+
+# Launch -----------------------------------------------------------------------------------------------------------
+
+
+def launched(*argv):
+    return launch.launch_arguments("trl_ext.scripts.grpo", grpo.make_parser(), argv)
+
+
+def test_each_program_gets_its_own_arguments():
+    script = ["--config", "quickstart", "--max_steps=2"]
+    arguments = launched("--num_processes", "2", *script, "--config_file=zero2", "--main-process-port", "0")
+    assert (arguments.num_processes, arguments.main_process_port) == (2, 0)
+    assert arguments.config_file == str(resources.accelerate_config("zero2"))
+    assert (arguments.module, arguments.training_script) == (True, "trl_ext.scripts.grpo")
+    assert arguments.training_script_args == ["--config", str(resources.recipe("quickstart")), "--max_steps=2"]
+
+
+def test_what_both_programs_know_goes_to_the_script():
+    arguments = launched("--gradient_accumulation_steps", "4", "--num_processes", "1")
+    assert arguments.training_script_args == ["--gradient_accumulation_steps", "4"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--num_processes", "0"], "--num_processes is 0, fewer than one process. Start at least one."),
+        (["--num_processes", "two"], "--num_processes: invalid int value: 'two'."),
+        (["--num_proceses", "2"], "Unknown flag --num_proceses. Did you mean --num_processes?"),
+        (["--max_stepz", "2"], "Unknown flag --max_stepz. Did you mean --max_steps?"),
+        (
+            ["--multi_gpu", "stray"],
+            "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE.",
+        ),
+        (["--config_file", "no/such.yaml"], "There is no accelerate file no/such.yaml. Check --config_file."),
+    ],
+)
+def test_a_slip_is_refused_before_a_process_starts(argv, sentence):
+    with pytest.raises(ConfigError) as error:
+        launched(*argv)
+    assert str(error.value) == sentence
+
+
+def test_an_unknown_shipped_config_names_those_there_are():
+    with pytest.raises(ConfigError, match="zero3"):
+        launched("--config_file", "zero9")
+
+
+def test_the_exit_code_of_a_failed_process_is_passed_on(monkeypatch, capsys):
+    import subprocess
+
+    import accelerate.commands.launch as accelerate_launch
+
+    def fail(code):
+        def launch_command(arguments):
+            raise subprocess.CalledProcessError(code, "python")
+
+        monkeypatch.setattr(accelerate_launch, "launch_command", launch_command)
+        return launch.launch("trl_ext.scripts.grpo", grpo.make_parser(), ["--num_processes", "1"])
+
+    assert fail(2) == 2 and capsys.readouterr().err == ""  # the process has printed its sentence
+    assert fail(-9) == 1 and "exit code -9" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""Where the wall-clock seconds of a step go: a stopwatch with named, nested phases.
+
+One rule makes the numbers add up: at any moment exactly one phase is charged, the innermost open one. A phase that
+opens inside another one therefore takes its seconds away from the outer phase, and no second counts twice.
+
+Left out on purpose: threads (one clock belongs to one thread) and CUDA events (give `sync` instead).
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class PhaseClock:
+    """Seconds per named phase since the last `take()`.
+
+    Args:
+        sync: Called before every reading of the clock, e.g. `torch.cuda.synchronize`, so that kernels still in flight
+            are charged to the phase that launched them. None reads the clock at once.
+        outside: Name that is charged for the time between phases, from the first phase on. None drops that time.
+
+    Example:
+        >>> clock = PhaseClock(outside="other")
+        >>> with clock.phase("generate"):
+        ...     with clock.phase("logps"):
+        ...         pass
+        >>> sorted(clock.take())
+        ['generate', 'logps', 'other']
+    """
+
+    def __init__(self, sync: Callable[[], None] | None = None, outside: str | None = None) -> None:
+        self._sync = sync
+        self._outside = outside
+        self._open: list[str] = []
+        self._seconds: dict[str, float] = {}
+        self._last_reading_s: float | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the seconds of the `with` block to `name`, except those of phases opened inside it."""
+        self._charge()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def take(self) -> dict[str, float]:
+        """Seconds per phase since the last call, and start over. Phases that are open stay open."""
+        if self._last_reading_s is not None:  # only a first phase starts the clock
+            self._charge()
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def _charge(self) -> None:
+        """Give the time since the last reading to the innermost open phase, or to `outside`."""
+        if self._sync is not None:
+            self._sync()
+        now_s = time.perf_counter()
+        name = self._open[-1] if self._open else self._outside
+        if name is not None and self._last_reading_s is not None:
+            self._seconds[name] = self._seconds.get(name, 0.0) + now_s - self._last_reading_s
+        self._last_reading_s = now_s

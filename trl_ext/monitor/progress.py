@@ -1,0 +1,75 @@
+"""Progress of a run on rank 0: a bar on a terminal, one short line per logging step elsewhere.
+
+Replaces transformers' ProgressCallback and PrinterCallback, which print the whole metrics dictionary at every step.
+"""
+
+import shutil
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+
+from trl_ext.monitor import log_keys
+from trl_ext.monitor.log_keys import HELD_OUT
+from trl_ext.monitor.words import duration, scores
+
+_BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
+
+
+class ProgressLine(TrainerCallback):
+    """Steps, reward, reward per rule and time left."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+        self._steps_s = 0.0  # seconds inside optimizer steps: evaluation and saving do not count
+        self._num_steps = 0
+        self._step_begin_s = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and sys.stderr.isatty() and not args.disable_tqdm:
+            # Not tqdm's own measure: a container's terminal may report a width of 0, which would hide the bar.
+            columns = shutil.get_terminal_size().columns
+            self._bar = tqdm(total=state.max_steps, initial=state.global_step, bar_format=_BAR, ncols=columns)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step_begin_s = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._steps_s += time.perf_counter() - self._step_begin_s
+        self._num_steps += 1
+        if self._bar is not None:
+            self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        if log_keys.is_held_out(logs):
+            text = scores(log_keys.reward(logs, HELD_OUT), log_keys.rules(logs, HELD_OUT))
+            self._print(f"held-out after step {state.global_step}  {text}")
+        elif log_keys.is_training(logs):
+            text = scores(log_keys.reward(logs), log_keys.rules(logs))
+            left_s = self._steps_s / max(self._num_steps, 1) * (state.max_steps - state.global_step)
+            if self._bar is not None:
+                self._bar.set_description_str(f"left {duration(left_s)}  {text}")
+            else:
+                self._print(f"step {state.global_step}/{state.max_steps}  {text}  left {duration(left_s)}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+
+def use_progress_line(trainer: Trainer) -> None:
+    """Put a ProgressLine in the place of the trainer's own progress callbacks."""
+    for callback in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(callback)
+    trainer.add_callback(ProgressLine())

@@ -1,0 +1,23 @@
+"""Numbers as a person reads them: on the progress line, in the end table and in the report."""
+
+from collections.abc import Mapping
+
+
+def duration(seconds: float) -> str:
+    """`2:10` or `1:02:10`, as a clock."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def score(value: float | None) -> str:
+    """A mean reward with two decimals, a dash where there is none."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def scores(reward: float | None, rules: Mapping[str, float]) -> str:
+    """`reward 0.42  answer 0.31  format 0.55`."""
+    parts = ([] if reward is None else [f"reward {score(reward)}"]) + [
+        f"{name} {score(v)}" for name, v in rules.items()
+    ]
+    return "  ".join(parts)

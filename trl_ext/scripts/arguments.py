@@ -1,0 +1,166 @@
+"""Strict arguments on top of TRL's parser: command line over recipe over defaults, and nothing is ignored.
+
+TRL's scripts parse with `fail_with_unknown_args=False`, so that a misspelt key trains with a default. Here an unknown
+key or flag, a value of another type and a broken file each stop the run with a sentence, whoever launched it.
+"""
+
+import re
+import sys
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trl import TrlParser
+
+from trl_ext import resources
+from trl_ext.errors import ConfigError
+from trl_ext.scripts.recipe import field_types, nearest, read_recipe
+from trl_ext.scripts.value_types import in_words
+
+_CONFIG_FLAG = "--config"
+# argparse's and transformers' words for a value of another type.
+_WRONG_VALUE = re.compile(
+    r"invalid \w+ value: '(?P<other>.*)'|Truthy value expected: got (?P<bool>.*) but .*", re.DOTALL
+)
+# The launcher's arguments that people try in a recipe. Not read from accelerate's parser, which imports torch.
+_LAUNCH_KEYS = frozenset(
+    "config_file deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
+    "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
+)
+
+
+class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Shows defaults and keeps the line breaks of the description."""
+
+
+class StrictParser(TrlParser):
+    """`trl.TrlParser` whose every complaint is a ConfigError.
+
+    Args:
+        dataclass_types: Dataclasses whose fields are the valid keys.
+        prog: Name in the usage line.
+        description: Opening of `--help`, above the list of all keys.
+    """
+
+    def __init__(
+        self, dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None
+    ) -> None:
+        super().__init__(
+            dataclass_types,
+            prog=prog,
+            usage="%(prog)s [--config RECIPE.yaml] [--KEY VALUE ...]",
+            description=description,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,  # `--max_step 5` is a typo, not a short form
+        )
+        self.types_of = field_types(dataclass_types)
+
+    def error(self, message: str) -> NoReturn:
+        """Overrides argparse.ArgumentParser.error, which prints 300 flags of usage and exits."""
+        raise argument_problem(message, self.types_of)
+
+    def parse(self, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+        """One instance per dataclass, with every flag and every key of the recipe accounted for.
+
+        Args:
+            argv: Arguments without the program's name, `sys.argv[1:]` if None.
+        """
+        argv = split_config_flag(sys.argv[1:] if argv is None else argv)
+        # First: building the dataclasses takes seconds and starts devices.
+        if unknown := self.unknown_arguments(argv):
+            raise unknown_argument(unknown[0], option_names(self))
+        try:
+            return tuple(self.parse_args_and_config(argv))
+        except ConfigError:
+            raise
+        except ValueError as error:
+            # Dataclasses of TRL and transformers refuse contradictions with a ValueError.
+            raise ConfigError(f"These settings cannot work: {error}") from error
+
+    def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
+        """The part of `argv` that no dataclass knows, in order. Checks the recipe; builds no dataclass."""
+        argv = split_config_flag(argv)
+        if _CONFIG_FLAG in argv:
+            at = argv.index(_CONFIG_FLAG)
+            read_recipe(argv[at + 1], self.types_of, explain_unknown=_explain_launch_key)
+            del argv[at : at + 2]
+        return self.parse_known_args(argv)[1]
+
+
+def parse_strict(
+    dataclass_types: Sequence[type],
+    argv: Sequence[str] | None = None,
+    prog: str | None = None,
+    description: str | None = None,
+) -> tuple[Any, ...]:
+    """Parse `argv` and the recipe behind `--config` into one instance per dataclass.
+
+    The command line beats the recipe, the recipe beats the defaults. The recipe's `env:` block sets environment
+    variables, as in TRL.
+
+    Args:
+        dataclass_types: Dataclasses whose fields are the valid keys.
+        argv: Arguments without the program's name, `sys.argv[1:]` if None.
+        prog, description: Name and opening of `--help`.
+
+    Raises:
+        ConfigError: An unknown key or flag, a value of another type, a missing or broken recipe, or settings that a
+            dataclass refuses.
+    """
+    return StrictParser(dataclass_types, prog, description).parse(argv)
+
+
+def split_config_flag(argv: Sequence[str]) -> list[str]:
+    """`argv` with `--config=file` as two words, which TRL's parser needs, and a shipped recipe's name as path."""
+    words: list[str] = []
+    for word in argv:
+        flag, equals, path = word.partition("=")
+        words += [flag, path] if flag == _CONFIG_FLAG and equals else [word]
+    if words.count(_CONFIG_FLAG) > 1:
+        raise ConfigError("--config is given twice. Give one recipe; later flags override single keys.")
+    if _CONFIG_FLAG in words:
+        at = words.index(_CONFIG_FLAG) + 1
+        if at == len(words) or not words[at]:
+            raise ConfigError("--config has no value. Give the path of a YAML recipe after it.")
+        words[at] = _recipe_path(words[at])
+    return words
+
+
+def _recipe_path(name: str) -> str:
+    """A recipe's path; a bare word that is no file is the name of a shipped one."""
+    is_name = name.replace("_", "").isalnum() and not Path(name).exists()
+    return str(resources.recipe(name)) if is_name else name
+
+
+def option_names(parser: ArgumentParser) -> list[str]:
+    """Names of all long options of a parser, without dashes in front and with underscores inside."""
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    return list(dict.fromkeys(flag.removeprefix("--").replace("-", "_") for flag in flags))
+
+
+def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
+    """The error for a word of the command line that nothing knows."""
+    if not word.startswith("--"):
+        return ConfigError(f"Unexpected '{word}' on the command line. Give values after their flag: --KEY VALUE.")
+    flag = word.partition("=")[0]
+    guess = nearest(flag.removeprefix("--"), [*valid_names, "config"])
+    return ConfigError(f"Unknown flag {flag}. {f'Did you mean --{guess}?' if guess else 'List them with --help.'}")
+
+
+def argument_problem(message: str, types_of: Mapping[str, Any]) -> ConfigError:
+    """argparse's complaint about one argument as an error of ours; `types_of` as from `recipe.field_types`."""
+    match = re.match(r"argument --(?P<key>\w+)[^:]*: (?P<reason>.*)", message, flags=re.DOTALL)
+    if match is None:
+        return ConfigError(f"Command line: {message.rstrip('.')}.")
+    key, value = match["key"], _WRONG_VALUE.fullmatch(match["reason"])
+    if value is None or key not in types_of:
+        return ConfigError(f"--{key}: {match['reason'].rstrip('.')}.")
+    return ConfigError(f"--{key} must be {in_words(types_of[key])}, not '{value['other'] or value['bool']}'.")
+
+
+def _explain_launch_key(key: str) -> str | None:
+    """A hint for a key that belongs to the launcher and not to a recipe."""
+    if key in _LAUNCH_KEYS:
+        return f"It belongs to `accelerate launch`: give --{key} on the command line, before the script."
+    return None

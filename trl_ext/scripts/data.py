@@ -1,0 +1,108 @@
+"""The dataset that a script's arguments name: on the hub, a local folder, or one local file.
+
+What can be known without reading a row is checked first, so that a wrong path costs a second and not a model load.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import ConfigError, DataError
+
+# How `datasets` calls the reader of a file.
+READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+
+_ADVICE = (
+    "Name the splits with --dataset_train_split and --dataset_test_split; without held-out rows set eval_strategy to "
+    '"no" and eval_on_start to false.'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where rows come from.
+
+    Args:
+        name: Hub name, folder or file; None for a mixture.
+        train_split, test_split: Names of the splits; no test split is read if the second is None.
+        config: Configuration name on the hub.
+        streaming: Read rows as training goes on.
+        mixture: TRL's DatasetMixtureConfig if it lists datasets, else None.
+    """
+
+    name: str | None
+    train_split: str = "train"
+    test_split: str | None = None
+    config: str | None = None
+    streaming: bool = False
+    mixture: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.name and self.mixture is None:
+            raise ConfigError("There is no dataset. Give --dataset_name, or list `datasets` in the recipe.")
+        if self.name and self.mixture is not None:
+            raise ConfigError(f"Both dataset_name ('{self.name}') and `datasets` are given. Give one of them.")
+        if self.name and _is_local(self.name):
+            self._check_local(Path(self.name))
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits that the run needs."""
+        return [self.train_split, *([self.test_split] if self.test_split else [])]
+
+    def load(self) -> tuple[Any, Any]:
+        """Training rows, and held-out rows or None.
+
+        Raises:
+            DataError: The dataset cannot be read, or a split is missing.
+        """
+        dataset = self._read()
+        for split in self.splits:
+            if split not in dataset:
+                has = ", ".join(dataset)
+                raise DataError(f"{self.name or 'The mixture'} has no split '{split}', only {has}. {_ADVICE}")
+        return dataset[self.train_split], dataset[self.test_split] if self.test_split else None
+
+    def _read(self) -> Any:
+        from datasets import load_dataset
+        from datasets.exceptions import DatasetsError
+        from trl import get_dataset
+
+        try:
+            if self.mixture is not None:
+                return get_dataset(self.mixture)
+            if files := self._files():
+                reader = READERS[files[self.train_split].suffix]
+                return load_dataset(reader, data_files={s: str(f) for s, f in files.items()}, streaming=self.streaming)
+            return load_dataset(self.name, name=self.config, streaming=self.streaming)
+        except (DatasetsError, OSError, ValueError) as error:
+            what = f"The dataset '{self.name}'" if self.name else "The mixture of `datasets`"
+            raise DataError(f"{what} cannot be loaded: {error}") from error
+
+    def _files(self) -> dict[str, Path]:
+        """One file per split for a local file or a folder that holds `<split>.jsonl` and the like, else nothing."""
+        path = Path(self.name or "")
+        if path.is_file():
+            return {self.train_split: path}
+        for suffix in READERS:
+            files = {split: path / f"{split}{suffix}" for split in self.splits}
+            if files[self.train_split].is_file():
+                return files
+        return {}
+
+    def _check_local(self, path: Path) -> None:
+        if not path.exists():
+            raise DataError(f"There is no file or folder {path}. Check --dataset_name.")
+        if path.is_file() and path.suffix not in READERS:
+            raise DataError(f"{path} is none of {', '.join(READERS)}. Convert it to one of them.")
+        if path.is_file() and self.test_split:
+            raise DataError(f"{path} is one file and has no split '{self.test_split}'. Give a folder. {_ADVICE}")
+        for split, file in self._files().items():
+            if not file.is_file():
+                there = ", ".join(sorted(other.name for other in path.glob(f"*{file.suffix}")))
+                raise DataError(f"There is no {file.name} in {path} for the split '{split}', only {there}. {_ADVICE}")
+
+
+def _is_local(name: str) -> bool:
+    """A path rather than a name on the hub."""
+    return Path(name).exists() or name.startswith(("/", "./", "../")) or Path(name).suffix in READERS

@@ -1,0 +1,151 @@
+"""Read a YAML recipe strictly: every key must be known, stand once and hold a value of its type.
+
+TRL's own reader ignores a misspelt key under `accelerate launch`, and a run then trains for hours with a default. Here
+all problems of a file are reported together, each with its line.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+from yaml.constructor import SafeConstructor
+
+from trl_ext.errors import ConfigError
+from trl_ext.scripts.value_types import fits, in_words
+
+ENV_KEY = "env"  # TRL's block of environment variables; the only key that is no field
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `word` most probably misspells, None if none is close."""
+    matches = difflib.get_close_matches(word.replace("-", "_"), list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def field_types(dataclass_types: Iterable[type]) -> dict[str, Any]:
+    """Type of every field that a recipe may set, over all dataclasses of a script."""
+    types_of: dict[str, Any] = {}
+    for dataclass_type in dataclass_types:
+        hints = get_type_hints(dataclass_type)
+        for field in dataclasses.fields(dataclass_type):
+            if field.init:
+                # Some fields of transformers are typed `float` and default to None: None is then a value of theirs.
+                types_of[field.name] = hints[field.name] | None if field.default is None else hints[field.name]
+    return types_of
+
+
+def read_recipe(
+    path: str | Path, types_of: Mapping[str, Any], explain_unknown: Callable[[str], str | None] = lambda key: None
+) -> dict[str, Any]:
+    """The recipe's keys and values, `env` included.
+
+    Args:
+        path: The YAML file.
+        types_of: Every valid key and its type, see `field_types`.
+        explain_unknown: What to do about an unknown key that the caller recognises, None to suggest the nearest key.
+
+    Raises:
+        ConfigError: The file is missing or not YAML, or a key is unknown, stands twice or has a value of another type.
+    """
+    text, node = _parse(path)
+    problems = [f"{path}, line {line}: {problem}" for line, problem in _problems(node, types_of, explain_unknown)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return yaml.safe_load(text)
+
+
+def _parse(path: str | Path) -> tuple[str, yaml.MappingNode]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except FileNotFoundError:
+        raise ConfigError(f"There is no recipe {path}. Check the path given to --config.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The recipe {path} cannot be read: {error}.") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}, line {line}: this is not valid YAML: {error.problem}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}.") from error
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"The recipe {path} holds no keys. Write one `key: value` per line.")
+    return text, node
+
+
+def _problems(
+    node: yaml.MappingNode, types_of: Mapping[str, Any], explain_unknown: Callable[[str], str | None]
+) -> Iterator[tuple[int, str]]:
+    yield from _repeated_keys(node)
+    for key_node, value_node in _pairs(node):
+        key, line = str(key_node.value), key_node.start_mark.line + 1
+        if key == ENV_KEY:
+            if not isinstance(value_node, yaml.MappingNode):
+                yield line, f"'{ENV_KEY}' must be a mapping of environment variables."
+        elif key not in types_of:
+            yield line, f"unknown key '{key}'. " + (explain_unknown(key) or _suggestion(key, types_of))
+        else:
+            yield from _value_problems(key, types_of[key], value_node)
+
+
+def _suggestion(key: str, valid: Iterable[str]) -> str:
+    guess = nearest(key, valid)
+    return f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
+
+
+def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    """YAML keeps the last of two equal keys without a word."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _repeated_keys(item)
+    if isinstance(node, yaml.MappingNode):
+        first_line: dict[str, int] = {}
+        for key_node, value_node in _pairs(node):
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            if key in first_line:
+                yield line, f"the key '{key}' already stands on line {first_line[key]}. Keep one of the two."
+            first_line.setdefault(key, line)
+            yield from _repeated_keys(value_node)
+
+
+def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int, str]]:
+    item_type = _item_dataclass(hint)
+    value = SafeConstructor().construct_document(node)
+    if item_type is not None and isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            if isinstance(item, yaml.MappingNode):
+                yield from _problems(item, field_types([item_type]), lambda key: None)
+            else:
+                yield item.start_mark.line + 1, f"each item of '{key}' must be a mapping."
+    elif not fits(hint, value):
+        yield node.start_mark.line + 1, f"'{key}' must be {in_words(hint)}, not {_shown(node)}.{_advice(hint, node)}"
+
+
+def _item_dataclass(hint: Any) -> type | None:
+    """The dataclass of a list's items (TRL's DatasetConfig, under `datasets`), None for other types."""
+    (item_type,) = get_args(hint) if len(get_args(hint)) == 1 else (None,)
+    return item_type if dataclasses.is_dataclass(item_type) else None
+
+
+def _shown(node: yaml.Node) -> str:
+    """A value as it stands in the file."""
+    if isinstance(node, yaml.ScalarNode):
+        return node.value or "empty"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+
+
+def _advice(hint: Any, node: yaml.Node) -> str:
+    """A further sentence for the two slips that YAML invites, else an empty string."""
+    value = SafeConstructor().construct_document(node)
+    if isinstance(value, bool):
+        return f' YAML reads a bare {_shown(node)} as {str(value).lower()}; write "{_shown(node)}" for the word.'
+    if isinstance(node, yaml.ScalarNode) and value is not None and fits(hint, [value]):
+        return f" Write [{_shown(node)}]."
+    return ""
+
+
+def _pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Keys and values of a mapping, without YAML's merge key `<<`."""
+    return [(key, value) for key, value in node.value if key.tag != "tag:yaml.org,2002:merge"]

@@ -1,0 +1,69 @@
+"""The reward functions that a script's arguments name: rules, functions by name or dotted path, a reward model."""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trl_ext.errors import ConfigError
+from trl_ext.rewards import RuleSet
+from trl_ext.scripts.recipe import nearest
+
+# TRL's own reward functions that its GRPO script accepts by name.
+TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
+
+
+def build_rewards(
+    rules: str | Sequence[Any] | Mapping[str, Any] | None,
+    functions: Sequence[str] | None,
+    reward_model: str | None,
+) -> list[Any]:
+    """Everything that scores a completion, rules first, in the form that GRPOTrainer takes.
+
+    Args:
+        rules: Path of a rules file, a list of rules, or a mapping with `rules` and `clip`.
+        functions: Names of TRL's reward functions, or dotted paths of others.
+        reward_model: Hub name or folder of a reward model.
+
+    Raises:
+        ConfigError: Nothing is given, or something cannot be found or built.
+    """
+    rewards: list[Any] = [] if rules is None else [build_rules(rules)]
+    rewards += [reward_model] if reward_model else []
+    rewards += [find_function(name) for name in functions or ()]
+    if not rewards:
+        raise ConfigError(
+            "There is nothing to score completions with. Give `rules` in the recipe (or --rules FILE.yaml), "
+            "--reward_funcs, or --reward_model_name_or_path."
+        )
+    return rewards
+
+
+def build_rules(rules: str | Sequence[Any] | Mapping[str, Any]) -> RuleSet:
+    """Rules from a file, or inline from the recipe."""
+    if isinstance(rules, str):
+        return RuleSet.from_yaml(rules)
+    return RuleSet.from_dict(rules if isinstance(rules, Mapping) else {"rules": rules})
+
+
+def find_function(name: str) -> Any:
+    """A reward function by TRL's name or by dotted path, which may lead into the working directory."""
+    if name in TRL_REWARDS:
+        function = getattr(importlib.import_module("trl.rewards"), name)
+        # TRL's script builds this one with these two values.
+        builds = name == "get_soft_overlong_punishment"
+        return function(max_completion_len=1280, soft_punish_cache=256) if builds else function
+    module_name, _, attribute = name.rpartition(".")
+    if not module_name:
+        guess = nearest(name, TRL_REWARDS)
+        hint = f"Did you mean '{guess}'?" if guess else "Give the dotted path of a function, as my_module.my_reward."
+        raise ConfigError(f"There is no reward function '{name}'. {hint}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"The reward function '{name}' cannot be imported: {error}.") from error
+    except AttributeError as error:
+        raise ConfigError(f"{module_name} has no reward function '{attribute}'. Check --reward_funcs.") from error

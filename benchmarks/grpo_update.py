@@ -18,7 +18,6 @@ import statistics
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -34,6 +33,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 import trl_ext
+from trl_ext import compat
 
 VOCAB = 8192
 GENERATIONS = 8
@@ -209,13 +209,12 @@ def _tokens(subject, library, shape: Shape, seed: int) -> int:
 def machine() -> dict[str, str]:
     """Where the numbers were born."""
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    packages = ("torch", "transformers", "trl", "accelerate")
     return {
         "card": card,
         "cpu": platform.processor() or platform.machine(),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
-        **{name: version(name) for name in packages},
+        **compat.versions("torch", "transformers", "trl", "accelerate"),
     }
 
 

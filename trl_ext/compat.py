@@ -136,6 +136,11 @@ def check_versions() -> None:
             raise SupportError(f"{package} {found} is outside the supported window. Run: pip install '{wanted}'")
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """The installed version of each package, for reports."""
+    return {package: version(package) for package in packages}
+
+
 @cache
 def is_installed(package: str) -> bool:
     return find_spec(package) is not None
@@ -199,9 +204,12 @@ def _with_temperature(config: Any, temperature: float) -> Any:
 # torch and flash-attn ---------------------------------------------------------------------------------------------
 
 
-def has_varlen_attention() -> bool:
-    """True where PyTorch's varlen kernel can take a scale (torch 2.10 had none)."""
-    return is_installed("torch") and "scale" in _varlen_parameters()
+def has_varlen_attention(device: Any) -> bool:
+    """True where PyTorch's varlen kernel runs: Ampere cards and later, and a signature that takes a scale."""
+    import torch
+
+    # torch 2.10 had the kernel without a scale.
+    return "scale" in _varlen_parameters() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache

@@ -84,6 +84,26 @@ def test_install_is_idempotent():
     assert model.config._attn_implementation == "sdpa" + attention.SUFFIX
 
 
+@pytest.mark.parametrize(
+    ("base", "device", "dtype", "head_size", "kernel"),
+    [
+        ("sdpa", "cuda", torch.bfloat16, 64, "varlen_attention"),
+        ("sdpa", "cuda", torch.float16, 128, "varlen_attention"),
+        ("sdpa", "cuda", torch.float32, 64, "sdpa_attention"),
+        ("sdpa", "cuda", torch.bfloat16, 512, "sdpa_attention"),
+        ("flash_attention_2", "cuda", torch.bfloat16, 64, "flash_attention"),
+        ("flash_attention_3", "cuda", torch.bfloat16, 64, "flash_attention"),
+        ("flash_attention_2", "cpu", torch.bfloat16, 64, "sdpa_attention"),
+    ],
+)
+def test_the_kernel_follows_device_precision_and_what_was_asked_for(
+    base, device, dtype, head_size, kernel, monkeypatch
+):
+    monkeypatch.setattr("trl_ext.compat.has_varlen_attention", lambda device: True)
+    chosen = attention.choose_kernel(base, torch.device(device), dtype, head_size)
+    assert getattr(chosen, "func", chosen).__name__ == kernel
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_mask_ends_in_the_lower_right_corner(window):
     (row,) = plan_rows([Item(0, 3, 2)] * 2)

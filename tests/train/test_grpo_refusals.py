@@ -25,13 +25,29 @@ def trainer(tmp_path, model="llama", dataset=PROMPTS, rewards=None, **changes) -
     )
 
 
+@pytest.fixture
+def warnings(monkeypatch) -> list[str]:
+    """What the trainer warns of."""
+    said: list[str] = []
+    monkeypatch.setattr("trl_ext.trainers.grpo.logger.warning", said.append)
+    return said
+
+
 @pytest.mark.parametrize("family", tiny.STATEFUL)
-def test_a_model_with_state_along_the_row_is_trained_on_padded_batches(family, tmp_path, caplog):
+def test_a_model_with_state_along_the_row_is_trained_on_padded_batches_with_one_warning(family, tmp_path, warnings):
     subject = trainer(tmp_path, family)
     assert not subject._packs
     assert subject.model.config._attn_implementation == "sdpa"
-    warnings = [r.getMessage() for r in caplog.records if "padded batches" in r.getMessage()]
-    assert len(warnings) <= 1
+    (warning,) = warnings
+    assert "padded batches, without packing" in warning
+
+
+def test_a_model_with_soft_capping_keeps_its_own_attention_and_is_not_packed(tmp_path):
+    subject = trainer(tmp_path, "gemma2")
+    assert not subject._packs
+    assert subject.model.config._attn_implementation == "eager"
+    with pytest.raises(PackingError, match="softcap"):
+        trainer(tmp_path, "gemma2", packing=True)
 
 
 @pytest.mark.parametrize("family", tiny.STATEFUL)
@@ -40,8 +56,9 @@ def test_packing_forced_on_such_a_model_is_refused(family, tmp_path):
         trainer(tmp_path, family, packing=True)
 
 
-def test_a_packable_model_passes_the_self_check(tmp_path):
-    assert trainer(tmp_path, packing=True)._packs
+def test_a_packable_model_passes_the_self_check_in_silence(tmp_path, warnings):
+    assert trainer(tmp_path)._packs
+    assert warnings == []
 
 
 def test_the_warning_says_how_large_the_error_is(tmp_path):

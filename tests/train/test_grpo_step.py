@@ -42,7 +42,7 @@ def prompts() -> Dataset:
     return Dataset.from_dict({"prompt": rows})
 
 
-def weights_after(library, tmp_path, steps: int = 1, **changes) -> torch.Tensor:
+def weights_after(library, tmp_path, steps: int = 1, family: str = "llama", **changes) -> torch.Tensor:
     settings = dict(
         output_dir=str(tmp_path),
         use_cpu=True,
@@ -65,7 +65,7 @@ def weights_after(library, tmp_path, steps: int = 1, **changes) -> torch.Tensor:
     )
     if library is trl_ext:
         settings["packing"] = True
-    model = tiny.model("llama")
+    model = tiny.model(family)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     trainer = library.GRPOTrainer(
         model,
@@ -110,6 +110,11 @@ def test_a_step_is_trls_for_every_loss_type(loss_type, tmp_path):
 )
 def test_a_step_is_trls_under_its_options(changes, tmp_path):
     assert difference(tmp_path, **changes) <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.1])
+def test_a_step_is_trls_for_a_mixture_of_experts_and_its_auxiliary_loss(coefficient, tmp_path):
+    assert difference(tmp_path, family="qwen3_moe", router_aux_loss_coef=coefficient) <= WEIGHT_TOLERANCE
 
 
 def test_a_step_is_trls_with_a_token_budget(tmp_path):

@@ -21,6 +21,7 @@ from trl_ext.errors import PackingError
 from trl_ext.packing.layout import SegmentTable
 
 SUFFIX = "+packed"
+_FLASH_VERSIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
 
 # Set during a packed forward only, and read only where transformers builds a mask nobody will look at: it saves
 # [T, T] booleans. What is computed never depends on it.
@@ -38,9 +39,10 @@ def install(config: Any) -> None:
     Args:
         config: The model's config, changed in place. transformers does not save this field with the model.
     """
-    # Eager attention lives in each model's own file, out of our reach; sdpa computes the same.
-    base = (config._attn_implementation or "sdpa").removesuffix(SUFFIX).replace("eager", "sdpa")
-    _register(base)
+    base = (config._attn_implementation or "sdpa").removesuffix(SUFFIX)
+    # Eager attention lives in each model's own file, out of our reach; sdpa computes the same, or refuses.
+    served_by = "sdpa" if base == "eager" else base
+    compat.register_attention(packed_name(base), partial(attend, base=served_by), partial(_mask, base=served_by))
     config._attn_implementation = packed_name(base)
 
 
@@ -110,9 +112,9 @@ def choose_kernel(
     half = dtype in (torch.bfloat16, torch.float16)
     if device.type != "cuda" or not half or head_size > 256 or head_size % 8 or dropout:
         return sdpa_attention
-    if "flash" in base:
-        return partial(flash_attention, version=3 if "flash_attention_3" in base else 2)
-    return varlen_attention if compat.has_varlen_attention() else sdpa_attention
+    if base in _FLASH_VERSIONS:
+        return partial(flash_attention, version=_FLASH_VERSIONS[base])
+    return varlen_attention if compat.has_varlen_attention(device) else sdpa_attention
 
 
 def sdpa_attention(
@@ -231,7 +233,3 @@ def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 def _mask(*args: Any, base: str, **kwargs: Any) -> Any:
     return None if _mask_unneeded.get() else compat.mask_function(base)(*args, **kwargs)
-
-
-def _register(base: str) -> None:
-    compat.register_attention(packed_name(base), partial(attend, base=base), partial(_mask, base=base))

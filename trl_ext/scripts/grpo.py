@@ -8,13 +8,12 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
-from trl_ext import __version__
+from trl_ext import __version__, compat
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data import Source
@@ -136,7 +135,7 @@ def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, 
 
 def report_settings(script_args: Any, training_args: Any, model_args: Any, rewards: Sequence[Any]) -> dict[str, str]:
     """The settings that the report shows."""
-    packages = ("trl", "transformers", "accelerate", "torch")
+    packages = compat.versions("trl", "transformers", "accelerate", "torch")
     settings = {
         "model": model_args.model_name_or_path,
         "dataset": script_args.dataset_name or "mixture",
@@ -153,7 +152,7 @@ def report_settings(script_args: Any, training_args: Any, model_args: Any, rewar
         "precision": "bf16" if training_args.bf16 else "fp16" if training_args.fp16 else "fp32",
         "packing": training_args.packing,
         "seed": training_args.seed,
-        "versions": ", ".join([f"trl_ext {__version__}", *(f"{name} {version(name)}" for name in packages)]),
+        "versions": ", ".join([f"trl_ext {__version__}", *(f"{name} {number}" for name, number in packages.items())]),
     }
     return {key: str(value) for key, value in settings.items()}
 

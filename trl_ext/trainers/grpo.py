@@ -108,7 +108,8 @@ class GRPOTrainer(TRLGRPOTrainer):
                 f"packing=True, but {name} cannot be packed: {reason}. Leave packing unset or set it to False to "
                 "train on padded batches."
             )
-        logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
+        if self.accelerator.is_main_process:
+            logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
 
     def _self_check(self, model: Any) -> CheckResult:
         device = self.accelerator.device

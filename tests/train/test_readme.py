@@ -15,7 +15,7 @@ from trl_ext.scripts.grpo import make_parser
 
 torch.set_num_threads(1)
 
-README = (ROOT / "README.md").read_text()
+README = "\n".join((ROOT / name).read_text() for name in ("README.md", "README_zh.md"))
 SECTION = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 BLOCKS = [(language, text) for language, text in SECTION.findall(README)]
 

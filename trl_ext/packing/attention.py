@@ -165,19 +165,8 @@ def varlen_attention(
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """`torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
-    q, k, v = _ragged(query, key, value, segments)
-    out = compat.varlen_attention(
-        q,
-        k,
-        v,
-        segments.cu_seqlens_q,
-        segments.cu_seqlens_k,
-        segments.max_seqlen_q,
-        segments.max_seqlen_k,
-        scale=scale,
-        window_left=-1 if window is None else window - 1,
-    )
-    return out[None]
+    ragged = _ragged(query, key, value, segments)
+    return compat.varlen_attention(*ragged, scale=scale, window_left=_keys_before(window))[None]
 
 
 def flash_attention(
@@ -192,33 +181,29 @@ def flash_attention(
     version: int,
 ) -> torch.Tensor:
     """The installed flash-attn 2 or 3, for those who ask for it by `attn_implementation`."""
-    q, k, v = _ragged(query, key, value, segments)
-    out = compat.flash_attention(version)(
-        q,
-        k,
-        v,
-        segments.cu_seqlens_q,
-        segments.cu_seqlens_k,
-        segments.max_seqlen_q,
-        segments.max_seqlen_k,
-        softmax_scale=scale,
-        causal=True,
-        window_size=(-1 if window is None else window - 1, 0),
-    )
+    ragged = _ragged(query, key, value, segments)
+    window_size = (_keys_before(window), 0)
+    out = compat.flash_attention(version)(*ragged, softmax_scale=scale, causal=True, window_size=window_size)
     # flash-attn 3 returns the log-sum-exp too.
     return (out[0] if isinstance(out, tuple) else out)[None]
 
 
 def _ragged(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[1, heads, T, D] to [T, heads, D], keys and values gathered segment by segment, in one half precision."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """The arguments that varlen kernels share: [T, heads, D] in one half precision, keys gathered by segment."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # Under autocast a normalised query (Qwen3) arrives in float32 beside a bfloat16 value.
     q, k = q.to(v.dtype), k.to(v.dtype)
     if segments.kv_index is not None:
         k, v = k.index_select(0, segments.kv_index), v.index_select(0, segments.kv_index)
-    return q.contiguous(), k.contiguous(), v.contiguous()
+    lengths = (segments.cu_seqlens_q, segments.cu_seqlens_k, segments.max_seqlen_q, segments.max_seqlen_k)
+    return (q.contiguous(), k.contiguous(), v.contiguous(), *lengths)
+
+
+def _keys_before(window: int | None) -> int:
+    """Keys before itself that a query sees, as varlen kernels count; -1 for all."""
+    return -1 if window is None else window - 1
 
 
 def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:

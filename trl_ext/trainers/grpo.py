@@ -14,13 +14,14 @@ from trl_ext import compat
 from trl_ext.errors import PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing import attention
-from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.data_checks import check_budget, check_dataset, sample_of_prompts
 from trl_ext.trainers.group_order import regroup, split_is_free
 from trl_ext.trainers.grpo_config import GRPOConfig
 from trl_ext.trainers.launch_check import check_launch
-from trl_ext.trainers.packed_log_probs import Unpadded, plan, score, unpad
+from trl_ext.trainers.packed_log_probs import plan, score, unpad
 from trl_ext.trainers.reward_guard import guard, raise_together
+from trl_ext.trainers.self_check import check_causal_model
 
 logger = logging.get_logger(__name__)
 
@@ -112,43 +113,18 @@ class GRPOTrainer(TRLGRPOTrainer):
             logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
 
     def _self_check(self, model: Any) -> CheckResult:
-        device = self.accelerator.device
-
-        def scored(probes: list[Probe]) -> Unpadded:
-            return Unpadded(
-                tuple(p.prompt + p.completion for p in probes),
-                tuple(len(p.completion) for p in probes),
-                max(len(p.completion) for p in probes),
-            )
-
-        def packed(probes: list[Probe]) -> list[torch.Tensor]:
-            batch = scored(probes)
-            with self.accelerator.autocast():
-                logps = score(model, batch, plan(batch, self._share_prompt), device).logps
-            return [row[:n] for row, n in zip(logps, batch.num_scored, strict=True)]
-
-        def padded(probes: list[Probe]) -> list[torch.Tensor]:
-            batch = scored(probes)
-            longest = max(map(len, batch.sequences))
-            ids = torch.tensor([s + (0,) * (longest - len(s)) for s in batch.sequences], device=device)
-            mask = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in batch.sequences], device=device)
-            with self.accelerator.autocast():
-                labels = ids.masked_fill(mask == 0, -100)
-                logps = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
-            ends = zip(logps, batch.sequences, batch.num_scored, strict=True)
-            # The head shifts: the value of token t stands at t - 1.
-            return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
-
-        def alone(probe: Probe) -> torch.Tensor:
-            return padded([probe])[0]
-
-        config = self.model.config.get_text_config()
-        half = self.model.dtype != torch.float32 or self.accelerator.mixed_precision != "no"
         # The wrapper's own flag may differ from the model's, whose flag TRL reads.
         was_training = self.model.training
         self.model.eval()
         try:
-            return check(alone, padded, packed, config.vocab_size, half)
+            return check_causal_model(
+                model,
+                vocab_size=self.model.config.get_text_config().vocab_size,
+                device=self.accelerator.device,
+                autocast=self.accelerator.autocast,
+                half_precision=self.model.dtype != torch.float32 or self.accelerator.mixed_precision != "no",
+                share_prompt=self._share_prompt,
+            )
         finally:
             self.model.train(was_training)
 

@@ -37,6 +37,8 @@ from trl_ext import compat
 
 VOCAB = 8192
 GENERATIONS = 8
+# Every round draws other completions: seeds 0, 1, ... and 100, 101, ...
+FIRST_SEED = 100
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,9 @@ def model(layers: int, width: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def trainer(library, shape: Shape, options, folder: str):
+def trainer(library, shape: Shape, options, round_: int, folder: str):
     """A trainer whose every even optimizer step is one update phase: old-policy pass, loss, backward, step."""
-    draws = itertools.count()
+    draws = itertools.count(FIRST_SEED * round_)
 
     def rollout(prompts, trainer):
         seed = next(draws)
@@ -171,14 +173,15 @@ def measure(shape: Shape, options) -> Result:
     """Seconds of the same update phases of either trainer, in alternating rounds."""
     seconds = dict.fromkeys(("trl", "trl_ext"), 0.0)
     tokens = dict.fromkeys(("trl", "trl_ext"), 0)
-    for _ in range(options.rounds):
+    for round_ in range(options.rounds):
         for library in (trl, trl_ext):
             with tempfile.TemporaryDirectory() as folder:
-                clock, subject = trainer(library, shape, options, folder)
+                clock, subject = trainer(library, shape, options, round_, folder)
                 subject.train()
             # Step 0 warms up; odd steps have no old-policy pass.
             seconds[library.__name__] += sum(clock.seconds[2::2])
-            tokens[library.__name__] += sum(_tokens(subject, library, shape, seed) for seed in _seeds(options))
+            measured = range(1, options.phases + 1)
+            tokens[library.__name__] += sum(_tokens(subject, library, shape, round_, k) for k in measured)
     return Result(
         shape=shape.name,
         phases=options.rounds * options.phases,
@@ -192,17 +195,14 @@ def measure(shape: Shape, options) -> Result:
     )
 
 
-def _seeds(options) -> range:
-    """Generation batches that are measured; batch k is generated in optimizer step 2k."""
-    return range(1, options.phases + 1)
-
-
-def _tokens(subject, library, shape: Shape, seed: int) -> int:
-    """Tokens that went through the model in old-policy and loss pass of one generation batch."""
+def _tokens(subject, library, shape: Shape, round_: int, batch: int) -> int:
+    """Tokens that went through the model in old-policy and loss pass of a trainer's generation batch."""
     if library is trl_ext:
-        logged = {entry["step"]: entry for entry in subject.state.log_history}
-        return round(logged[2 * seed + 1]["packing/forwarded_tokens"])
-    drawn = lengths(shape, seed)
+        key = "packing/forwarded_tokens"
+        logged = {entry["step"]: entry[key] for entry in subject.state.log_history if key in entry}
+        # Batch k is generated in optimizer step 2k; the log counts steps from 1.
+        return round(logged[2 * batch + 1])
+    drawn = lengths(shape, FIRST_SEED * round_ + batch)
     return 2 * len(drawn) * (shape.prompt + max(drawn))
 
 
@@ -232,7 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=[s.name for s in SHAPES], help="which shapes to run")
     parser.add_argument("--rows", type=int, default=16, help="rows in a micro-batch, of 8 completions a prompt")
-    parser.add_argument("--phases", type=int, default=3, help="update phases measured per trainer and round")
+    parser.add_argument("--phases", type=int, default=1, help="update phases measured per trainer and round")
     parser.add_argument("--rounds", type=int, default=2, help="times to alternate between the trainers")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=576)

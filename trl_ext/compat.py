@@ -1,7 +1,8 @@
-"""What we lean on outside our own walls: versions, optional packages, and the seams in TRL.
+"""What we lean on outside our own walls: versions, optional packages, and the seams in TRL and its neighbours.
 
-The only file that asks for a version. Every method or function of TRL that we override or call stands in `SEAMS`
-with the parameters that we count on; one test walks the table, so that an upgrade of TRL fails by name in seconds.
+The only file that asks for a version. Every method or function that we override, or call below the public surface,
+stands in `SEAMS` with the parameters that we count on; one test walks the table, so that an upgrade fails by name in
+seconds.
 """
 
 import copy
@@ -98,6 +99,10 @@ SEAMS = (
         ("args", "return_remaining_strings", "fail_with_unknown_args", "separate_remaining_strings"),
         "strict parsing in the scripts",
     ),
+    Seam("accelerate.commands.launch:launch_command_parser", ("subparsers",), "`trl-ext grpo` reads its options"),
+    Seam("accelerate.commands.launch:launch_command", ("args",), "`trl-ext grpo` starts the processes with it"),
+    Seam("transformers:AttentionInterface.register", ("key", "value"), "packed attention is one more implementation"),
+    Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: none"),
 )
 
 
@@ -165,8 +170,7 @@ def mask_function(name: str) -> Callable[..., Any]:
 
 def register_attention(name: str, attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
     """Make `name` an attention implementation that models can be switched to."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, mask)

@@ -47,7 +47,7 @@ def test_every_answer_is_right(splits):
 
 def test_a_prompt_is_one_user_message_that_asks_for_the_number_only(splits):
     (message,) = splits["test"][0]["prompt"]
-    assert message["role"] == "user" and message["content"].endswith(" = ?\nAnswer with the number only.")
+    assert message["role"] == "user" and message["content"].endswith(" = ?\nAnswer with the equation only.")
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):

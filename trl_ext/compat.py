@@ -141,6 +141,23 @@ def check_versions() -> None:
             raise SupportError(f"{package} {found} is outside the supported window. Run: pip install '{wanted}'")
 
 
+def check_fused_head(device_type: str) -> None:
+    """Stop early where TRL's fused LM head, which scores every token, cannot run.
+
+    Raises:
+        SupportError: TRL 1.15 on a device without Triton.
+    """
+    from packaging.version import Version
+
+    # Issue: TRL 1.15's fused LM head needs Triton, so that nothing can be scored on a CPU.
+    # Fixed in: TRL 1.16.
+    # Remove when: trl>=1.16 is the lower bound.
+    if device_type == "cpu" and Version(version("trl")) < Version("1.16"):
+        raise SupportError(
+            f"TRL {version('trl')} computes log-probabilities on GPUs only. Run: pip install 'trl>=1.16,<1.17'"
+        )
+
+
 def versions(*packages: str) -> dict[str, str]:
     """The installed version of each package, for reports."""
     return {package: version(package) for package in packages}

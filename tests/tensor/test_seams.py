@@ -28,8 +28,15 @@ def test_fields_of_our_config_do_not_hide_fields_of_trls():
 
 def test_a_version_outside_the_window_is_refused_with_the_command_to_run(monkeypatch):
     monkeypatch.setitem(compat.SUPPORTED, "trl", ("99.0", None))
-    with pytest.raises(SupportError, match=r"pip install 'trl>=99.0'"):
+    with pytest.raises(SupportError, match=r"pip install 'trl>=99\.0'"):
         compat.check_versions()
+
+
+def test_trl_1_15_on_a_cpu_is_refused_with_the_command_to_run(monkeypatch):
+    monkeypatch.setattr(compat, "version", lambda package: "1.15.0")
+    compat.check_fused_head("cuda")
+    with pytest.raises(SupportError, match=r"pip install 'trl>=1\.16"):
+        compat.check_fused_head("cpu")
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ class GRPOTrainer(TRLGRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        compat.check_fused_head(args.device.type)
         check_launch(args)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         check_dataset(train_dataset, rewards, "train_dataset")

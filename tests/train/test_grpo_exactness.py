@@ -113,11 +113,12 @@ def test_a_micro_batch_of_truncated_completions_stays_in_the_graph(tmp_path):
     assert gradient(subject.model, logps.sum()).abs().max() == 0
 
 
-def test_bfloat16_error_is_at_most_twice_that_of_padding(tmp_path):
-    exact, _ = alone(tiny.model("llama"), RAGGED)
+@pytest.mark.parametrize("family", tiny.PACKABLE)
+def test_bfloat16_error_is_at_most_twice_that_of_padding(family, tmp_path):
+    exact, _ = alone(tiny.model(family), RAGGED)
     errors = {}
     for packing in (True, False):
-        subject = trainer(tiny.model("llama").bfloat16(), tmp_path, packing=packing)
+        subject = trainer(tiny.model(family).bfloat16(), tmp_path, packing=packing)
         logps, _, _ = subject._get_per_token_logps_and_entropies(
             subject.model, RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width
         )

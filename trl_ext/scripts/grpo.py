@@ -195,8 +195,9 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
         print_report(trainer, report_settings(script_args, training_args, model_args, rewards))
     if training_args.push_to_hub:
         trainer.push_to_hub(dataset_name=script_args.dataset_name)
-    if hasattr(trainer, "end"):  # transformers 5.18 and later: finish the trackers, leave the process group
-        trainer.end()
+    # A process that exits while others still use the group can abort in its threads: leave together, and in order.
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
 
 
 def print_report(trainer: Any, settings: dict[str, str]) -> None:

@@ -62,6 +62,8 @@ class _Args:
 
 def test_processes_that_do_not_know_of_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    check_launch(_Args())  # a cluster's own variable: nothing was launched
+    monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match="set use_cpu: true"):
         check_launch(_Args())
 

@@ -15,7 +15,8 @@ def check_launch(args: Any) -> None:
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started < 1:
         raise ConfigError(f"WORLD_SIZE={started} is fewer than one process. Launch with --num_processes 1 or more.")
-    if args.world_size != started:
+    # Clusters set WORLD_SIZE for whole jobs; a launcher sets LOCAL_RANK beside it.
+    if "LOCAL_RANK" in os.environ and args.world_size != started:
         raise ConfigError(
             f"The launcher started {started} processes, but each believes in a world of {args.world_size} and would "
             "train a model of its own. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."

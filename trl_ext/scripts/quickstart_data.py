@@ -54,9 +54,9 @@ def operands(problem: dict[str, Any]) -> frozenset[int]:
 
 def row(problem: dict[str, Any]) -> dict[str, Any]:
     """One dataset row: a conversational prompt, and the gold answer as text."""
-    # Measured on 64 problems: greedily the untrained model is right 55 % of the time, sampled at temperature 1 only
-    # 14 %, and mostly where it restates the equation. A bare number as answer is beyond it: below 5 % for its most
-    # likely one. So the equation is asked for, and there is something to learn for the sampled policy.
+    # Measured on 64 random problems with this wording: right in 55 % of greedy answers and in 14 % of those sampled at
+    # temperature 1, mostly where the equation is restated. With "number only", the likeliest bare number was right for
+    # 1 of 80 problems, and the format rule pulled against the answer rule: 20 steps left greedy accuracy at 55 %.
     question = f"{problem['question']} ?\n{INSTRUCTION}"
     return {"prompt": [{"role": "user", "content": question}], "answer": problem["answer"]}
 

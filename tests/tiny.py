@@ -28,7 +28,10 @@ PACKABLE = {
 MIXTURE = {
     "qwen3_moe": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
 }
-SOFT_CAPPED = {"gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 7})}
+EAGER_ONLY = {
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 7}),
+    "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),
+}
 _LINEAR = dict(
     linear_num_key_heads=2,
     linear_num_value_heads=4,
@@ -54,11 +57,11 @@ STATEFUL = {
 
 def model(name: str, seed: int = 0, **changes) -> torch.nn.Module:
     """A random causal model of the family `name`, in float32."""
-    family, own = {**PACKABLE, **MIXTURE, **SOFT_CAPPED, **STATEFUL}[name]
+    family, own = {**PACKABLE, **MIXTURE, **EAGER_ONLY, **STATEFUL}[name]
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[family](**{**_COMMON, **own, **changes})
-    # transformers serves soft-capping by eager attention only.
-    attention = "eager" if name in SOFT_CAPPED else "sdpa"
+    # transformers serves soft-capping and attention sinks by eager attention.
+    attention = "eager" if name in EAGER_ONLY else "sdpa"
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
+from peft import PromptTuningConfig
+from transformers import MambaConfig, MambaForCausalLM
 
 from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
@@ -14,14 +16,15 @@ torch.set_num_threads(1)
 PROMPTS = Dataset.from_dict({"prompt": [tiny.words(5, 6, 7)] * 8})
 
 
-def trainer(tmp_path, model="llama", dataset=PROMPTS, rewards=None, **changes) -> GRPOTrainer:
+def trainer(tmp_path, model="llama", dataset=PROMPTS, rewards=None, peft_config=None, **changes) -> GRPOTrainer:
     settings = dict(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=8)
     return GRPOTrainer(
-        tiny.model(model),
+        tiny.model(model) if isinstance(model, str) else model,
         rewards or (lambda completions, **_: [0.0] * len(completions)),
         GRPOConfig(**{**settings, **changes}),
         dataset,
         processing_class=tiny.tokenizer(),
+        peft_config=peft_config,
     )
 
 
@@ -42,12 +45,25 @@ def test_a_model_with_state_along_the_row_is_trained_on_padded_batches_with_one_
     assert "padded batches, without packing" in warning
 
 
-def test_a_model_with_soft_capping_keeps_its_own_attention_and_is_not_packed(tmp_path):
-    subject = trainer(tmp_path, "gemma2")
+@pytest.mark.parametrize(("family", "feature"), [("gemma2", "softcap"), ("gpt_oss", "s_aux")])
+def test_soft_capping_and_attention_sinks_keep_their_own_attention_and_are_not_packed(family, feature, tmp_path):
+    subject = trainer(tmp_path, family)
     assert not subject._packs
     assert subject.model.config._attn_implementation == "eager"
-    with pytest.raises(PackingError, match="softcap"):
-        trainer(tmp_path, "gemma2", packing=True)
+    with pytest.raises(PackingError, match=feature):
+        trainer(tmp_path, family, packing=True)
+
+
+def test_mamba_is_trained_on_padded_batches(tmp_path, warnings):
+    config = MambaConfig(vocab_size=tiny.VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0)
+    assert not trainer(tmp_path, MambaForCausalLM(config))._packs
+    assert "when a neighbour's tokens change" in warnings[0]
+
+
+def test_prompt_tuning_is_trained_on_padded_batches(tmp_path, warnings):
+    tuning = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    assert not trainer(tmp_path, peft_config=tuning)._packs
+    assert "virtual tokens" in warnings[0]
 
 
 @pytest.mark.parametrize("family", tiny.STATEFUL)

@@ -104,6 +104,7 @@ class GRPOTrainer(TRLGRPOTrainer):
             self._stop_packing(str(result))
 
     def _stop_packing(self, reason: str) -> None:
+        reason = reason.rstrip(".")  # an exception's sentence has its own full stop
         name = self.model.config._name_or_path or type(self.model).__name__
         if getattr(self.args, "packing_is_required", False):
             raise PackingError(

@@ -11,17 +11,34 @@ __version__ = "0.1.0"
 _HOME = {
     "GRPOConfig": "trl_ext.trainers.grpo_config",
     "GRPOTrainer": "trl_ext.trainers.grpo",
+    "RewardConfig": "trl_ext.trainers.reward_config",
+    "RewardTrainer": "trl_ext.trainers.reward",
     "Rule": "trl_ext.rewards",
     "RuleSet": "trl_ext.rewards",
     "Verdict": "trl_ext.rewards",
+    "build_pairs": "trl_ext.rewards",
+    "filter_pairs": "trl_ext.rewards",
 }
 
-__all__ = ["GRPOConfig", "GRPOTrainer", "Rule", "RuleSet", "Verdict", "__version__"]
+__all__ = [
+    "GRPOConfig",
+    "GRPOTrainer",
+    "RewardConfig",
+    "RewardTrainer",
+    "Rule",
+    "RuleSet",
+    "Verdict",
+    "__version__",
+    "build_pairs",
+    "filter_pairs",
+]
 
 if TYPE_CHECKING:
-    from trl_ext.rewards import Rule, RuleSet, Verdict
+    from trl_ext.rewards import Rule, RuleSet, Verdict, build_pairs, filter_pairs
     from trl_ext.trainers.grpo import GRPOTrainer
     from trl_ext.trainers.grpo_config import GRPOConfig
+    from trl_ext.trainers.reward import RewardTrainer
+    from trl_ext.trainers.reward_config import RewardConfig
 
 
 def __getattr__(name: str) -> Any:

@@ -222,6 +222,42 @@ def _with_temperature(config: Any, temperature: float) -> Any:
     return changed
 
 
+def let_loss_be_scaled(trainer: Any) -> None:
+    """Tell a Trainer that `compute_loss` divides by all items of an optimizer step itself."""
+    from packaging.version import Version
+
+    trainer.loss_is_scaled_for_ga = True
+    # Issue: before 5.19 transformers reads another attribute for the same.
+    # Fixed in: transformers 5.19.
+    # Remove when: transformers>=5.19 is the lower bound.
+    if Version(version("transformers")) < Version("5.19"):
+        trainer.compute_loss_func = "not None: the loss is scaled already"
+
+
+# accelerate -------------------------------------------------------------------------------------------------------
+
+
+def global_batches(loader: Any) -> Any:
+    """The batch sampler of all ranks behind a loader that accelerate has prepared."""
+    return getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+
+
+def with_batch_sampler(loader: Any, dataset: Any, batch_sampler: Any) -> Any:
+    """A prepared loader like `loader` that takes this rank's own batches from `batch_sampler`."""
+    from accelerate.data_loader import DataLoaderShard
+
+    same = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
+    same += ("prefetch_factor", "persistent_workers", "in_order")
+    return DataLoaderShard(
+        dataset,
+        device=loader.device,
+        rng_types=loader.rng_types,
+        synchronized_generator=loader.synchronized_generator,
+        batch_sampler=batch_sampler,
+        **{name: getattr(loader, name) for name in same},
+    )
+
+
 # torch and flash-attn ---------------------------------------------------------------------------------------------
 
 

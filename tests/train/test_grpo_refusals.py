@@ -32,7 +32,7 @@ def trainer(tmp_path, model="llama", dataset=PROMPTS, rewards=None, peft_config=
 def warnings(monkeypatch) -> list[str]:
     """What the trainer warns of."""
     said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.grpo.logger.warning", said.append)
+    monkeypatch.setattr("trl_ext.trainers.packing_switch.logger.warning", said.append)
     return said
 
 

@@ -32,19 +32,27 @@ class PhaseClock:
         self._sync = sync
         self._outside = outside
         self._open: list[str] = []
+        self._whole: str | None = None
         self._seconds: dict[str, float] = {}
         self._last_reading_s: float | None = None
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Charge the seconds of the `with` block to `name`, except those of phases opened inside it."""
+    def phase(self, name: str, whole: bool = False) -> Iterator[None]:
+        """Charge the seconds of the `with` block to `name`, except those of phases opened inside it.
+
+        Args:
+            whole: Charge those to `name`, too.
+        """
         self._charge()
-        self._open.append(name)
+        outer = self._whole
+        self._open.append(outer or name)
+        self._whole = outer or (name if whole else None)
         try:
             yield
         finally:
             self._charge()
             self._open.pop()
+            self._whole = outer
 
     def take(self) -> dict[str, float]:
         """Seconds per phase since the last call, and start over. Phases that are open stay open."""

@@ -2,7 +2,7 @@
 
 Layers that carry state along the row (Mamba, gated delta nets, short convolutions), attention that ignores unknown
 keywords, and positions counted from the row instead of the segment all run without an error, and are wrong. So a few
-short rows go through the real model, alone and packed, and the log-probabilities are compared.
+short rows go through the real model, alone and packed, and the log-probabilities or scores are compared.
 """
 
 import random
@@ -29,11 +29,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """How far packed log-probabilities are from those of each row alone, in nats.
+    """How far packed numbers are from those of each row alone.
 
     Args:
-        error: Root mean square difference over all tokens.
-        leak: Largest change of the other rows' log-probabilities when one row's tokens are replaced.
+        what: The numbers that are compared: log-probabilities in nats, or scores and what they are made from.
+        error: Root mean square difference over all of them.
+        leak: Largest change of the other rows' numbers when one row's tokens are replaced.
         tolerance: Both must stay below it. In half precision: three times the error that padding makes.
         failure: The exception that stopped the check, as text; empty when it ran.
     """
@@ -42,6 +43,7 @@ class CheckResult:
     leak: float
     tolerance: float
     failure: str = ""
+    what: str = "log-probabilities"
 
     @property
     def is_exact(self) -> bool:
@@ -51,7 +53,7 @@ class CheckResult:
         if self.failure:
             return f"the packed forward stopped with {self.failure}"
         return (
-            f"log-probabilities differ by {self.error:.1e} from those of each row alone and change by {self.leak:.1e} "
+            f"{self.what} differ by {self.error:.1e} from those of each row alone and change by {self.leak:.1e} "
             f"when a neighbour's tokens change, tolerance {self.tolerance:.1e}"
         )
 
@@ -73,15 +75,17 @@ def check(
     packed: Callable[[list[Probe]], list[torch.Tensor]],
     vocab_size: int,
     half_precision: bool,
+    what: str = "log-probabilities",
 ) -> CheckResult:
     """Compare the two ways on a few rows. Collective under ZeRO-3: every rank makes the same forwards.
 
     Args:
-        alone: [completion tokens] log-probabilities of one row, forwarded by itself without padding.
+        alone: The numbers of one row, forwarded by itself without padding: its tokens' log-probabilities, say.
         padded: The same for several rows in one padded batch: how much rounding is usual for this model.
         packed: The same for several rows in one flat forward.
         vocab_size: Tokens are drawn below it.
         half_precision: Allow for bfloat16 or float16 rounding.
+        what: What the numbers are, for the message.
     """
     rows = probes(vocab_size)
     # The neighbour that changes stands first, so that whatever leaks reaches all that follow.
@@ -96,9 +100,9 @@ def check(
             after = packed(changed)
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         # Whatever a foreign model raises on a packed row means the same: this model cannot be packed.
-        return CheckResult(float("nan"), float("nan"), tolerance, f"{type(error).__name__}: {error}")
+        return CheckResult(float("nan"), float("nan"), tolerance, f"{type(error).__name__}: {error}", what)
     leak = max((a - b).abs().max().item() for a, b in zip(before[1:], after[1:], strict=True))
-    return CheckResult(_rms(torch.cat(before) - reference), leak, tolerance)
+    return CheckResult(_rms(torch.cat(before) - reference), leak, tolerance, what=what)
 
 
 def _rms(difference: torch.Tensor) -> float:

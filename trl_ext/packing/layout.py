@@ -4,7 +4,7 @@ Legend: T tokens of the flat row, K keys after the prefixes are repeated, N segm
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -45,46 +45,92 @@ class SegmentTable:
             self._masks[shape] = _causal_mask(*shape, device=self.cu_seqlens_q.device)
         return self._masks[shape]
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "SegmentTable":
+        """The same table on `device`."""
+        if self.cu_seqlens_q.device == torch.device(device):
+            return self
+        kv_index = None if self.kv_index is None else self.kv_index.to(device, non_blocking=non_blocking)
+        return replace(
+            self,
+            kv_index=kv_index,
+            cu_seqlens_q=self.cu_seqlens_q.to(device, non_blocking=non_blocking),
+            cu_seqlens_k=self.cu_seqlens_k.to(device, non_blocking=non_blocking),
+            _masks={},
+        )
+
 
 @dataclass(frozen=True, eq=False)
-class PackedRow:
-    """The tensors of one flat row.
+class FlatRow:
+    """What the model is called with, but for what is asked of the result.
 
     Args:
         input_ids, position_ids: [1, T].
-        labels: [1, T] token id where it is scored, else -100. The first token of a segment is never scored: what
-            stands before it in the row belongs to somebody else.
         table: Who attends to whom.
-        scored_index: [S] row index of every scored token, sequence after sequence.
-        scored_item, scored_offset: [S] the sequence of each scored token, and its place among the scored ones of it.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
-    labels: torch.Tensor
     table: SegmentTable
-    scored_index: torch.Tensor
-    scored_item: torch.Tensor
-    scored_offset: torch.Tensor
 
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "FlatRow":
+        """The same row on `device`."""
+        return FlatRow(
+            self.input_ids.to(device, non_blocking=non_blocking),
+            self.position_ids.to(device, non_blocking=non_blocking),
+            self.table.to(device, non_blocking=non_blocking),
+        )
 
-def lay_out(
-    row: Row, sequences: Sequence[Sequence[int]], num_scored: Sequence[int], device: torch.device | str = "cpu"
-) -> PackedRow:
+
+@dataclass(frozen=True, eq=False)
+class PackedRow(FlatRow):
+    """A flat row whose tokens are scored.
+
+    Args:
+        labels: [1, T] token id where it is scored, else -100. The first token of a segment is never scored: what
+            stands before it in the row belongs to somebody else.
+        scored_index: [S] row index of every scored token, sequence after sequence.
+        scored_item, scored_offset: [S] the sequence of each scored token, and its place among the scored ones of it.
+    """
+
+    labels: torch.Tensor
+    scored_index: torch.Tensor
+    scored_item: torch.Tensor
+    scored_offset: torch.Tensor
+
+
+def flatten(row: Row, sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> FlatRow:
     """Turn a planned row into tensors.
 
     Args:
         row: One row of `plan_rows`.
         sequences: Token ids of every sequence of the batch, shared tokens included.
-        num_scored: How many trailing tokens of each sequence carry a label.
         device: Where the tensors go.
     """
     ids: list[int] = []
     positions: list[int] = []
+    for segment in row.segments:
+        ids += sequences[segment.item][segment.offset : segment.offset + segment.length]
+        positions += range(segment.offset, segment.offset + segment.length)
+    return FlatRow(
+        input_ids=_long(ids, device)[None],
+        position_ids=_long(positions, device)[None],
+        table=segment_table(row.segments, device),
+    )
+
+
+def lay_out(
+    row: Row, sequences: Sequence[Sequence[int]], num_scored: Sequence[int], device: torch.device | str = "cpu"
+) -> PackedRow:
+    """Turn a planned row into tensors, with labels for the trailing tokens of every sequence.
+
+    Args:
+        row, sequences, device: As in `flatten`.
+        num_scored: How many trailing tokens of each sequence carry a label.
+    """
     labels: list[int] = []
     index: list[int] = []
     items: list[int] = []
@@ -92,25 +138,20 @@ def lay_out(
     for segment in row.segments:
         tokens = sequences[segment.item][segment.offset : segment.offset + segment.length]
         scored = 0 if segment.is_prefix else num_scored[segment.item]
-        ids += tokens
-        positions += range(segment.offset, segment.offset + segment.length)
         labels += [IGNORE_INDEX] * (segment.length - scored)
         labels += tokens[segment.length - scored :]
         index += range(segment.end - scored, segment.end)
         items += [segment.item] * scored
         offsets += range(scored)
-
-    def tensor(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
-
+    flat = flatten(row, sequences, device)
     return PackedRow(
-        input_ids=tensor(ids)[None],
-        position_ids=tensor(positions)[None],
-        labels=tensor(labels)[None],
-        table=segment_table(row.segments, device),
-        scored_index=tensor(index),
-        scored_item=tensor(items),
-        scored_offset=tensor(offsets),
+        input_ids=flat.input_ids,
+        position_ids=flat.position_ids,
+        table=flat.table,
+        labels=_long(labels, device)[None],
+        scored_index=_long(index, device),
+        scored_item=_long(items, device),
+        scored_offset=_long(offsets, device),
     )
 
 
@@ -121,7 +162,7 @@ def segment_table(segments: tuple[Segment, ...], device: torch.device | str = "c
     kv_index = None
     if keys != queries:
         flat = [i for s in segments for span in (s.prefix, (s.start, s.end)) for i in range(*span)]
-        kv_index = torch.tensor(flat, dtype=torch.long).to(device, non_blocking=True)
+        kv_index = _long(flat, device)
     return SegmentTable(
         segments=segments,
         kv_index=kv_index,
@@ -130,6 +171,10 @@ def segment_table(segments: tuple[Segment, ...], device: torch.device | str = "c
         max_seqlen_q=max(queries),
         max_seqlen_k=max(keys),
     )
+
+
+def _long(values: list[int], device: torch.device | str) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
 
 
 def _cumulated(lengths: list[int], device: torch.device | str) -> torch.Tensor:

@@ -17,6 +17,12 @@ gates        which rule counts only behind which
 rows         from TRL's batch to rows
 explanation  how a total comes about, as a table
 config       rules from YAML and back
+pairs        preference pairs from scored samples
+pair_choice  which samples of one prompt make pairs
+pair_filter  preference pairs without faulty and contradicted rows
+pair_gaps    how far rules prefer the chosen side
+pair_reports what both did, in counts and as tables
+pair_data    what both share: checked datasets, chunks, scores
 """
 
 from trl_ext.rewards.answer import Answer
@@ -26,6 +32,8 @@ from trl_ext.rewards.format import Format
 from trl_ext.rewards.gates import GATE_OPENS_AT
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.length import Length
+from trl_ext.rewards.pair_filter import filter_pairs
+from trl_ext.rewards.pairs import build_pairs
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rows import completion_text
 from trl_ext.rewards.rule import Row, Rule, Verdict
@@ -49,5 +57,7 @@ __all__ = [
     "RuleSet",
     "Tags",
     "Verdict",
+    "build_pairs",
     "completion_text",
+    "filter_pairs",
 ]

@@ -24,7 +24,7 @@ def check_dataset(dataset: Any, reward_funcs: list[Any], role: str) -> None:
         return
     if not isinstance(dataset, (Dataset, IterableDataset)):
         return  # None, or something that TRL refuses with a sentence of its own
-    columns = _columns(dataset, role)
+    columns = columns_of(dataset, role)
     if "prompt" not in columns:
         raise DataError(
             f"{role} has no column 'prompt', only {_listed(columns)}. Rename the column that holds the prompts: "
@@ -58,7 +58,8 @@ def sample_of_prompts(dataset: Any) -> list[Any]:
     return list(dataset.select(range(0, len(dataset), stride))["prompt"])
 
 
-def _columns(dataset: Dataset | IterableDataset, role: str) -> list[str]:
+def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:
+    """Column names; DataError if there is no row."""
     if isinstance(dataset, Dataset):
         if len(dataset) == 0:
             raise DataError(f"{role} is empty. Check the split's name and the filters that made it.")

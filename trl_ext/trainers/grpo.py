@@ -7,26 +7,23 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
-from transformers.utils import logging
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
 from trl_ext import compat
-from trl_ext.errors import PackingError
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.packing import attention
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.data_checks import check_budget, check_dataset, sample_of_prompts
 from trl_ext.trainers.group_order import regroup, split_is_free
 from trl_ext.trainers.grpo_config import GRPOConfig
 from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.packed_log_probs import plan, score, unpad
+from trl_ext.trainers.packing_switch import PackingSwitch
 from trl_ext.trainers.reward_guard import guard, raise_together
 from trl_ext.trainers.self_check import check_causal_model
+from trl_ext.trainers.token_counts import TokenCounts
 
-logger = logging.get_logger(__name__)
 
-
-class GRPOTrainer(TRLGRPOTrainer):
+class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
     """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
 
     A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any
@@ -57,10 +54,8 @@ class GRPOTrainer(TRLGRPOTrainer):
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         check_dataset(train_dataset, rewards, "train_dataset")
         check_dataset(eval_dataset, rewards, "eval_dataset")
-        self._packs = False
-        self._check_is_due = False
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
-        self._num_tokens = dict.fromkeys(("forwarded", "raw", "padded"), 0)
+        self._tokens = TokenCounts()
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
         self._max_tokens = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
@@ -71,20 +66,6 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     # Packing ------------------------------------------------------------------------------------------------------
 
-    def _start_packing(self) -> None:
-        """Switch the models to packed attention, and check them now or, where weights are not whole yet, later."""
-        reason = self._why_not_packing()
-        if reason:
-            self._stop_packing(reason)
-            return
-        for model in self._models():
-            attention.install(model.config)
-        self._packs = True
-        # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
-        self._check_is_due = True
-        if not self.is_deepspeed_enabled and not self.is_fsdp_enabled:
-            self._check_packing(self.model)
-
     def _why_not_packing(self) -> str:
         """Reasons that can be known without a forward; empty if there is none."""
         if self._is_vlm:
@@ -93,42 +74,15 @@ class GRPOTrainer(TRLGRPOTrainer):
             return "prompt tuning puts virtual tokens before every row"
         return ""
 
-    def _check_packing(self, model: Any) -> None:
-        self._check_is_due = False
-        result = self._self_check(model)
-        failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
-        if self.accelerator.reduce(failed, reduction="sum").item() > 0:
-            for other in self._models():
-                attention.uninstall(other.config)
-            self._packs = False
-            self._stop_packing(str(result))
-
-    def _stop_packing(self, reason: str) -> None:
-        reason = reason.rstrip(".")  # an exception's sentence has its own full stop
-        name = self.model.config._name_or_path or type(self.model).__name__
-        if getattr(self.args, "packing_is_required", False):
-            raise PackingError(
-                f"packing=True, but {name} cannot be packed: {reason}. Leave packing unset or set it to False to "
-                "train on padded batches."
-            )
-        if self.accelerator.is_main_process:
-            logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
-
     def _self_check(self, model: Any) -> CheckResult:
-        # The wrapper's own flag may differ from the model's, whose flag TRL reads.
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            return check_causal_model(
-                model,
-                vocab_size=self.model.config.get_text_config().vocab_size,
-                device=self.accelerator.device,
-                autocast=self.accelerator.autocast,
-                half_precision=self.model.dtype != torch.float32 or self.accelerator.mixed_precision != "no",
-                share_prompt=self._share_prompt,
-            )
-        finally:
-            self.model.train(was_training)
+        return check_causal_model(
+            model,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            device=self.accelerator.device,
+            autocast=self.accelerator.autocast,
+            half_precision=self._is_half_precision,
+            share_prompt=self._share_prompt,
+        )
 
     def _models(self) -> list[Any]:
         """The policy and the reference, unwrapped."""
@@ -197,8 +151,7 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def _prepare_inputs(self, generation_batch):
         """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
-        if self._packs and self._check_is_due:
-            self._check_packing(self.model_wrapped)
+        self._check_packing(self.model_wrapped)
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or not self._packs or not self._share_prompt:
@@ -239,12 +192,8 @@ class GRPOTrainer(TRLGRPOTrainer):
 
     def evaluate(self, *args, **kwargs):
         """Overrides trl.GRPOTrainer.evaluate: its seconds are a phase of their own."""
-        with self._clock.phase("evaluate"):
-            self._clock, clock = PhaseClock(), self._clock
-            try:
-                return super().evaluate(*args, **kwargs)
-            finally:
-                self._clock = clock
+        with self._clock.phase("evaluate", whole=True):
+            return super().evaluate(*args, **kwargs)
 
     def training_step(self, model, inputs, num_items_in_batch):
         """Overrides trl.GRPOTrainer.training_step: timed; closes the books of an optimizer step."""
@@ -255,21 +204,12 @@ class GRPOTrainer(TRLGRPOTrainer):
         return loss
 
     def _count(self, num_forwarded: int, attention_mask: torch.Tensor, input_ids: torch.Tensor) -> None:
-        if not self.model.training:
-            return
-        self._num_tokens["forwarded"] += num_forwarded
-        self._num_tokens["raw"] += int(attention_mask.sum().item())
-        self._num_tokens["padded"] += input_ids.numel()
+        if self.model.training:
+            self._tokens.add(num_forwarded, int(attention_mask.sum().item()), input_ids.numel())
 
     def _close_step(self) -> None:
         """Token counts over all ranks, and seconds on this one, since the last optimizer step."""
-        local = torch.tensor(list(self._num_tokens.values()), dtype=torch.float64, device=self.accelerator.device)
-        forwarded, raw, padded = self.accelerator.reduce(local, reduction="sum").tolist()
-        self._num_tokens = dict.fromkeys(self._num_tokens, 0)
-        metrics = self._metrics["train"]
-        metrics["packing/forwarded_over_raw"].append(forwarded / raw)
-        metrics["packing/padded_over_forwarded"].append(padded / forwarded)
-        metrics["packing/forwarded_tokens"].append(forwarded)
-        metrics["packing/padded_tokens"].append(padded)
-        for name, seconds in self._clock.take().items():
-            metrics[f"phase/{name}_s"].append(seconds)
+        metrics = self._tokens.take(self.accelerator)
+        metrics |= {f"phase/{name}_s": seconds for name, seconds in self._clock.take().items()}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)

@@ -1,0 +1,618 @@
+"""build_pairs, filter_pairs, rule_gaps: which pairs are made, which are dropped, and what the reports say."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+import trl_ext
+from trl_ext.errors import ConfigError, DataError, RuleError
+from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict, build_pairs, filter_pairs
+from trl_ext.rewards.pair_data import CHUNK_ROWS, falls_short
+from trl_ext.rewards.pair_gaps import rule_gaps, split_implicit
+
+datasets = pytest.importorskip("datasets")
+
+RIGHT, WRONG = "so A: 18", "so A: 17"
+ANSWER = RuleSet([Answer()])
+
+
+class Stars(Rule):
+    """One point for each star in the completion; None where the row's column `broken` is True."""
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(None if row.columns.get("broken") else row.text.count("*") / 10)
+
+
+class AsksTwo(Rule):
+    """1.0 where the prompt is 'two'."""
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(float(row.prompt == "two"))
+
+
+STARS = RuleSet([Stars()])
+
+
+def dataset(rows: list[dict]) -> datasets.Dataset:
+    return datasets.Dataset.from_list(rows)
+
+
+def samples(*completions, prompt="How many?", **columns) -> datasets.Dataset:
+    return dataset([{"prompt": prompt, "completions": list(completions), **columns}])
+
+
+def pair(chosen: str, rejected: str, answer: str = "18") -> dict:
+    return {"prompt": "How many?", "chosen": chosen, "rejected": rejected, "answer": answer}
+
+
+def says(role: str, content: str | None, **fields) -> dict:
+    return {"role": role, "content": content, **fields}
+
+
+def texts(pairs: datasets.Dataset) -> list[tuple[str, str]]:
+    return list(zip(pairs["chosen"], pairs["rejected"], strict=True))
+
+
+def fault_of(chosen, rejected, **columns) -> str | None:
+    """The reason for which filter_pairs drops this pair, beside one that is fine; None where it is kept."""
+    fine = {"chosen": "Hi yes", "rejected": "Hi no"}
+    if isinstance(chosen, list):
+        fine = {side: [says("user", "Hi"), says("assistant", text)] for side, text in fine.items()}
+    _, report = filter_pairs(dataset([fine | columns, {"chosen": chosen, "rejected": rejected, **columns}]))
+    return next((reason for reason, rows in report.first_rows.items() if 1 in rows), None)
+
+
+@pytest.fixture(scope="module")
+def gsm8k(data_dir) -> datasets.Dataset:
+    with open(data_dir / "gsm8k_pairs_500q.jsonl", encoding="utf-8") as lines:
+        return dataset([json.loads(line) for line in lines])
+
+
+@pytest.fixture(scope="module")
+def hh(data_dir) -> datasets.Dataset:
+    with gzip.open(data_dir / "hh_harmless_1800.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return dataset([json.loads(line) for line in lines])
+
+
+@pytest.fixture(scope="module")
+def gsm8k_samples(gsm8k) -> datasets.Dataset:
+    """Every solution of each question once, one question a row."""
+    solutions: dict[tuple[str, str], dict[str, None]] = {}
+    for row in gsm8k:
+        solutions.setdefault((row["prompt"], row["answer"]), {}).update({row["chosen"]: None, row["rejected"]: None})
+    return dataset([{"prompt": q, "answer": a, "completions": list(c)} for (q, a), c in solutions.items()])
+
+
+# build_pairs: what a pair is
+
+
+def test_a_pair_is_a_better_and_a_worse_sample_of_one_prompt():
+    pairs, _ = build_pairs(samples(WRONG, RIGHT, answer="18"), ANSWER)
+    assert pairs.to_list() == [
+        {
+            "prompt": "How many?",
+            "chosen": RIGHT,
+            "rejected": WRONG,
+            "chosen_score": 1.0,
+            "rejected_score": 0.0,
+            "rule_gap": 1.0,
+            "answer": "18",
+        }
+    ]
+
+
+def test_the_margin_is_the_gap():
+    pairs, _ = build_pairs(samples("**", "--"), STARS, min_gap=0.1, margin=True)
+    assert pairs["margin"][:] == pairs["rule_gap"][:] == [0.2]
+
+
+def test_a_gap_of_just_the_least_counts_in_spite_of_rounding():
+    assert 0.7 - 0.2 < 0.5
+    assert not falls_short(0.7 - 0.2, 0.5)
+    assert falls_short(0.49, 0.5)
+
+
+def test_a_gap_below_the_least_makes_no_pair():
+    pairs, report = build_pairs(samples("***", "*--", "---"), STARS, min_gap=0.15)
+    assert texts(pairs) == [("***", "---")]
+    assert report.num_too_close == 1
+
+
+def test_ties_make_no_pair_even_without_a_least_gap():
+    _, report = build_pairs(samples("*-", "-*", "--"), STARS, min_gap=0.0)
+    assert (report.num_pairs, report.num_too_close) == (1, 1)
+
+
+def test_the_longer_side_is_at_most_so_many_times_the_shorter():
+    data = samples("*" * 12, "-" * 8, "-" * 7)
+    pairs, report = build_pairs(data, STARS, max_length_ratio=1.5)
+    assert texts(pairs) == [("*" * 12, "-" * 8)]
+    assert report.num_too_unlike == 1
+
+
+def test_the_unit_of_length_can_be_chosen():
+    data = samples("* " * 8, "-" * 12, "- " * 7)
+    assert texts(build_pairs(data, STARS, length=lambda text: len(text.split()))[0]) == [("* " * 8, "- " * 7)]
+
+
+def test_closest_lengths_come_first_and_each_sample_once():
+    data = samples("*" * 10, "-" * 14, "-" * 11, "*" * 13)
+    pairs, _ = build_pairs(data, STARS, max_pairs_per_prompt=4)
+    assert texts(pairs) == [("*" * 13, "-" * 14), ("*" * 10, "-" * 11)]
+
+
+def test_at_equal_lengths_the_larger_gap_comes_first_then_the_earlier_sample():
+    data = samples("**--", "****", "----", "-  -")
+    pairs, _ = build_pairs(data, STARS, min_gap=0.1)
+    assert texts(pairs) == [("****", "----"), ("**--", "-  -")]
+
+
+@pytest.mark.parametrize(("most", "made"), [(1, 1), (2, 2), (9, 3)])
+def test_a_prompt_makes_at_most_so_many_pairs(most, made):
+    data = samples("*-", "-*", "* ", "--", "- ", " -")
+    assert build_pairs(data, STARS, min_gap=0.1, max_pairs_per_prompt=most)[1].num_pairs == made
+
+
+def test_the_same_two_texts_make_one_pair():
+    assert build_pairs(samples(RIGHT, RIGHT, WRONG, WRONG, answer="18"), ANSWER)[1].num_pairs == 1
+
+
+def test_blank_samples_take_no_part():
+    data = samples("   ", "***", "---", None)
+    pairs, report = build_pairs(data, STARS, min_gap=0.1)
+    assert (texts(pairs), report.num_blank) == ([("***", "---")], 2)
+
+
+def test_samples_without_a_score_take_no_part():
+    data = dataset(
+        [
+            {"prompt": "a", "completions": [RIGHT, WRONG], "answer": "unreadable"},
+            {"prompt": "b", "completions": [RIGHT, WRONG], "answer": "18"},
+        ]
+    )
+    pairs, report = build_pairs(data, ANSWER)
+    assert pairs["prompt"][:] == ["b"]
+    assert (report.num_unscored, report.num_prompts_without_pair) == (2, 1)
+
+
+def test_every_sample_is_scored_with_its_own_row():
+    data = dataset(
+        [
+            {"prompt": f"{number}", "completions": [f"A: {number}", f"A: {number + 1}"], "answer": number}
+            for number in range(10, CHUNK_ROWS + 50)
+        ]
+    )
+    pairs, report = build_pairs(data, ANSWER)
+    assert report.num_pairs == len(data)
+    assert all(row["chosen"] == f"A: {row['prompt']}" for row in pairs)
+
+
+def test_the_rules_see_the_prompt():
+    data = dataset([{"prompt": prompt, "completions": ["***", "---"]} for prompt in ("one", "two")])
+    pairs, _ = build_pairs(data, RuleSet([Stars(), AsksTwo()]), min_gap=0.1)
+    assert pairs["chosen_score"][:] == pytest.approx([0.3, 1.3])
+
+
+# build_pairs: forms of data
+
+
+def test_messages_stay_messages():
+    right, wrong = [says("assistant", RIGHT)], [says("assistant", WRONG)]
+    question = [says("user", "How many?")]
+    pairs, _ = build_pairs(samples(wrong, right, prompt=question, answer="18"), ANSWER)
+    assert (pairs[0]["prompt"], pairs[0]["chosen"], pairs[0]["rejected"]) == (question, right, wrong)
+
+
+@pytest.mark.parametrize("prompt", ["How many?", [says("user", "How many?")]])
+def test_one_sample_a_row_is_grouped_by_prompt(prompt):
+    other = "Other?" if isinstance(prompt, str) else [says("user", "Other?")]
+    rows = [
+        {"prompt": prompt, "completion": RIGHT, "answer": "18", "sample": 0},
+        {"prompt": other, "completion": WRONG, "answer": "18", "sample": 1},
+        {"prompt": prompt, "completion": WRONG, "answer": "18", "sample": 2},
+    ]
+    pairs, report = build_pairs(dataset(rows), ANSWER)
+    assert (texts(pairs), pairs["sample"][:]) == ([(RIGHT, WRONG)], [0])
+    assert (report.num_prompts, report.num_prompts_without_pair) == (2, 1)
+
+
+def test_the_column_of_samples_can_have_another_name():
+    data = samples(RIGHT, WRONG, answer="18").rename_column("completions", "generations")
+    assert texts(build_pairs(data, ANSWER, completions="generations")[0]) == [(RIGHT, WRONG)]
+
+
+def test_other_columns_keep_their_types():
+    data = samples(RIGHT, WRONG, answer="18", level=1).cast_column("level", datasets.ClassLabel(names=["low", "high"]))
+    pairs, _ = build_pairs(data, ANSWER)
+    assert pairs.features["level"] == data.features["level"]
+
+
+def test_a_formatted_dataset_is_read_as_plain_values():
+    data = samples(RIGHT, WRONG, answer=18).with_format("numpy")
+    assert build_pairs(data, ANSWER)[1].num_pairs == 1
+
+
+# build_pairs: report and errors
+
+
+def test_the_report_prints_as_a_table():
+    data = dataset(
+        [
+            {"prompt": "a", "completions": ["*" * 10, "-" * 8, "-" * 4, " "], "broken": False},
+            {"prompt": "b", "completions": ["***", "---"], "broken": True},
+        ]
+    )
+    _, report = build_pairs(data, STARS)
+    assert str(report).splitlines() == [
+        "prompts        2  1 without a pair",
+        "samples        6  2 without a score, 1 blank",
+        "refused        2  1 too close in score, 1 too unlike in length",
+        "pairs          1  mean length 10.0 chosen, 8.0 rejected",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("completions", "words"),
+    [
+        (["*****", "-"], "1 too unlike in length. Raise max_length_ratio"),
+        (["*", "-"], "1 are too close in score and 0 too unlike in length. Lower min_gap"),
+        (["*****"], "Give at least two samples per prompt"),
+        ([" ", ""], "2 are blank"),
+    ],
+)
+def test_no_pair_at_all_is_an_error_that_says_why(completions, words):
+    with pytest.raises(DataError, match="Not a single pair came out of 1 prompts") as caught:
+        build_pairs(samples(*completions), STARS)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"min_gap": -0.1},
+        {"min_gap": float("nan")},
+        {"min_gap": "0.5"},
+        {"max_length_ratio": 0.9},
+        {"max_length_ratio": float("inf")},
+        {"max_pairs_per_prompt": 0},
+        {"max_pairs_per_prompt": 1.5},
+    ],
+)
+def test_a_limit_that_cannot_work_is_named(limits):
+    with pytest.raises(ConfigError, match=f"{next(iter(limits))} is .* Give a"):
+        build_pairs(samples(RIGHT, WRONG, answer="18"), ANSWER, **limits)
+
+
+def test_missing_columns_are_listed_with_those_there():
+    with pytest.raises(DataError, match=r"\(prompt, completions\) or \(prompt, completion\).* are: question, answer"):
+        build_pairs(dataset([{"question": "?", "answer": "18"}]), ANSWER)
+
+
+def test_columns_that_would_be_overwritten_are_named():
+    with pytest.raises(DataError, match="already has the columns chosen"):
+        build_pairs(samples(RIGHT, WRONG, answer="18", chosen="x"), ANSWER)
+
+
+@pytest.mark.parametrize("cell", ["one text", [says("assistant", "one")]])
+def test_a_single_sample_in_the_column_of_lists_is_refused(cell):
+    with pytest.raises(DataError, match="Row 0 holds a single sample in 'completions'"):
+        build_pairs(dataset([{"prompt": "?", "completions": cell}]), STARS)
+
+
+def test_a_length_that_is_a_list_is_refused():
+    with pytest.raises(ConfigError, match="length gave a list"):
+        build_pairs(samples("***", "---"), STARS, length=str.split)
+
+
+def test_what_is_not_a_dataset_is_refused():
+    data = samples(RIGHT, WRONG, answer="18")
+    for other in (data.to_list(), datasets.DatasetDict(train=data)):
+        with pytest.raises(DataError, match=f"is a {type(other).__name__}. Give a datasets.Dataset"):
+            build_pairs(other, ANSWER)
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(DataError, match="has no rows"):
+        build_pairs(samples(RIGHT, WRONG, answer="18").select([]), ANSWER)
+
+
+def test_rules_that_cannot_be_called_are_refused():
+    with pytest.raises(ConfigError, match="Give a RuleSet"):
+        build_pairs(samples(RIGHT, WRONG), [Answer()])
+
+
+def test_a_column_that_the_rules_lack_is_named():
+    with pytest.raises(DataError, match="reads the column 'answer'"):
+        build_pairs(samples(RIGHT, WRONG), ANSWER)
+
+
+def test_an_error_of_a_rule_says_among_which_rows_it_arose():
+    with pytest.raises(RuleError, match=r"While scoring rows 0 to 0 of the dataset .*completion_ids"):
+        build_pairs(samples(RIGHT, WRONG), RuleSet([Length()]))
+
+
+# filter_pairs: why a row is dropped
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "reason"),
+    [
+        ("yes", "no", None),
+        (" ", "no", "empty"),
+        (None, "no", "empty"),
+        ("yes", "yes ", "identical"),
+        ("yes", "yes, surely", None),
+        ([says("assistant", "yes")], [says("assistant", "no")], None),
+        ([says("assistant", " ")], [says("assistant", "no")], "empty"),
+        ([says("assistant", "no")], [says("assistant", "no")], "identical"),
+    ],
+)
+def test_faults_of_pairs_with_a_prompt_of_their_own(chosen, rejected, reason):
+    prompt = [says("user", "Hi")] if isinstance(chosen, list) else "Hi"
+    assert fault_of(chosen, rejected, prompt=prompt) == reason
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "reason"),
+    [
+        ("How many? A: 18", "How many? A: 17", None),
+        ("How many? A: 18", " \n", "empty"),
+        ("How many? A: 18", "How many?\n", "empty"),
+        ("How many? A: 18\n", "How many? A: 18\n", "identical"),
+        ("How many? A: 18", "How many? A: 18 ", "identical"),
+        ("How many? A: 18", "What time? A: 17", "different_prompt"),
+        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", None),
+        ("\n\nHuman: a\n\nAssistant: ", "\n\nHuman: a\n\nAssistant: c", "empty"),
+        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "different_prompt"),
+        (
+            "\n\nHuman: a\n\nAssistant: b",
+            "\n\nHuman: a\n\nAssistant: c\n\nHuman: d\n\nAssistant: e",
+            "different_prompt",
+        ),
+    ],
+)
+def test_faults_of_texts_that_hold_their_prompt(chosen, rejected, reason):
+    assert fault_of(chosen, rejected) == reason
+
+
+HI, CALL = says("user", "Hi"), [{"name": "clock"}]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "reason"),
+    [
+        ([HI, says("assistant", "a")], [HI, says("assistant", "b")], None),
+        ([HI, says("assistant", "")], [HI, says("assistant", "b")], "empty"),
+        ([HI], [HI, says("assistant", "b")], "empty"),
+        ([HI, says("assistant", "b")], [HI, says("assistant", "b")], "identical"),
+        ([HI, says("assistant", "a")], [says("user", "Ho"), says("assistant", "b")], "different_prompt"),
+        ([HI, says("assistant", "a"), HI, says("assistant", "b")], [HI, says("assistant", "b")], "different_prompt"),
+        ([HI, says("assistant", None, tool_calls=CALL)], [HI, says("assistant", "b")], None),
+        (
+            [HI, says("assistant", "", tool_calls=CALL), says("tool", "12"), says("assistant", "12")],
+            [HI, says("assistant", "noon")],
+            None,
+        ),
+    ],
+)
+def test_faults_of_messages_that_hold_their_prompt(chosen, rejected, reason):
+    assert fault_of(chosen, rejected) == reason
+
+
+def test_empty_fields_of_messages_do_not_make_a_difference():
+    chosen = [says("user", "Hi", name=None), says("assistant", "a", name="x")]
+    assert fault_of(chosen, [HI, says("assistant", "b")]) is None
+
+
+def test_pairs_that_the_rules_contradict_are_dropped():
+    data = dataset([pair(RIGHT, WRONG), pair(WRONG, RIGHT), pair(RIGHT, RIGHT + " indeed")])
+    pairs, report = filter_pairs(data, ANSWER)
+    assert (pairs["rule_gap"][:], report.contradicted) == ([1.0, 0.0], 1)
+
+
+def test_with_a_least_gap_undecided_pairs_are_dropped_too():
+    data = dataset([pair(RIGHT, WRONG), pair(RIGHT, RIGHT + " indeed")])
+    assert filter_pairs(data, ANSWER, min_gap=0.5)[1].contradicted == 1
+
+
+def test_pairs_that_the_rules_cannot_judge_are_kept():
+    data = dataset([pair(RIGHT, WRONG, answer="unreadable"), pair(RIGHT, WRONG)])
+    pairs, report = filter_pairs(data, ANSWER, min_gap=0.5, margin=True)
+    assert (pairs["rule_gap"][:], pairs["margin"][:]) == ([None, 1.0], [0.0, 1.0])
+    assert (report.unscored, report.first_rows["unscored"], report.kept) == (1, (0,), 2)
+
+
+def test_a_gap_column_without_any_value_is_a_column_of_numbers():
+    pairs, _ = filter_pairs(dataset([pair(RIGHT, WRONG, answer="unreadable")]), ANSWER)
+    assert pairs.features["rule_gap"].dtype == "float64"
+
+
+def test_without_rules_no_column_is_added():
+    assert filter_pairs(dataset([pair(RIGHT, WRONG)]))[0].column_names == ["prompt", "chosen", "rejected", "answer"]
+
+
+def test_filtering_what_was_built_changes_nothing():
+    built, _ = build_pairs(samples(WRONG, RIGHT, answer="18"), ANSWER, margin=True)
+    again, _ = filter_pairs(built, ANSWER, margin=True)
+    assert again.to_list() == built.to_list()
+
+
+def test_the_filter_report_counts_each_row_once_and_names_three():
+    rows = [pair("", WRONG)] * 4 + [
+        pair(WRONG, WRONG),
+        pair(WRONG, RIGHT),
+        pair(RIGHT, WRONG, "?"),
+        pair(RIGHT, WRONG),
+    ]
+    _, report = filter_pairs(dataset(rows), ANSWER)
+    assert str(report).splitlines() == [
+        "                    rows  first rows",
+        "empty                  4  0, 1, 2",
+        "identical              1  4",
+        "different_prompt       0",
+        "contradicted           1  5",
+        "unscored (kept)        1  6",
+        "kept                   2  of 8",
+    ]
+
+
+def test_nothing_left_is_an_error_with_the_table():
+    with pytest.raises(DataError, match=r"Not one of the 2 pairs is left; most are 'contradicted'.*swapped") as caught:
+        filter_pairs(dataset([pair(WRONG, RIGHT)] * 2), ANSWER)
+    assert "contradicted           2  0, 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"margin": True}, {"min_gap": 0.5}])
+def test_scores_without_rules_are_refused(options):
+    with pytest.raises(ConfigError, match="there are no rules"):
+        filter_pairs(dataset([pair(RIGHT, WRONG)]), **options)
+
+
+@pytest.mark.parametrize("min_gap", [-1, float("nan")])
+def test_a_least_gap_that_cannot_work_is_named(min_gap):
+    with pytest.raises(ConfigError, match="min_gap is"):
+        filter_pairs(dataset([pair(RIGHT, WRONG)]), ANSWER, min_gap=min_gap)
+
+
+def test_missing_pair_columns_are_listed_with_those_there():
+    with pytest.raises(DataError, match=r"\(prompt, chosen, rejected\) or \(chosen, rejected\).* are: prompt, chosen"):
+        filter_pairs(dataset([{"prompt": "?", "chosen": "a"}]))
+
+
+def test_text_beside_messages_is_refused():
+    with pytest.raises(DataError, match="'chosen' holds a str and 'rejected' a list"):
+        filter_pairs(dataset([{"chosen": "a", "rejected": [says("assistant", "b")]}]))
+
+
+# rule_gaps and the split into prompt and completion
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt", "completions"),
+    [
+        ("Q?\nso A: 18", "Q?\nso A: 17", "Q?\n", ("so A: 18", "so A: 17")),
+        ("It is 18.", "It is 17.", "It is ", ("18.", "17.")),
+        ("我有十八", "我有十七", "", ("我有十八", "我有十七")),
+        (
+            "\n\nHuman: a\n\nAssistant: You may",
+            "\n\nHuman: a\n\nAssistant: You must",
+            "\n\nHuman: a\n\nAssistant:",
+            (" You may", " You must"),
+        ),
+        (
+            [HI, says("assistant", "a"), HI, says("assistant", "b")],
+            [HI, says("assistant", "a"), HI, says("assistant", "c")],
+            [HI, says("assistant", "a"), HI],
+            ([says("assistant", "b")], [says("assistant", "c")]),
+        ),
+    ],
+)
+def test_implicit_prompts_are_split_off(chosen, rejected, prompt, completions):
+    split = split_implicit(chosen, rejected)
+    assert (split.prompts, split.completions, split.same_prompt) == ((prompt, prompt), completions, True)
+
+
+def test_a_gap_is_the_chosen_score_less_the_rejected_one():
+    data = dataset([pair(RIGHT, WRONG), pair(WRONG, RIGHT), pair(RIGHT, RIGHT), pair(RIGHT, WRONG, "unreadable")])
+    assert rule_gaps(data, ANSWER) == [1.0, -1.0, 0.0, None]
+
+
+def test_all_four_forms_of_a_pair_have_the_same_gap():
+    question, right, wrong = says("user", "How many?"), says("assistant", RIGHT), says("assistant", WRONG)
+    forms = [
+        {"prompt": "How many?\n", "chosen": RIGHT, "rejected": WRONG},
+        {"chosen": "How many?\n" + RIGHT, "rejected": "How many?\n" + WRONG},
+        {"prompt": [question], "chosen": [right], "rejected": [wrong]},
+        {"chosen": [question, right], "rejected": [question, wrong]},
+    ]
+    assert [rule_gaps(dataset([form | {"answer": 18}]), ANSWER) for form in forms] == [[1.0]] * 4
+
+
+def test_a_missing_side_does_not_stop_the_scoring():
+    assert rule_gaps(dataset([{"chosen": "A: 18", "rejected": None, "answer": "18"}]), ANSWER) == [1.0]
+
+
+def test_rules_do_not_see_the_other_side():
+    seen: list[set[str]] = []
+
+    class Looks(Rule):
+        def score(self, row: Row) -> Verdict:
+            seen.append(set(row.columns))
+            return Verdict(0.0)
+
+    rule_gaps(dataset([pair(RIGHT, WRONG)]), RuleSet([Looks()]))
+    assert seen == [{"answer"}] * 2
+
+
+# Real data
+
+
+def test_the_answer_rule_agrees_with_every_labelled_solution(gsm8k):
+    assert set(rule_gaps(gsm8k, ANSWER)) == {1.0}
+    assert filter_pairs(gsm8k, ANSWER)[1].kept == len(gsm8k) == 888
+
+
+def test_swapped_sides_are_all_contradicted(gsm8k):
+    swapped = gsm8k.rename_columns({"chosen": "rejected", "rejected": "chosen"})
+    with pytest.raises(DataError, match="swapped"):
+        filter_pairs(swapped, ANSWER)
+
+
+def test_the_broken_rows_of_human_dialogues_are_found(hh):
+    pairs, report = filter_pairs(hh)
+    assert (report.empty, report.different_prompt, report.kept) == (5, 2, 1793)
+    assert (report.first_rows["empty"], report.first_rows["different_prompt"]) == ((86, 516, 925), (1254, 1688))
+    assert (len(pairs), pairs.column_names) == (1793, ["chosen", "rejected"])
+
+
+def test_human_dialogues_are_split_before_the_last_reply(hh):
+    splits = [split_implicit(row["chosen"], row["rejected"]) for row in filter_pairs(hh)[0]]
+    assert all(prompt.endswith("\n\nAssistant:") for split in splits for prompt in split.prompts)
+    assert not any("\n\nAssistant:" in completion for split in splits for completion in split.completions)
+
+
+def test_rules_that_contradict_people_drop_their_rows(hh):
+    pairs, report = filter_pairs(hh, RuleSet([Keywords(forbidden=("illegal", "drug"))]))
+    assert (report.contradicted, report.kept, len(pairs)) == (37, 1756, 1756)
+    assert min(pairs["rule_gap"]) == 0.0
+
+
+def test_pairs_of_real_solutions_match_in_length(gsm8k_samples):
+    pairs, report = build_pairs(gsm8k_samples, ANSWER)
+    assert (report.num_prompts, report.num_samples, report.num_pairs) == (267, 1066, 282)
+    assert set(pairs["rule_gap"]) == {1.0}
+    assert all(max(sides) <= 1.5 * min(sides) for sides in [(len(c), len(r)) for c, r in texts(pairs)])
+    assert abs(report.mean_chosen_length / report.mean_rejected_length - 1) < 0.02
+
+
+def test_both_forms_of_samples_make_the_same_pairs(gsm8k_samples):
+    single = dataset(
+        [
+            {"prompt": row["prompt"], "answer": row["answer"], "completion": completion}
+            for row in gsm8k_samples
+            for completion in row["completions"]
+        ]
+    )
+    listed, one_by_one = build_pairs(gsm8k_samples, ANSWER), build_pairs(single, ANSWER)
+    assert (listed[0].to_list(), listed[1]) == (one_by_one[0].to_list(), one_by_one[1])
+
+
+# The package
+
+
+def test_both_are_public():
+    assert (trl_ext.build_pairs, trl_ext.filter_pairs) == (build_pairs, filter_pairs)
+
+
+def test_making_pairs_needs_neither_torch_nor_trl():
+    code = (
+        "import sys; from datasets import Dataset; from trl_ext.rewards import Answer, RuleSet, build_pairs;"
+        "data = Dataset.from_list([{'prompt': '?', 'completions': ['A: 18', 'A: 17'], 'answer': '18'}]);"
+        "build_pairs(data, RuleSet([Answer()]));"
+        "print([m for m in ('torch', 'trl', 'transformers') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

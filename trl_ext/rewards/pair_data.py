@@ -1,0 +1,90 @@
+"""What the pair tools share: checked datasets, rows in chunks, scores in TRL's call.
+
+`datasets` is imported inside the functions, so that rules alone do not need it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from trl_ext.errors import ConfigError, DataError, RuleError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# A RuleSet, one column of `RuleSet.split()`, or anything else that takes the call and gives one total per completion.
+Scorer = Callable[..., list[float | None]]
+
+CHUNK_ROWS = 256  # What is in memory as Python objects at one time, and one step of the progress bar.
+_BAR_DELAY_S = 2.0
+
+# The keyword arguments of TRL's call, and what would show a rule the answer. TRL withholds the first three too.
+_NOT_FOR_RULES = frozenset(
+    {"prompt", "completion", "completion_ids", "prompts", "completions", "chosen", "rejected", "log_metric"}
+)
+
+# Totals are sums of weighted values: 0.7 - 0.2 is a hair below 0.5, and equal verdicts may differ in the last bit.
+_ROUNDING = 1e-9
+
+
+def checked_dataset(dataset: Any, accepted: Sequence[tuple[str, ...]]) -> "Dataset":
+    """The dataset, giving plain Python values, or DataError unless it has rows and one of the accepted column sets."""
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"The dataset is a {type(dataset).__name__}. Give a datasets.Dataset: one split, not a stream."
+        )
+    if not any(set(columns) <= set(dataset.column_names) for columns in accepted):
+        wanted = " or ".join(f"({', '.join(columns)})" for columns in accepted)
+        there = ", ".join(dataset.column_names) or "none"
+        raise DataError(f"The dataset needs the columns {wanted}; its columns are: {there}. Rename its columns.")
+    if len(dataset) == 0:
+        raise DataError("The dataset has no rows. Give one with at least one row.")
+    return dataset.with_format(None)
+
+
+def check_number_from(key: str, value: Any, least: float) -> None:
+    """Raise ConfigError unless `value` is a finite number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < least:
+        raise ConfigError(f"{key} is {value!r}. Give a finite number of at least {least:g}.")
+
+
+def falls_short(gap: float, min_gap: float) -> bool:
+    """Whether a difference of scores is below `min_gap` by more than rounding."""
+    return gap < min_gap - _ROUNDING
+
+
+def chunks(items: Sequence[Any], task: str, unit: str) -> Iterator[Sequence[Any]]:
+    """Slices of `items`, under a progress bar that shows only when the work takes long."""
+    from datasets.utils.tqdm import tqdm
+
+    with tqdm(total=len(items), desc=task, unit=unit, delay=_BAR_DELAY_S) as bar:
+        for start in range(0, len(items), CHUNK_ROWS):
+            chunk = items[start : start + CHUNK_ROWS]
+            yield chunk
+            bar.update(len(chunk))
+
+
+def rule_columns(batch: Mapping[str, list[Any]], positions: Iterable[int]) -> dict[str, list[Any]]:
+    """The columns that rules may read, their values taken (and repeated) at these positions of the batch."""
+    positions = list(positions)
+    return {
+        name: [values[position] for position in positions]
+        for name, values in batch.items()
+        if name not in _NOT_FOR_RULES
+    }
+
+
+def scores(
+    rules: Scorer, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]], rows: Sequence[int]
+) -> list[float | None]:
+    """The rules' total of each completion; an error says among which rows of the dataset it arose."""
+    if not callable(rules):
+        raise ConfigError(f"rules is {rules!r}. Give a RuleSet, such as RuleSet([Answer()]).")
+    try:
+        return list(rules(prompts=prompts, completions=completions, **columns))
+    except RuleError as error:
+        raise RuleError(
+            f"While scoring rows {min(rows)} to {max(rows)} of the dataset (the samples counted from there): {error}"
+        ) from error

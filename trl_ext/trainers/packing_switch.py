@@ -1,0 +1,84 @@
+"""When a trainer packs: it asks, checks on the real model, and says why not."""
+
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from trl_ext.errors import PackingError
+from trl_ext.packing import attention
+from trl_ext.packing.check import CheckResult
+
+logger = logging.get_logger(__name__)
+
+
+class PackingSwitch:
+    """Mixed into a Trainer, which tells the reasons against packing, the models to switch, and how to check.
+
+    Attributes:
+        _packs: Whether forwards are flat rows.
+        _check_is_due: Whether the self-check must run before the first packed forward.
+    """
+
+    _packs = False
+    _check_is_due = False
+
+    def _why_not_packing(self) -> str:
+        """Reasons that can be known without a forward; empty if there is none."""
+        raise NotImplementedError
+
+    def _models(self) -> list[Any]:
+        """The models that forward flat rows, unwrapped."""
+        raise NotImplementedError
+
+    def _self_check(self, model: Any) -> CheckResult:
+        """Compare packed with alone on `model`, wrapped as training calls it."""
+        raise NotImplementedError
+
+    def _start_packing(self) -> None:
+        """Switch the models to packed attention, and check them now or, where weights are not whole yet, later."""
+        reason = self._why_not_packing()
+        if reason:
+            self._stop_packing(reason)
+            return
+        for model in self._models():
+            attention.install(model.config)
+        self._packs = True
+        # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
+        self._check_is_due = True
+        if not self.is_deepspeed_enabled and not self.is_fsdp_enabled:
+            self._check_packing(self.model)
+
+    def _check_packing(self, model: Any) -> None:
+        """Run the self-check if it is due, and go back to padding on all ranks if it fails on one. Collective."""
+        if not self._check_is_due:
+            return
+        self._check_is_due = False
+        # The wrapper's own flag may differ from the model's, whose flag TRL reads.
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            result = self._self_check(model)
+        finally:
+            self.model.train(was_training)
+        failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
+        if self.accelerator.reduce(failed, reduction="sum").item() > 0:
+            for other in self._models():
+                attention.uninstall(other.config)
+            self._packs = False
+            self._stop_packing(str(result))
+
+    def _stop_packing(self, reason: str) -> None:
+        reason = reason.rstrip(".")  # an exception's sentence has its own full stop
+        name = self.model.config._name_or_path or type(self.model).__name__
+        if getattr(self.args, "packing_is_required", False):
+            raise PackingError(
+                f"packing=True, but {name} cannot be packed: {reason}. Leave packing unset or set it to False to "
+                "train on padded batches."
+            )
+        if self.accelerator.is_main_process:
+            logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
+
+    @property
+    def _is_half_precision(self) -> bool:
+        return self.model.dtype != torch.float32 or self.accelerator.mixed_precision != "no"

@@ -1,0 +1,120 @@
+"""Batches of preference pairs under a token budget: an optimizer step's pairs as rows, equally many on every rank.
+
+The pairs of a step are those that TRL takes, in TRL's order. Which rank and which forward a pair is in is ours.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch.utils.data import BatchSampler, Dataset, Sampler
+
+from trl_ext.monitor.phases import PhaseClock
+from trl_ext.packing.balance import forward_cost, spread
+from trl_ext.packing.plan import Item
+
+Rows = list[tuple[int, ...]]
+
+
+class PairSizes:
+    """Tokens and cost of every pair of a dataset.
+
+    Args:
+        chosen, rejected: Tokens of either side of every pair.
+        shared: Tokens that both sides begin with, forwarded once.
+        hidden_size: Of the model; weighs attention against the linear layers.
+    """
+
+    def __init__(self, chosen: Sequence[int], rejected: Sequence[int], shared: Sequence[int], hidden_size: int):
+        pairs = list(zip(chosen, rejected, shared, strict=True))
+        self.tokens = [c + r - s for c, r, s in pairs]
+        self.costs = [forward_cost([Item(0, s, c - s), Item(0, s, r - s)], hidden_size) for c, r, s in pairs]
+
+
+class StepSampler(Sampler[Rows]):
+    """Yields, for this rank, `accumulation` batches an optimizer step; a batch is a list of rows of pair indices.
+
+    A batch may hold no row where a step needs fewer rows than batches; the last batch of a step always holds one, as
+    it is the one after which the weights change.
+
+    Args:
+        batches: TRL's micro-batches of all ranks, in the order in which they are dealt to the ranks.
+        sizes: Of every pair of the dataset.
+        accumulation: Micro-batches of a rank in an optimizer step.
+        rank, num_ranks: Which part is this one's.
+        max_tokens: Most tokens of a row.
+        clock: Charged with the phase `layout`.
+    """
+
+    def __init__(
+        self,
+        batches: BatchSampler,
+        sizes: PairSizes,
+        accumulation: int,
+        rank: int,
+        num_ranks: int,
+        max_tokens: int,
+        clock: PhaseClock,
+    ):
+        self.batches = batches
+        self.sizes = sizes
+        self.accumulation = accumulation
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.max_tokens = max_tokens
+        self.clock = clock
+
+    @property
+    def sampler(self) -> Any:
+        """Where accelerate looks for the one that shuffles, to tell it the epoch."""
+        return self.batches.sampler
+
+    @property
+    def batch_size(self) -> int:
+        return self.batches.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        return self.batches.drop_last
+
+    def __len__(self) -> int:
+        """Batches of this rank, as many as TRL has."""
+        if self.drop_last:
+            return len(self.batches) // self.num_ranks
+        return -(-len(self.batches) // self.num_ranks)
+
+    def __iter__(self) -> Iterator[Rows]:
+        per_step = self.accumulation * self.num_ranks
+        step: list[list[int]] = []
+        for batch in self.batches:
+            step.append(batch)
+            if len(step) == per_step:
+                yield from self._batches_of(step, self.accumulation)
+                step = []
+        # The last step of an epoch may be short, and its pairs are shared out all the same.
+        left = len(step) // self.num_ranks if self.drop_last else -(-len(step) // self.num_ranks)
+        if left:
+            yield from self._batches_of(step[: left * self.num_ranks], left)
+
+    def _batches_of(self, step: list[list[int]], num_batches: int) -> list[Rows]:
+        pairs = [i for batch in step for i in batch]
+        tokens, costs = [self.sizes.tokens[i] for i in pairs], [self.sizes.costs[i] for i in pairs]
+        with self.clock.phase("layout"):
+            mine = spread(tokens, costs, self.num_ranks, self.max_tokens)[self.rank]
+        rows = [tuple(pairs[i] for i in row) for row in mine]
+        # Even, and rounded so that the last batch is never the empty one.
+        cuts = [len(rows) * k // num_batches for k in range(num_batches + 1)]
+        return [rows[a:b] for a, b in pairwise(cuts)]
+
+
+class RowsOfPairs(Dataset):
+    """A dataset of pairs that is asked for whole rows: `rows[(3, 8)]` is the list of pairs 3 and 8."""
+
+    def __init__(self, pairs: Any):
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, row: tuple[int, ...]) -> list[dict[str, Any]]:
+        return [self.pairs[i] for i in row]

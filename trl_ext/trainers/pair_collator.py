@@ -1,0 +1,45 @@
+"""From pairs to the inputs of a micro-batch: one flat row, or several under a token budget."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from trl_ext.monitor.phases import PhaseClock
+from trl_ext.packing.balance import spread
+from trl_ext.trainers.pair_rows import PairRow, num_tokens_of_pair, pair_row
+
+
+class PairCollator:
+    """Makes `{"rows": [PairRow, ...]}` of pairs, or of rows of pairs that were planned already.
+
+    Args:
+        share_prompt: One copy of what both sides begin with.
+        pad_token_id: The model's.
+        max_tokens: Most tokens of a row; None for one row. A pair that is larger gets a row of its own.
+        clock: Charged with the phase `layout`, in the main process.
+    """
+
+    def __init__(self, share_prompt: bool, pad_token_id: int | None, max_tokens: int | None, clock: PhaseClock):
+        self.share_prompt = share_prompt
+        self.pad_token_id = pad_token_id
+        self.max_tokens = max_tokens
+        self.clock = clock
+
+    def __call__(self, examples: Sequence[Any]) -> dict[str, list[PairRow]]:
+        # A loader's worker process has no part in the trainer's clock, and must not touch the card.
+        with nullcontext() if get_worker_info() else self.clock.phase("layout"):
+            return {"rows": [self.row(row) for row in self._rows(examples)]}
+
+    def row(self, examples: Sequence[Mapping[str, Any]]) -> PairRow:
+        return pair_row(examples, self.share_prompt, self.pad_token_id)
+
+    def _rows(self, examples: Sequence[Any]) -> list[Sequence[Mapping[str, Any]]]:
+        if not examples or not isinstance(examples[0], Mapping):
+            return list(examples)
+        if self.max_tokens is None:
+            return [examples]
+        tokens = [num_tokens_of_pair(example, self.share_prompt) for example in examples]
+        (rows,) = spread(tokens, tokens, num_ranks=1, max_tokens=max(self.max_tokens, *tokens))
+        return [[examples[i] for i in row] for row in rows]

@@ -1,0 +1,58 @@
+"""A reward model's score of chosen tokens of a flat row, inside the model's own forward.
+
+transformers scores every token and then picks one per row of the batch. In a flat row there are many ends, and only
+they need a score. The call goes through the patched instance's `forward`, so that DDP, DeepSpeed, FSDP and PEFT, which
+wrap it, see one ordinary forward.
+"""
+
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
+
+from trl_ext.errors import PackingError
+
+
+def add_pooled_head(model: Any) -> None:
+    """Let `model(..., pool_index=[N])` return [N, 1] scores of those tokens of a flat row; idempotent.
+
+    Without `pool_index` the model is what it was.
+
+    Args:
+        model: A sequence classification model of transformers, without wrapper.
+
+    Raises:
+        PackingError: the model has no `score` on top of a backbone.
+    """
+    if getattr(model.forward, "__func__", None) is _forward:
+        return
+    if not isinstance(getattr(model, "score", None), torch.nn.Module) or model.base_model is model:
+        raise PackingError(
+            f"{type(model).__name__} has no layer `score` on top of a backbone, so single tokens cannot be scored. "
+            "Set packing=False."
+        )
+    model.forward_padded = model.forward
+    model.forward = MethodType(_forward, model)
+
+
+def _forward(
+    self: Any, *args: Any, pool_index: torch.Tensor | None = None, labels: torch.Tensor | None = None, **kwargs: Any
+) -> Any:
+    if pool_index is None:
+        return self.forward_padded(*args, labels=labels, **kwargs)
+    hidden = getattr(self, self.base_model_prefix)(*args, **kwargs)[0]
+    scores = self.score(hidden[0].index_select(0, pool_index))
+    return SequenceClassifierOutputWithPast(logits=scores)
+
+
+def scored_token(ids: Sequence[int], pad_token_id: int | None) -> int:
+    """Which token of a sequence carries its score: the rightmost one that is not padding.
+
+    The rule of transformers' sequence classification models, kept to the letter: where the pad token is EOS it is the
+    token before EOS, and the first token where all are padding.
+    """
+    if pad_token_id is None:
+        return len(ids) - 1
+    return next((i for i in range(len(ids) - 1, 0, -1) if ids[i] != pad_token_id), 0)

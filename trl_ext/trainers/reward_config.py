@@ -1,0 +1,65 @@
+"""Arguments of `trl_ext.RewardTrainer`: TRL's, and four more."""
+
+from dataclasses import dataclass, field
+
+from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
+
+from trl_ext.errors import ConfigError
+
+LENGTH_POLICIES = ("drop", "truncate_prompt")
+
+
+@dataclass
+class RewardConfig(TRLRewardConfig):
+    """TRL's `RewardConfig` with packing.
+
+    After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
+    """
+
+    packing: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's "
+            "padded path with a warning where the model is not exact when packed. True: yes, or stop before the first "
+            "step. False: no."
+        },
+    )
+    share_prompt: bool = field(
+        default=True,
+        metadata={"help": "Forward what chosen and rejected have in common once for both, instead of once each."},
+    )
+    max_tokens_per_forward: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens in one forward. The pairs of an optimizer step are then spread over as few forwards "
+            "of at most this many tokens as possible, balanced over all processes, and the loss is the mean over all "
+            "pairs of the step. Unset: one forward per micro-batch of per_device_train_batch_size pairs."
+        },
+    )
+    max_length_policy: str = field(
+        default="drop",
+        metadata={
+            "help": "What becomes of a pair with a side longer than max_length. drop: it is left out, as in TRL, and "
+            "counted. truncate_prompt: the oldest tokens that both sides share are cut off.",
+            "choices": LENGTH_POLICIES,
+        },
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.packing_is_required = self.packing is True or self.max_tokens_per_forward is not None
+        if self.max_tokens_per_forward is not None and self.packing is False:
+            raise ConfigError(
+                f"max_tokens_per_forward={self.max_tokens_per_forward} has no effect with packing=False. "
+                "Remove one of the two."
+            )
+        if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:
+            raise ConfigError(
+                f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold a pair. Set it to the tokens that "
+                "fit into one forward, such as 8192."
+            )
+        self.packing = self.packing is not False
+        if self.max_length_policy not in LENGTH_POLICIES:
+            raise ConfigError(
+                f"max_length_policy is {self.max_length_policy!r}. Set it to one of {', '.join(LENGTH_POLICIES)}."
+            )

@@ -1,0 +1,33 @@
+"""Tokens of an optimizer step, over all ranks: what went through the model, and what would have without packing."""
+
+from typing import Any
+
+import torch
+
+
+class TokenCounts:
+    """Adds up tokens on this rank; `take` adds the ranks.
+
+    forwarded: through the model. raw: without padding and without sharing. padded: as padded batches.
+    """
+
+    def __init__(self) -> None:
+        self._counts = [0, 0, 0]
+
+    def add(self, forwarded: int, raw: int, padded: int) -> None:
+        for i, count in enumerate((forwarded, raw, padded)):
+            self._counts[i] += count
+
+    def take(self, accelerator: Any) -> dict[str, float]:
+        """The metrics since the last call, and start over. Collective."""
+        local = torch.tensor(self._counts, dtype=torch.float64, device=accelerator.device)
+        forwarded, raw, padded = accelerator.reduce(local, reduction="sum").tolist()
+        self._counts = [0, 0, 0]
+        if not forwarded:  # everything came by a way that is not counted
+            return {}
+        return {
+            "packing/forwarded_over_raw": forwarded / raw,
+            "packing/padded_over_forwarded": padded / forwarded,
+            "packing/forwarded_tokens": forwarded,
+            "packing/padded_tokens": padded,
+        }

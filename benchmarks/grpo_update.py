@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import random
 import statistics
 import tempfile
@@ -27,13 +26,13 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
+from machine import machine
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 import trl_ext
-from trl_ext import compat
 
 VOCAB = 8192
 GENERATIONS = 8
@@ -204,18 +203,6 @@ def _tokens(subject, library, shape: Shape, round_: int, batch: int) -> int:
         return round(logged[2 * batch + 1])
     drawn = lengths(shape, FIRST_SEED * round_ + batch)
     return 2 * len(drawn) * (shape.prompt + max(drawn))
-
-
-def machine() -> dict[str, str]:
-    """Where the numbers were born."""
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {
-        "card": card,
-        "cpu": platform.processor() or platform.machine(),
-        "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-        **compat.versions("torch", "transformers", "trl", "accelerate"),
-    }
 
 
 def show(results: list[Result]) -> None:

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from trl_ext import __version__
-from trl_ext.cli.main import main
+from trl_ext import __version__, resources
+from trl_ext.cli.main import SCRIPTS, main
 
 HEAVY = ("torch", "trl", "transformers", "accelerate", "matplotlib", "rich")
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["grpo", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["grpo", "--help"], ["reward", "--help"]])
 def test_help_imports_nothing_heavy(argv):
     code = (
         f"import sys; from trl_ext.cli.main import main; main({argv}); print([m for m in {HEAVY} if m in sys.modules])"
@@ -26,7 +26,15 @@ def test_no_command_and_help_print_the_same(capsys):
     text = capsys.readouterr().out
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == text
-    assert "grpo" in text and "report" in text
+    assert "grpo" in text and "reward" in text and "report" in text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_commands_help_names_its_script_and_a_recipe_that_there_is(name, capsys):
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: trl-ext {name} ") and f"python -m trl_ext.scripts.{name} --help" in text
+    assert f"shipped one: {SCRIPTS[name].recipe}\n" in text and resources.recipe(SCRIPTS[name].recipe).is_file()
 
 
 def test_version(capsys):
@@ -38,7 +46,8 @@ def test_version(capsys):
     ("argv", "sentence"),
     [
         (["grop"], "There is no command 'grop'. Did you mean 'grpo'?"),
-        (["--unknown"], "There is no command '--unknown'. There are: grpo, report."),
+        (["--unknown"], "There is no command '--unknown'. There are: grpo, reward, report."),
+        (["rewrad"], "There is no command 'rewrad'. Did you mean 'reward'?"),
         (["report", "nowhere"], "There is no trainer_state.json in nowhere"),
     ],
 )
@@ -66,3 +75,12 @@ def test_report_renders_a_run_again(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0
     assert "answer" in capsys.readouterr().out
     assert "SmolLM2" in (tmp_path / "report.html").read_text()
+
+
+def test_report_recognises_a_reward_model(tmp_path, capsys):
+    log = [{"step": 10, "loss": 0.5, "accuracy": 0.75, "margin": 1.5, "mean_reward": 0.1, "max_reward": 2.0}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "accuracy" in text and "margin" in text and "0.75" in text
+    assert "<h2>Reward model</h2>" in (tmp_path / "report.html").read_text()

@@ -66,6 +66,10 @@ def no_matplotlib(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
 
 
+def by_name(changes):
+    return {curve.name: change for curve, change in changes.items()}
+
+
 def text_of(summary):
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(summary_table(summary))
@@ -75,17 +79,17 @@ def text_of(summary):
 def test_training_means_are_those_of_the_first_and_last_five_steps(history):
     summary = summarize(history)
     assert (summary.num_steps, summary.window_steps) == (20, 5)
-    assert astuple(summary.rules["answer"]) == pytest.approx((0.15, 0.9))
-    assert astuple(summary.reward) == pytest.approx((0.25, 1.0))
+    assert astuple(by_name(summary.training)["answer"]) == pytest.approx((0.15, 0.9))
+    assert astuple(by_name(summary.training)["reward"]) == pytest.approx((0.25, 1.0))
 
 
 def test_held_out_before_is_step_0_and_after_is_the_last_evaluation(history):
     summary = summarize([*history[:10], held_out(9, 0.5), *history[10:]])
-    assert summary.held_out_rules == {"answer": Change(0.25, 0.75)}
+    assert by_name(summary.held_out) == {"reward": Change(0.45, 0.95), "answer": Change(0.25, 0.75)}
 
 
 def test_without_an_evaluation_at_step_0_there_is_no_before(history):
-    assert summarize(history[1:]).held_out_rules == {"answer": Change(None, 0.75)}
+    assert by_name(summarize(history[1:]).held_out)["answer"] == Change(None, 0.75)
 
 
 def test_tokens_and_phases_are_totals_over_the_run(history):
@@ -98,11 +102,21 @@ def test_tokens_and_phases_are_totals_over_the_run(history):
 def test_a_log_every_five_steps_counts_five_times(history):
     every_fifth = [entry for entry in history[1:21] if entry["step"] % 5 == 0]
     assert summarize(every_fifth).forwarded_tokens == summarize(history).forwarded_tokens
+    assert summarize(every_fifth).window_steps == 5  # one entry, the mean of five steps
 
 
 def test_the_set_as_a_whole_is_no_rule_but_a_rule_of_another_value_is(history):
-    assert list(log_keys.rules(history[1])) == ["answer", "<b>"]
-    assert "rules" in log_keys.rules({"reward": 0.5, "rewards/rules/mean": 0.4})
+    assert [curve.name for curve in log_keys.values(history[1])] == ["reward", "answer", "<b>"]
+    assert "rules" in by_name(log_keys.values({"reward": 0.5, "rewards/rules/mean": 0.4}))
+
+
+def test_a_reward_function_called_reward_is_not_the_total():
+    values = log_keys.values({"reward": 0.5, "rewards/reward/mean": 0.2, "rewards/other/mean": 0.3})
+    assert [(curve.name, value) for curve, value in values.items()] == [
+        ("reward", 0.5),
+        ("reward", 0.2),
+        ("other", 0.3),
+    ]
 
 
 def test_evaluation_is_no_part_of_a_step(history):
@@ -111,7 +125,7 @@ def test_evaluation_is_no_part_of_a_step(history):
 
 def test_a_rule_without_verdicts_is_left_out_not_zero():
     summary = summarize([{"step": 1, "reward": 0.5, "rewards/answer/mean": float("nan"), "rewards/tags/mean": 1.0}])
-    assert list(summary.rules) == ["tags"]
+    assert list(by_name(summary.training)) == ["reward", "tags"]
 
 
 @pytest.mark.parametrize("log", [[], [{"step": 3, "loss": 0.1}], [{"step": 1, "reward": 0.5}]])
@@ -179,4 +193,4 @@ def test_a_missing_or_damaged_log_is_a_sentence(tmp_path, content):
 
 def test_numbers_read_as_a_person_writes_them():
     assert [duration(s) for s in (0, 129.6, 3600)] == ["0:00", "2:10", "1:00:00"]
-    assert scores(0.42, {"answer": 0.314, "format": 1.0}) == "reward 0.42  answer 0.31  format 1.00"
+    assert scores([("reward", 0.42), ("answer", 0.314), ("format", 1.0)]) == "reward 0.42  answer 0.31  format 1.00"

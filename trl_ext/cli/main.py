@@ -6,10 +6,48 @@ Help answers at once: nothing heavy is imported before a command needs it.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 
 from trl_ext import __version__
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import user_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A training script that a command launches.
+
+    Args:
+        module: What `python -m` runs; it has a function `make_parser`.
+        purpose: What the command does, in a line.
+        example: Its own arguments in the example of the help.
+        recipe: Name of the shipped recipe.
+    """
+
+    module: str
+    purpose: str
+    example: str
+    recipe: str
+
+
+SCRIPTS = {
+    "grpo": Script(
+        module="trl_ext.scripts.grpo",
+        purpose="train with GRPO on rules as rewards, on one or many processes",
+        example="--config recipe.yaml \\\n"
+        "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k",
+        recipe="quickstart",
+    ),
+    "reward": Script(
+        module="trl_ext.scripts.reward",
+        purpose="train a reward model on pairs of answers, on one or many processes",
+        example="--config reward \\\n"
+        "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name trl-lib/ultrafeedback_binarized",
+        recipe="reward",
+    ),
+}
 
 HELP = """\
 usage: trl-ext COMMAND [arguments]
@@ -17,27 +55,26 @@ usage: trl-ext COMMAND [arguments]
 Trainer extensions for Hugging Face TRL.
 
 commands:
-  grpo      train with GRPO on rules as rewards, on one or many processes
+{scripts}
   report    write report.html and reward.png of a finished run again
 
   trl-ext COMMAND --help    explains a command
   trl-ext --version         prints the version
 """
 
-GRPO_HELP = """\
-usage: trl-ext grpo [--config RECIPE] [--KEY VALUE ...] [launch arguments]
+SCRIPT_HELP = """\
+usage: trl-ext {name} [--config RECIPE] [--KEY VALUE ...] [launch arguments]
 
-  trl-ext grpo --num_processes 8 --config_file zero3 --config recipe.yaml \\
-      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k
+  trl-ext {name} --num_processes 8 --config_file zero3 {script.example}
 
 Takes the arguments of two programs and gives each its own:
-  python -m trl_ext.scripts.grpo    every key of a recipe; an argument that both know goes here
+  {module:<32}  every key of a recipe; an argument that both know goes here
   accelerate launch                 --num_processes, --config_file, --main_process_port and so on
 
-  --config        a YAML recipe, or the name of a shipped one: quickstart
+  --config        a YAML recipe, or the name of a shipped one: {script.recipe}
   --config_file   an accelerate file, or the name of a shipped one: zero2, zero3, multi_gpu, single_gpu, cpu, ...
 
-All keys:              python -m trl_ext.scripts.grpo --help
+All keys:              {module} --help
 All launch arguments:  accelerate launch --help
 """
 
@@ -46,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")
+        scripts = "\n".join(f"  {name:9} {script.purpose}" for name, script in SCRIPTS.items())
+        print(HELP.format(scripts=scripts), end="")
         return 0
     if words[0] == "--version":
         print(f"trl-ext {__version__}")
@@ -55,15 +93,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _command(words[0])(words[1:])
 
 
-def grpo(argv: list[str]) -> int:
-    """Launch trl_ext.scripts.grpo."""
+def launch_script(name: str, argv: list[str]) -> int:
+    """Launch a training script, or explain it."""
+    script = SCRIPTS[name]
     if "-h" in argv or "--help" in argv:
-        print(GRPO_HELP, end="")
+        print(SCRIPT_HELP.format(name=name, script=script, module=f"python -m {script.module}"), end="")
         return 0
     from trl_ext.cli.launch import launch
-    from trl_ext.scripts.grpo import make_parser
 
-    return launch("trl_ext.scripts.grpo", make_parser(), argv)
+    return launch(script.module, import_module(script.module).make_parser(), argv)
 
 
 def report(argv: list[str]) -> int:
@@ -80,7 +118,10 @@ def report(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"grpo": grpo, "report": report}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    **{name: partial(launch_script, name) for name in SCRIPTS},
+    "report": report,
+}
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -1,8 +1,6 @@
 """What one entry of a trainer's log history says: the only place that knows the metric keys.
 
-Keys, of which any may be absent:
-    reward, rewards/<rule>/mean                    training, per logging interval (TRL's keys)
-    eval_reward, eval_rewards/<rule>/mean          evaluation (TRL's keys)
+A kind of run is a table of its curves. Keys beside them, of which any may be absent:
     packing/forwarded_tokens, packing/padded_tokens, packing/forwarded_over_raw    mean per optimizer step
     phase/<name>_s                                 seconds per optimizer step, mean over the logging interval
     train_runtime                                  seconds, in the last entry
@@ -10,14 +8,105 @@ Keys, of which any may be absent:
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 Entry = Mapping[str, Any]
 
 HELD_OUT = "eval_"  # prefix that Trainer.evaluate gives its metrics
 EVALUATE = "evaluate"  # the phase that is no part of a step, though its seconds are logged with the next one
-_WHOLE_SET = "rules"  # what a RuleSet without a name is called in TRL's metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric over the steps of a run, or with `*` a family of them.
+
+    Args:
+        key: TRL's key in training; evaluation logs the same after HELD_OUT. `*` stands for any name.
+        name: What a person reads; `*` is what it stands for in the key.
+        axis: The axis that it is drawn on; curves on the same axis share a panel. None: in the tables only.
+    """
+
+    key: str
+    name: str
+    axis: str | None = None
+
+    def values(self, entry: Entry, prefix: str = "") -> dict["Curve", float]:
+        """The finite values that the entry has for this curve, one for each member of a family."""
+        found = {}
+        for key in entry:
+            match, value = self.match(key, prefix), number(entry, key)
+            if match and value is not None:
+                name = self.name.replace("*", match[1]) if match.groups() else self.name
+                found[Curve(key.removeprefix(prefix), name, self.axis)] = value
+        return found
+
+    def match(self, key: str, prefix: str = "") -> re.Match[str] | None:
+        return re.fullmatch(re.escape(prefix + self.key).replace(r"\*", "(.+)"), key)
+
+
+@dataclass(frozen=True, slots=True)
+class RunKind:
+    """What a trainer's runs are described by.
+
+    Args:
+        curves: The first one says what the run is about; an entry with a curve on its axis belongs to this kind.
+        title: Heading of the curves in the report.
+        held_out_title: Heading of the evaluations.
+    """
+
+    curves: tuple[Curve, ...]
+    title: str
+    held_out_title: str
+
+    @property
+    def axes(self) -> list[str]:
+        """The panels of the plot, from top to bottom."""
+        return list(dict.fromkeys(curve.axis for curve in self.curves if curve.axis))
+
+    def is_logged_in(self, entry: Entry, prefix: str = "") -> bool:
+        """True also where the value is NaN."""
+        marks = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
+        return any(curve.match(key, prefix) for curve in marks for key in entry)
+
+    def in_order(self, curves: Iterable[Curve]) -> list[Curve]:
+        """Different curves in the order of this kind's table, members of a family as they come."""
+        return sorted(dict.fromkeys(curves), key=self._place)
+
+    def _place(self, curve: Curve) -> int:
+        return next(place for place, entry in enumerate(self.curves) if entry.match(curve.key))
+
+
+GRPO = RunKind(
+    curves=(Curve("reward", "reward", "mean reward"), Curve("rewards/*/mean", "*", "mean reward")),
+    title="Rewards",
+    held_out_title="Held-out problems",
+)
+REWARD_MODEL = RunKind(
+    curves=(
+        Curve("accuracy", "accuracy", "accuracy"),
+        Curve("accuracy_rules_agree", "if rules agree", "accuracy"),
+        Curve("accuracy_rules_disagree", "if rules disagree", "accuracy"),
+        Curve("margin", "margin", "margin"),
+        Curve("loss", "loss", "loss"),
+        Curve("mean_reward", "mean score"),
+        Curve("rules_agree_frac", "share where rules agree"),
+        Curve("score_length_correlation", "score-length correlation"),
+    ),
+    title="Reward model",
+    held_out_title="Held-out pairs",
+)
+KINDS = (GRPO, REWARD_MODEL)
+
+# What a RuleSet without a name is called in TRL's metrics.
+_WHOLE_SET = Curve("rewards/rules/mean", "rules", "mean reward")
+
+
+def kind_of(log_history: Iterable[Entry]) -> RunKind:
+    """The kind of run that wrote the history; GRPO where nothing tells."""
+    kinds = (kind for entry in log_history for prefix in ("", HELD_OUT) if (kind := _kind(entry, prefix)))
+    return next(kinds, GRPO)
 
 
 def number(entry: Entry, key: str) -> float | None:
@@ -28,16 +117,12 @@ def number(entry: Entry, key: str) -> float | None:
     return float(value)
 
 
-def reward(entry: Entry, prefix: str = "") -> float | None:
-    """Mean total reward, of training or, with `prefix=HELD_OUT`, of evaluation."""
-    return number(entry, f"{prefix}reward")
-
-
-def rules(entry: Entry, prefix: str = "") -> dict[str, float]:
-    """Mean reward per rule, in the order of the log."""
-    found = _matches(entry, rf"{prefix}rewards/(.+)/mean")
-    total = reward(entry, prefix)
+def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:
+    """The entry's curves in the order of their table, of training or, with `prefix=HELD_OUT`, of evaluation."""
+    kind = _kind(entry, prefix)
+    found = {c: value for curve in (kind.curves if kind else ()) for c, value in curve.values(entry, prefix).items()}
     # A RuleSet is one reward function for TRL, which logs its mean beside the rules' own: it repeats the total.
+    total = found.get(GRPO.curves[0])
     if total is not None and math.isclose(found.get(_WHOLE_SET, math.inf), total, rel_tol=1e-3, abs_tol=1e-6):
         del found[_WHOLE_SET]
     return found
@@ -45,7 +130,7 @@ def rules(entry: Entry, prefix: str = "") -> dict[str, float]:
 
 def phases(entry: Entry) -> dict[str, float]:
     """Seconds per optimizer step and phase."""
-    return _matches(entry, r"phase/(.+)_s")
+    return {curve.name: seconds for curve, seconds in Curve("phase/*_s", "*").values(entry).items()}
 
 
 def step_s(entry: Entry) -> float | None:
@@ -55,17 +140,12 @@ def step_s(entry: Entry) -> float | None:
 
 
 def is_training(entry: Entry) -> bool:
-    return "reward" in entry or bool(rules(entry))
+    return _kind(entry, "") is not None
 
 
 def is_held_out(entry: Entry) -> bool:
-    return f"{HELD_OUT}reward" in entry or bool(rules(entry, HELD_OUT))
+    return _kind(entry, HELD_OUT) is not None
 
 
-def _matches(entry: Entry, pattern: str) -> dict[str, float]:
-    found = {}
-    for key in entry:
-        match, value = re.fullmatch(pattern, key), number(entry, key)
-        if match and value is not None:
-            found[match[1]] = value
-    return found
+def _kind(entry: Entry, prefix: str) -> RunKind | None:
+    return next((kind for kind in KINDS if kind.is_logged_in(entry, prefix)), None)

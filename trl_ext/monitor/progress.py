@@ -12,14 +12,14 @@ from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT
+from trl_ext.monitor.log_keys import HELD_OUT, Entry
 from trl_ext.monitor.words import duration, scores
 
 _BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
 
 
 class ProgressLine(TrainerCallback):
-    """Steps, reward, reward per rule and time left."""
+    """Steps, the run's curves (for GRPO the reward and every rule) and time left."""
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
@@ -46,10 +46,9 @@ class ProgressLine(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if log_keys.is_held_out(logs):
-            text = scores(log_keys.reward(logs, HELD_OUT), log_keys.rules(logs, HELD_OUT))
-            self._print(f"held-out after step {state.global_step}  {text}")
+            self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}")
         elif log_keys.is_training(logs):
-            text = scores(log_keys.reward(logs), log_keys.rules(logs))
+            text = _plotted(logs)
             left_s = self._steps_s / max(self._num_steps, 1) * (state.max_steps - state.global_step)
             if self._bar is not None:
                 self._bar.set_description_str(f"left {duration(left_s)}  {text}")
@@ -66,6 +65,11 @@ class ProgressLine(TrainerCallback):
             self._bar.write(line, file=sys.stderr)
         else:
             print(line, file=sys.stderr, flush=True)
+
+
+def _plotted(logs: Entry, prefix: str = "") -> str:
+    """The curves that have an axis; the others stand in the report."""
+    return scores((curve.name, value) for curve, value in log_keys.values(logs, prefix).items() if curve.axis)
 
 
 def use_progress_line(trainer: Trainer) -> None:

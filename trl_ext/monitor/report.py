@@ -19,9 +19,9 @@ from rich.text import Text
 
 from trl_ext.errors import DataError, SupportError
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, Entry
+from trl_ext.monitor.log_keys import HELD_OUT, Entry, RunKind
 from trl_ext.monitor.plot import reward_png
-from trl_ext.monitor.summary import RunSummary, held_out_entries, summarize, training_entries
+from trl_ext.monitor.summary import Change, RunSummary, held_out_entries, summarize, training_entries
 from trl_ext.monitor.words import duration, score
 
 STATE_FILE = "trainer_state.json"  # written by transformers
@@ -88,11 +88,11 @@ def write_report(output_dir: str | Path, log_history: Sequence[Entry], settings:
 
 def summary_table(summary: RunSummary) -> Group:
     """The short table that a run ends with, for rich to print."""
-    header, *rows = _reward_rows(summary)
+    header, *rows = _curve_rows(summary)
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
     table = Table(title=f"{summary.num_steps} steps{time}", title_justify="left", box=box.SIMPLE_HEAD)
     for column, name in enumerate(header):
-        table.add_column(name, justify="left" if column == 0 else "right")
+        table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: a rule's name is no markup
     facts = [": ".join(row) for row in _token_rows(summary)]
@@ -103,14 +103,16 @@ def summary_table(summary: RunSummary) -> Group:
 def report_html(log_history: Sequence[Entry], settings: Mapping[str, str], png: bytes | None) -> str:
     """The report as one HTML document without outside resources."""
     summary = summarize(log_history)
-    image = "" if png is None else f'<img alt="Reward per step" src="data:image/png;base64,{_base64(png)}">'
+    kind = summary.kind
+    alt = f"{', '.join(kind.axes)} per step"
+    image = "" if png is None else f'<img alt="{escape(alt)}" src="data:image/png;base64,{_base64(png)}">'
     sections = [
-        ("Rewards", _html_table(_reward_rows(summary)) + image),
+        (kind.title, _html_table(_curve_rows(summary)) + image),
         ("Tokens", _html_table(_token_rows(summary), header=False)),
         ("Time", _html_table(_phase_rows(summary), header=False)),
         ("Settings", _html_table([[key, str(value)] for key, value in settings.items()], header=False)),
-        ("Held-out problems", _html_table(_entry_rows(held_out_entries(log_history), HELD_OUT))),
-        ("Steps", _html_table(_entry_rows(training_entries(log_history), ""))),
+        (kind.held_out_title, _html_table(_entry_rows(kind, held_out_entries(log_history), HELD_OUT))),
+        ("Steps", _html_table(_entry_rows(kind, training_entries(log_history), ""))),
     ]
     body = "\n".join(f"<h2>{title}</h2>\n{content}" for title, content in sections if content)
     return (
@@ -120,23 +122,16 @@ def report_html(log_history: Sequence[Entry], settings: Mapping[str, str], png: 
     )
 
 
-def _reward_rows(summary: RunSummary) -> Rows:
-    """Header, total reward, one row per rule; the held-out columns only where there was an evaluation."""
+def _curve_rows(summary: RunSummary) -> Rows:
+    """Header and one row per curve; the held-out columns only where there was an evaluation."""
     window = "step" if summary.window_steps == 1 else f"{summary.window_steps} steps"
     rows = [["", f"first {window}", f"last {window}", "held-out before", "held-out after"]]
-    changes = [("reward", summary.reward, summary.held_out_reward)]
-    changes += [(name, summary.rules.get(name), summary.held_out_rules.get(name)) for name in _rule_names(summary)]
-    for name, training, held_out in changes:
-        values = [
-            v for change in (training, held_out) for v in ((change.before, change.after) if change else (None, None))
-        ]
-        rows.append([name, *map(score, values)])
+    kind = summary.kind
+    for curve in kind.in_order([kind.curves[0], *summary.training, *summary.held_out]):
+        changes = [part.get(curve, Change()) for part in (summary.training, summary.held_out)]
+        rows.append([curve.name, *(score(value) for change in changes for value in (change.before, change.after))])
     evaluated = any(cell != "-" for row in rows[1:] for cell in row[3:])
     return rows if evaluated else [row[:3] for row in rows]
-
-
-def _rule_names(summary: RunSummary) -> list[str]:
-    return list(dict.fromkeys([*summary.rules, *summary.held_out_rules]))
 
 
 def _token_rows(summary: RunSummary) -> Rows:
@@ -159,16 +154,16 @@ def _phase_rows(summary: RunSummary) -> Rows:
     return [[name, f"{seconds:.1f} s ({seconds / total_s:.0%})"] for name, seconds in phases if total_s > 0]
 
 
-def _entry_rows(entries: Sequence[Entry], prefix: str) -> Rows:
+def _entry_rows(kind: RunKind, entries: Sequence[Entry], prefix: str) -> Rows:
     """One row per log entry; columns that no entry fills are left out."""
-    names = list(dict.fromkeys(name for entry in entries for name in log_keys.rules(entry, prefix)))
-    rows = [["step", "reward", *names, "completion tokens", "tokens forwarded", "seconds"]]
-    for entry in entries:
-        means = log_keys.rules(entry, prefix)
+    values = [log_keys.values(entry, prefix) for entry in entries]
+    curves = kind.in_order(curve for found in values for curve in found)
+    rows = [["step", *(curve.name for curve in curves), "completion tokens", "tokens forwarded", "seconds"]]
+    for entry, found in zip(entries, values, strict=True):
         rows.append(
             [
                 str(int(entry.get("step", 0))),
-                *[score(mean) for mean in (log_keys.reward(entry, prefix), *map(means.get, names))],
+                *(score(found.get(curve)) for curve in curves),
                 _cell(log_keys.number(entry, f"{prefix}completions/mean_length"), ".1f"),
                 _cell(log_keys.number(entry, f"{prefix}packing/forwarded_tokens"), ",.0f"),
                 _cell(log_keys.step_s(entry), ".1f"),

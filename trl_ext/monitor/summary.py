@@ -1,19 +1,19 @@
 """What a run came to, in numbers, from the log history that every Trainer keeps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, Entry
+from trl_ext.monitor.log_keys import HELD_OUT, Curve, Entry, RunKind
 
-# Steps averaged at either end of the run; fewer in runs shorter than four times this.
-WINDOW_STEPS = 5
+# Log entries averaged at either end of the run; fewer in runs shorter than four times this.
+WINDOW_ENTRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A mean reward at two times. None where nothing was logged."""
+    """A curve at two times. None where nothing was logged."""
 
     before: float | None = None
     after: float | None = None
@@ -24,12 +24,11 @@ class RunSummary:
     """The end of a run.
 
     Args:
+        kind: What was trained.
         num_steps: Last optimizer step in the log.
-        window_steps: Logged steps that are averaged at either end for `reward` and `rules`.
-        reward: Mean training reward of the first and of the last steps.
-        rules: The same per rule.
-        held_out_reward: Mean reward on the evaluation set before step 1 and at the last evaluation.
-        held_out_rules: The same per rule; for a rule that scores 0 or 1 this is the accuracy.
+        window_steps: Optimizer steps that are averaged at either end for `training`.
+        training: Curves over the first and over the last steps. For GRPO the reward and every rule.
+        held_out: The same on the evaluation set, before step 1 and at the last evaluation.
         forwarded_tokens: Tokens that went through the model for log-probabilities and loss, all ranks, whole run.
         padded_tokens: Tokens that padded batches would have taken for the same.
         raw_tokens: Tokens without padding and without sharing prompts.
@@ -37,12 +36,11 @@ class RunSummary:
         train_s: Wall-clock seconds of `train()`.
     """
 
+    kind: RunKind
     num_steps: int
     window_steps: int
-    reward: Change
-    rules: Mapping[str, Change]
-    held_out_reward: Change
-    held_out_rules: Mapping[str, Change]
+    training: Mapping[Curve, Change]
+    held_out: Mapping[Curve, Change]
     forwarded_tokens: int | None = None
     padded_tokens: int | None = None
     raw_tokens: int | None = None
@@ -54,23 +52,15 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
     """The run's summary. Metrics that the history lacks are None or missing from their mapping."""
     training = training_entries(log_history)
     held_out = held_out_entries(log_history)
-    window = max(1, min(WINDOW_STEPS, len(training) // 4))
+    window = max(1, min(WINDOW_ENTRIES, len(training) // 4))
     start = [entry for entry in held_out if not entry.get("step")]
     end = [entry for entry in held_out if entry.get("step")]
-    before, after = (start[-1] if start else {}), (end[-1] if end else {})
     return RunSummary(
+        kind=log_keys.kind_of(log_history),
         num_steps=max((int(entry.get("step", 0)) for entry in log_history), default=0),
-        window_steps=window,
-        reward=_change(training[:window], training[-window:], log_keys.reward),
-        rules={
-            name: _change(training[:window], training[-window:], lambda entry, n=name: log_keys.rules(entry).get(n))
-            for name in _names(training, log_keys.rules)
-        },
-        held_out_reward=Change(log_keys.reward(before, HELD_OUT), log_keys.reward(after, HELD_OUT)),
-        held_out_rules={
-            name: Change(log_keys.rules(before, HELD_OUT).get(name), log_keys.rules(after, HELD_OUT).get(name))
-            for name in _names(held_out, lambda entry: log_keys.rules(entry, HELD_OUT))
-        },
+        window_steps=sum(num_steps for _, num_steps in list(_with_num_steps(training))[:window]) or 1,
+        training=_changes(_means(training), _means(training[:window]), _means(training[-window:])),
+        held_out=_changes(_means(held_out, HELD_OUT), _means(start[-1:], HELD_OUT), _means(end[-1:], HELD_OUT)),
         forwarded_tokens=_total(log_history, _forwarded),
         padded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/padded_tokens")),
         raw_tokens=_total(log_history, _raw),
@@ -80,12 +70,12 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
 
 
 def training_entries(log_history: Sequence[Entry]) -> list[Entry]:
-    """Entries with training rewards, in order."""
+    """Entries with a training curve, in order."""
     return [entry for entry in log_history if log_keys.is_training(entry)]
 
 
 def held_out_entries(log_history: Sequence[Entry]) -> list[Entry]:
-    """Entries with evaluation rewards, in order."""
+    """Entries of evaluations, in order."""
     return [entry for entry in log_history if log_keys.is_held_out(entry)]
 
 
@@ -124,14 +114,16 @@ def _total(log_history: Sequence[Entry], value_of: Callable[[Entry], float | Non
     return round(sum(known)) if known else None
 
 
-def _change(first: Sequence[Entry], last: Sequence[Entry], value_of: Callable[[Entry], float | None]) -> Change:
-    return Change(_mean(first, value_of), _mean(last, value_of))
+def _means(entries: Sequence[Entry], prefix: str = "") -> dict[Curve, float]:
+    """The mean of every curve over the entries that have it."""
+    values: dict[Curve, list[float]] = {}
+    for entry in entries:
+        for curve, value in log_keys.values(entry, prefix).items():
+            values.setdefault(curve, []).append(value)
+    return {curve: fmean(several) for curve, several in values.items()}
 
 
-def _mean(entries: Sequence[Entry], value_of: Callable[[Entry], float | None]) -> float | None:
-    values = [value for value in map(value_of, entries) if value is not None]
-    return fmean(values) if values else None
-
-
-def _names(entries: Sequence[Entry], rules_of: Callable[[Entry], Mapping[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for entry in entries for name in rules_of(entry)))
+def _changes(
+    curves: Iterable[Curve], before: Mapping[Curve, float], after: Mapping[Curve, float]
+) -> dict[Curve, Change]:
+    return {curve: Change(before.get(curve), after.get(curve)) for curve in curves}

@@ -1,6 +1,6 @@
 """Numbers as a person reads them: on the progress line, in the end table and in the report."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 
 def duration(seconds: float) -> str:
@@ -11,13 +11,10 @@ def duration(seconds: float) -> str:
 
 
 def score(value: float | None) -> str:
-    """A mean reward with two decimals, a dash where there is none."""
-    return "-" if value is None else f"{value:.2f}"
+    """A value of a curve with two decimals, never -0.00; a dash where there is none."""
+    return "-" if value is None else f"{value:z.2f}"
 
 
-def scores(reward: float | None, rules: Mapping[str, float]) -> str:
+def scores(named_values: Iterable[tuple[str, float]]) -> str:
     """`reward 0.42  answer 0.31  format 0.55`."""
-    parts = ([] if reward is None else [f"reward {score(reward)}"]) + [
-        f"{name} {score(v)}" for name, v in rules.items()
-    ]
-    return "  ".join(parts)
+    return "  ".join(f"{name} {score(value)}" for name, value in named_values)

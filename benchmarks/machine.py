@@ -1,0 +1,19 @@
+"""Where a benchmark's numbers were born."""
+
+import platform
+
+import torch
+
+from trl_ext import compat
+
+
+def machine() -> dict[str, str]:
+    """Card, processor, threads and versions."""
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "card": card,
+        "cpu": platform.processor() or platform.machine(),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        **compat.versions("torch", "transformers", "trl", "accelerate"),
+    }

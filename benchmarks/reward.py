@@ -1,0 +1,236 @@
+"""How much faster is reward-model training packed? Ours against trl.RewardTrainer, same pairs, one run.
+
+Real preference pairs (hh_harmless_1800, from the folder that TRL_EXT_DATA names), bf16, TRL's defaults otherwise. An
+optimizer step holds the same pairs in both trainers. Rounds alternate between the trainers, so that a busy machine
+hits all of them; the peak memory is that of a process which trains with one trainer only.
+
+    python benchmarks/reward.py --output benchmarks/results/reward_cpu.json
+"""
+
+import argparse
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import datasets
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from machine import machine
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, TrainerCallback
+
+import trl_ext
+from trl_ext.scripts.quickstart_assets import prepare
+
+DATA = Path(os.environ.get("TRL_EXT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+FILE = "hh_harmless_1800.jsonl.gz"
+ASKED_RATIO = {8: 3.3}
+MODELS = ("smollm2", "wide")
+# Name of a variant: library and arguments.
+VARIANTS = {
+    "trl": (trl, {}),
+    "packed": (trl_ext, {"packing": True, "share_prompt": False}),
+    "packed, shared": (trl_ext, {"packing": True}),
+}
+_TIMES_MEMORY = 1024 if sys.platform != "darwin" else 1  # what ru_maxrss counts in
+
+
+@dataclass
+class Result:
+    """Sums over the measured optimizer steps of one variant.
+
+    Args:
+        tokens: Through the model; TRL's: padded.
+        layout_s: Of `seconds`, or beside them, spent on planning and laying out rows.
+    """
+
+    model: str
+    pairs_per_step: int
+    variant: str
+    steps: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    layout_s: float = 0.0
+    peak_gib: float = 0.0
+    ratio: float = 0.0
+    token_ratio: float = 0.0
+
+
+class StepClock(TrainerCallback):
+    """Seconds between the ends of optimizer steps: data, planning, forward, backward, update."""
+
+    def __init__(self):
+        self.ends: list[float] = []
+
+    def on_train_begin(self, *args, **kwargs):
+        self._note()
+
+    def on_step_end(self, *args, **kwargs):
+        self._note()
+
+    def _note(self):
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+
+def pairs(count: int, seed: int) -> Dataset:
+    """The first `count` pairs of a shuffle of the real data."""
+    with gzip.open(DATA / FILE, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    return Dataset.from_list(rows).shuffle(seed=seed).select(range(count))
+
+
+def model(name: str, folder: Path):
+    """SmolLM2-135M as it is, or six layers as wide as those of a 1.5B model, random: speed asks for no sense."""
+    if name == "smollm2":
+        return str(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=1536,
+        intermediate_size=4096,
+        num_hidden_layers=6,
+        num_attention_heads=24,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        num_labels=1,
+    )
+    return LlamaForSequenceClassification(config)
+
+
+def train(variant: str, name: str, num_pairs: int, seed: int, options) -> Result:
+    """Run one trainer for a warm-up step and the measured ones."""
+    library, extra = VARIANTS[variant]
+    folder = prepare() / "model"
+    clock = StepClock()
+    with tempfile.TemporaryDirectory() as out:
+        args = library.RewardConfig(
+            output_dir=out,
+            per_device_train_batch_size=num_pairs,
+            max_steps=options.steps + 1,
+            use_cpu=not torch.cuda.is_available(),
+            bf16=True,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=seed,
+            **extra,
+        )
+        trainer = library.RewardTrainer(
+            model(name, folder),
+            args,
+            train_dataset=pairs(num_pairs * (options.steps + 1), seed),
+            processing_class=AutoTokenizer.from_pretrained(folder),
+            callbacks=[clock],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry][1:]
+    result = Result(name, num_pairs, variant, steps=options.steps, seconds=clock.ends[-1] - clock.ends[1])
+    result.layout_s = sum(entry.get("phase/layout_s", 0.0) for entry in log)
+    result.tokens = round(sum(entry.get("packing/forwarded_tokens", 0) for entry in log))
+    # What a padded batch takes is known from either trainer of ours, which saw the same pairs.
+    result.peak_gib = round(_peak_bytes() / 2**30, 2)
+    result.padded = round(sum(entry.get("packing/padded_tokens", 0) for entry in log))
+    return result
+
+
+def _peak_bytes() -> int:
+    """Highest memory so far: of the card if there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _TIMES_MEMORY
+
+
+def measure(name: str, num_pairs: int, options) -> list[Result]:
+    """All variants on the same steps, in alternating rounds."""
+    results = {variant: Result(name, num_pairs, variant) for variant in VARIANTS}
+    for round_ in range(options.rounds):
+        for variant, result in results.items():
+            part = train(variant, name, num_pairs, options.seed + round_, options)
+            result.steps += part.steps
+            result.seconds += part.seconds
+            result.layout_s += part.layout_s
+            result.tokens += part.tokens
+            if variant != "trl":
+                results["trl"].tokens += part.padded if variant == "packed" else 0
+    base = results["trl"]
+    for result in results.values():
+        result.ratio = round(base.seconds / result.seconds, 2)
+        result.token_ratio = round(base.tokens / result.tokens, 2)
+        result.seconds, result.layout_s = round(result.seconds, 2), round(result.layout_s, 3)
+    return list(results.values())
+
+
+def measure_memory(results: list[Result], options) -> None:
+    """Peak memory of every variant, each in a process of its own."""
+    for result in results:
+        command = [sys.executable, __file__, "--only", result.variant, "--models", result.model, "--steps", "3"]
+        command += ["--pairs", str(result.pairs_per_step), "--seed", str(options.seed)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+        result.peak_gib = json.loads(answer)["peak_gib"]
+
+
+def show(results: list[Result]) -> None:
+    table = Table(title="Reward-model training, trl / trl_ext")
+    names = ("model", "pairs", "variant", "pairs/s", "faster", "asked", "fewer tokens", "layout", "peak GiB")
+    for column in names:
+        table.add_column(column, justify="left" if column in ("model", "variant") else "right")
+    for r in results:
+        asked = ASKED_RATIO.get(r.pairs_per_step, "") if r.variant == "packed, shared" else ""
+        speed = f"{r.steps * r.pairs_per_step / r.seconds:.2f}"
+        layout = f"{r.layout_s / r.seconds:.1%}" if r.layout_s else ""
+        values = (r.model, r.pairs_per_step, r.variant, speed, r.ratio, asked, r.token_ratio, layout, r.peak_gib or "")
+        table.add_row(*map(str, values))
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--pairs", nargs="+", type=int, default=[2, 8, 16, 32], help="pairs per optimizer step")
+    parser.add_argument("--steps", type=int, default=4, help="optimizer steps measured per trainer and round")
+    parser.add_argument("--rounds", type=int, default=2, help="times to alternate between the trainers")
+    parser.add_argument("--seed", type=int, default=0, help="which pairs are drawn")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
+    parser.add_argument("--only", choices=VARIANTS, help="train this variant only, and print one line of JSON")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
+    options = parser.parse_args()
+    datasets.disable_progress_bars()
+    if options.only:
+        print(json.dumps(asdict(train(options.only, options.models[0], options.pairs[0], options.seed, options))))
+        return
+    results: list[Result] = []
+    for name in options.models:
+        for num_pairs in options.pairs:
+            found = measure(name, num_pairs, options)
+            if not options.no_memory:
+                measure_memory(found, options)
+            results += found
+            show(results)
+    if options.output:
+        record = {"benchmark": "reward", "data": FILE, "machine": machine(), "results": [asdict(r) for r in results]}
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Train a reward model: `accelerate launch ... -m trl_ext.scripts.reward --config reward --model_name_or_path MODEL`.
+
+The order is the order of cost: parse, check, read and filter the pairs, only then load a model. What is wrong with the
+settings or the data ends in one sentence and exit code 2; any other exception is a bug and keeps its traceback.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
+
+from trl_ext.errors import ConfigError
+from trl_ext.scripts import training
+from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.rewards import build_rules
+
+DESCRIPTION = """\
+Train a reward model on pairs of a chosen and a rejected answer.
+
+  accelerate launch --num_processes 8 --config_file accelerate_configs/zero3.yaml -m trl_ext.scripts.reward \\
+      --config reward --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name trl-lib/ultrafeedback_binarized
+
+  with LoRA:  --use_peft --lora_target_modules all-linear --learning_rate 1e-4
+
+The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
+and an unknown one is an error. The keys that most runs set:
+
+  model_name_or_path     language model or reward model, on the hub or a folder
+  dataset_name           pairs, on the hub, a folder with train.jsonl and test.jsonl, or one file; columns chosen and
+                         rejected, text or messages, with or without prompt
+  output_dir             where the model, report.html and reward.png go
+  num_train_epochs       passes over the pairs, mostly 1; or max_steps
+  per_device_train_batch_size, gradient_accumulation_steps
+                         pairs per process and forward, forwards per optimizer step
+  max_tokens_per_forward bound on memory: the pairs of a step then fill forwards of at most so many tokens
+  max_length, max_length_policy
+                         tokens per answer with its prompt; drop longer pairs, or truncate_prompt
+  learning_rate          1e-5 for all weights, 1e-4 for LoRA
+  packing                forward real tokens only, a prompt once for both answers (on where it is exact)
+  filter_pairs           drop empty and identical pairs, pairs with two prompts, and those that the rules contradict
+  rules, margin_from_rules
+                         rules in the recipe or the path of a YAML file; their gap as margin of the loss
+  eval_strategy, eval_steps, eval_on_start
+                         held-out pairs before, during and after; with rules also where the rules agree and disagree
+"""
+
+
+@dataclass
+class RewardScriptArguments(ScriptArguments):
+    """Arguments of the script itself: the dataset (from TRL), and what rules do to it."""
+
+    rules: list | str | dict | None = field(
+        default=None,
+        metadata={
+            "help": "Rules that score both sides of a pair, to evaluate, filter_pairs and margin_from_rules: a list "
+            "of rules in the recipe, or a mapping with `rules` and `clip`; or the path of a YAML file with that "
+            "mapping."
+        },
+    )
+    filter_pairs: bool = field(
+        default=False,
+        metadata={
+            "help": "Drop pairs, for training and held-out, that are empty, identical or have different prompts, and "
+            "from training, with rules, those whose chosen side scores lower. A table tells how many."
+        },
+    )
+    margin_from_rules: bool = field(
+        default=False,
+        metadata={
+            "help": "By how much the rules prefer the chosen side becomes the margin of the loss. Implies "
+            "filter_pairs."
+        },
+    )
+
+    def __post_init__(self):
+        if self.margin_from_rules and self.rules is None:
+            raise ConfigError("margin_from_rules is true, but there are no rules. Give `rules`, or leave it out.")
+        self.filter_pairs = self.filter_pairs or self.margin_from_rules
+        if self.filter_pairs and self.dataset_streaming:
+            raise ConfigError(
+                "filter_pairs reads all pairs before the first step, and dataset_streaming reads none. Set one of the "
+                "two to false."
+            )
+
+
+@dataclass
+class RewardModelConfig(ModelConfig):
+    """TRL's `ModelConfig` with the LoRA task type that trains and saves the score head."""
+
+    lora_task_type: str = field(
+        default="SEQ_CLS",
+        metadata={"help": "Task type of LoRA; a reward model needs SEQ_CLS."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.use_peft and self.lora_task_type != "SEQ_CLS":
+            raise ConfigError(
+                f"lora_task_type is {self.lora_task_type}, which would leave the score head random and frozen. "
+                "Leave it out: a reward model needs SEQ_CLS."
+            )
+
+
+def make_parser(prog: str | None = None) -> StrictParser:
+    """The parser of this script; `trl-ext reward` uses it as well."""
+    from trl_ext.trainers.reward_config import RewardConfig
+
+    return StrictParser(
+        (RewardScriptArguments, RewardConfig, RewardModelConfig, DatasetMixtureConfig), prog, DESCRIPTION
+    )
+
+
+def report_settings(script_args: Any, training_args: Any, model_args: Any, rules: Any) -> dict[str, Any]:
+    """What the report shows of this kind of run."""
+    length = f"{training_args.max_length} ({training_args.max_length_policy})" if training_args.max_length else "any"
+    return {
+        "rules": training.described_rules(rules) if rules else "none",
+        "pairs filtered": script_args.filter_pairs,
+        "margin from rules": script_args.margin_from_rules,
+        "processes": training_args.world_size,
+        "pairs per process and forward": training_args.per_device_train_batch_size,
+        "gradient accumulation": training_args.gradient_accumulation_steps,
+        "tokens per forward, at most": training_args.max_tokens_per_forward,
+        "tokens per answer with its prompt, at most": length,
+        "learning rate": training_args.learning_rate,
+        "LoRA": f"rank {model_args.lora_r}, alpha {model_args.lora_alpha}" if model_args.use_peft else "no",
+        "centering": training_args.center_rewards_coefficient,
+    }
+
+
+def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
+    """Check, read and filter the pairs, train, save, report."""
+    training.check_model(model_args)
+    checkpoint = training.resume_point(training_args)
+    rules = None if script_args.rules is None else build_rules(script_args.rules)
+    train_pairs, held_out_pairs = training.data_source(script_args, training_args, dataset_args).load()
+    if script_args.filter_pairs:
+        from trl_ext.scripts.pairs import filter_everywhere
+
+        margin = script_args.margin_from_rules
+        train_pairs = filter_everywhere(train_pairs, rules, margin, "training pairs")
+        # Pairs that the rules contradict stay here: evaluation compares the two kinds.
+        held_out_pairs = filter_everywhere(held_out_pairs, None, False, "held-out pairs")
+    training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
+
+    from trl import get_peft_config, get_quantization_config
+
+    from trl_ext.trainers.reward import RewardTrainer
+
+    trainer = RewardTrainer(
+        model=model_args.model_name_or_path,
+        args=training_args,
+        train_dataset=train_pairs,
+        eval_dataset=held_out_pairs,
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+        rules=rules,
+    )
+    own_settings = report_settings(script_args, training_args, model_args, rules)
+    settings = training.report_settings(script_args, training_args, model_args, own_settings)
+    training.run(trainer, checkpoint, settings, script_args.dataset_name)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    training.main("trl_ext.scripts.reward", make_parser, train, argv)
+
+
+if __name__ == "__main__":
+    main()

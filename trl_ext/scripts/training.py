@@ -1,0 +1,167 @@
+"""What the training scripts share: checks before anything is loaded, and a run from its first step to its report.
+
+A script brings its arguments, its trainer and what its report says beside the settings of every run.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
+
+from trl_ext import __version__, compat
+from trl_ext.errors import ConfigError
+from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.data import Source
+from trl_ext.scripts.exit import user_errors
+
+
+def main(
+    module: str,
+    make_parser: Callable[[str], StrictParser],
+    train: Callable[..., None],
+    argv: Sequence[str] | None,
+) -> None:
+    """Parse and train. What is wrong with the settings or the data ends in one sentence and exit code 2.
+
+    Args:
+        module: The script, as in `python -m`.
+        make_parser: From the name in the usage line to the script's parser.
+        train: Takes what the parser gives.
+        argv: Arguments without the program's name, `sys.argv[1:]` if None.
+    """
+    # TRL's own code uses the old names, so the user cannot heed these.
+    old_names = r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated"
+    warnings.filterwarnings("ignore", message=old_names, category=FutureWarning)
+    with user_errors():
+        check_processes()
+        train(*make_parser(f"python -m {module}").parse(argv))
+
+
+# Checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_processes() -> None:
+    """A launcher that started no process for the work."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 1:
+        raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, fewer than one process. Start at least one.")
+
+
+def check_model(model_args: ModelConfig) -> None:
+    """A model is named, and its folder exists if the name is a path."""
+    name = model_args.model_name_or_path
+    if not name:
+        raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
+    if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
+        raise ConfigError(f"There is no folder {name}. Check --model_name_or_path.")
+
+
+def resume_point(training_args: Any) -> str | bool | None:
+    """Where to resume: a checkpoint's folder, True for the newest in output_dir, None to start afresh.
+
+    The field is typed as text, so `true` arrives from the command line as a word.
+    """
+    value = training_args.resume_from_checkpoint
+    if not value or str(value).lower() == "false":
+        return None
+    if str(value).lower() == "true":
+        if not list(Path(training_args.output_dir).glob("checkpoint-*")):
+            raise ConfigError(
+                f"There is no checkpoint in {training_args.output_dir} to resume from. Check --output_dir, or leave "
+                "resume_from_checkpoint out to start afresh."
+            )
+        return True
+    if not Path(value).is_dir():
+        raise ConfigError(f"There is no checkpoint {value}. Check --resume_from_checkpoint.")
+    return value
+
+
+def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> Source:
+    """Where the rows come from, held-out ones only if the run evaluates; checked without reading them."""
+    evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
+    return Source(
+        name=script_args.dataset_name,
+        train_split=script_args.dataset_train_split,
+        test_split=script_args.dataset_test_split if evaluates else None,
+        config=script_args.dataset_config,
+        streaming=script_args.dataset_streaming,
+        mixture=dataset_args if dataset_args.datasets else None,
+    )
+
+
+def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, Any]:
+    """What `from_pretrained` gets; the training arguments' own `model_init_kwargs` win, as in TRL's script."""
+    return {
+        "revision": model_args.model_revision,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+        **(training_args.model_init_kwargs or {}),
+    }
+
+
+# The run ----------------------------------------------------------------------------------------------------------
+
+
+def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str], dataset_name: str | None) -> None:
+    """Train, save, report, and leave the process group together.
+
+    Args:
+        trainer: A TRL trainer.
+        checkpoint: Where to resume, see `resume_point`.
+        settings: What the report shows as the run's settings.
+        dataset_name: For the model's card on the hub.
+    """
+    from trl_ext.monitor.progress import use_progress_line
+
+    use_progress_line(trainer)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model(trainer.args.output_dir)
+    trainer.save_state()
+    if trainer.is_world_process_zero():
+        print_report(trainer, settings)
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub(dataset_name=dataset_name)
+    # Seen once in some forty launches: a rank aborted while exiting, as the other was still at work. Not reproduced;
+    # leaving the group together and in order rules the likely cause out.
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()
+
+
+def report_settings(
+    script_args: Any, training_args: Any, model_args: Any, own_settings: Mapping[str, Any]
+) -> dict[str, str]:
+    """The settings that the report shows, a script's own among those of every run."""
+    packages = compat.versions("trl", "transformers", "accelerate", "torch")
+    settings = {
+        "model": model_args.model_name_or_path,
+        "dataset": script_args.dataset_name or "mixture",
+        **own_settings,
+        "precision": "bf16" if training_args.bf16 else "fp16" if training_args.fp16 else "fp32",
+        "packing": training_args.packing,
+        "seed": training_args.seed,
+        "versions": ", ".join([f"trl_ext {__version__}", *(f"{name} {number}" for name, number in packages.items())]),
+    }
+    return {key: str(value) for key, value in settings.items()}
+
+
+def described_rules(rules: Any) -> str:
+    """The rules of a RuleSet with their weights."""
+    return ", ".join(f"{rule.name} (weight {rule.weight:g})" for rule in rules.rules)
+
+
+def print_report(trainer: Any, settings: Mapping[str, str]) -> None:
+    """Write report.html and reward.png, and end on the table."""
+    from rich.console import Console
+
+    from trl_ext.monitor.report import HTML_FILE, summary_table, write_report
+
+    folder = trainer.args.output_dir
+    summary = write_report(folder, trainer.state.log_history, settings)
+    console = Console()
+    console.print(summary_table(summary))
+    console.print(
+        f"Model and report: {folder}, {Path(folder) / HTML_FILE}", soft_wrap=True, markup=False, highlight=False
+    )

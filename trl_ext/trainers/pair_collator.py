@@ -7,7 +7,6 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.packing.balance import spread
 from trl_ext.trainers.pair_rows import PairRow, num_tokens_of_pair, pair_row
 
 
@@ -35,11 +34,19 @@ class PairCollator:
     def row(self, examples: Sequence[Mapping[str, Any]]) -> PairRow:
         return pair_row(examples, self.share_prompt, self.pad_token_id)
 
-    def _rows(self, examples: Sequence[Any]) -> list[Sequence[Mapping[str, Any]]]:
+    def _rows(self, examples: Sequence[Any]) -> Sequence[Sequence[Mapping[str, Any]]]:
         if not examples or not isinstance(examples[0], Mapping):
-            return list(examples)
+            return examples
         if self.max_tokens is None:
             return [examples]
-        tokens = [num_tokens_of_pair(example, self.share_prompt) for example in examples]
-        (rows,) = spread(tokens, tokens, num_ranks=1, max_tokens=max(self.max_tokens, *tokens))
-        return [[examples[i] for i in row] for row in rows]
+        # In their order: an evaluation's predictions stand in that of the dataset.
+        rows: list[list[Mapping[str, Any]]] = []
+        room = 0
+        for example in examples:
+            tokens = num_tokens_of_pair(example, self.share_prompt)
+            if tokens > room or not rows:
+                rows.append([])
+                room = self.max_tokens
+            rows[-1].append(example)
+            room -= tokens
+        return rows

@@ -24,6 +24,8 @@ ACCEPTED = (
     ("chosen", "rejected"),
     ("chosen_ids", "rejected_ids"),
 )
+# What TRL called the last ones before, and still takes.
+_LEGACY = ("chosen_input_ids", "rejected_input_ids")
 # Added to a tokenised dataset. `row` is the pair's number in the dataset that the user gave.
 ROW, GAP = "row", "rule_gap"
 _ROWS_NAMED = 3
@@ -55,7 +57,7 @@ def check_columns(dataset: Any, role: str) -> None:
     if not isinstance(dataset, (Dataset, IterableDataset)):
         return  # None, or something that TRL refuses with a sentence of its own
     columns = set(columns_of(dataset, role))
-    if any(set(names) <= columns for names in (*ACCEPTED, ("chosen_input_ids", "rejected_input_ids"))):
+    if any(set(names) <= columns for names in (*ACCEPTED, _LEGACY)):
         return
     accepted = "; ".join(" and ".join(f"'{name}'" for name in names) for names in ACCEPTED)
     raise DataError(
@@ -239,9 +241,9 @@ def _report(role: str, total: int, num_dropped: int, num_long: int, max_length: 
 
 
 def _rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
-    names = [n for n in ("chosen", "rejected", "chosen_ids", "rejected_ids", "margin") if n in dataset.column_names]
+    names = ("chosen", "rejected", "chosen_ids", "rejected_ids", *_LEGACY, "margin")
     index = 0
-    for batch in dataset.select_columns(names).iter(batch_size=1000):
+    for batch in dataset.select_columns([n for n in names if n in dataset.column_names]).iter(batch_size=1000):
         for values in zip(*batch.values(), strict=True):
             yield index, dict(zip(batch, values, strict=True))
             index += 1

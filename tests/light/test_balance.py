@@ -1,0 +1,167 @@
+"""Things of different size, spread over the forwards of all ranks."""
+
+import random
+from itertools import chain, pairwise
+from statistics import mean
+
+import pytest
+
+from trl_ext.errors import PackingError
+from trl_ext.packing.balance import forward_cost, spread
+from trl_ext.packing.plan import Item
+
+HIDDEN_SIZE = 896
+MAX_TOKENS = 8192
+
+
+def pairs(count: int, seed: int = 0) -> list[tuple[Item, Item]]:
+    """Lengths with a long tail, as those of chats: half of the prompts are below 150 tokens, a few beyond 1500."""
+    draw = random.Random(seed)
+
+    def length(median: int, most: int) -> int:
+        return min(int(median * draw.lognormvariate(0, 0.9)) + 1, most)
+
+    drawn = [(length(150, 2000), length(200, 1000), length(200, 1000)) for _ in range(count)]
+    return [(Item(0, shared, chosen), Item(0, shared, rejected)) for shared, chosen, rejected in drawn]
+
+
+def sizes(drawn: list[tuple[Item, Item]]) -> tuple[list[int], list[float]]:
+    tokens = [chosen.length + rejected.own for chosen, rejected in drawn]
+    return tokens, [forward_cost(pair, HIDDEN_SIZE) for pair in drawn]
+
+
+def costs_of(ranks: list[list[list[int]]], costs: list[float]) -> list[float]:
+    return [sum(costs[i] for i in row) for rows in ranks for row in rows]
+
+
+def dealt_by_count(count: int, num_rows: int) -> list[list[list[int]]]:
+    """Equally many things in every row: what a batch size does."""
+    return [[list(range(row, count, num_rows)) for row in range(num_rows)]]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_thing_lands_in_exactly_one_row(seed, num_ranks):
+    tokens, costs = sizes(pairs(64, seed))
+    ranks = spread(tokens, costs, num_ranks, MAX_TOKENS)
+    assert sorted(chain.from_iterable(chain.from_iterable(ranks))) == list(range(64))
+
+
+@pytest.mark.parametrize("max_tokens", [4000, 4001, 9000])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_row_is_over_the_budget(seed, max_tokens):
+    tokens, costs = sizes(pairs(64, seed))
+    ranks = spread(tokens, costs, 2, max_tokens)
+    assert max(sum(tokens[i] for i in row) for row in chain.from_iterable(ranks)) <= max_tokens
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [1, 7, 64])
+def test_every_rank_has_equally_many_rows(count, num_ranks):
+    ranks = spread(*sizes(pairs(count)), num_ranks, MAX_TOKENS)
+    assert len(ranks) == num_ranks
+    assert len({len(rows) for rows in ranks}) == 1
+
+
+def test_a_row_lists_its_things_in_their_order():
+    ranks = spread(*sizes(pairs(64)), 2, MAX_TOKENS)
+    assert all(row == sorted(row) for row in chain.from_iterable(ranks))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_ranks", "rows_of_a_rank"),
+    [
+        ([5, 5], 1, 1),
+        ([6, 5], 1, 2),
+        ([10] * 6, 1, 6),
+        ([10] * 6, 2, 3),
+        ([10] * 7, 2, 4),
+        ([5] * 8, 2, 2),
+        ([7, 3, 6, 4, 5, 5], 1, 3),
+        ([1] * 30, 3, 1),
+    ],
+)
+def test_there_are_as_few_rows_as_hold_everything(tokens, num_ranks, rows_of_a_rank):
+    assert [len(rows) for rows in spread(tokens, tokens, num_ranks, max_tokens=10)] == [rows_of_a_rank] * num_ranks
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_ragged_step_takes_at_most_one_row_of_a_rank_more_than_its_tokens_need(seed, num_ranks):
+    tokens, costs = sizes(pairs(256, seed))
+    rows = len(spread(tokens, costs, num_ranks, MAX_TOKENS)[0])
+    assert rows <= -(-sum(tokens) // (MAX_TOKENS * num_ranks)) + 1
+
+
+def test_more_rows_can_be_asked_for():
+    assert [len(rows) for rows in spread([1] * 6, [1] * 6, 2, 10, least_rows=3)] == [3, 3]
+
+
+def test_equal_steps_give_equal_plans():
+    """Every rank plans for itself what all ranks do."""
+    plans = [spread(*sizes(pairs(64)), num_ranks=4, max_tokens=MAX_TOKENS) for _ in range(2)]
+    assert plans[0] == plans[1]
+
+
+def test_equal_things_are_dealt_evenly():
+    ranks = spread([5] * 12, [1.0] * 12, 3, 10)
+    assert [[len(row) for row in rows] for rows in ranks] == [[2, 2]] * 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_costliest_row_is_near_the_mean(seed):
+    tokens, costs = sizes(pairs(256, seed))
+    row_costs = costs_of(spread(tokens, costs, 8, MAX_TOKENS), costs)
+    assert max(row_costs) <= 1.05 * mean(row_costs)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_costliest_row_is_cheaper_than_when_things_are_dealt_by_count(seed):
+    tokens, costs = sizes(pairs(256, seed))
+    ours = costs_of(spread(tokens, costs, 8, MAX_TOKENS), costs)
+    by_count = costs_of(dealt_by_count(256, len(ours)), costs)
+    assert max(ours) < 0.9 * max(by_count)
+
+
+def test_the_ranks_rows_at_the_same_place_cost_alike():
+    """The ranks meet at every forward, so that the slowest row of a place sets its time."""
+    tokens, costs = sizes(pairs(256))
+    ranks = spread(tokens, costs, 4, MAX_TOKENS)
+    places = [costs_of([list(rows)], costs) for rows in zip(*ranks, strict=True)]
+    assert len(places) > 1
+    assert all(min(earlier) >= max(later) for earlier, later in pairwise(places))
+
+
+def test_a_thing_over_the_budget_is_refused_with_both_numbers():
+    with pytest.raises(PackingError, match=r"12 tokens .* do not fit into 10\. .*at least 12"):
+        spread([3, 12, 4], [3, 12, 4], 2, 10)
+
+
+def test_a_thing_of_exactly_the_budget_fits():
+    assert spread([10], [10.0], 1, 10) == [[[0]]]
+
+
+def test_fewer_things_than_ranks_leave_empty_rows():
+    assert sorted(spread([4, 6], [4, 6], 4, 10)) == [[[]], [[]], [[0]], [[1]]]
+
+
+def test_nothing_gives_every_rank_an_empty_row():
+    assert spread([], [], 3, 10) == [[[]], [[]], [[]]]
+
+
+# Cost -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_that_sees_only_itself_costs_one_token_and_one_look():
+    assert forward_cost([Item(0, 0, 1)], hidden_size=100) == pytest.approx(1 + 1 / 600)
+
+
+def test_sharing_saves_the_shared_tokens_and_their_looks_at_each_other():
+    shared = forward_cost([Item(0, 30, 10), Item(0, 30, 5)], HIDDEN_SIZE)
+    apart = sum(forward_cost([Item(0, 0, own)], HIDDEN_SIZE) for own in (40, 35))
+    once = forward_cost([Item(0, 0, 30)], HIDDEN_SIZE)
+    assert shared == pytest.approx(apart - once)
+
+
+def test_one_long_sequence_costs_more_than_two_halves():
+    assert forward_cost([Item(0, 0, 2000)], HIDDEN_SIZE) > 2 * forward_cost([Item(0, 0, 1000)], HIDDEN_SIZE)

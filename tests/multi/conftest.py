@@ -1,0 +1,47 @@
+"""Tiny models on disk, for processes of their own."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+HIDDEN_SIZE = 64
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A folder with a random Llama and a tokenizer that knows 196 words."""
+    folder = tmp_path_factory.mktemp("tiny_model")
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"w{i}" for i in range(196))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=HIDDEN_SIZE,
+        # ZeRO-3 leaves matrices below 1e5 entries whole (stage3_param_persistence_threshold); these have 131072.
+        intermediate_size=2048,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.1,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_reward_model(tiny_model, tmp_path_factory):
+    """The same Llama with a random score head, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny_reward_model")
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    torch.nn.init.normal_(model.score.weight, std=0.1)
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder

@@ -1,0 +1,73 @@
+"""Start a worker script as one process or under a launch file that we ship, and read what it left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+YAMLS = {path.stem: path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml"))}
+JSONS = {path.stem: path for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))}
+TIMEOUT_S = 300  # a run that compiles first takes 60
+
+ENVIRONMENT = os.environ | {
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished worker left behind."""
+
+    facts: dict
+    weights: dict
+
+    def distance(self, other: "Run") -> float:
+        """The largest difference of any two weights that belong together."""
+        assert self.weights.keys() == other.weights.keys()
+        return max((self.weights[name] - other.weights[name]).abs().max().item() for name in self.weights)
+
+
+def run_worker(worker, command, model, output_dir, num_processes, *options, weights="model.safetensors") -> Run:
+    """Run the worker to its end, or fail with the tail of its log."""
+    command = [*command, worker, "--model", model, "--output_dir", output_dir, "--num_processes", num_processes]
+    command = list(map(str, [*command, *options]))
+    log = output_dir.with_suffix(".log")
+    with log.open("w") as file, subprocess.Popen(command, env=ENVIRONMENT, stdout=file, stderr=file) as process:
+        try:
+            code = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # and not kill: the launcher stops its workers when it is asked to end
+            code = f"none after {TIMEOUT_S} s"
+    if code != 0:
+        pytest.fail(f"exit code {code} from {' '.join(command)}\n{log.read_text()[-6000:]}", pytrace=False)
+    loaded = load_file(output_dir / weights)
+    assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
+    return Run(json.loads((output_dir / "facts.json").read_text()), loaded)
+
+
+def launched(yaml_name: str, num_processes: int) -> list:
+    # Port 0 lets accelerate choose a free one.
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", 0]
+    return [*launcher, "--num_processes", num_processes, "--config_file", YAMLS[yaml_name]]
+
+
+def skip_what_cannot_run(name: str) -> None:
+    if name.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    if name.endswith("_offload") and not (shutil.which("c++") and shutil.which("ninja")):
+        pytest.skip("DeepSpeed cannot compile its CPU Adam here: needs c++ and ninja")

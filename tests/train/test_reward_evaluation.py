@@ -1,0 +1,283 @@
+"""Evaluation and prediction of a RewardTrainer: TRL's numbers, and those that rules add."""
+
+import numpy as np
+import pytest
+import torch
+import trl
+from datasets import Dataset
+
+import trl_ext
+from tests import tiny
+from tests.preferences import pairs
+from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
+from trl_ext import RuleSet
+from trl_ext.rewards import Length
+
+torch.set_num_threads(1)
+
+TOLERANCE = 1e-5
+# 11 pairs in batches of 4: the last batch is short.
+HELD_OUT = pairs(11, seed=1)
+WAYS = {
+    "packed": {},
+    "packed, own prompts": dict(share_prompt=False),
+    "budget": dict(max_tokens_per_forward=120),
+    "padded": dict(packing=False),
+}
+TRLS = ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens")
+
+
+def every_way(test):
+    return pytest.mark.parametrize("way", WAYS)(test)
+
+
+class Seen:
+    """A compute_metrics that remembers what it is called with."""
+
+    def __init__(self):
+        self.predictions: list[np.ndarray] = []
+        self.labels: list = []
+
+    def __call__(self, given):
+        self.predictions.append(given.predictions)
+        self.labels.append(given.label_ids)
+        return {"first_score": float(given.predictions[0, 0])}
+
+
+def trls_and_ours(tmp_path, way, **arguments):
+    """The same evaluation by both: the metrics that TRL logs, what compute_metrics saw, and the trainer's log."""
+    found = []
+    for library, changes in ((trl, {}), (trl_ext, WAYS[way])):
+        seen = Seen()
+        subject = trainer(tmp_path, library=library, compute_metrics=seen, **arguments, **changes)
+        subject.evaluate()
+        found.append((subject.state.log_history[-1], seen))
+    return found
+
+
+# As in TRL --------------------------------------------------------------------------------------------------------
+
+
+@every_way
+@pytest.mark.parametrize("margin", [False, True])
+def test_metrics_are_trls(margin, way, tmp_path):
+    held_out = pairs(12, seed=1, margin=margin)
+    (theirs, _), (ours, _) = trls_and_ours(tmp_path, way, eval_dataset=held_out, center_rewards_coefficient=0.1)
+    for name in TRLS:
+        assert ours[f"eval_{name}"] == pytest.approx(theirs[f"eval_{name}"], abs=TOLERANCE), name
+
+
+@every_way
+def test_compute_metrics_sees_what_trl_shows_it(way, tmp_path):
+    """One call, scores [batch after batch: chosen, then rejected], no labels. TRL's last, short batch is cut in half."""
+    (theirs, their_calls), (ours, our_calls) = trls_and_ours(tmp_path, way, eval_dataset=HELD_OUT)
+    assert len(our_calls.predictions) == len(their_calls.predictions) == 1
+    assert our_calls.labels == their_calls.labels
+    (expected,), (found,) = their_calls.predictions, our_calls.predictions
+    assert expected.std() > 1000 * TOLERANCE, "all scores are alike, so nothing is compared"
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    assert np.abs(found - expected).max() <= TOLERANCE
+    assert ours["eval_first_score"] == pytest.approx(theirs["eval_first_score"], abs=TOLERANCE)
+
+
+@every_way
+def test_predictions_are_trls(way, tmp_path):
+    theirs = trainer(tmp_path, library=trl, eval_dataset=HELD_OUT)
+    ours = trainer(tmp_path, eval_dataset=HELD_OUT, **WAYS[way])
+    expected, found = theirs.predict(theirs.eval_dataset), ours.predict(ours.eval_dataset)
+    assert found.predictions.shape == expected.predictions.shape
+    assert np.abs(found.predictions - expected.predictions).max() <= TOLERANCE
+    assert found.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("include", ["loss", "inputs"])
+def test_compute_metrics_may_ask_for_more(include, tmp_path):
+    given = []
+    shown = trainer(
+        tmp_path,
+        eval_dataset=pairs(8, seed=1),
+        compute_metrics=lambda p: given.append(p) or {},
+        include_for_metrics=[include],
+    )
+    shown.evaluate()
+    assert getattr(given[0], {"loss": "losses"}.get(include, include)) is not None
+
+
+def test_metrics_of_a_stream_are_those_of_the_dataset(tmp_path):
+    found = []
+    for dataset in (HELD_OUT, HELD_OUT.to_iterable_dataset()):
+        found.append(trainer(tmp_path, eval_dataset=dataset).evaluate())
+    for name in (*TRLS, "score_length_correlation"):
+        assert found[1].get(f"eval_{name}") == pytest.approx(found[0].get(f"eval_{name}"), abs=TOLERANCE), name
+
+
+def test_several_evaluation_datasets_are_told_apart(tmp_path):
+    sets = {"short": pairs(4, seed=2), "long": pairs(8, seed=3)}
+    subject = trainer(tmp_path, eval_dataset=sets)
+    together = subject.evaluate()
+    for name, dataset in sets.items():
+        alone = trainer(tmp_path, eval_dataset=dataset).evaluate()
+        assert together[f"eval_{name}_loss"] == pytest.approx(alone["eval_loss"], abs=TOLERANCE)
+        assert f"eval_{name}_score_length_correlation" in together
+    assert together["eval_short_loss"] != together["eval_long_loss"]
+
+
+def test_evaluation_between_steps_leaves_training_alone(tmp_path):
+    settings = dict(max_steps=3, logging_steps=1, eval_steps=1)
+    losses = []
+    for strategy in ("no", "steps"):
+        subject = trainer(tmp_path, pairs(16), eval_dataset=HELD_OUT, eval_strategy=strategy, **settings)
+        subject.train()
+        losses.append([entry["loss"] for entry in subject.state.log_history if "loss" in entry])
+    assert len(losses[0]) == 3 and losses[0] == losses[1]
+
+
+# Other datasets ---------------------------------------------------------------------------------------------------
+
+
+@every_way
+def test_a_raw_dataset_given_to_evaluate_is_prepared(way, tmp_path):
+    subject = trainer(tmp_path, eval_dataset=pairs(4), **WAYS[way])
+    expected = trainer(tmp_path, eval_dataset=HELD_OUT, **WAYS[way]).evaluate()["eval_loss"]
+    assert subject.evaluate(HELD_OUT)["eval_loss"] == pytest.approx(expected, abs=TOLERANCE)
+    assert subject.evaluate({"a": HELD_OUT})["eval_a_loss"] == pytest.approx(expected, abs=TOLERANCE)
+
+
+@every_way
+def test_a_prepared_dataset_can_be_evaluated_again(way, tmp_path):
+    subject = trainer(tmp_path, eval_dataset=HELD_OUT, **WAYS[way])
+    first = subject.evaluate()["eval_loss"]
+    assert subject.evaluate(subject.eval_dataset)["eval_loss"] == first
+    assert subject.evaluate(subject.train_dataset)["eval_loss"] != first
+    assert subject.evaluate()["eval_loss"] == first
+
+
+@pytest.mark.parametrize("policy", ["drop", "truncate_prompt"])
+def test_a_dataset_given_to_evaluate_is_fitted_to_length(policy, tmp_path, caplog):
+    # HELD_OUT has sides of up to 40 tokens.
+    subject = trainer(tmp_path, max_length=30, max_length_policy=policy)
+    caplog.clear()
+    subject.evaluate(HELD_OUT)
+    (warning,) = warnings_of(caplog)
+    assert "eval_dataset" in warning and "11 pairs" in warning and "max_length=30" in warning
+
+
+# Rules ------------------------------------------------------------------------------------------------------------
+
+
+def longer_is_better() -> RuleSet:
+    """1 for ten words and more, falling to 0 for none."""
+    return RuleSet([Length(low=10, slack=10, unit="words")])
+
+
+def score_of_first_token(model, favourite: int) -> None:
+    """Make the model score a side by whether it ends in the token `favourite`: 1 for it, -1 for others, about."""
+    with torch.no_grad():
+        embeddings = model.model.embed_tokens.weight
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        embeddings.fill_(0.0)
+        embeddings[:, 0] = -1.0
+        embeddings[favourite, 0] = 1.0
+        model.score.weight.zero_()
+        model.score.weight[0, 0] = 1.0
+
+
+@pytest.fixture
+def likes_w9(tmp_path):
+    """Settings of a trainer whose model prefers the side that ends in w9."""
+    from tests.preferences import reward_model
+
+    model = reward_model(tmp_path / "likes")
+    score_of_first_token(model, favourite=9)
+    # Every side ends in EOS; with EOS as the pad token, the token before it is scored.
+    tokenizer = chat_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    return dict(model=model, processing_class=tokenizer)
+
+
+def answered(chosen, rejected, **columns):
+    return {"prompt": "w5 ", "chosen": chosen, "rejected": rejected, **columns}
+
+
+# The model is right in the first, second and fourth pair; the longer side is the chosen one in the first three.
+FOUR = [
+    answered("w6 w7 w9", "w6"),
+    answered("w6 w9", "w7"),
+    answered("w6 w7 w8", "w9"),
+    answered("w9", "w6 w7 w8"),
+]
+
+
+@every_way
+def test_rules_tell_accuracy_where_they_agree_and_where_they_do_not(way, likes_w9, tmp_path):
+    held_out = Dataset.from_list(FOUR)
+    subject = trainer(tmp_path, rules=longer_is_better(), eval_dataset=held_out, **likes_w9, **WAYS[way])
+    metrics = subject.evaluate()
+    assert subject.state.log_history[-1]["eval_accuracy"] == 0.75
+    assert metrics["eval_accuracy_rules_agree"] == pytest.approx(2 / 3)
+    assert metrics["eval_accuracy_rules_disagree"] == 1.0
+    assert metrics["eval_rules_agree_frac"] == 0.75
+
+
+def test_a_column_of_rule_gaps_does_the_same_and_wins_over_the_rules(likes_w9, tmp_path):
+    gaps = [1.0, None, -1.0, 0.0]
+    held_out = Dataset.from_list([row | {"rule_gap": gap} for row, gap in zip(FOUR, gaps, strict=True)])
+    for rules in (None, longer_is_better()):
+        metrics = trainer(tmp_path, rules=rules, eval_dataset=held_out, **likes_w9).evaluate()
+        assert metrics["eval_accuracy_rules_agree"] == 1.0
+        assert metrics["eval_accuracy_rules_disagree"] == 0.0
+        assert metrics["eval_rules_agree_frac"] == 0.5
+
+
+def test_rules_judge_a_dataset_given_to_evaluate_as_well(likes_w9, tmp_path):
+    subject = trainer(tmp_path, rules=longer_is_better(), **likes_w9)
+    assert subject.evaluate(Dataset.from_list(FOUR))["eval_rules_agree_frac"] == 0.75
+
+
+def test_rules_judge_every_one_of_several_datasets(likes_w9, tmp_path):
+    """Whatever its name: a part of the training pairs, evaluated beside held-out ones, is often called "train"."""
+    sets = {"train": Dataset.from_list(FOUR[:3]), "held_out": Dataset.from_list(FOUR)}
+    metrics = trainer(tmp_path, rules=longer_is_better(), eval_dataset=sets, **likes_w9).evaluate()
+    assert metrics["eval_held_out_rules_agree_frac"] == 0.75
+    assert metrics["eval_train_rules_agree_frac"] == 1.0
+
+
+def test_without_rules_there_is_no_metric_of_rules(tmp_path):
+    metrics = trainer(tmp_path, eval_dataset=HELD_OUT).evaluate()
+    assert not [name for name in metrics if "rules" in name]
+
+
+def test_rules_do_not_score_training_pairs(tmp_path):
+    calls = []
+
+    class Counting:
+        def __call__(self, prompts, completions, **columns):
+            calls.append(len(completions))
+            return [0.0] * len(completions)
+
+    trainer(tmp_path, rules=RuleSet([Length(low=1)]), eval_dataset=None)
+    assert calls == []
+
+
+def test_a_stream_cannot_be_judged_by_rules_and_says_so(tmp_path, caplog):
+    trainer(tmp_path, rules=longer_is_better(), eval_dataset=HELD_OUT.to_iterable_dataset())
+    (warning,) = warnings_of(caplog)
+    assert "eval_dataset is a stream, to which the rules are not applied" in warning
+
+
+def test_scores_that_follow_length_are_told(likes_w9, tmp_path):
+    """The model likes w9, on which every long side ends here."""
+    rows = [answered("w6 w7 w8 w9", "w6"), answered("w6 w7 w9", "w7")]
+    metrics = trainer(tmp_path, eval_dataset=Dataset.from_list(rows), **likes_w9).evaluate()
+    # Ranks of scores 3.5, 3.5, 1.5, 1.5 and of lengths 4, 3, 1.5, 1.5: covariance 4 over the root of 4 * 4.5.
+    assert metrics["eval_score_length_correlation"] == pytest.approx(4 / (4 * 4.5) ** 0.5)
+
+
+def test_the_model_of_these_tests_does_prefer_w9(likes_w9, tmp_path):
+    ids = torch.tensor([[5, 6, 9, 2], [5, 6, 8, 2]])
+    model = trainer(tmp_path, **likes_w9).model.eval()
+    high, low = model(input_ids=ids).logits[:, 0].tolist()
+    assert high == pytest.approx(-low) and high > 0.9
+    assert tiny.tokenizer()("w9")["input_ids"] == [9]

@@ -35,6 +35,7 @@ class Run:
 
     facts: dict
     weights: dict
+    folder: Path
 
     def distance(self, other: "Run") -> float:
         """The largest difference of any two weights that belong together."""
@@ -57,7 +58,7 @@ def run_worker(worker, command, model, output_dir, num_processes, *options, weig
         pytest.fail(f"exit code {code} from {' '.join(command)}\n{log.read_text()[-6000:]}", pytrace=False)
     loaded = load_file(output_dir / weights)
     assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
-    return Run(json.loads((output_dir / "facts.json").read_text()), loaded)
+    return Run(json.loads((output_dir / "facts.json").read_text()), loaded, output_dir)
 
 
 def launched(yaml_name: str, num_processes: int) -> list:

@@ -10,11 +10,10 @@ import json
 import random
 from pathlib import Path
 
-import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 import trl_ext
 
@@ -130,23 +129,11 @@ def main() -> None:
             "margin": [log["margin"] for log in steps],
             "grad_norm": [log["grad_norm"] for log in steps],
             "evaluated": {name: value for name, value in evaluated.items() if "accuracy" in name or "margin" in name},
-            "scores": scores(options),
         }
         Path(options.output_dir, "facts.json").write_text(json.dumps(facts))
     # Leave together: a rank that ends while the other is at work can take it down.
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()
-
-
-def scores(options: argparse.Namespace) -> list[float]:
-    """Scores of a few prompts by what was saved, loaded the plain way; [] for adapters, which the test loads."""
-    if options.lora:
-        return []
-    model = AutoModelForSequenceClassification.from_pretrained(options.output_dir, num_labels=1, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    with torch.no_grad():
-        texts = [row["prompt"] + row["chosen"] + tokenizer.eos_token for row in pairs().select(range(4))]
-        return [model(**tokenizer(text, return_tensors="pt")).logits.item() for text in texts]
 
 
 if __name__ == "__main__":

@@ -113,6 +113,8 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
     if num_long == 0:
         return dataset
     if policy == "truncate_prompt":
+        if SHARED in columns_of(dataset, role):
+            dataset = dataset.remove_columns(SHARED)  # of the prompts as they were
         dataset = _apply(dataset.map, Shortening(max_length, keep_first), dataset, f"Shortening prompts of {role}")
     num_dropped = _num_longer(dataset, max_length)
     if num_dropped != 0:

@@ -70,25 +70,28 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
             args = RewardConfig(f"{name.split('/')[-1]}-Reward")
         check_launch(args)
         self._rules = rules
+        self._has_own_collator = data_collator is not None
+        self._has_train_dataset = False
         self._max_tokens = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
         self._step_stats: list[torch.Tensor] = []
         self._judged: list[JudgedPair] = []
+        if self._max_tokens is not None and self._has_own_collator:
+            raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
         preference_data.check_columns(train_dataset, "train_dataset")
         preference_data.check_columns(eval_dataset, "eval_dataset")
         if peft_config is not None:
             kwargs["peft_config"] = for_reward_model(peft_config)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, *rest, **kwargs)
-        self._has_own_collator = data_collator is not None
         self._padded_collator = self.data_collator
         if is_peft_model(self.model):
             warn_of_frozen_head(self.model)
         if getattr(args, "packing", True):
             self._start_packing()
         if not self._has_own_collator:
-            self.data_collator = PairCollator(self._share_prompt, self._pad_token_id, self._max_tokens, self._clock)
+            self._collate_rows()
         if self._max_tokens is not None:
             self._start_budget()
 
@@ -97,11 +100,12 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
     def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
         """Overrides trl.RewardTrainer._prepare_dataset: checked before, fitted to length and measured after."""
         role = f"{dataset_name}_dataset"
-        if SHARED in columns_of(dataset, role):
-            return dataset
+        # TRL prepares the training pairs first; an evaluation dataset may be called "train", too.
+        is_train, self._has_train_dataset = not self._has_train_dataset, True
+        dataset = dataset.with_format(None)  # Python numbers, whatever tensors the user's own code reads
         preference_data.check_pairs(dataset, role)
         dataset = preference_data.add_row_numbers(preference_data.without_bad_pairs(dataset, role))
-        if self._rules is not None and dataset_name != "train":
+        if self._rules is not None and not is_train:
             dataset = preference_data.add_rule_gaps(dataset, self._rules, role)
         unlimited = copy.copy(args)
         unlimited.max_length = None
@@ -135,6 +139,24 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
         )
         return compat.with_batch_sampler(loader, RowsOfPairs(loader.dataset), sampler)
 
+    def _collate_rows(self) -> None:
+        """Batches of flat rows instead of padded ones."""
+        if self.accelerator.dispatch_batches:
+            raise ConfigError(
+                "dispatch_batches=True cuts padded batches into pieces, which flat rows are not. Remove it from "
+                "accelerator_config."
+            )
+        # A stream would be dispatched unless told otherwise.
+        self.accelerator.dataloader_config.dispatch_batches = False
+        wants_inputs = "inputs" in self.args.include_for_metrics
+        self.data_collator = PairCollator(
+            self._share_prompt,
+            self._pad_token_id,
+            self._max_tokens,
+            self._clock,
+            padded=self._padded_collator if wants_inputs else None,
+        )
+
     def _pair_sizes(self) -> PairSizes:
         rows = self.train_dataset
         chosen, rejected = (preference_data.lengths(rows, name) for name in ("chosen_ids", "rejected_ids"))
@@ -143,8 +165,6 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
 
     def _start_budget(self) -> None:
         """Settings that a token budget needs, and the pairs that it cannot hold."""
-        if self._has_own_collator:
-            raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
         if getattr(self.args, "train_sampling_strategy", "random") == "batch_rebalance":
             raise ConfigError(
                 "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."

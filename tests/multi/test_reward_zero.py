@@ -92,20 +92,21 @@ def test_two_processes_finish_a_stream_under_a_budget(name, tiny_reward_model, t
     assert sum(first) + sum(second) == 4 * 8
 
 
-@pytest.mark.parametrize("name", ["zero2", "zero3"])
-@pytest.mark.parametrize("checkpointing", [[], ["--checkpointing"]], ids=["plain", "checkpointing"])
-def test_a_lora_adapter_and_its_score_head_are_trls(name, checkpointing, tiny_reward_model, tmp_path):
+@pytest.fixture(scope="module")
+def padded_lora(tiny_reward_model, tmp_path_factory):
+    """One process of TRL's trainer, with an adapter."""
+    folder = tmp_path_factory.mktemp("padded_lora") / "out"
+    options = ("--library", "trl", "--lora")
+    return run_worker(WORKER, [sys.executable], tiny_reward_model, folder, 1, *options, weights=ADAPTER)
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpointing"), [("zero2", ["--checkpointing"]), ("zero3", []), ("zero3", ["--checkpointing"])]
+)
+def test_a_lora_adapter_and_its_score_head_are_trls(name, checkpointing, padded_lora, tiny_reward_model, tmp_path):
     """Trained on two processes, saved, and loaded again: the scores are those of one process of TRL."""
     skip_what_cannot_run(name)
-    theirs = run_worker(
-        WORKER,
-        [sys.executable],
-        tiny_reward_model,
-        tmp_path / "padded",
-        1,
-        *("--library", "trl", "--lora", *checkpointing),
-        weights=ADAPTER,
-    )
+    theirs = padded_lora
     options = ("--budget", BUDGET, "--lora", *checkpointing)
     ours = run_worker(WORKER, launched(name, 2), tiny_reward_model, tmp_path / "out", 2, *options, weights=ADAPTER)
     head = next(name for name in ours.weights if "score" in name)

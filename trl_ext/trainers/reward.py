@@ -20,7 +20,6 @@ from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers import preference_data
-from trl_ext.trainers.data_checks import columns_of
 from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.packing_switch import PackingSwitch
 from trl_ext.trainers.pair_batches import PairSizes, RowsOfPairs, StepSampler

@@ -55,6 +55,8 @@ class Result:
 
     Args:
         tokens: Through the model; TRL's: padded.
+        padded_tokens: What a padded batch of the same pairs takes; known from our trainers only.
+        peak_gib: Highest memory of a process that trains this variant alone: of the card, or resident.
         layout_s: Of `seconds`, or beside them, spent on planning and laying out rows.
     """
 
@@ -65,6 +67,7 @@ class Result:
     seconds: float = 0.0
     tokens: int = 0
     layout_s: float = 0.0
+    padded_tokens: int = 0
     peak_gib: float = 0.0
     ratio: float = 0.0
     token_ratio: float = 0.0
@@ -113,7 +116,7 @@ def model(name: str, folder: Path):
     return LlamaForSequenceClassification(config)
 
 
-def train(variant: str, name: str, num_pairs: int, seed: int, options) -> Result:
+def train(variant: str, name: str, num_pairs: int, num_steps: int, seed: int) -> Result:
     """Run one trainer for a warm-up step and the measured ones."""
     library, extra = VARIANTS[variant]
     folder = prepare() / "model"
@@ -122,7 +125,7 @@ def train(variant: str, name: str, num_pairs: int, seed: int, options) -> Result
         args = library.RewardConfig(
             output_dir=out,
             per_device_train_batch_size=num_pairs,
-            max_steps=options.steps + 1,
+            max_steps=num_steps + 1,
             use_cpu=not torch.cuda.is_available(),
             bf16=True,
             logging_steps=1,
@@ -135,7 +138,7 @@ def train(variant: str, name: str, num_pairs: int, seed: int, options) -> Result
         trainer = library.RewardTrainer(
             model(name, folder),
             args,
-            train_dataset=pairs(num_pairs * (options.steps + 1), seed),
+            train_dataset=pairs(num_pairs * (num_steps + 1), seed),
             processing_class=AutoTokenizer.from_pretrained(folder),
             callbacks=[clock],
         )
@@ -144,12 +147,11 @@ def train(variant: str, name: str, num_pairs: int, seed: int, options) -> Result
             torch.cuda.reset_peak_memory_stats()
         trainer.train()
     log = [entry for entry in trainer.state.log_history if "loss" in entry][1:]
-    result = Result(name, num_pairs, variant, steps=options.steps, seconds=clock.ends[-1] - clock.ends[1])
+    result = Result(name, num_pairs, variant, steps=num_steps, seconds=clock.ends[-1] - clock.ends[1])
     result.layout_s = sum(entry.get("phase/layout_s", 0.0) for entry in log)
     result.tokens = round(sum(entry.get("packing/forwarded_tokens", 0) for entry in log))
-    # What a padded batch takes is known from either trainer of ours, which saw the same pairs.
     result.peak_gib = round(_peak_bytes() / 2**30, 2)
-    result.padded = round(sum(entry.get("packing/padded_tokens", 0) for entry in log))
+    result.padded_tokens = round(sum(entry.get("packing/padded_tokens", 0) for entry in log))
     return result
 
 
@@ -163,15 +165,16 @@ def _peak_bytes() -> int:
 def measure(name: str, num_pairs: int, options) -> list[Result]:
     """All variants on the same steps, in alternating rounds."""
     results = {variant: Result(name, num_pairs, variant) for variant in VARIANTS}
+    num_steps = max(options.measured_pairs // num_pairs, 1)
     for round_ in range(options.rounds):
         for variant, result in results.items():
-            part = train(variant, name, num_pairs, options.seed + round_, options)
+            part = train(variant, name, num_pairs, num_steps, options.seed + round_)
             result.steps += part.steps
             result.seconds += part.seconds
             result.layout_s += part.layout_s
             result.tokens += part.tokens
-            if variant != "trl":
-                results["trl"].tokens += part.padded if variant == "packed" else 0
+            result.padded_tokens += part.padded_tokens
+    results["trl"].tokens = results["packed"].padded_tokens
     base = results["trl"]
     for result in results.values():
         result.ratio = round(base.seconds / result.seconds, 2)
@@ -181,9 +184,9 @@ def measure(name: str, num_pairs: int, options) -> list[Result]:
 
 
 def measure_memory(results: list[Result], options) -> None:
-    """Peak memory of every variant, each in a process of its own."""
+    """Peak memory of every variant over two steps, each in a process of its own."""
     for result in results:
-        command = [sys.executable, __file__, "--only", result.variant, "--models", result.model, "--steps", "3"]
+        command = [sys.executable, __file__, "--only", result.variant, "--models", result.model]
         command += ["--pairs", str(result.pairs_per_step), "--seed", str(options.seed)]
         answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
         result.peak_gib = json.loads(answer)["peak_gib"]
@@ -206,26 +209,31 @@ def show(results: list[Result]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    parser.add_argument("--pairs", nargs="+", type=int, default=[2, 8, 16, 32], help="pairs per optimizer step")
-    parser.add_argument("--steps", type=int, default=4, help="optimizer steps measured per trainer and round")
+    parser.add_argument("--pairs", nargs="+", type=int, default=[8, 2, 16, 32], help="pairs per optimizer step")
+    parser.add_argument("--measured_pairs", type=int, default=32, help="pairs measured per trainer and round")
     parser.add_argument("--rounds", type=int, default=2, help="times to alternate between the trainers")
     parser.add_argument("--seed", type=int, default=0, help="which pairs are drawn")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory")
+    parser.add_argument("--memory", nargs="*", type=int, default=[8], help="pairs per step whose peak memory counts")
     parser.add_argument("--only", choices=VARIANTS, help="train this variant only, and print one line of JSON")
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
     datasets.disable_progress_bars()
     if options.only:
-        print(json.dumps(asdict(train(options.only, options.models[0], options.pairs[0], options.seed, options))))
+        print(json.dumps(asdict(train(options.only, options.models[0], options.pairs[0], 1, options.seed))))
         return
     results: list[Result] = []
-    for name in options.models:
-        for num_pairs in options.pairs:
+    for num_pairs in options.pairs:
+        for name in options.models:
             found = measure(name, num_pairs, options)
-            if not options.no_memory:
+            if num_pairs in options.memory:
                 measure_memory(found, options)
             results += found
             show(results)
+            write(results, options)
+
+
+def write(results: list[Result], options) -> None:
+    """What is measured so far; the shapes to come take a while."""
     if options.output:
         record = {"benchmark": "reward", "data": FILE, "machine": machine(), "results": [asdict(r) for r in results]}
         options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ and RuleSet turns it into a RuleError that names the row.
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -40,7 +40,11 @@ class Verdict:
         no_answer     the completion holds nothing to judge; the floor
         conflict      the completion holds several answers where one is due; the floor
         timeout       the completion took too long to judge; the floor
+        too_long      the completion, or the answer in it, is longer than the rule reads; the floor
+        too_complex   the answer would take too long to judge, which is told from its form; the floor
         gold_invalid  the gold answer cannot be read; no value
+        infra_error   the machine failed, not the completion: a worker did not start, a service is away; no value
+        error         the rule raised, and the set is told to go on; the floor
         not_finite    the rule gave NaN, infinity or more than `RuleSet` lets through; the floor
         gated         another rule's verdict shuts this rule out of the total
     """
@@ -70,6 +74,9 @@ class Rule(ABC):
     """
 
     floor: ClassVar[float] = 0.0  # What a model-caused failure earns; a rule of penalties sets its lowest value.
+    # "inline": runs where it is called, in bounded time by its construction. "worker": may hang, crash or eat memory
+    # on hostile text, so it runs in a process that can be killed.
+    tier: ClassVar[str] = "inline"
 
     weight: float = 1.0
     gate: str | None = None
@@ -89,6 +96,13 @@ class Rule(ABC):
     def columns(self) -> tuple[str, ...]:
         """Dataset columns that `score` reads."""
         return ()
+
+    def cache_key(self, row: Row) -> Hashable | None:
+        """What the verdict depends on, where that is much less than the row; None where verdicts are not kept.
+
+        A group's completions repeat gold and answer, so a rule that returns both is asked once for all of them.
+        """
+        return None
 
     @abstractmethod
     def score(self, row: Row) -> Verdict:

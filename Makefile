@@ -49,7 +49,9 @@ fix: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
+	$(BIN)/python benchmarks/reward.py --output benchmarks/results/reward_cpu.json
 
 gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_gpu.json
+	$(BIN)/python benchmarks/reward.py --output benchmarks/results/reward_gpu.json

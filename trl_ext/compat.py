@@ -87,6 +87,73 @@ SEAMS = (
         "its seconds are a phase of their own",
     ),
     Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.__init__",
+        ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class", "peft_config"),
+        "checks the data before; installs packing and our collator after",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._prepare_dataset",
+        ("dataset", "processing_class", "args", "dataset_name"),
+        "names bad pairs before; fits to length and counts shared tokens after. TRL calls it for training pairs first",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._set_signature_columns_if_needed",
+        (),
+        "lets the columns `shared_tokens` and `rule_gap` through to the collator",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.compute_loss",
+        ("model", "inputs", "return_outputs", "num_items_in_batch"),
+        "scores flat rows; TRL's own for padded batches",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.get_train_dataloader",
+        (),
+        "under a token budget, rows planned over the pairs that its sampler would deal out",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.get_batch_samples",
+        ("epoch_iterator", "num_batches", "device"),
+        "the one place where a rank sees all batches of an optimizer step: agree on pairs and forwards",
+    ),
+    Seam("trl.trainer.reward_trainer:RewardTrainer.training_step", (), "timed as the phase `update`"),
+    Seam(
+        "transformers:Trainer.training_step",
+        ("model", "inputs", "num_items_in_batch"),
+        "called once a row under a token budget, through TRL's, which passes everything on",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.evaluation_loop",
+        ("dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
+        "its seconds are a phase of their own; metrics over all pairs of it",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.floating_point_ops",
+        ("inputs",),
+        "counts the tokens of flat rows",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._track_num_input_tokens",
+        ("inputs",),
+        "counts the tokens of flat rows",
+    ),
+    Seam(
+        "accelerate.data_loader:DataLoaderShard.__init__",
+        ("dataset", "device", "rng_types", "synchronized_generator"),
+        "a loader whose batches were planned for this rank already",
+    ),
+    Seam(
+        "accelerate.data_loader:BatchSamplerShard.__init__",
+        ("batch_sampler",),
+        "keeps the batches of all ranks, from which an optimizer step is planned",
+    ),
+    Seam(
+        "accelerate.state:GradientState._set_sync_gradients",
+        ("sync_gradients",),
+        "more rows of a micro-batch follow: neither DDP nor DeepSpeed takes this backward for the last one",
+    ),
+    Seam("trl.trainer.reward_config:RewardConfig.__post_init__", (), "checks our own fields after TRL's"),
+    Seam(
         "trl.trainer.utils:add_fused_lm_head",
         ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
         "log-probabilities and entropies of a packed row without its logits",

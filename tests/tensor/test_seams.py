@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trl_ext import GRPOConfig, GRPOTrainer, compat
+from trl_ext import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, compat
 from trl_ext.errors import SupportError
 
 
@@ -12,18 +12,24 @@ def test_seam_has_the_parameters_we_count_on(seam):
     assert compat.missing_parameters(seam) == []
 
 
-OVERRIDES = [name for name, member in vars(GRPOTrainer).items() if "Overrides" in (member.__doc__ or "")]
+OVERRIDES = [
+    f"{trainer.__name__}.{name}"
+    for trainer in (GRPOTrainer, RewardTrainer)
+    for name, member in vars(trainer).items()
+    if "Overrides" in (member.__doc__ or "")
+]
 
 
-@pytest.mark.parametrize("name", OVERRIDES)
-def test_every_override_stands_in_the_table(name):
-    assert any(seam.where.endswith(f"GRPOTrainer.{name}") for seam in compat.SEAMS)
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_every_override_stands_in_the_table(override):
+    assert any(seam.where.endswith(f":{override}") for seam in compat.SEAMS)
 
 
-def test_fields_of_our_config_do_not_hide_fields_of_trls():
+@pytest.mark.parametrize("config", [GRPOConfig, RewardConfig])
+def test_fields_of_our_config_do_not_hide_fields_of_trls(config):
     import trl
 
-    assert not set(GRPOConfig.__annotations__) & set(trl.GRPOConfig.__dataclass_fields__)
+    assert not set(config.__annotations__) & set(getattr(trl, config.__name__).__dataclass_fields__)
 
 
 def test_a_version_outside_the_window_is_refused_with_the_command_to_run(monkeypatch):

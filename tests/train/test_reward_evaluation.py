@@ -69,7 +69,7 @@ def test_metrics_are_trls(margin, way, tmp_path):
 
 @every_way
 def test_compute_metrics_sees_what_trl_shows_it(way, tmp_path):
-    """One call, scores [batch after batch: chosen, then rejected], no labels. TRL's last, short batch is cut in half."""
+    """One call, scores [batch after batch: chosen, then rejected], no labels. TRL cuts a short last batch in half."""
     (theirs, their_calls), (ours, our_calls) = trls_and_ours(tmp_path, way, eval_dataset=HELD_OUT)
     assert len(our_calls.predictions) == len(their_calls.predictions) == 1
     assert our_calls.labels == their_calls.labels

@@ -225,10 +225,11 @@ def main() -> None:
     for num_pairs in options.pairs:
         for name in options.models:
             found = measure(name, num_pairs, options)
-            if num_pairs in options.memory:
-                measure_memory(found, options)
             results += found
             show(results)
+            if num_pairs in options.memory:
+                measure_memory(found, options)
+                show(found)
             write(results, options)
 
 

@@ -74,7 +74,17 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._generate",
         ("prompts",),
-        "timed as the phase `generate`; greedy in evaluation when asked",
+        "timed as the phase `generate`; greedy in evaluation when asked; its 2nd and 4th results are scored early",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
+        ("inputs",),
+        "notes the rows whose columns the rules read",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._load_optimizer_and_scheduler",
+        ("checkpoint",),
+        "called with the checkpoint to resume from; the rules' running state is beside the optimizer's",
     ),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.training_step",

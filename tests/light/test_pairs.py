@@ -22,12 +22,16 @@ ANSWER = RuleSet([Answer()])
 class Stars(Rule):
     """One point for each star in the completion; None where the row's column `broken` is True."""
 
+    tier = "inline"
+
     def score(self, row: Row) -> Verdict:
         return Verdict(None if row.columns.get("broken") else row.text.count("*") / 10)
 
 
 class AsksTwo(Rule):
     """1.0 where the prompt is 'two'."""
+
+    tier = "inline"
 
     def score(self, row: Row) -> Verdict:
         return Verdict(float(row.prompt == "two"))
@@ -539,6 +543,8 @@ def test_rules_do_not_see_the_other_side():
     seen: list[set[str]] = []
 
     class Looks(Rule):
+        tier = "inline"
+
         def score(self, row: Row) -> Verdict:
             seen.append(set(row.columns))
             return Verdict(0.0)

@@ -11,6 +11,8 @@ from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Tags, 
 class Fixed(Rule):
     """Gives what the column `given` holds."""
 
+    tier = "inline"
+
     @property
     def columns(self) -> tuple[str, ...]:
         return ("given",)
@@ -20,11 +22,15 @@ class Fixed(Rule):
 
 
 class Fails(Rule):
+    tier = "inline"
+
     def score(self, row: Row) -> Verdict:
         return Verdict(1 / len(row.text))
 
 
 class Bare(Rule):
+    tier = "inline"
+
     def score(self, row: Row) -> Verdict:
         return 1.0
 

@@ -7,6 +7,8 @@ from trl_ext.rewards import Answer, Length, Row, Rule, RuleSet, Verdict, complet
 
 
 class Broken(Rule):
+    tier = "inline"
+
     def score(self, row: Row) -> Verdict:
         return Verdict(float("nan"))
 
@@ -88,15 +90,30 @@ def test_a_call_without_completions_is_refused(rules):
 def test_every_rule_has_its_mean_under_the_key_of_trl(rules):
     metrics = {}
     called_as_trl_does(rules, metrics)
-    assert metrics == {
+    assert {key: metrics[key] for key in metrics if key.startswith("rewards/")} == {
         "rewards/answer/mean": 0.5,
         "rewards/length/mean": 1.0,
-        "rules/answer/none_frac": 0.0,
-        "rules/answer/not_finite_frac": 0.0,
-        "rules/length/none_frac": 0.0,
-        "rules/length/not_finite_frac": 0.0,
-        "rules/length/gated_frac": 0.5,
     }
+
+
+SHARES = ("none_frac", "timeout_frac", "error_frac", "not_finite_frac", "skipped_frac", "cache_frac")
+
+
+def test_every_rule_tells_how_its_rows_went(rules):
+    metrics = {}
+    called_as_trl_does(rules, metrics)
+    assert all(metrics[f"rules/{name}/{share}"] == 0.0 for name in ("answer", "length") for share in SHARES)
+    assert metrics["rules/answer/std"] == 0.5 and metrics["rules/length/std"] == 0.0
+    assert metrics["rules/length/gated_frac"] == 0.5
+    assert metrics["rules/answer/p95_ms"] > 0
+
+
+def test_the_keys_are_the_same_whatever_the_rows_hold(rules):
+    """A rank whose rows all went another way must log what the others log."""
+    usual, unusual = {}, {}
+    called_as_trl_does(rules, usual)
+    called_as_trl_does(rules, unusual, answer=["unreadable", None])
+    assert set(usual) - set(unusual) == {"rewards/answer/mean"}, "a mean of nothing is no number"
 
 
 def test_rows_without_a_value_are_left_out_of_the_mean(rules):

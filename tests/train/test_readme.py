@@ -11,7 +11,7 @@ from tests import tiny
 from tests.conftest import ROOT
 from trl_ext import RuleSet
 from trl_ext.cli.launch import launch_arguments
-from trl_ext.scripts.grpo import make_parser
+from trl_ext.scripts import grpo, reward
 
 torch.set_num_threads(1)
 
@@ -43,6 +43,7 @@ def test_python_block_runs(number, model_folder, tmp_path, monkeypatch):
     code = code.replace('"Qwen/Qwen2.5-1.5B-Instruct"', repr(model_folder))
     settings = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=4, report_to='none'"
     code = code.replace('GRPOConfig("out")', f'GRPOConfig("out", {settings})')
+    code = code.replace('RewardConfig("out")', f'RewardConfig("out", {settings.replace("max_completion_length=4, ", "")})')
     monkeypatch.chdir(tmp_path)
     (tmp_path / "block.py").write_text(code)
     runpy.run_path(str(tmp_path / "block.py"))
@@ -63,27 +64,33 @@ def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("command", commands("trl-ext grpo"))
+PARSERS = {"trl_ext.scripts.grpo": grpo.make_parser, "trl_ext.scripts.reward": reward.make_parser}
+
+
+@pytest.mark.parametrize("command", commands("trl-ext grpo") + commands("trl-ext reward"))
 def test_cli_command_is_accepted(command, recipe):
-    arguments = launch_arguments("trl_ext.scripts.grpo", make_parser(), shlex.split(command)[2:])
-    assert arguments.num_processes == 8
-    assert arguments.training_script == "trl_ext.scripts.grpo"
+    _, name, *options = shlex.split(command)
+    module = f"trl_ext.scripts.{name}"
+    arguments = launch_arguments(module, PARSERS[module](), options)
+    assert arguments.num_processes in (6, 8)
+    assert arguments.training_script == module
 
 
 @pytest.mark.parametrize("command", commands("accelerate launch") + commands("torchrun"))
 def test_launch_command_is_accepted_by_launcher_and_script(command, recipe):
-    launcher, script = command.split(" -m trl_ext.scripts.grpo ")
-    assert make_parser().unknown_arguments(shlex.split(script)) == []
+    launcher, _, rest = command.partition(" -m ")
+    module, _, script = rest.partition(" ")
+    assert PARSERS[module]().unknown_arguments(shlex.split(script)) == []
     if launcher.startswith("accelerate"):
         from accelerate.commands.launch import launch_command_parser
 
-        words = [*shlex.split(launcher)[2:], "-m", "trl_ext.scripts.grpo"]
-        assert launch_command_parser().parse_args(words).num_processes == 8
+        words = [*shlex.split(launcher)[2:], "-m", module]
+        assert launch_command_parser().parse_args(words).num_processes in (6, 8)
 
 
 def test_there_is_something_to_check():
     assert blocks("python") and blocks("yaml")
-    assert commands("trl-ext grpo") and commands("accelerate launch") and commands("torchrun")
+    assert commands("trl-ext grpo") and commands("trl-ext reward") and commands("accelerate launch") and commands("torchrun")
 
 
 @pytest.mark.parametrize("name", ["quickstart", "test"])

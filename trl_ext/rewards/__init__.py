@@ -30,6 +30,7 @@ from trl_ext.rewards.call import Call
 from trl_ext.rewards.explanation import Explanation, Part
 from trl_ext.rewards.format import Format
 from trl_ext.rewards.gates import GATE_OPENS_AT
+from trl_ext.rewards.judge import LARGEST
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.length import Length
 from trl_ext.rewards.pair_filter import filter_pairs
@@ -37,7 +38,7 @@ from trl_ext.rewards.pairs import build_pairs
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rows import completion_text
 from trl_ext.rewards.rule import Row, Rule, Verdict
-from trl_ext.rewards.ruleset import LARGEST, RuleColumn, RuleSet
+from trl_ext.rewards.ruleset import RuleColumn, RuleSet
 from trl_ext.rewards.tags import Tags
 
 __all__ = [

@@ -1,10 +1,11 @@
 """Is the answer right: a number, a text or a letter compared with a gold column."""
 
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Number
-from typing import Any
+from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.anchors import Reading, after_think, anchored
@@ -37,6 +38,9 @@ class Answer(Rule):
         1.0
     """
 
+    tier: ClassVar[str] = "inline"
+    judges_correctness: ClassVar[bool] = True
+
     gold: str = "answer"
     kind: str = "number"
     where: str = "after_think"
@@ -51,6 +55,13 @@ class Answer(Rule):
     def columns(self) -> tuple[str, ...]:
         return (self.gold,)
 
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        """The gold's own text, announced; None where the gold is neither text nor a number, or blank."""
+        gold = columns[self.gold]
+        if isinstance(gold, bool) or not isinstance(gold, str | Number) or not str(gold).strip():
+            return None
+        return announced(str(gold).strip(), self.kind)
+
     def score(self, row: Row) -> Verdict:
         gold = read_gold(self.kind, row.columns[self.gold])
         if gold.value is None:
@@ -61,6 +72,21 @@ class Answer(Rule):
             return Verdict(self.floor, found.status, found.detail)
         same = found.value == gold.value
         return Verdict(float(same), "ok", f"{found.detail}; gold {gold.detail}")
+
+
+def announced(gold: str, kind: str) -> str:
+    r"""A gold column's answer as a completion of its own, without the solution that may stand before it.
+
+    Example:
+        >>> announced("9 * 2 = 18. #### 18", "number"), announced("$18$", "number"), announced("B) Paris", "choice")
+        ('The answer is 18', '<answer>$18$</answer>', 'B) Paris')
+    """
+    found = anchored(gold, kind)
+    if found is not None and found.anchor not in ("\\boxed", "<answer>"):
+        return f"The answer is {found.content}"
+    if found is None and kind == "choice":  # A bare letter is read in its own way, which a tag would change.
+        return gold
+    return f"<answer>{gold if found is None else found.content}</answer>"
 
 
 def read_exact(text: str) -> Reading:

@@ -14,13 +14,19 @@ class Call(Rule):
     Args:
         function: Returns the value, or None where the row cannot be judged.
         columns: Dataset columns that it reads.
+        isolate: Call it in a process that can be killed; False calls it here, where a debugger stops.
 
     Example:
         `RuleSet([Call(polite), Call(cites_source, columns=("source",), weight=0.5)])`
     """
 
     function: Callable[[Row], float | None]
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # type: ignore[assignment]
+    isolate: bool = True
+
+    @property
+    def tier(self) -> str:  # type: ignore[override]
+        return "worker" if self.isolate else "inline"
 
     def __post_init__(self) -> None:
         qualified = getattr(self.function, "__qualname__", "")

@@ -5,6 +5,8 @@
       - {rule: length, high: 24, weight: 0.1, gate: answer}
       - {rule: my_package.my_module.MyRule, weight: 0.5}
     clip: [-1, 1]
+    limits: {cpu_s: 2}
+    on_error: floor
 
 A rule's keys are the fields of its class. A dotted name is imported, which runs that module: load only files that you
 trust as you trust code.
@@ -25,12 +27,15 @@ from trl_ext.rewards.answer import Answer
 from trl_ext.rewards.format import Format
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.length import Length
+from trl_ext.rewards.limits import Limits
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rule import Rule, snake_case
 from trl_ext.rewards.tags import Tags
 
 SHIPPED = {snake_case(rule.__name__): rule for rule in (Answer, Format, Keywords, Length, Repetition, Tags)}
 
+# What a set has besides its rules.
+_SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "normalise")
 _COMMON = [item.name for item in dataclasses.fields(Rule)]
 
 KeyPath = tuple[str | int, ...]
@@ -75,10 +80,27 @@ def build_rules(mapping: Any, source: Source | None = None) -> dict[str, Any]:
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("rules"), list):
         raise ConfigError(f"{source.name} has no list of rules. Write rules: [{{rule: answer, gold: answer}}].")
     for key in mapping:
-        if key not in ("rules", "clip", "name"):
-            raise ConfigError(f"{source.at(key)}: unknown key '{key}'. {nearest(key, ('rules', 'clip', 'name'))}")
+        if key not in ("rules", *_SET_KEYS):
+            raise ConfigError(f"{source.at(key)}: unknown key '{key}'. {nearest(key, ('rules', *_SET_KEYS))}")
     rules = [build_rule(entry, source, index) for index, entry in enumerate(mapping["rules"])]
-    return {"rules": rules, **{key: mapping[key] for key in ("clip", "name") if mapping.get(key) is not None}}
+    given = {key: mapping[key] for key in _SET_KEYS if mapping.get(key) is not None}
+    if "limits" in given:
+        given["limits"] = build_limits(given["limits"], source)
+    return {"rules": rules, **given}
+
+
+def build_limits(entry: Any, source: Source) -> Limits:
+    """The limits of the workers from their mapping."""
+    keys = [item.name for item in dataclasses.fields(Limits)]
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f"{source.at('limits')}: limits is {entry!r}. Write limits: {{cpu_s: 2, memory_mib: 1024}}.")
+    for key in entry:
+        if key not in keys:
+            raise ConfigError(f"{source.at('limits', key)}: limits has no key '{key}'. {nearest(key, keys)}")
+    try:
+        return Limits(**entry)
+    except (RuleError, TypeError) as error:
+        raise ConfigError(f"{source.at('limits')}: {error}") from error
 
 
 def build_rule(entry: Any, source: Source, index: int) -> Rule:
@@ -127,14 +149,23 @@ def nearest(key: object, valid: Iterable[str]) -> str:
     return f"{guess}There are: {', '.join(valid)}."
 
 
-def describe_rules(rules: Sequence[Rule], clip: tuple[float, float] | None, name: str) -> dict[str, Any]:
-    """The mapping from which `build_rules` makes these rules again."""
-    mapping: dict[str, Any] = {"rules": [describe_rule(rule) for rule in rules]}
-    if clip is not None:
-        mapping["clip"] = list(clip)
-    if name != "rules":
-        mapping["name"] = name
+def describe_rules(rules: Any) -> dict[str, Any]:
+    """The mapping from which `build_rules` makes this RuleSet again."""
+    mapping: dict[str, Any] = {"rules": [describe_rule(rule) for rule in rules.rules]}
+    defaults = {"clip": None, "name": "rules", "limits": Limits(), "isolate": True, "on_error": "stop", "normalise": False}
+    for key in _SET_KEYS:
+        value = getattr(rules, key)
+        if value != defaults[key]:
+            mapping[key] = described(value)
     return mapping
+
+
+def described(value: Any) -> Any:
+    """A setting of the set as YAML holds it."""
+    if isinstance(value, Limits):
+        fields = dataclasses.fields(Limits)
+        return {item.name: getattr(value, item.name) for item in fields if getattr(value, item.name) != item.default}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def describe_rule(rule: Rule) -> dict[str, Any]:
@@ -152,6 +183,8 @@ def describe_rule(rule: Rule) -> dict[str, Any]:
 def _plain(rule: Rule, key: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(rule, key, item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(rule, key, item) for name, item in value.items()}
     if isinstance(value, str | int | float | bool | None):
         return value
     raise ConfigError(f"Rule '{rule.name}': {key}={value!r} cannot be written to YAML. Use text, numbers and lists.")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.shaping import conditions_of, pair_of, points_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,11 @@ class Verdict:
         too_long      the completion, or the answer in it, is longer than the rule reads; the floor
         too_complex   the answer would take too long to judge, which is told from its form; the floor
         gold_invalid  the gold answer cannot be read; no value
+        crashed       the row ended the worker that judged it; the floor
         infra_error   the machine failed, not the completion: a worker did not start, a service is away; no value
         error         the rule raised, and the set is told to go on; the floor
         not_finite    the rule gave NaN, infinity or more than `RuleSet` lets through; the floor
+        skipped       the rule is not for this row (`when`); no value
         gated         another rule's verdict shuts this rule out of the total
     """
 
@@ -70,16 +73,26 @@ class Rule(ABC):
     Args:
         weight: Factor of the value in the total.
         gate: Name of another rule of the set; this one counts only where that one's value is at least 1.0.
+        scale: Two values of the rule that become 0 and 1, and all others in proportion. None: the value as it is.
+        clip: Lowest and highest value, after `scale`.
+        when: Columns and the value, or list of values, that they must hold for the rule to count at all.
+        schedule: Points (progress of the training from 0 to 1, factor of the weight), joined by straight lines.
         name: Metric key and table heading. Empty: the class name in snake case.
     """
 
     floor: ClassVar[float] = 0.0  # What a model-caused failure earns; a rule of penalties sets its lowest value.
-    # "inline": runs where it is called, in bounded time by its construction. "worker": may hang, crash or eat memory
-    # on hostile text, so it runs in a process that can be killed.
-    tier: ClassVar[str] = "inline"
+    ceiling: ClassVar[float] = 1.0  # The highest value.
+    judges_correctness: ClassVar[bool] = False  # Whether it tells right from wrong, and not good form from bad.
+    # "worker": runs in a process that is killed when the rule hangs, crashes or eats memory. "inline": runs where it is
+    # called, for rules that take bounded time on any text by construction.
+    tier: ClassVar[str] = "worker"
 
     weight: float = 1.0
     gate: str | None = None
+    scale: tuple[float, float] | None = None
+    clip: tuple[float, float] | None = None
+    when: Mapping[str, Any] | None = None
+    schedule: tuple[tuple[float, float], ...] | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -87,6 +100,11 @@ class Rule(ABC):
             object.__setattr__(self, "name", snake_case(type(self).__name__))
         check_name("A rule", self.name)
         check_number(self, "weight", self.weight)
+        owner = f"Rule '{self.name}'"
+        for key in ("scale", "clip"):
+            object.__setattr__(self, key, pair_of(owner, key, getattr(self, key)))
+        object.__setattr__(self, "when", conditions_of(owner, self.when))
+        object.__setattr__(self, "schedule", points_of(owner, self.schedule))
         self.check()
 
     def check(self) -> None:  # noqa: B027  Optional: most rules have no field that can be wrong.
@@ -97,10 +115,23 @@ class Rule(ABC):
         """Dataset columns that `score` reads."""
         return ()
 
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        """Dataset columns that `score` and `when` read."""
+        return (*self.columns, *(name for name in self.when or () if name not in self.columns))
+
     def cache_key(self, row: Row) -> Hashable | None:
         """What the verdict depends on, where that is much less than the row; None where verdicts are not kept.
 
         A group's completions repeat gold and answer, so a rule that returns both is asked once for all of them.
+        """
+        return None
+
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        """A completion that must earn the ceiling, made from the row's gold; None where the rule cannot say.
+
+        `audit` and `redteam` test rules with it. It holds the gold's own text, not what the rule reads in it, so
+        that a gold that is read wrongly shows.
         """
         return None
 

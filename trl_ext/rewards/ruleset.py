@@ -3,28 +3,31 @@
     total = clip(sum of weight * value over the rules whose gate is open)
 
 A rule without a value (a gold answer that cannot be read) is left out of the sum; a row where no rule has a value is
-None, and TRL leaves it out. Neither NaN nor infinity leaves this module. An exception in a rule ends the run with a
-RuleError that names rule and row, because a silent 0.0 would train on it for days.
+None, and TRL leaves it out. Neither NaN nor infinity leaves this module. Rules that may hang or crash run in workers
+that can be killed (`pool`). An exception in a rule ends the run with a RuleError that names rule and row, because a
+silent 0.0 would train on it for days; `on_error="floor"` goes on instead.
 """
 
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards.bidding import outbid_warning
+from trl_ext.rewards.composition import Composed, Composition
 from trl_ext.rewards.explanation import Explanation, Part
-from trl_ext.rewards.gates import gate_chains, gate_state
+from trl_ext.rewards.gates import gate_chains
+from trl_ext.rewards.judge import Column, Judge
+from trl_ext.rewards.limits import Limits
+from trl_ext.rewards.moments import Moments, merged
 from trl_ext.rewards.rows import dataset_columns, make_rows
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_name
+from trl_ext.rewards.rule import Rule, check_name
+from trl_ext.rewards.rule_metrics import log_rule, traces
+from trl_ext.rewards.shaping import pair_of, progress_of
+from trl_ext.rewards.warnings import warn_once
 
-# Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
-# standard deviation, which overflows from about 1.8e19.
-LARGEST = 1e15
-
-LogMetric = Callable[[str, float], None]
+ON_ERROR = ("stop", "floor")
 
 
 @dataclass(slots=True)
@@ -35,6 +38,12 @@ class RuleSet:
         rules: Rules with different names.
         clip: Lowest and highest total, or None.
         name: What TRL calls the reward: its metric is `rewards/<name>/mean`.
+        limits: Of time and memory, for the rules that run in workers.
+        isolate: False runs all rules here, where a debugger stops, and where a rule that hangs hangs the run.
+        on_error: What an exception in a rule does. "stop": it ends the run, on all ranks, with a RuleError. "floor":
+            it is reported once, and the row earns the rule's floor.
+        normalise: Divide totals by their running standard deviation, after taking off their running mean. For PPO;
+            GRPO does it per group. Our trainers reduce the state over ranks and save it in checkpoints.
 
     Example:
         >>> rules = RuleSet([Answer(), Length(high=24, weight=0.1, gate="answer")])
@@ -45,13 +54,26 @@ class RuleSet:
     rules: Sequence[Rule]
     clip: tuple[float, float] | None = None
     name: str = "rules"
+    limits: Limits = field(default_factory=Limits)
+    isolate: bool = True
+    on_error: str = "stop"
+    normalise: bool = False
     _gates: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    _judge: Judge = field(init=False, repr=False, compare=False)
+    _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
+    _new: list[float] | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         self.rules = checked_rules(self.rules)
-        self.clip = checked_clip(self.clip)
+        self.clip = pair_of("The set", "clip", self.clip)
         self._gates = gate_chains(self.rules)
+        if self.on_error not in ON_ERROR:
+            raise RuleError(f"on_error is {self.on_error!r}. Give one of {', '.join(map(repr, ON_ERROR))}.")
+        self._judge = Judge(self.limits, self.isolate, self.on_error)
         self.__name__ = self.name
+        warning = outbid_warning(self.rules)
+        if warning:
+            warn_once(warning, warning)
 
     @property
     def __name__(self) -> str:
@@ -70,20 +92,26 @@ class RuleSet:
     @property
     def columns(self) -> tuple[str, ...]:
         """Dataset columns that the rules read, each once."""
-        return tuple(dict.fromkeys(column for rule in self.rules for column in rule.columns))
+        return tuple(dict.fromkeys(column for rule in self.rules for column in rule.all_columns))
+
+    # Scoring --------------------------------------------------------------------------------------------------------
 
     def __call__(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
         """The total of each completion, in TRL's call: columns as lists, its own arguments among them or absent."""
-        table = self._judge(prompts, completions, completion_ids, columns)
-        parts = [self._contributions(verdicts) for verdicts in table]
-        log_metric = columns.get("log_metric")
-        if callable(log_metric) and table:
-            self._log_means(log_metric, table)
-            for position in range(len(self.rules)):
-                self._log_shares(log_metric, table, position)
-        return [self._total(contributions) for contributions in parts]
+        found, composed = self._composed(prompts, completions, completion_ids, columns)
+        self._log(found, composed, columns)
+        totals = [row.total for row in composed]
+        return self._normalised(totals) if self.normalise else totals
+
+    def start(
+        self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
+    ) -> None:
+        """Let the workers begin; the next call with the same arguments waits for what is under way."""
+        columns = dataset_columns(columns)
+        require_columns(self.rules, columns)
+        self._judge.start(self.rules, make_rows(prompts, completions, completion_ids, columns))
 
     def score(self, /, prompt: Any, completion: Any, completion_ids: Any = None, **columns: Any) -> float | None:
         """The total of one completion; columns are single values."""
@@ -93,17 +121,24 @@ class RuleSet:
         """How one completion's total comes about; prints as a table. Columns are single values."""
         lists = {name: [value] for name, value in columns.items()}
         ids = None if completion_ids is None else [completion_ids]
-        verdicts = self._judge([prompt], [completion], ids, lists)[0]
-        contributions = self._contributions(verdicts)
-        rows = zip(self.rules, verdicts, self._states(verdicts), contributions, strict=True)
-        parts = tuple(Part.of(rule, verdict, state, contribution) for rule, verdict, state, contribution in rows)
-        return Explanation(parts, self._total(contributions), self.clip)
+        found, (row,) = self._composed([prompt], [completion], ids, lists)
+        verdicts = [column.verdicts[0] for column in found]
+        parts = map(Part.of, self.rules, verdicts, row.states, row.contributions)
+        return Explanation(tuple(parts), row.total, self.clip)
 
     def split(self) -> list["RuleColumn"]:
         """One callable per rule, for one TRL column each. With TRL's default reward weights they sum to the total."""
         if self.clip is not None:
             raise RuleError(f"clip={self.clip} bounds the sum, and split() has no sum. Build the set without clip.")
+        if self.normalise:
+            raise RuleError("normalise=True is of the sum, and split() has no sum. Build the set without it.")
         return [RuleColumn(self._with_gates(position)) for position in range(len(self.rules))]
+
+    def close(self) -> None:
+        """End the workers. They start again when they are needed, and end with the process."""
+        self._judge.close()
+
+    # Files ----------------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "RuleSet":
@@ -123,55 +158,71 @@ class RuleSet:
         """The mapping that `from_dict` reads; fields at their default are left out."""
         from trl_ext.rewards.config import describe_rules
 
-        return describe_rules(self.rules, self.clip, self.name)
+        return describe_rules(self)
 
-    def _judge(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[list[Verdict]]:
-        """Verdicts, one list per row and one entry per rule."""
+    # State ----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """What a checkpoint must hold for a resumed run to score alike."""
+        return {"moments": [self._moments.count, self._moments.mean, self._moments.squares]}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Go on from `state_dict()`."""
+        self._moments = Moments(*state["moments"])
+
+    def synchronise(self, gather: Any) -> None:
+        """Let all ranks know what each has seen. From then on the set waits for this call to learn of new totals.
+
+        Args:
+            gather: Given a list of three numbers, returns such lists of all ranks, in their order.
+        """
+        seen = Moments.of(self._new or [])
+        parts = gather([seen.count, seen.mean, seen.squares])
+        self._moments = self._moments.merged(merged(Moments(*part) for part in parts))
+        self._new = []
+
+    # Inside ---------------------------------------------------------------------------------------------------------
+
+    def _composed(
+        self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]
+    ) -> tuple[list[Column], list[Composed]]:
         columns = dataset_columns(extras)
         require_columns(self.rules, columns)
-        rows = make_rows(prompts, completions, ids, columns)
-        return [[judge(rule, row, index) for rule in self.rules] for index, row in enumerate(rows)]
+        found = self._judge.columns(self.rules, make_rows(prompts, completions, ids, columns))
+        composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
+        return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
-    def _states(self, verdicts: Sequence[Verdict]) -> list[str]:
-        values = [verdict.value for verdict in verdicts]
-        return [gate_state(values, chain) if chain else "open" for chain in self._gates]
+    def _normalised(self, totals: list[float | None]) -> list[float | None]:
+        known = [total for total in totals if total is not None]
+        result = [None if total is None else self._moments.normalised(total) for total in totals]
+        if self._new is None:  # nobody synchronises: this process's totals are all there is
+            self._moments = self._moments.merged(Moments.of(known))
+        else:
+            self._new += known
+        return result
 
-    def _contributions(self, verdicts: Sequence[Verdict]) -> list[float | None]:
-        """What each rule adds to the total; None for a rule that is left out."""
-        rows = zip(self.rules, verdicts, self._states(verdicts), strict=True)
-        return [contribution(rule.weight, verdict.value, state) for rule, verdict, state in rows]
+    def _log(self, found: list[Column], composed: list[Composed], extras: Mapping[str, Any]) -> None:
+        log_metric, log_extra = extras.get("log_metric"), extras.get("log_extra")
+        if not composed:
+            return
+        if callable(log_metric):
+            for position in range(len(self.rules)):
+                self._log_rule(log_metric, found, composed, position)
+            log_metric("rules/workers_restarted", float(self._judge.restarts()))
+        if callable(log_extra):
+            log_extra("rule_trace", traces(self.rules, found, composed))
 
-    def _total(self, contributions: Sequence[float | None]) -> float | None:
-        known = [part for part in contributions if part is not None]
-        if not known:
-            return None
-        total = sum(known, 0.0)
-        return total if self.clip is None else min(max(total, self.clip[0]), self.clip[1])
-
-    def _log_means(self, log_metric: LogMetric, table: Sequence[Sequence[Verdict]]) -> None:
-        """TRL's own key for a reward, per rule: the mean value, unweighted and ungated, where there is one."""
-        for position, rule in enumerate(self.rules):
-            values = [verdicts[position].value for verdicts in table]
-            known = [value for value in values if value is not None]
-            if known:
-                log_metric(f"rewards/{rule.name}/mean", sum(known) / len(known))
-
-    def _log_shares(self, log_metric: LogMetric, table: Sequence[Sequence[Verdict]], position: int) -> None:
-        """Shares of rows (0 to 1) in which a rule gave no usable value or was gated; the same keys in every call."""
-        name = self.rules[position].name
-        column = [verdicts[position] for verdicts in table]
-        log_metric(f"rules/{name}/none_frac", sum(verdict.value is None for verdict in column) / len(table))
-        not_finite = sum(verdict.status == "not_finite" for verdict in column)
-        log_metric(f"rules/{name}/not_finite_frac", not_finite / len(table))
-        if self._gates[position]:
-            gated = sum(self._states(verdicts)[position] != "open" for verdicts in table)
-            log_metric(f"rules/{name}/gated_frac", gated / len(table))
+    def _log_rule(self, log_metric: Any, found: list[Column], composed: list[Composed], position: int) -> None:
+        log_rule(log_metric, self.rules[position], found[position], [row.states[position] for row in composed])
 
     def _with_gates(self, position: int) -> "RuleSet":
         """The rules that gate the rule at `position`, and then that rule."""
         gates = [self.rules[gate] for gate in reversed(self._gates[position])]
         # A name that no rule has: the column is called after its rule, not after this set.
-        return RuleSet([*gates, self.rules[position]], name=f"{self.name}.{self.rules[position].name}")
+        name = f"{self.name}.{self.rules[position].name}"
+        alone = RuleSet([*gates, self.rules[position]], name=name, on_error=self.on_error)
+        alone._judge = self._judge  # one cache: a gate is judged once for all columns
+        return alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,50 +247,26 @@ class RuleColumn:
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
         """The rule's contribution for each completion."""
-        table = self.rules._judge(prompts, completions, completion_ids, columns)
+        found, composed = self.rules._composed(prompts, completions, completion_ids, columns)
         log_metric = columns.get("log_metric")
-        if callable(log_metric) and table:
-            self.rules._log_shares(log_metric, table, len(self.rules.rules) - 1)
-        return [self.rules._contributions(verdicts)[-1] for verdicts in table]
+        if callable(log_metric) and composed:
+            # TRL's key of this name is its own: the mean of what this column returns.
+            self.rules._log_rule(_without_mean(log_metric), found, composed, len(self.rules.rules) - 1)
+        return [row.contributions[-1] for row in composed]
 
 
-def judge(rule: Rule, row: Row, index: int) -> Verdict:
-    """The rule's verdict on the row with a value that is a finite float or None."""
-    try:
-        verdict = rule.score(row)
-        if not isinstance(verdict, Verdict):
-            raise TypeError(f"score() returned {verdict!r}, not a Verdict")
-        value = None if verdict.value is None else float(verdict.value)
-    except Exception as error:
-        raise RuleError(raised_message(rule, row, index, error)) from error
-    if value is None:
-        return verdict
-    if not (abs(value) <= LARGEST and abs(value * rule.weight) <= LARGEST):
-        return Verdict(rule.floor, "not_finite", f"the rule gave {value}, weight {rule.weight}")
-    return verdict if value is verdict.value else Verdict(value, verdict.status, verdict.detail)
+def _without_mean(log_metric: Any) -> Any:
+    def log(key: str, value: float) -> None:
+        if not key.startswith("rewards/"):
+            log_metric(key, value)
 
-
-def raised_message(rule: Rule, row: Row, index: int, error: Exception) -> str:
-    """The sentence for an exception in a rule; it carries the place, which a pickled error would lose."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return (
-        f"Rule '{rule.name}' raised {type(error).__name__}: {error} (row {index}, {Path(place.filename).name} line "
-        f"{place.lineno}). Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "
-        "Mend the rule, or the row if its data is wrong."
-    )
-
-
-def contribution(weight: float, value: float | None, state: str) -> float | None:
-    """What a value adds to the total behind a gate in this state."""
-    if value is None or state == "unknown":
-        return None
-    return 0.0 if state == "shut" else weight * value
+    return log
 
 
 def require_columns(rules: Iterable[Rule], columns: Mapping[str, Any]) -> None:
     """DataError for the first column that a rule reads and the dataset lacks."""
     for rule in rules:
-        for column in rule.columns:
+        for column in rule.all_columns:
             if column not in columns:
                 there = ", ".join(sorted(columns)) or "none"
                 raise DataError(
@@ -265,15 +292,3 @@ def checked_rules(rules: Any) -> tuple[Rule, ...]:
     if twice:
         raise RuleError(f"Several rules are named {', '.join(twice)}. Give each its own: name='...'.")
     return rules
-
-
-def checked_clip(clip: Any) -> tuple[float, float] | None:
-    """The clip as a pair of numbers, or RuleError."""
-    if clip is None:
-        return None
-    pair = list(clip) if isinstance(clip, list | tuple) else []
-    if len(pair) != 2 or not all(isinstance(bound, int | float) and isfinite(bound) for bound in pair):
-        raise RuleError(f"clip is {clip!r}. Give two finite numbers, such as (-1, 1).")
-    if pair[0] >= pair[1]:
-        raise RuleError(f"clip is {clip!r}. Give the lower bound first.")
-    return float(pair[0]), float(pair[1])

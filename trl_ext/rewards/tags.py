@@ -1,7 +1,8 @@
 """Are the required tag pairs there: a linear scanner, no regular expressions."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
@@ -22,17 +23,16 @@ class Tags(Rule):
         0.5
     """
 
+    tier: ClassVar[str] = "inline"
+
     tags: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        *names: str,
-        tags: Iterable[str] = (),
-        weight: float = 1.0,
-        gate: str | None = None,
-        name: str = "",
-    ) -> None:
-        for key, value in (("tags", names or tags), ("weight", weight), ("gate", gate), ("name", name)):
+    def __init__(self, *names: str, tags: Iterable[str] = (), **common: Any) -> None:
+        known = {item.name: item.default for item in fields(Rule)}
+        unknown = [key for key in common if key not in known]
+        if unknown:
+            raise TypeError(f"Tags has no field '{unknown[0]}'; there are tags, {', '.join(known)}")
+        for key, value in {**known, **common, "tags": names or tags}.items():
             object.__setattr__(self, key, value)
         self.__post_init__()
 

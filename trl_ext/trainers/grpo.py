@@ -3,6 +3,7 @@
 TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.packed_log_probs import plan, score, unpad
 from trl_ext.trainers.packing_switch import PackingSwitch
 from trl_ext.trainers.reward_guard import guard, raise_together
+from trl_ext.trainers.rule_state import RuleStates, load_state, start_scoring, synchronise
 from trl_ext.trainers.self_check import check_causal_model
 from trl_ext.trainers.token_counts import TokenCounts
 
@@ -56,7 +58,9 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         check_dataset(eval_dataset, rewards, "eval_dataset")
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
+        self._rows_to_score: list[dict[str, Any]] = []
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
+        self.add_callback(RuleStates(self.reward_funcs))
         self._max_tokens = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         if self._max_tokens is not None:
@@ -166,6 +170,11 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
 
     # Rewards ------------------------------------------------------------------------------------------------------
 
+    def _generate_and_score_completions(self, inputs):
+        """Overrides trl.GRPOTrainer._generate_and_score_completions: notes the rows, so that scoring can start early."""
+        self._rows_to_score = inputs
+        return super()._generate_and_score_completions(inputs)
+
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
         plain = self.reward_funcs
@@ -177,18 +186,29 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         finally:
             self.reward_funcs = plain
         raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
+        synchronise(plain, self.accelerator)
         return rewards
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: the rules go on from their state, too."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            load_state(self.reward_funcs, checkpoint)
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 
     def _generate(self, prompts):
         """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation."""
         temperature = getattr(self.args, "eval_temperature", None)
-        with self._clock.phase("generate"):
-            if self.model.training or temperature is None:
-                return super()._generate(prompts)
-            with compat.sampling_temperature(self, temperature):
-                return super()._generate(prompts)
+        usual = self.model.training or temperature is None
+        with (
+            self._clock.phase("generate"),
+            nullcontext() if usual else compat.sampling_temperature(self, temperature),
+        ):
+            output = super()._generate(prompts)
+        _, completion_ids, _, completions, *_ = output
+        start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids)
+        return output
 
     def evaluate(self, *args, **kwargs):
         """Overrides trl.GRPOTrainer.evaluate: its seconds are a phase of their own."""

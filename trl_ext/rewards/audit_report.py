@@ -1,0 +1,154 @@
+"""What an audit found, in counts and as a table."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trl_ext.rewards.explanation import one_line
+from trl_ext.rewards.rule import Verdict
+
+# Kinds of failure, in the order of the table, and what the row's gold did.
+FAULTS = {
+    "unreadable": "its gold cannot be read",
+    "wrong": "its gold earns {value} against itself",
+    "accepted": "the gold of row {other} earns {value} too",
+    "alike": "the gold of row {other} earns {value} too, and the other way round",
+}
+# Golds that mean the same in other words are rare; a rule that cannot tell golds apart finds more than this.
+_MAX_ALIKE_FRAC = 0.01
+
+_SHOWN = 3  # failures of a kind in the table
+_HEADINGS = ("rule", "rows", "right", "unreadable", "not asked", "other golds", "accepted", "alike")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One verdict that should have been another.
+
+    Args:
+        kind: One of FAULTS.
+        row: Number of the row, from 0, whose gold judged.
+        other: Number of the row whose gold was the completion; None where it was the row's own.
+        completion: What was judged.
+        value, status, detail: The verdict.
+    """
+
+    kind: str
+    row: int
+    other: int | None
+    completion: str
+    value: float | None
+    status: str
+    detail: str
+
+    @classmethod
+    def of(cls, kind: str, row: int, other: int | None, completion: str, verdict: Verdict) -> "Failure":
+        """The failure that a verdict is."""
+        return cls(kind, row, other, completion, verdict.value, verdict.status, verdict.detail)
+
+    def __str__(self) -> str:
+        value = "no value" if self.value is None else f"{self.value:g}"
+        what = FAULTS[self.kind].format(value=value, other=self.other)
+        return f"row {self.row}: {what} ({self.status}: {shortened(self.detail)})"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleAudit:
+    """What one rule made of the data.
+
+    Args:
+        rule: Its name.
+        num_rows: Rows that it is for (`when`).
+        num_right: Rows whose gold earned the ceiling against itself.
+        num_unreadable: Rows whose gold it cannot read (`gold_invalid`): lost for training.
+        num_not_asked: Rows for which it cannot say what would be right (`Rule.ideal`).
+        num_compared: Golds of other rows that were judged.
+        num_accepted: Those of them that earned the ceiling, while their own row's gold refuses this one.
+        num_alike: Those of them that earned the ceiling in both directions: two golds that are one to the rule.
+        failures: The first hundred of the failing verdicts.
+    """
+
+    rule: str
+    num_rows: int
+    num_right: int
+    num_unreadable: int
+    num_not_asked: int
+    num_compared: int
+    num_accepted: int
+    num_alike: int
+    failures: tuple[Failure, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every gold that was asked for is read, and read as itself."""
+        all_right = self.num_right + self.num_not_asked == self.num_rows
+        return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
+
+    @property
+    def unreadable_frac(self) -> float:
+        """Share (0 to 1) of its rows that are lost for training."""
+        return self.num_unreadable / self.num_rows if self.num_rows else 0.0
+
+    def cells(self) -> tuple[str, ...]:
+        """Its line of the table."""
+        lost = f"{self.num_unreadable} ({self.unreadable_frac:.1%})"
+        counts = (self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
+        return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
+
+    def first_failures(self) -> Iterator[str]:
+        """Sentences about the first rows of each kind of failure."""
+        for kind in FAULTS:
+            found = [failure for failure in self.failures if failure.kind == kind]
+            yield from (f"{self.rule}, {failure}" for failure in found[:_SHOWN])
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What `audit` found; `print(report)` gives a table.
+
+    Args:
+        rules: One entry per rule that judges correctness.
+        num_rows: Rows of the data.
+        rows_per_s: Rows that such a rule judged in a second, on this machine and in this run.
+        step_rows: Rows of a training step, for the next figure.
+        worst_step_s: Seconds after which the workers have given up such a step, each of its rows having used the
+            processor time that `Limits.cpu_s` allows, and no more than `Limits.batch_s`. 0 without workers.
+    """
+
+    rules: tuple[RuleAudit, ...]
+    num_rows: int
+    rows_per_s: float
+    step_rows: int
+    worst_step_s: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether all rules are."""
+        return all(rule.ok for rule in self.rules)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        failures = [line for rule in self.rules for line in rule.first_failures()]
+        verdict = "ok: every gold is read, and read as itself" if self.ok else "not ok: look at the rows below"
+        lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
+        return "\n".join([table(lines), "", self._figures(), verdict, *failures])
+
+    def _figures(self) -> str:
+        step_s = self.step_rows / self.rows_per_s
+        worst = f", at worst {self.worst_step_s:.3g} s in workers" if self.worst_step_s else ""
+        return f"{self.rows_per_s:,.0f} rows/s: {step_s:.2g} s for a rule in a step of {self.step_rows} rows{worst}"
+
+
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells, each column as wide as its widest cell."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def shortened(text: str, width: int = 160) -> str:
+    """The text on one line, its end cut off where it is longer than `width`."""
+    text = one_line(text)
+    return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -1,0 +1,261 @@
+"""Rules meet rows: inline rules here, the others in the worker pool, each different row once.
+
+Legend: a column is one rule's verdicts, one per row.
+"""
+
+import sys
+import time
+import traceback
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.limits import Limits
+from trl_ext.rewards.pool import WorkerPool
+from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.shaping import applies
+from trl_ext.rewards.verdict_cache import VerdictCache
+from trl_ext.rewards.warnings import warn_once
+
+# Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
+# standard deviation, which overflows from about 1.8e19.
+LARGEST = 1e15
+# Of a row that the rule is not for.
+SKIPPED = Verdict(None, "skipped")
+_SKIP = "skipped"
+
+
+@dataclass(slots=True)
+class Column:
+    """One rule's verdicts.
+
+    Args:
+        verdicts: One per row; values are finite or None.
+        ms: Milliseconds of every verdict that was computed, not remembered.
+        hits: Rows whose verdict was remembered, from the cache or from an equal row of the batch.
+    """
+
+    verdicts: list[Verdict]
+    ms: list[float] = field(default_factory=list)
+    hits: int = 0
+
+
+@dataclass(slots=True)
+class Pending:
+    """A rule's rows on their way through the pool.
+
+    Args:
+        keys: What each row's verdict depends on.
+        known: Verdicts that were there already.
+        asked: The keys that the pool was asked for, in the order of its answers, each with its first row.
+    """
+
+    keys: list[Hashable]
+    known: dict[Hashable, Verdict]
+    asked: dict[Hashable, int]
+
+
+class Judge:
+    """Judges rows by rules. Pickles as its settings; pool and cache belong to a process.
+
+    Args:
+        limits: Of the worker pool.
+        isolate: False judges by all rules here.
+        on_error: "stop" raises a RuleError for an exception in a rule; "floor" reports it once, and the row earns the
+            rule's floor.
+    """
+
+    def __init__(self, limits: Limits, isolate: bool, on_error: str):
+        self.limits = limits
+        self.isolate = isolate
+        self.on_error = on_error
+        self.cache = VerdictCache()
+        self._started: tuple[Sequence[Rule], list[Row], Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Judge, (self.limits, self.isolate, self.on_error)
+
+    @property
+    def pool(self) -> WorkerPool:
+        """The process's pool with these limits, started by its first row."""
+        return _shared_pool(self.limits)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.pool.close()
+
+    def restarts(self) -> int:
+        """Workers that had to be started again so far."""
+        return self.pool.stats().restarts
+
+    def start(self, rules: Sequence[Rule], rows: list[Row]) -> None:
+        """Begin with the rows of the rules that run in workers; the next call for equal rows finds them under way."""
+        if any(self._isolated(rule) for rule in rules):
+            self._started = (rules, rows, self._submit(rules, rows))
+
+    def columns(self, rules: Sequence[Rule], rows: list[Row]) -> list[Column]:
+        """One column per rule."""
+        under_way = self._taken_up(rules, rows) or self._submit(rules, rows)
+        found = [None if self._isolated(rule) else self._inline(rule, rows) for rule in rules]
+        remote = iter(self._joined(rules, rows, under_way))
+        return [next(remote) if column is None else column for column in found]
+
+    # Inline ---------------------------------------------------------------------------------------------------------
+
+    def _inline(self, rule: Rule, rows: list[Row]) -> Column:
+        column = Column([])
+        clock = time.perf_counter
+        for index, row in enumerate(rows):
+            if not applies(rule.when, row.columns):
+                column.verdicts.append(SKIPPED)
+                continue
+            start = clock()
+            column.verdicts.append(self._checked(rule, row, index))
+            column.ms.append(1e3 * (clock() - start))
+        return column
+
+    def _checked(self, rule: Rule, row: Row, index: int) -> Verdict:
+        try:
+            return finite(rule, judged(rule, row))
+        # SystemExit, too: a rule that exits must not end a training run without a word.
+        except (Exception, SystemExit) as error:
+            message = raised_message(rule, row, index, error)
+            if self.on_error == "stop":
+                raise RuleError(message) from error
+            return self._floored(rule, message)
+
+    def _floored(self, rule: Rule, message: str) -> Verdict:
+        warn_once(("raised", rule.name), f"{message} Such rows earn {rule.floor}, as on_error='floor' says.")
+        return Verdict(rule.floor, "error", message)
+
+    # In workers -----------------------------------------------------------------------------------------------------
+
+    def _isolated(self, rule: Rule) -> bool:
+        if rule.tier == "inline" or not self.isolate:
+            return False
+        reason = why_not_isolated(rule)
+        if reason:
+            warn_once(("not isolated", rule.name), f"Rule '{rule.name}' runs without isolation: {reason}")
+        return not reason
+
+    def _submit(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None]:
+        pending, tasks = [], []
+        for rule in rules:
+            if self._isolated(rule):
+                part, wanted = self._pending(rule, rows)
+                pending.append(part)
+                tasks += [(rule, row) for row in wanted]
+        return pending, self.pool.submit(tasks) if tasks else None
+
+    def _pending(self, rule: Rule, rows: list[Row]) -> tuple[Pending, list[Row]]:
+        """What is known of a rule's rows, and the rows to ask for: one of all that are equal to the rule."""
+        same = (rule.name, repr(rule))
+        part = Pending([], {_SKIP: SKIPPED}, {})
+        for index, row in enumerate(rows):
+            key = self._key(rule, same, row, index)
+            part.keys.append(key)
+            if key in part.known or key in part.asked:
+                continue
+            kept = self.cache.get(key)
+            if kept is None:
+                part.asked[key] = index
+            else:
+                part.known[key] = kept
+        return part, [rows[index] for index in part.asked.values()]
+
+    def _key(self, rule: Rule, same: Hashable, row: Row, index: int) -> Hashable:
+        if not applies(rule.when, row.columns):
+            return _SKIP
+        try:
+            key = rule.cache_key(row)
+        except Exception as error:
+            raise RuleError(raised_message(rule, row, index, error)) from error
+        # Without a key of the rule's own nothing is shared, within the batch and beyond it.
+        return index if key is None else (same, key)
+
+    def _taken_up(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None] | None:
+        started, self._started = self._started, None
+        return started[2] if started and started[0] is rules and started[1] == rows else None
+
+    def _joined(
+        self, rules: Sequence[Rule], rows: list[Row], under_way: tuple[list[Pending], Future | None]
+    ) -> list[Column]:
+        pending, future = under_way
+        answers = iter(future.result() if future else ())
+        isolated = [rule for rule in rules if self._isolated(rule)]
+        columns = []
+        num_asked = sum(len(part.asked) for part in pending)
+        ms = iter(self.pool.stats().ms[-num_asked:] if num_asked else ())
+        for rule, part in zip(isolated, pending, strict=True):
+            column = Column([], hits=len(part.keys) - len(part.asked) - part.keys.count(_SKIP))
+            for key, index in part.asked.items():
+                part.known[key] = self._taken(rule, next(answers), rows[index], index)
+                if isinstance(key, tuple):
+                    self.cache.put(key, part.known[key])
+            column.ms = list(islice(ms, len(part.asked)))
+            column.verdicts = [part.known[key] for key in part.keys]
+            columns.append(column)
+        if isolated and self.pool.tripped:
+            raise RuleError(self.pool.tripped)
+        return columns
+
+    def _taken(self, rule: Rule, verdict: Verdict, row: Row, index: int) -> Verdict:
+        if verdict.status != "error":
+            return finite(rule, verdict)
+        message = f"Rule '{rule.name}' raised (row {index}, completion {row.text[:200]!r}):\n{verdict.detail}"
+        if self.on_error == "stop":
+            raise RuleError(message)
+        return self._floored(rule, message)
+
+
+@cache
+def _shared_pool(limits: Limits) -> WorkerPool:
+    return WorkerPool(limits)
+
+
+def judged(rule: Rule, row: Row) -> Verdict:
+    """The rule's verdict, whose value is a number or None."""
+    verdict = rule.score(row)
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"score() returned {verdict!r}, not a Verdict")
+    if verdict.value is None or type(verdict.value) is float:
+        return verdict
+    return Verdict(float(verdict.value), verdict.status, verdict.detail)
+
+
+def finite(rule: Rule, verdict: Verdict) -> Verdict:
+    """The verdict, or the floor where its value would spoil the weights."""
+    value = verdict.value
+    if value is None or (abs(value) <= LARGEST and abs(value * rule.weight) <= LARGEST):
+        return verdict
+    return Verdict(rule.floor, "not_finite", f"the rule gave {value}, weight {rule.weight}")
+
+
+def raised_message(rule: Rule, row: Row, index: int, error: BaseException) -> str:
+    """The sentence for an exception in a rule; it carries the place, which a pickled error would lose."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"Rule '{rule.name}' raised {type(error).__name__}: {error} (row {index}, {Path(place.filename).name} line "
+        f"{place.lineno}). Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "
+        "Mend the rule, or the row if its data is wrong."
+    )
+
+
+def why_not_isolated(rule: Rule) -> str:
+    """Why a worker could not find the rule's code; empty if it can."""
+    for thing in (type(rule), getattr(rule, "function", None)):
+        if thing is None:
+            continue
+        if thing.__module__ == "__main__":
+            return f"{thing.__qualname__} is defined in the main script or notebook. Put it into a module to isolate it."
+        found: Any = sys.modules.get(thing.__module__)
+        for name in thing.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is not thing:
+            return f"{thing.__qualname__} is not found under its name in {thing.__module__}. Define it at module level."
+    return ""

@@ -1,0 +1,89 @@
+"""What a worker may cost: per row, per call, and how many there are."""
+
+import math
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+# A row that sleeps is stopped after this many times the processor time that it may use.
+WALL_PER_CPU = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of the worker pool; the first that a row reaches ends it with the rule's floor.
+
+    Processor time comes first, so that a loaded machine does not change verdicts; it counts from the row's start in
+    the worker. The wall clock only stops rows that sleep: time that a row spends ready to run, but waiting for a
+    processor, does not count.
+
+    Args:
+        cpu_s: Processor seconds a row may use, all its threads together.
+        wall_s: Seconds a row may take while it runs or sleeps. None: five times `cpu_s`.
+        memory_mib: Address space by which a row may grow its worker. Memory needed at a time: up to this per worker.
+        batch_s: Seconds until a whole call is given up, from its start on. Keep it below a quarter of the process
+            group's timeout, since the other ranks wait.
+        workers: Worker processes. None: this process's share of the machine's processors less one for the trainer.
+        chunk: Rows that a worker gets at once, fewer at the end of a call.
+        max_infra_frac: Share of rows (0 to 1) that the machine may fail before the pool's breaker trips.
+    """
+
+    cpu_s: float = 2.0
+    wall_s: float | None = None
+    memory_mib: int = 1024
+    batch_s: float = 60.0
+    workers: int | None = None
+    chunk: int = 16
+    max_infra_frac: float = 0.05
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None or item.name not in ("wall_s", "workers"):
+                check_limit(item.name, value, whole=item.name in ("memory_mib", "workers", "chunk"))
+        if self.max_infra_frac > 1:
+            raise ConfigError(f"max_infra_frac is {self.max_infra_frac}. Give a share of rows between 0 and 1.")
+        if self.row_wall_s < self.cpu_s:
+            raise ConfigError(f"wall_s is {self.wall_s}, below cpu_s {self.cpu_s}. Give a longer one, or none.")
+
+    @property
+    def row_wall_s(self) -> float:
+        """Seconds that a row may run or sleep."""
+        return WALL_PER_CPU * self.cpu_s if self.wall_s is None else self.wall_s
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes of this process's pool, at least 1."""
+        return default_workers() if self.workers is None else self.workers
+
+
+def check_limit(key: str, value: Any, whole: bool) -> None:
+    """Raise ConfigError unless `value` is a finite number above 0, and a whole one where it must be."""
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{key} is {value!r}. Give a {'whole ' if whole else ''}number above 0.")
+
+
+def default_workers() -> int:
+    """This process's share of the processors, less one for the trainer, at least 1."""
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    local_world_size = int(ranks) if ranks.isdecimal() and int(ranks) else 1
+    return max(1, available_cpus() // local_world_size - 1)
+
+
+def available_cpus() -> int:
+    """Processors that this process may use: its affinity, bounded by the container's quota."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cpus, quota_cpus() or cpus)
+
+
+def quota_cpus(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
+    """Whole processors of a container's quota, at least 1; None without one. Cgroup v2: "400000 100000" is 4."""
+    try:
+        quota, period = path.read_text().split()[:2]
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # No cgroup v2, or no quota.
+        return None

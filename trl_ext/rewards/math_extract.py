@@ -1,0 +1,238 @@
+r"""Where a completion states its answer.
+
+In this order, and the first kind that occurs decides: `\boxed{...}`, `<answer>...</answer>`, an announcement (`#### 18`,
+"the answer is", "answer:", a line with `A:`; the one that comes last), the whole text where it is one expression, the
+last formula of the last line, the last number. What stands inside the thoughts, or in an HTML or LaTeX comment, states
+nothing.
+
+Every search is one pass over the text.
+"""
+
+import re
+from dataclasses import dataclass
+
+from trl_ext.rewards.anchors import after_think
+from trl_ext.rewards.math_limits import MAX_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.math_tokens import tokenize
+from trl_ext.rewards.math_values import value_of
+from trl_ext.rewards.numbers import read_number
+
+MAX_DIFFERENT = 16  # boxes that are compared with one another
+_TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[\\{}]|[{}]")
+_COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
+_ANNOUNCED = re.compile(
+    r"answer(?:\*\*)?(?:\s{1,3}is\b|\*{0,2}\s?[:\uff1a])|####|^[ *>]{0,4}A:|答案(?:是|为|[:\uff1a])",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FORMULA = re.compile(r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL)
+_NEGATION = re.compile(
+    r"(?:\bnot|n't|n\u2019t|\bnever|\bneither|\bnor|\bcannot|\u2260|\\neq?|不是|\bunlikely|\bwrong|\bexcept)"
+    r"(?:\s+[a-z]{1,12}){0,4}[\s$*(:]{0,4}$",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z}])")
+_SENTENCE = re.compile(r"(?<=[^\s.])\.(?:\s|$)")
+_ANOTHER = re.compile(r"\s{0,3}(?:,|;|or\b|and\b|or else\b|/)\s{0,3}[$\\(0-9-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """What a completion states: its answers (one, or several equally valid boxes), and how they were announced."""
+
+    answers: tuple[str, ...]
+    anchor: str
+    status: str = "ok"
+    detail: str = ""
+
+
+def extract(text: str, where: str, multiple: str) -> Extracted:
+    """The answer of a completion.
+
+    Args:
+        where: "after_think" or "all".
+        multiple: What several different boxes or answer tags are: "reject" a conflict; "last" the last of them;
+            "all_equal" answers that must all be right.
+    """
+    text = _visible(text if where == "all" else outside_thoughts(text))
+    if not text.strip():
+        return Extracted((), "", "no_answer", "no text outside thoughts and comments")
+    stated = announced(text, multiple)
+    return stated if stated is not None else _unannounced(text)
+
+
+def announced(text: str, multiple: str) -> Extracted | None:
+    """The boxed, tagged or announced answer; None where the text has none of these."""
+    for anchor, found in (("\\boxed", boxes(text)), ("<answer>", answer_tags(text))):
+        if found is not None:
+            return _one_of(found, anchor, multiple)
+    last = None
+    for last in _ANNOUNCED.finditer(text):
+        pass
+    return None if last is None else _from_line(text[last.end() :], last[0].strip(" *>\n"))
+
+
+def outside_thoughts(text: str) -> str:
+    """The text behind the thoughts; nothing while they, or thoughts inside of them, are still open."""
+    rest = after_think(text)
+    return "" if "<think>" in rest or text.count("<think>") > text.count("</think>") else rest
+
+
+def boxes(text: str) -> list[str] | None:
+    """The contents of all outermost boxes, innermost text of nested ones; None where the text has no box at all.
+
+    A box that is never closed gives [""]: the completion was cut off.
+    """
+    start = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
+    if start < 0:
+        return None
+    found: list[str] = []
+    opened: list[int] = []  # Where each open brace began: behind the brace for a box, -1 for any other.
+    num_open_boxes = 0
+    for match in _BOX.finditer(text, start):
+        if match["bare"] and not num_open_boxes:
+            found.append(match["bare"])
+        elif match["open"]:
+            opened.append(match.end())
+            num_open_boxes += 1
+        elif match[0] == "{":
+            opened.append(-1)
+        elif match[0] == "}" and opened:
+            begun = opened.pop()
+            num_open_boxes -= begun >= 0
+            if begun >= 0 and not num_open_boxes:
+                found.append(text[begun : match.start()].strip())
+    if num_open_boxes:
+        return [""]
+    return [_unboxed(content) for content in found] or None
+
+
+def answer_tags(text: str) -> list[str] | None:
+    """The contents of all `<answer>` pairs; [""] where the last one is not closed, None without any."""
+    parts = text.split("<answer>")[1:]
+    if not parts:
+        return None
+    if "</answer>" not in parts[-1]:
+        return [""]
+    return [part.partition("</answer>")[0].strip() for part in parts if "</answer>" in part]
+
+
+def _visible(text: str) -> str:
+    """The text without comments and without the calculator notes of GSM8K (`<<3+4=7>>`)."""
+    if "<<" in text:
+        text = _CALCULATOR.sub("", text)
+    if "<!--" in text:
+        pieces = text.split("<!--")
+        text = pieces[0] + "".join(piece.partition("-->")[2] for piece in pieces[1:])
+    return _COMMENT_LINE.sub("", text) if "%" in text else text
+
+
+def _unboxed(content: str) -> str:
+    """A box within a box says the same as the box."""
+    inner = boxes(content)
+    if inner is not None and len(inner) == 1 and re.fullmatch(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", content, re.DOTALL):
+        return inner[0]
+    return content
+
+
+def _one_of(found: list[str], anchor: str, multiple: str) -> Extracted:
+    """The one answer of several boxes or tags."""
+    filled = list(dict.fromkeys(content for content in found if content))
+    if not filled or found[-1] == "" and len(found) == 1:
+        return Extracted((), anchor, "no_answer", f"'{anchor}' is empty or not closed")
+    if multiple == "last":
+        filled = filled[-1:] if found[-1] == "" else [found[-1]]
+    if len(filled) > MAX_DIFFERENT:
+        return Extracted((), anchor, "conflict", f"{len(filled)} different answers in '{anchor}'")
+    if any(len(content) > MAX_CHARS for content in filled):
+        return Extracted((), anchor, "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
+    if anchor == "<answer>":
+        return _from_tags(filled, anchor, multiple)
+    return _agreed(filled, anchor, multiple)
+
+
+def _from_tags(filled: list[str], anchor: str, multiple: str) -> Extracted:
+    """Tags hold prose as often as formulas, so each is read like a line."""
+    read = [_from_line(content, anchor) for content in filled]
+    failed = next((one for one in read if one.status != "ok"), None)
+    return failed or _agreed(list(dict.fromkeys(one.answers[0] for one in read)), anchor, multiple)
+
+
+def _agreed(filled: list[str], anchor: str, multiple: str) -> Extracted:
+    if multiple == "all_equal" or len({_cheap_value(content) for content in filled}) == 1:
+        return Extracted(tuple(filled) if multiple == "all_equal" else (filled[-1],), anchor)
+    shown = " and ".join(repr(content[:40]) for content in filled[:3])
+    return Extracted((), anchor, "conflict", f"different answers in '{anchor}': {shown}")
+
+
+def _cheap_value(content: str) -> object:
+    """What tells two boxes apart: the exact number, else the tokens, else the text."""
+    try:
+        tokens = tokenize(content)
+    except (Unreadable, TooComplex):
+        return content
+    try:
+        exact = value_of(tokens).exact
+    except (Unreadable, TooComplex):
+        return tokens
+    return tokens if exact is None else exact
+
+
+def _from_line(rest: str, anchor: str) -> Extracted:
+    """The answer that follows an announcement."""
+    rest = rest[: 4 * MAX_CHARS].lstrip(" \t\r\n:*=\uff1a")
+    formula = _FORMULA.match(rest)
+    if formula and not _WORD.search(_formula_text(formula)):
+        if _ANOTHER.match(rest, formula.end()):
+            return Extracted((), anchor, "conflict", f"several answers behind '{anchor}'")
+        return _checked(_formula_text(formula), anchor)
+    line = _SENTENCE.split(rest.partition("\n")[0], maxsplit=1)[0].strip(" *`\"")
+    if re.match(r"(?:n't|n\u2019t|not\b|never\b|neither\b)", line, re.IGNORECASE):
+        return Extracted((), anchor, "no_answer", f"'{anchor}' is followed by a negation")
+    if line and (not _WORD.search(line) or _is_name(line)):
+        return _checked(line, anchor)
+    return _number(line, f"A: {line}", anchor)
+
+
+def _is_name(line: str) -> bool:
+    """One to three words and nothing else: a name, a direction, yes or no."""
+    return re.fullmatch(r"[A-Za-z]+(?: [A-Za-z]+){0,2}", line) is not None
+
+
+def _unannounced(text: str) -> Extracted:
+    """The whole text, the last formula of the last line, or the last number."""
+    stripped = text.strip().strip("*`").strip()
+    if len(stripped) <= MAX_CHARS and "\n" not in stripped.strip("$\\[]\n") and not _WORD.search(stripped):
+        return _checked(stripped.removesuffix("."), "whole text")
+    line = text.rstrip()[-2 * MAX_CHARS :].rpartition("\n")[2]
+    formulas = list(_FORMULA.finditer(line))
+    if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _WORD.search(_formula_text(formulas[-1])):
+        if _NEGATION.search(line, 0, formulas[-1].start()):
+            return Extracted((), "last formula", "no_answer", "the last formula is negated")
+        return _checked(_formula_text(formulas[-1]), "last formula")
+    return _number(line, text[-_TAIL_CHARS:], "last number")
+
+
+def _formula_text(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None)
+
+
+def _checked(answer: str, anchor: str) -> Extracted:
+    if len(answer) > MAX_CHARS:
+        return Extracted((), anchor, "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
+    if not answer.strip(" $.\\"):
+        return Extracted((), anchor, "no_answer", f"nothing behind '{anchor}'")
+    return Extracted((answer.strip(),), anchor)
+
+
+def _number(line: str, text: str, anchor: str) -> Extracted:
+    """A number in prose, unless the prose denies it."""
+    reading = read_number(text)
+    if reading.value is None:
+        return Extracted((), anchor, reading.status, reading.detail)
+    digits = re.search(r"[-0-9.,/ ]*[0-9][^0-9]*$", line) if anchor == "last number" else re.search(r"-?[0-9.]", line)
+    if digits and _NEGATION.search(line[: digits.start()].rstrip()):
+        return Extracted((), anchor, "no_answer", "the number is negated")
+    return Extracted((str(reading.value),), anchor)

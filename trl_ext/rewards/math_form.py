@@ -1,0 +1,126 @@
+r"""What kind of answer a text is: a list, a tuple, a set, a union, a matrix, a relation, words, or one expression.
+
+    list      1, -2      1 and -2      1 \pm 2          in any order, as a set
+    set       \{1, 2\}                                  in any order
+    tuple     (1, 2)   [1, 2)   \langle 1, 2 \rangle    in order; the brackets belong to it, so intervals are tuples
+    union     (0, 1) \cup [2, 3)                        in any order
+    matrix    \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
+    relation  x = 5   1 < x \leq 2   y = 2x + 3
+    words     \text{east}
+    scalar    everything else, an expression of `math_parse`
+"""
+
+from dataclasses import dataclass
+
+from trl_ext.rewards.math_limits import MAX_MATRIX, MAX_PARTS, TooComplex
+from trl_ext.rewards.math_parse import is_symbol
+from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, split
+
+RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq"})
+_COMMA = frozenset({","})
+_CUP = frozenset({"\\cup"})
+_ROWS = frozenset({"\\\\"})
+_COLUMNS = frozenset({"&"})
+_TUPLES = {"(": (")", "]"), "[": (")", "]"), "\\langle": ("\\rangle",)}
+_MATRICES = frozenset(f"\\begin{{{name}}}" for name in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix"))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The kind of an answer, what holds it together (brackets, relation signs, rows), and its parts."""
+
+    kind: str
+    tokens: Tokens
+    signs: tuple[str, ...] = ()
+    parts: tuple[Tokens, ...] = ()
+
+
+def form_of(tokens: Tokens) -> Form:
+    """The form of an answer; TooComplex for one of too many parts."""
+    tokens = _without_membership(tokens[1:] if tokens[:1] == ("+",) else tokens)
+    for kind, marks in (("list", _COMMA), ("union", _CUP), ("relation", RELATIONS)):
+        parts = split(tokens, marks)
+        if len(parts) > 1:
+            return _form(kind, tokens, tuple(mark for mark, _ in parts[1:]), tuple(part for _, part in parts))
+    return _bracketed(tokens) or _matrix(tokens) or _plus_minus(tokens) or _plain(tokens)
+
+
+def is_variable(tokens: Tokens) -> bool:
+    """Whether tokens stand for an unknown: `x`, `x_1`, `f(x)`, `(x, y)`."""
+    if not tokens:
+        return False
+    if tokens[0] == "(" and closes_at(tokens, 0) == len(tokens) - 1:
+        return all(is_variable(part) for _, part in split(tokens[1:-1], _COMMA))
+    if not is_symbol(tokens[0]) or tokens[0] in ("e", "i"):
+        return False
+    rest = tokens[1:]
+    if rest[:1] == ("_",):
+        rest = rest[closes_at(rest, 1) + 1 :]
+    return not rest or (rest[0] == "(" and len(rest) == 3 and rest[2] == ")" and is_symbol(rest[1]))
+
+
+def words_of(tokens: Tokens) -> str | None:
+    """The words that tokens spell, without case and spaces; None where they hold anything else than letters."""
+    text = "".join(token[1:] if token.startswith(WORDS) else token for token in tokens)
+    letters = "".join(text.split()).casefold()
+    return letters if letters and all(_is_letters(token) for token in tokens) else None
+
+
+def _is_letters(token: str) -> bool:
+    return token.startswith(WORDS) or (len(token) == 1 and token.isalpha())
+
+
+def _form(kind: str, tokens: Tokens, signs: tuple[str, ...], parts: tuple[Tokens, ...]) -> Form:
+    if len(parts) > MAX_PARTS:
+        raise TooComplex(f"more than {MAX_PARTS} parts")
+    return Form(kind, tokens, signs, parts)
+
+
+def _without_membership(tokens: Tokens) -> Tokens:
+    r"""`x \in [1, 2)` is the interval."""
+    if "\\in" in tokens:
+        place = tokens.index("\\in")
+        if is_variable(tokens[:place]):
+            return tokens[place + 1 :]
+    return tokens
+
+
+def _bracketed(tokens: Tokens) -> Form | None:
+    if len(tokens) < 2 or closes_at(tokens, 0) != len(tokens) - 1:
+        return None
+    opening, closing, inner = tokens[0], tokens[-1], tokens[1:-1]
+    parts = tuple(part for _, part in split(inner, _COMMA))
+    if opening == "\\{" and closing == "\\}":
+        return _form("set", tokens, (), parts) if inner else Form("words", ("\\emptyset",))
+    if closing in _TUPLES.get(opening, ()) and len(parts) > 1:
+        return _form("tuple", tokens, (opening, closing), parts)
+    return None
+
+
+def _matrix(tokens: Tokens) -> Form | None:
+    """A matrix by rows; its signs are its shape, so that 1x4 is not 2x2. A determinant is none."""
+    if not tokens or tokens[0] not in _MATRICES or closes_at(tokens, 0) != len(tokens) - 1:
+        return None
+    rows = [[cell for _, cell in split(row, _COLUMNS)] for _, row in split(tokens[1:-1], _ROWS) if row]
+    if len(rows) > MAX_MATRIX or any(len(row) > MAX_MATRIX for row in rows):
+        raise TooComplex(f"a matrix of more than {MAX_MATRIX} rows or columns")
+    shape = tuple(str(len(row)) for row in rows)
+    return Form("matrix", tokens, shape, tuple(cell for row in rows for cell in row))
+
+
+def _plus_minus(tokens: Tokens) -> Form | None:
+    r"""`1 \pm 2` as the list of both."""
+    if tokens.count("\\pm") + tokens.count("\\mp") != 1:
+        return None
+    place = tokens.index("\\pm" if "\\pm" in tokens else "\\mp")
+    before, behind = tokens[:place], tokens[place + 1 :]
+    return Form("list", tokens, (), ((*before, "+", *behind), (*before, "-", *behind)))
+
+
+def _plain(tokens: Tokens) -> Form:
+    """Words or a scalar. Three letters side by side are a word, because a product would equal its anagrams."""
+    if tokens in (("\\emptyset",), ("\\infty",), ("-", "\\infty")):
+        return Form("words", tokens)
+    if any(token.startswith(WORDS) and len(token) > 2 for token in tokens) and words_of(tokens):
+        return Form("words", tokens)
+    return Form("words" if len(tokens) > 2 and words_of(tokens) else "scalar", tokens)

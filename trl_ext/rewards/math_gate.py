@@ -1,0 +1,112 @@
+r"""What is not judged because of its size, told from the tokens: the same verdict on every machine.
+
+The values of expressions have a gate of their own (`math_values.size`), which knows what `9^{9^9}` would be worth. This
+one bounds what sympy gets to see: sympy evaluates while it builds, and simplifies in ways that may not end.
+"""
+
+import math
+
+from trl_ext.rewards.math_form import form_of
+from trl_ext.rewards.math_limits import (
+    MAX_DIGITS,
+    MAX_GOLD_TOKENS,
+    MAX_MATRIX,
+    MAX_TOKENS,
+    TooComplex,
+    Unreadable,
+)
+from trl_ext.rewards.math_tokens import Tokens, closes_at, is_number
+from trl_ext.rewards.math_values import value_of
+
+_ENDLESS = {"\\int": "an integral", "\\iint": "an integral", "\\oint": "an integral", "\\lim": "a limit"}
+_RANGES = frozenset({"\\sum", "\\prod"})
+_MAX_TERMS = 100  # of a sum or product that is written with its sign
+_MAX_LIBRARY_TOKENS = 100
+_MAX_LIBRARY_TERMS = 200  # of all powers of sums, multiplied out, which simplification does
+_MAX_LIBRARY_NUMBER = 200  # as exponent or factorial where the value of the whole is not known
+
+
+def check_gold(tokens: Tokens) -> None:
+    """TooComplex for a gold that is too long to compare with anything."""
+    _check_length(tokens, MAX_GOLD_TOKENS)
+
+
+def check_answer(tokens: Tokens) -> None:
+    """TooComplex for an answer that no path of the strict profile should see."""
+    _check_length(tokens, MAX_TOKENS)
+    for place, token in enumerate(tokens):
+        if token in _ENDLESS:
+            raise TooComplex(f"{_ENDLESS[token]} is not evaluated")
+        if token in _RANGES:
+            _check_range(tokens, place)
+        if token.startswith("\\begin"):
+            _check_matrix(tokens[place + 1 : closes_at(tokens, place)])
+
+
+def check_for_library(tokens: Tokens) -> None:
+    """TooComplex for an expression or a form of expressions that sympy might not return from."""
+    _check_length(tokens, _MAX_LIBRARY_TOKENS)
+    form = form_of(tokens)
+    for part in form.parts:
+        check_for_library(part)
+    if not form.parts:
+        _check_scalar(tokens)
+
+
+def _check_length(tokens: Tokens, limit: int) -> None:
+    if len(tokens) > limit:
+        raise TooComplex(f"more than {limit} symbols")
+    if any(is_number(token) and len(token) > MAX_DIGITS for token in tokens):
+        raise TooComplex(f"a number of more than {MAX_DIGITS} digits")
+
+
+def _check_range(tokens: Tokens, place: int) -> None:
+    r"""`\sum_{i=1}^{10}`: whole numbers, and few of them."""
+    below = _argument(tokens, place + 1, "_")
+    above = _argument(tokens, place + 4 + len(below), "^")
+    first, last = below[-1:], above
+    numbers = [int(token) for token in (*first, *last) if token.isascii() and token.isdigit() and len(token) < 6]
+    if len(numbers) != 2 or len(last) != 1 or below[-2:-1] != ("=",) or numbers[1] - numbers[0] > _MAX_TERMS:
+        raise TooComplex(f"a range that is not two whole numbers at most {_MAX_TERMS} apart")
+
+
+def _argument(tokens: Tokens, place: int, sign: str) -> Tokens:
+    """What stands in the braces of an index or exponent at `place`; nothing where there is none."""
+    if tokens[place : place + 2] != (sign, "{"):
+        return ()
+    return tokens[place + 2 : closes_at(tokens, place + 1)]
+
+
+def _check_matrix(inside: Tokens) -> None:
+    rows = inside.count("\\\\") + 1
+    if rows > MAX_MATRIX + 1 or inside.count("&") > rows * (MAX_MATRIX - 1):
+        raise TooComplex(f"a matrix of more than {MAX_MATRIX} rows or columns")
+
+
+def _check_scalar(tokens: Tokens) -> None:
+    """What our own reading understands has a known size; of the rest, every number near an operator must be small."""
+    if sum(token in _RANGES for token in tokens) > 1:
+        raise TooComplex("sums within sums")
+    try:
+        value_of(tokens)
+        limit = 10**6
+    except Unreadable:
+        limit = _MAX_LIBRARY_NUMBER
+    num_terms = 1.0
+    for place, token in enumerate(tokens):
+        exponent = _argument(tokens, place, "^")
+        if _largest_number(exponent) > limit:
+            raise TooComplex("a large exponent")
+        if exponent and tokens[place - 1] in (")", "}", "]"):
+            num_terms *= max(1.0, _largest_number(exponent))
+        if token == "!" and _largest_number(tokens[max(0, place - 1) : place]) > _MAX_LIBRARY_NUMBER:
+            raise TooComplex("a large factorial")
+    if num_terms > _MAX_LIBRARY_TERMS:
+        raise TooComplex("powers of sums that are too large to multiply out")
+
+
+def _largest_number(tokens: Tokens) -> float:
+    """The largest number among the tokens; infinite for a bracket and for an exponent or a factorial."""
+    if {"^", "!", ")", "}"} & {*tokens}:
+        return math.inf
+    return max((float(token) for token in tokens if is_number(token)), default=0.0)

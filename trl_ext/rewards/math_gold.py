@@ -1,0 +1,60 @@
+r"""The right answer, as a gold column spells it.
+
+Bare LaTeX, the same in `$..$`, `\[..\]`, `\(..\)` or `\boxed{}`, `... #### 18`, a worked solution with one box or one
+announced answer, a number. The whole text is the answer where nothing is announced: never the first or last number in
+it, for that would reward a fragment of `3\sqrt{13}`.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Number
+from typing import Any
+
+from trl_ext.rewards.math_extract import announced
+from trl_ext.rewards.math_gate import check_gold
+from trl_ext.rewards.math_limits import MAX_GOLD_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.math_tokens import WORDS, Tokens, tokenize
+
+_MAX_WORDS = 8  # A longer gold without a box is prose, and prose is not compared.
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """A gold answer, or why it cannot be read."""
+
+    text: str
+    tokens: Tokens
+    problem: str = ""
+
+
+def gold_text(cell: Any) -> str | None:
+    """A gold column's cell as text; None for what is neither text nor a number."""
+    if isinstance(cell, bool) or not isinstance(cell, str | Number):
+        return None
+    return str(cell)
+
+
+@lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
+def read_gold(text: str) -> Gold:
+    """The answer in a gold column's text."""
+    stated = announced(text, "reject")
+    if stated is not None and stated.status != "ok":
+        return Gold(text, (), f"{stated.status}: {stated.detail}")
+    answer = text if stated is None else stated.answers[0]
+    if len(answer) > MAX_GOLD_CHARS:
+        return Gold(text, (), f"longer than {MAX_GOLD_CHARS} characters")
+    try:
+        tokens = tokenize(answer)
+        check_gold(tokens)
+    except (Unreadable, TooComplex) as error:
+        return Gold(answer, (), str(error))
+    return Gold(answer, tokens, _problem(tokens))
+
+
+def _problem(tokens: Tokens) -> str:
+    if not tokens:
+        return "empty"
+    if tokens == (WORDS + "nan",) or tokens == ("n", "a", "n"):
+        return "not a number"
+    words = sum(len(token[1:].split()) for token in tokens if token.startswith(WORDS))
+    return f"prose of {words} words without an announced answer" if words > _MAX_WORDS else ""

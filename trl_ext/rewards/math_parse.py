@@ -1,0 +1,286 @@
+r"""One expression (no relation, no comma) as a tree: a descent over the tokens of `math_tokens`.
+
+    ("num", Fraction)   ("const", "pi" | "e" | "i")   ("var", name)
+    ("add", a, b, ...)  ("mul", a, b, ...)  ("pow", base, exponent)  ("call", function, argument, ...)
+
+What could be read in two ways is not read: `1/2x`, numbers side by side, a number with an index (`52_8`). A product
+that is not written (`2\pi`, `x(x+1)`) binds like a written one, and `1\frac{1}{2}` is a mixed number.
+"""
+
+from fractions import Fraction
+from typing import Any
+
+from trl_ext.rewards.math_limits import MAX_DIGITS, TooComplex, Unreadable
+from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, is_number
+
+Node = tuple[Any, ...]
+
+FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp".split(),
+)
+_INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+_GREEK = frozenset(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon"
+    " phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
+)
+_PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+_ROUNDING = {"\\lfloor": "floor", "\\lceil": "ceil"}
+_MAX_TOWER = 8  # exponents of one base, as in 2^2^2; functions of one argument, as in \\ln \\sin x
+
+_MINUS_ONE = ("num", Fraction(-1))
+
+
+def parse(tokens: Tokens) -> Node:
+    """The tree of an expression; Unreadable or TooComplex where there is none."""
+    reader = _Reader(tokens)
+    try:
+        node = reader.sum()
+    except RecursionError:
+        raise TooComplex("brackets nested too deeply") from None
+    if reader.position < len(tokens):
+        raise Unreadable(f"'{tokens[reader.position]}' is not understood")
+    return node
+
+
+def number(token: str) -> Fraction:
+    """The exact value of a number token."""
+    if len(token) > MAX_DIGITS:
+        raise TooComplex(f"a number of more than {MAX_DIGITS} digits")
+    return Fraction(token)
+
+
+class _Reader:
+    """A position in the tokens; every method reads one construct and moves on."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self.position = 0
+        self.open_functions = 0  # Functions whose argument is being read, without brackets around it.
+
+    def peek(self) -> str:
+        return self.tokens[self.position] if self.position < len(self.tokens) else ""
+
+    def next(self) -> str:
+        token = self.peek()
+        if not token:
+            raise Unreadable("the expression ends too early")
+        self.position += 1
+        return token
+
+    def sum(self) -> Node:
+        terms = [self.product()]
+        while self.peek() in ("+", "-"):
+            minus = self.next() == "-"
+            term = self.product()
+            terms.append(_negative(term) if minus else term)
+        return terms[0] if len(terms) == 1 else ("add", *terms)
+
+    def product(self) -> Node:
+        negative = self.signs()
+        factors = [self.power()]
+        divided = False
+        while True:
+            token = self.peek()
+            if token in ("\\cdot", "/"):
+                self.next()
+                inner = self.signs()
+                factor = self.power()
+                factor = _negative(factor) if inner else factor
+                factors.append(("pow", factor, _MINUS_ONE) if token == "/" else factor)
+                divided = token == "/"
+            elif self.starts_factor(token):
+                if divided:
+                    raise Unreadable("a product behind a slash is ambiguous")
+                factors.append(self.power())
+            else:
+                break
+        node = factors[0] if len(factors) == 1 else ("mul", *factors)
+        return _negative(node) if negative else node
+
+    def signs(self) -> bool:
+        negative = False
+        while self.peek() in ("+", "-"):
+            negative ^= self.next() == "-"
+        return negative
+
+    def starts_factor(self, token: str) -> bool:
+        """Whether a token behind a factor opens another one. Numbers do not: `2 3` and `x2` are no products."""
+        if not token or is_number(token) or token == "|":
+            return False
+        return token in _PAIRS or _is_symbol(token) or token[1:] in FUNCTIONS or token in _COMMANDS
+
+    def power(self) -> Node:
+        base = self.primary()
+        exponents = []
+        while self.peek() in ("^", "!"):
+            if self.next() == "!":
+                base = ("call", "factorial", _tower(base, exponents))
+                exponents = []
+            else:
+                exponents.append(self.braced())
+                if len(exponents) > _MAX_TOWER:
+                    raise TooComplex(f"more than {_MAX_TOWER} exponents on one another")
+        return _tower(base, exponents)
+
+    def braced(self) -> Node:
+        if self.peek() != "{":
+            raise Unreadable("an argument is missing")
+        return self.bracket()
+
+    def bracket(self) -> Node:
+        """The expression between the bracket here and the one that closes it."""
+        opening = self.tokens[self.position]
+        end = closes_at(self.tokens, self.position)
+        if end < 0 or self.tokens[end] != _PAIRS[opening]:
+            raise Unreadable(f"'{opening}' is not closed")
+        node = parse(self.tokens[self.position + 1 : end])
+        self.position = end + 1
+        return ("call", _ROUNDING[opening], node) if opening in _ROUNDING else node
+
+    def primary(self) -> Node:
+        token = self.peek()
+        if token in _PAIRS:
+            return self.bracket()
+        self.next()
+        if is_number(token):
+            return self.number(token)
+        if token == "|":
+            return self.bars()
+        if token[1:] in FUNCTIONS and token[0] == "\\":
+            return self.function(token[1:])
+        if token in _COMMANDS:
+            return _COMMANDS[token](self)
+        if _is_symbol(token):
+            return self.symbol(token)
+        raise Unreadable(f"'{token}' is not understood")
+
+    def number(self, token: str) -> Node:
+        """A number; a mixed one (`1 1/2`, `1\\frac{1}{2}`); one with digits that repeat (`0.\\overline{3}`)."""
+        value = number(token)
+        rest = self.tokens[self.position : self.position + 7]
+        if rest[:1] == ("_",):
+            raise Unreadable("a number with an index has another base")
+        if len(rest) >= 3 and rest[1] == "/" and _all_whole(token, rest[0], rest[2]):
+            self.position += 3
+            return _mixed(value, rest[0], rest[2])
+        if rest[:1] == ("\\frac",) and len(rest) == 7 and _all_whole(token, rest[2], rest[5]) and rest[3] == "}":
+            if int(rest[2]) < int(rest[5]):
+                self.position += 7
+                return _mixed(value, rest[2], rest[5])
+        return ("num", value)
+
+    def bars(self) -> Node:
+        """`|x|`: up to the next bar, so bars within bars are not read."""
+        if "|" not in self.tokens[self.position :]:
+            raise Unreadable("'|' is not closed")
+        end = self.tokens.index("|", self.position)
+        node = parse(self.tokens[self.position : end])
+        self.position = end + 1
+        return ("call", "abs", node)
+
+    def function(self, name: str) -> Node:
+        base: tuple[Node, ...] = ()
+        if name == "log" and self.peek() == "_":
+            self.next()
+            base = (self.braced(),)
+        exponent = None
+        if self.peek() == "^":
+            self.next()
+            exponent = self.braced()
+        if exponent == _MINUS_ONE and name in _INVERSE:
+            name, exponent = _INVERSE[name], None
+        node = ("call", name, self.argument(), *base)
+        return node if exponent is None else ("pow", node, exponent)
+
+    def argument(self) -> Node:
+        """What a function is applied to: a bracket, or the factors up to a sign or the next function (`\\sin 2x`)."""
+        if self.peek() in ("(", "[", "{"):
+            node = self.bracket()
+            return self.raised(node)
+        self.open_functions += 1
+        if self.open_functions > _MAX_TOWER:
+            raise TooComplex(f"more than {_MAX_TOWER} functions of one another")
+        factors = [self.power()]
+        self.open_functions -= 1
+        while self.starts_factor(self.peek()) and self.peek()[1:] not in FUNCTIONS:
+            factors.append(self.power())
+        if self.peek() == "/":
+            raise Unreadable("a slash behind a function's argument is ambiguous")
+        return factors[0] if len(factors) == 1 else ("mul", *factors)
+
+    def raised(self, node: Node) -> Node:
+        if self.peek() in ("^", "!"):
+            raise Unreadable("an exponent behind a function's brackets is ambiguous")
+        return node
+
+    def fraction(self) -> Node:
+        return ("mul", self.braced(), ("pow", self.braced(), _MINUS_ONE))
+
+    def root(self) -> Node:
+        degree: Node = ("num", Fraction(2))
+        if self.peek() == "[":
+            degree = self.bracket()
+        radicand = self.bracket() if self.peek() in ("{", "(") else self.primary()
+        return ("pow", radicand, ("pow", degree, _MINUS_ONE))
+
+    def binomial(self) -> Node:
+        return ("call", "binomial", self.braced(), self.braced())
+
+    def symbol(self, token: str) -> Node:
+        name = token.lstrip(WORDS + "\\")
+        if self.peek() == "_":
+            end = closes_at(self.tokens, self.position + 1)
+            if end < 0:
+                raise Unreadable("an index is not closed")
+            name += "_" + "".join(self.tokens[self.position + 2 : end])
+            self.position = end + 1
+            return ("var", name)
+        if name in ("e", "i"):
+            return ("const", name)
+        return ("var", name)
+
+
+_COMMANDS = {
+    "\\frac": _Reader.fraction,
+    "\\sqrt": _Reader.root,
+    "\\binom": _Reader.binomial,
+    "\\pi": lambda reader: ("const", "pi"),
+}
+
+
+def is_symbol(token: str) -> bool:
+    """Whether a token is one variable: a letter, a letter as text, or a Greek letter."""
+    return _is_symbol(token)
+
+
+def _is_symbol(token: str) -> bool:
+    if token[0] == "\\":
+        return token[1:] in _GREEK
+    letter = token[1:] if token[0] == WORDS else token
+    return len(letter) == 1 and letter.isascii() and letter.isalpha()
+
+
+def _negative(node: Node) -> Node:
+    if node[0] == "num":
+        return ("num", -node[1])
+    return ("mul", _MINUS_ONE, node)
+
+
+def _tower(base: Node, exponents: list[Node]) -> Node:
+    """`2^3^2` is 2^(3^2)."""
+    if not exponents:
+        return base
+    node = exponents[-1]
+    for exponent in reversed(exponents[:-1]):
+        node = ("pow", exponent, node)
+    return ("pow", base, node)
+
+
+def _all_whole(*tokens: str) -> bool:
+    return all(token.isdigit() and token.isascii() and len(token) < MAX_DIGITS for token in tokens)
+
+
+def _mixed(whole: Fraction, top: str, bottom: str) -> Node:
+    if int(bottom) == 0:
+        raise Unreadable("a division by zero")
+    return ("num", whole + Fraction(int(top), int(bottom)))

@@ -1,0 +1,133 @@
+r"""The unit of an answer: `5\text{ cm}^2`, `$18`, `90^\circ`, `50\%`, `18 apples`.
+
+Units are compared, not converted: where both sides have one they must be the same, `5 cm` is neither `5 m` nor `0.05 m`,
+and where one side has none the number decides. Percent is such a unit: `50\%` is 50, never 0.5. Words that count
+(`3 million`) become factors. Words that make a statement (`5 \text{ is wrong}`) are no unit, and the answer is then
+compared as it is.
+"""
+
+import re
+
+from trl_ext.rewards.math_tokens import WORDS, Tokens
+
+_CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\pounds": "pound", "\\euro": "euro"}
+_SIGNS = {"\\degree": "degree", "%": "percent", **_CURRENCIES}
+_FACTORS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SAME = {
+    "deg": "degree", "pct": "percent", "usd": "dollar", "buck": "dollar", "centimeter": "cm", "centimetre": "cm",
+    "millimeter": "mm", "millimetre": "mm", "kilometer": "km", "kilometre": "km", "meter": "m", "metre": "m",
+    "inche": "inch", "in": "inch", "feet": "foot", "ft": "foot", "yd": "yard", "mi": "mile", "lb": "pound",
+    "kilogram": "kg", "gram": "g", "milligram": "mg", "ounce": "oz", "liter": "l", "litre": "l", "milliliter": "ml",
+    "millilitre": "ml", "hr": "hour", "h": "hour", "min": "minute", "sec": "second", "s": "second", "mph": "mile/hour",
+    "kph": "km/hour", "kmh": "km/hour", "radian": "rad", "square": "sq", "cubic": "cu", "men": "man", "women": "woman",
+    "people": "person", "children": "child",
+}  # fmt: skip
+_LETTERS = frozenset("mgshlLAVWJNKCF")  # single letters that are units when written as text
+# Words that state, negate, join or scale: what holds one of these is a sentence.
+_NO_UNIT = frozenset(
+    "not no or and is isn are was be wrong right but maybe either neither nor if else approx approximately about plus"
+    " minus times over only then so because hence thus since where when never incorrect correct false true option all"
+    " the these those any none other both more less than least most up to from through between base half quarter third"
+    " twice double factorial sin cos tan log ln exp mod".split()
+)
+_MAX_WORDS = 5
+
+
+def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
+    """An answer without its unit, and the unit in one spelling ("" without one)."""
+    bare, currency = _without_currency(tokens)
+    start = _unit_start(bare)
+    value, tail = bare[:start], bare[start:]
+    if not value:
+        return tokens, ""
+    factor, tail = _without_factor(tail)
+    unit = _unit(tail)
+    if unit is None:
+        return tokens, ""
+    if factor != 1:
+        value = ("(", *value, ")", "\\cdot", str(factor))
+    if currency:
+        return value, currency + (unit if unit.startswith("/") else "")
+    return value, unit
+
+
+def agree(unit: str, other: str) -> bool:
+    """Whether two units do not contradict each other: `duck egg` and `egg` do not, `cm` and `cm^2` do."""
+    if not unit or not other or unit == other:
+        return True
+    plain = not set(unit + other) & set("/^")
+    return plain and unit.split()[-1] == other.split()[-1]
+
+
+def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
+    """`-\\$5` and `\\$-5` as -5, and the currency."""
+    for position in (0, 1):
+        if position < len(tokens) and tokens[position] in _CURRENCIES and tokens[:position] in ((), ("-",)):
+            return tokens[:position] + tokens[position + 1 :], _CURRENCIES[tokens[position]]
+    return tokens, ""
+
+
+def _unit_start(tokens: Tokens) -> int:
+    """Where the words and signs that end the answer begin."""
+    start = len(tokens)
+    while start > 0:
+        length = _unit_piece(tokens[:start])
+        if not length:
+            break
+        start -= length
+    return start
+
+
+def _unit_piece(tokens: Tokens) -> int:
+    """How many tokens at the end are a word, a sign, an exponent of a word, or a slash behind one."""
+    last = tokens[-1]
+    if last in _SIGNS or last.startswith(WORDS):
+        return 1
+    if last in ("C", "F") and tokens[-2:-1] == ("\\degree",):
+        return 1
+    if last == "}" and tokens[-4:-2] == ("^", "{") and tokens[-2] in ("2", "3"):
+        return 4 if tokens[-5:-4] and tokens[-5].startswith(WORDS) else 0
+    behind_word = len(tokens) > 1 and tokens[-2].startswith(WORDS)
+    return 1 if last in ("/", "\\cdot") and behind_word else 0
+
+
+def _without_factor(tail: Tokens) -> tuple[int, Tokens]:
+    """The factor that the first word stands for, and what is left."""
+    if not tail or not tail[0].startswith(WORDS):
+        return 1, tail
+    first, _, rest = tail[0][1:].partition(" ")
+    factor = _FACTORS.get(first.rstrip("s"), 1)
+    if factor == 1:
+        return 1, tail
+    return factor, ((WORDS + rest, *tail[1:]) if rest else tail[1:])
+
+
+def _unit(tail: Tokens) -> str | None:
+    """One spelling of a unit; None where the words are a sentence."""
+    parts: list[str] = []
+    for token in tail:
+        if not token.startswith(WORDS):
+            parts.append(_SIGNS.get(token, token))
+            continue
+        words = re.split(r"[\s.-]+", token[1:].strip(" ."))
+        if any(not _may_be_unit(word) for word in words) or len(words) > _MAX_WORDS:
+            return None
+        parts.extend("/" if word == "per" else _singular(word) for word in words)
+    return _squared(" ".join(parts))
+
+
+def _may_be_unit(word: str) -> bool:
+    return word.isalpha() and word not in _NO_UNIT and (len(word) > 1 or word in _LETTERS)
+
+
+def _singular(word: str) -> str:
+    if word not in _SAME and len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+        word = word[:-1]
+    return _SAME.get(word, word)
+
+
+def _squared(unit: str) -> str:
+    """`sq cm`, `cm squared` and `cm ^ { 2 }` as `cm^2`."""
+    unit = unit.replace(" ^ { 2 }", "^2").replace(" ^ { 3 }", "^3").replace(" / ", "/").replace("/ ", "/")
+    unit = unit.replace(" squared", "^2").replace(" cubed", "^3")
+    return re.sub(r"^(sq|cu) (\S+)", lambda match: f"{match[2]}^{2 if match[1] == 'sq' else 3}", unit)

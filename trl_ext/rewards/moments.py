@@ -1,0 +1,53 @@
+"""Running mean and standard deviation of totals, which add up over batches and ranks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from math import sqrt
+
+# A total that hardly varies is not blown up.
+_LEAST_STD = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations of what was seen.
+
+    Source of `merged`: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances (1979), equation 2.1.
+    """
+
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Moments":
+        known = list(values)
+        if not known:
+            return cls()
+        mean = sum(known) / len(known)
+        return cls(len(known), mean, sum((value - mean) ** 2 for value in known))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Of both together."""
+        count = self.count + other.count
+        if count == 0:
+            return self
+        delta = other.mean - self.mean
+        mean = self.mean + delta * other.count / count
+        return Moments(count, mean, self.squares + other.squares + delta**2 * self.count * other.count / count)
+
+    @property
+    def std(self) -> float:
+        """Of the sample; 1 before there are two values."""
+        return sqrt(self.squares / (self.count - 1)) if self.count > 1 else 1.0
+
+    def normalised(self, value: float) -> float:
+        """How many standard deviations the value lies above the mean; unchanged before there are two values."""
+        return (value - self.mean) / max(self.std, _LEAST_STD) if self.count > 1 else value
+
+
+def merged(moments: Iterable[Moments]) -> Moments:
+    """Of all together, the same for every order to rounding."""
+    return reduce(Moments.merged, moments, Moments())

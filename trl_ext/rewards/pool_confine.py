@@ -1,0 +1,125 @@
+"""What Linux does to keep a worker in its bounds, and to find what it left behind."""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+# From linux/prctl.h.
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# RLIMIT_CPU counts whole seconds; it is the backstop of the fork server's own watch.
+CPU_SLACK_S = 2
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2); OSError when the kernel refuses."""
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, however they detached themselves."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def confine(parent: int) -> None:
+    """Bind this process to its parent's life, make it the first that a machine without memory kills, no core files.
+
+    It leads a session of its own, so that a signal to its group reaches what it forks.
+    """
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It ended before the kernel knew of the bond.
+        os._exit(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # No /proc, or a sandbox that refuses: a hint to the kernel, no more.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def silence() -> None:
+    """Point the standard streams at nothing: hostile text must not fill a run's log."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+
+
+def address_space_bytes() -> int:
+    """Address space of this process."""
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[0]) * PAGE_BYTES
+
+
+def renew_limits(cpu_s: float, memory_bytes: int) -> None:
+    """Set the kernel's own limits for the next row: what is used already does not count."""
+    lower(resource.RLIMIT_CPU, int(time.process_time() + cpu_s) + CPU_SLACK_S)
+    lower(resource.RLIMIT_AS, address_space_bytes() + memory_bytes)
+
+
+def lower(kind: int, value: int) -> None:
+    """Set a soft limit, below the hard one that the user's shell or cluster gave."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def num_threads() -> int:
+    """Threads of this process, those that Python does not know included."""
+    return os.stat("/proc/self/task").st_nlink - 2
+
+
+def has_children() -> bool:
+    """Whether this process has children, running or not waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, all threads together; 0.0 when it is gone.
+
+    The clock's number is MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of linux/posix-timers.h.
+    """
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def waited_seconds(pid: int) -> float:
+    """Time that a process's threads were ready to run and had no processor; 0.0 where the kernel keeps no record."""
+    waited_ns = 0
+    for record in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # The thread has just ended.
+            waited_ns += int(record.read_bytes().split()[1])
+    return waited_ns / 1e9
+
+
+def children() -> set[int]:
+    """Process ids of this process's children, those adopted included. For a process with one thread."""
+    me = os.getpid()
+    try:
+        return {int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()}
+    except FileNotFoundError:  # A kernel without CONFIG_PROC_CHILDREN.
+        return {int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(path) == me}
+
+
+def parent_of(process: Path) -> int | None:
+    """Parent of the process with this folder in /proc; None when it is gone."""
+    try:
+        # The name stands in parentheses and may hold any character.
+        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def kill_group(pid: int) -> None:
+    """Kill a worker and its process group, at once, so that a child that forks cannot outrun it."""
+    for send in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            send(pid, signal.SIGKILL)

@@ -1,0 +1,99 @@
+"""A call to the pool on its way: rules and rows as pickles, and the verdicts that have come back."""
+
+import pickle
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict, and the milliseconds from the row's start in the worker; 0.0 for a row that never began."""
+
+    verdict: Verdict
+    ms: float
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A call's tasks, ready to be sent.
+
+    Args:
+        rules: Pickles of the different rules.
+        rows: For each task the place of its rule, and its row as a pickle that only a worker opens.
+        floors: For each task its rule's floor.
+        future: Where the verdicts go.
+        judged: Task's index: what has come back.
+        machine_failures: Details of the rows that have no verdict through the machine's fault.
+        sends: Times that it went to a server; a server that dies takes its requests along.
+        late_at: When its server is taken for dead (monotonic clock).
+    """
+
+    rules: list[bytes]
+    rows: list[tuple[int, bytes]]
+    floors: list[float]
+    future: "Future[list[Judged]]"
+    judged: dict[int, Judged] = field(default_factory=dict)
+    machine_failures: list[str] = field(default_factory=list)
+    sends: int = 0
+    late_at: float = 0.0
+
+    def open_rows(self) -> list[tuple[int, int, bytes]]:
+        """Index, place of the rule, and row of the tasks without a verdict."""
+        return [(index, *row) for index, row in enumerate(self.rows) if index not in self.judged]
+
+    def take(self, report: dict[str, Any]) -> bool:
+        """Note a verdict; True when none is open any more."""
+        index, value = report["row"], report["value"]
+        value = self.floors[index] if value == "floor" else value
+        self.judged[index] = Judged(Verdict(value, report["status"], report["detail"]), report["ms"])
+        if report["machine"]:
+            self.machine_failures.append(report["detail"])
+        return len(self.judged) == len(self.rows)
+
+    def fail(self, detail: str) -> None:
+        """Give the open rows no value, through the machine's fault."""
+        failure = {"value": None, "status": "infra_error", "detail": detail, "ms": 0.0, "machine": True}
+        for index, _, _ in self.open_rows():
+            self.take({"row": index, **failure})
+
+    def results(self) -> list[Judged]:
+        """What came back, in the order of the tasks."""
+        return [self.judged[index] for index in range(len(self.rows))]
+
+
+def packed(tasks: Sequence[tuple[Rule, Row]], future: "Future[list[Judged]]") -> Request:
+    """The tasks as a request, each rule once."""
+    rules = {id(rule): rule for rule, _ in tasks}
+    places = {key: place for place, key in enumerate(rules)}
+    rows = [(places[id(rule)], pickled_row(row, index)) for index, (rule, row) in enumerate(tasks)]
+    floors = [float(rule.floor) for rule, _ in tasks]
+    return Request([pickled_rule(rule) for rule in rules.values()], rows, floors, future)
+
+
+def pickled_rule(rule: Rule) -> bytes:
+    """The rule by its class's import path, or by value where the class is in the script or notebook that is run."""
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(rule))
+    except Exception as error:  # Pickling calls into the fields' types, which may raise anything.
+        raise RuleError(
+            f"Rule '{rule.name}' cannot be sent to a worker: {type(error).__name__}: {error}. Give it plain fields, "
+            "and make what does not pickle (locks, models, open files) inside score()."
+        ) from error
+
+
+def pickled_row(row: Row, index: int) -> bytes:
+    """The row as a pickle, or DataError."""
+    try:
+        return pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # As above.
+        raise DataError(
+            f"Row {index} cannot be sent to a worker: {type(error).__name__}: {error}. Keep plain data in the prompts "
+            "and columns that rules read."
+        ) from error

@@ -1,0 +1,131 @@
+"""How trainer, fork server and workers talk: pickles go down, JSON lines come up.
+
+A worker has seen hostile text, so nothing that it sends is unpickled. A pickle is a length and that many bytes; a line
+ends with a newline and has a highest length.
+"""
+
+import io
+import json
+import pickle
+import select
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from trl_ext.errors import RuleError
+
+LENGTH = struct.Struct("!Q")
+# No honest line comes near: details are cut at 4,000 characters, of 12 bytes at most in JSON.
+LARGEST_LINE_BYTES = 1 << 17
+READ_BYTES = 1 << 18
+
+
+class Stream:
+    """One end of a socket that never blocks: what does not fit waits in `outbox`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.outbox = bytearray()
+        self.inbox = bytearray()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def post(self, data: bytes) -> None:
+        """Keep what the next `flush` will send."""
+        self.outbox += data
+
+    def send(self, data: bytes) -> None:
+        """Send what fits now, keep the rest."""
+        self.post(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send more of the outbox. A broken connection empties it; `receive` tells of it."""
+        try:
+            while self.outbox:
+                with memoryview(self.outbox) as view:
+                    sent = self.sock.send(view[:READ_BYTES])
+                del self.outbox[:sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.outbox.clear()
+
+    def receive(self) -> bool:
+        """Read what there is into the inbox; False at the end of the connection."""
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.inbox += data
+        return bool(data)
+
+    def lines(self) -> Iterator[bytes]:
+        """The whole lines of the inbox; ValueError, after those before it, for one longer than any honest line."""
+        end = self.inbox.rfind(b"\n") + 1
+        lines = bytes(self.inbox[:end]).split(b"\n")[:-1]
+        del self.inbox[:end]
+        for one in lines:
+            check_length(one)
+            yield one
+        check_length(self.inbox)
+
+    def frames(self) -> list[bytes]:
+        """The whole pickles of the inbox, not loaded yet."""
+        frames = []
+        while len(self.inbox) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self.inbox)[0]
+            if len(self.inbox) < end:
+                break
+            frames.append(bytes(self.inbox[LENGTH.size : end]))
+            del self.inbox[:end]
+        return frames
+
+
+def check_length(data: bytes | bytearray) -> None:
+    """ValueError for a line that no honest process sends."""
+    if len(data) > LARGEST_LINE_BYTES:
+        raise ValueError(f"a line of at least {len(data)} bytes")
+
+
+def wait(streams: Iterable[Stream], others: Iterable[int], timeout_s: float | None) -> set[int]:
+    """File numbers that can be read (or written, where an outbox waits); empty after `timeout_s`."""
+    poll = select.poll()
+    for number in others:
+        poll.register(number, select.POLLIN)
+    for stream in streams:
+        poll.register(stream.fileno(), select.POLLIN | (select.POLLOUT if stream.outbox else 0))
+    return {number for number, _ in poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))}
+
+
+def frame(message: Any) -> bytes:
+    """A message as a pickle with its length in front."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return LENGTH.pack(len(data)) + data
+
+
+def line(message: Any) -> bytes:
+    """A message as a line of JSON, lone surrogates escaped."""
+    return json.dumps(message).encode("ascii") + b"\n"
+
+
+class Loader(pickle.Unpickler):
+    """Loads pickles of our own parent; names of the user's script have no home here."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "__main__":
+            raise RuleError(
+                f"'{name}' is defined in the script that is being run, which workers do not run again. Put it into a "
+                "module of its own and import it from there."
+            )
+        return super().find_class(module, name)
+
+
+def load(data: bytes) -> Any:
+    """The object of a pickle from our own parent."""
+    return Loader(io.BytesIO(data)).load()

@@ -191,6 +191,12 @@ def test_a_text_that_the_server_finds_too_long_is_the_completions_fault():
     assert (verdict.value, verdict.status) == (0.0, "too_long")
 
 
+def test_the_server_gets_the_head_of_a_long_text():
+    with serving(200, b'{"matches": []}') as (address, forms):
+        assert judged("word " * 20_000, server=address).detail == "0 complaints in 4000 words"
+    assert len(forms[0]["text"][0]) == 20_000
+
+
 def test_a_silent_server_is_given_up_in_time():
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as silent:  # Listens and never accepts.
         verdict = judged("The answer is 18.", server=f"http://127.0.0.1:{silent.server_port}", timeout_s=0.05)

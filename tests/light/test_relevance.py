@@ -47,10 +47,22 @@ def test_more_mentions_of_a_word_earn_no_more():
 
 
 def test_the_value_grows_up_to_enough():
-    texts = ("Magma rises.", "Hot magma volcanoes.", "Hot magma volcanoes erupt.")
-    values = [judged(PROMPT, text, enough=1.0).value for text in texts]
+    own = "Hot molten rock rises and breaks through:"
+    values = [
+        judged(PROMPT, f"{own} {words}", enough=1.0).value
+        for words in ("magma", "magma, volcanoes", "magma, volcanoes erupt")
+    ]
     assert values == sorted(set(values)) and values[-1] < 1.0
-    assert judged(PROMPT, texts[-1], enough=values[-1]).value == 1.0
+    assert judged(PROMPT, f"{own} magma, volcanoes erupt", enough=values[-1]).value == 1.0
+
+
+def test_the_prompts_words_in_another_order_need_as_many_words_of_ones_own():
+    shuffled = "Volcanoes magma chambers erupt sentences explain"
+    values = [
+        judged(PROMPT, f"{shuffled} {own}").value
+        for own in ("indeed", "hot rock", "hot rock rises through some crust")
+    ]
+    assert values == sorted(set(values)) and values[0] < 0.2
 
 
 def test_quoting_part_of_the_prompt_costs_its_share():

@@ -220,14 +220,19 @@ def test_rules_tell_accuracy_where_they_agree_and_where_they_do_not(way, likes_w
     assert metrics["eval_rules_agree_frac"] == 0.75
 
 
-def test_a_column_of_rule_gaps_does_the_same_and_wins_over_the_rules(likes_w9, tmp_path):
+def test_a_column_of_rule_gaps_does_the_same(likes_w9, tmp_path):
     gaps = [1.0, None, -1.0, 0.0]
     held_out = Dataset.from_list([row | {"rule_gap": gap} for row, gap in zip(FOUR, gaps, strict=True)])
-    for rules in (None, longer_is_better()):
-        metrics = trainer(tmp_path, rules=rules, eval_dataset=held_out, **likes_w9).evaluate()
-        assert metrics["eval_accuracy_rules_agree"] == 1.0
-        assert metrics["eval_accuracy_rules_disagree"] == 0.0
-        assert metrics["eval_rules_agree_frac"] == 0.5
+    metrics = trainer(tmp_path, eval_dataset=held_out, **likes_w9).evaluate()
+    assert metrics["eval_accuracy_rules_agree"] == 1.0
+    assert metrics["eval_accuracy_rules_disagree"] == 0.0
+    assert metrics["eval_rules_agree_frac"] == 0.5
+
+
+def test_rules_win_over_a_column_of_older_gaps(likes_w9, tmp_path):
+    held_out = Dataset.from_list([row | {"rule_gap": -9.0} for row in FOUR])
+    metrics = trainer(tmp_path, rules=longer_is_better(), eval_dataset=held_out, **likes_w9).evaluate()
+    assert metrics["eval_rules_agree_frac"] == 0.75
 
 
 def test_rules_judge_a_dataset_given_to_evaluate_as_well(likes_w9, tmp_path):

@@ -45,6 +45,13 @@ def spin():
         pass
 
 
+def compute(cpu_s=0.15):
+    """Well within the limit."""
+    end = time.process_time() + cpu_s
+    while time.process_time() < end:
+        pass
+
+
 def spin_in_threads():
     for _ in range(4):
         threading.Thread(target=spin, daemon=True).start()
@@ -90,10 +97,11 @@ def ignore_signals():
     spin()
 
 
-def junk_on_all_files():
+def on_all_files(data):
+    """Write to the worker's connection, among others."""
     for number in range(40):
         try:
-            os.write(number, b"junk\n{}\n[1]\n")
+            os.write(number, data)
         except OSError:
             continue
     time.sleep(60)
@@ -161,9 +169,12 @@ DEEDS = {
     "segfault": (lambda: ctypes.string_at(0), {"crashed"}),
     "base_exception": (raise_base_exception, {"crashed"}),
     "close_files": (lambda: (os.closerange(0, 64), time.sleep(60)), {"crashed"}),
-    "junk": (junk_on_all_files, {"crashed"}),
+    "junk": (lambda: on_all_files(b"junk\n{}\n[1]\n"), {"crashed"}),
+    "nested_line": (lambda: on_all_files(b"[" * 10**5 + b"\n"), {"crashed"}),
     "endless_line": (endless_line, {"crashed", "timeout"}),
     "flood_stdout": (lambda: [print("0" * 10**6) for _ in count()], {"timeout"}),
+    "compute": (compute, {"ok"}),
+    "compute_again": (compute, {"ok"}),
     "leave_thread": (leave_a_spinning_thread, {"ok"}),
     "leave_child": (leave_a_child, {"ok"}),
     "leave_daemon": (leave_a_daemon, {"ok"}),

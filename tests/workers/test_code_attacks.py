@@ -4,6 +4,9 @@ import glob
 import json
 import os
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 
 import pytest
@@ -27,8 +30,8 @@ def judged(code: str, mode: str = "stdio", **fields: object) -> Verdict:
     return verdict
 
 
-def children() -> set[int]:
-    """Ids of all processes below this one."""
+def children(of: int | None = None) -> set[int]:
+    """Ids of all processes below this one, or another."""
     parents = {}
     for path in glob.glob("/proc/[0-9]*/stat"):
         try:
@@ -36,7 +39,7 @@ def children() -> set[int]:
                 parents[int(path.split("/")[2])] = int(file.read().rpartition(b")")[2].split()[1])
         except OSError:
             continue
-    found, fresh = set(), {os.getpid()}
+    found, fresh = set(), {of or os.getpid()}
     while fresh:
         fresh = {pid for pid, parent in parents.items() if parent in fresh}
         found |= fresh
@@ -78,7 +81,7 @@ EVERYWHERE = {
         "        if hasattr(m, n): setattr(m, n, lambda *a, **k: '')\ndef f(x):\n    return 1"
     ),
     "a report of its own": (
-        "import os\nfor fd in range(256):\n    for text in (b'[2, \"\"]', b'{\"value\": true}', b'1'):\n"
+        "import os\nfor fd in range(256):\n    for text in (b'[2, \"\", false]', b'{\"value\": true}', b'1'):\n"
         "        try: os.write(fd, text)\n        except OSError: pass\n"
     ),
     "answers before it is asked": (
@@ -126,6 +129,10 @@ SHUT = {  # From level 1 on: each prints FORBIDDEN and then fails, or what it re
     "subprocess": "import subprocess\nsubprocess.run(['true'])",
     "socket": "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)",
     "unix socket": "import socket\nsocket.socket(socket.AF_UNIX)",
+    "message to a unix socket": (
+        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "a.sendto(b'x', '{folder}/listens')"
+    ),
     "write outside": "open('{folder}/written', 'w').write('x')",
     "write here": "open('written', 'w').write('x')",
     "append": "open('{folder}/there', 'a').write('x')",
@@ -144,6 +151,8 @@ SHUT = {  # From level 1 on: each prints FORBIDDEN and then fails, or what it re
     "signal its server": "import os\nos.kill(os.getppid(), 9)",
     "signal all": "import os\nos.kill(-1, 0)",
     "signal its group": "import os\nos.killpg({pid}, 0)",
+    "signal through a descriptor": "import fcntl\nfcntl.fcntl(1, fcntl.F_SETOWN, {pid})",
+    "choose that signal": "import fcntl\nfcntl.fcntl(1, 10, 9)",
     "trace": "import ctypes\nassert ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0",
     "read by system call": (
         "import ctypes\nassert ctypes.CDLL(None, use_errno=True).syscall(310, {pid}, 0, 0, 0, 0, 0) != -1"
@@ -281,7 +290,10 @@ def test_level_0_leaves_no_folder_and_no_file(tmp_path):
 def test_a_server_that_a_program_kills_costs_the_program_its_reward_and_nobody_else():
     code = b"import os\nos.kill(os.getppid(), 9)\nprint('x')"
     limits = sandbox.Limits(CPU_S, 256, 65536)
+    folders = set(glob.glob(f"{tempfile.gettempdir()}/sandbox-*"))
+    sandbox._close_all()
     assert sandbox.run_program(code, b"", limits, 0).ended == "lost"
+    assert set(glob.glob(f"{tempfile.gettempdir()}/sandbox-*")) <= folders
     assert sandbox.run_program(b"print(1)", b"", limits, 0).output == b"1\n"
 
 
@@ -306,7 +318,28 @@ def test_a_machine_that_cannot_start_a_process_gives_no_value(monkeypatch):
 def test_the_tests_of_a_suite_are_not_in_the_candidates_memory():
     needs_level(1)
     code = b"import gc\ndef f(x):\n    return repr(gc.get_objects()).count(''.join(['expected-', '7394512']))"
-    steps = [["assert f(7) == 0", True], ["assert f(8) != 'expected-7394512'", True]]
+    steps = [["assert f(7) == 0", "test"], ["assert f(8) != 'expected-7394512'", "test"]]
     job = json.dumps({"steps": steps, "candidate": None, "all": True}).encode()
     outcome = sandbox.run_tests(code, job, sandbox.Limits(CPU_S * 3, 512, 65536))
     assert json.loads(outcome.output)[0] == 2, outcome
+
+
+def test_nothing_outlives_a_trainer_that_is_killed():
+    script = (
+        "import sys\nsys.path[:] = {path!r}\nfrom trl_ext.rewards import sandbox\nsandbox.sandbox_level({level})\n"
+        "print('ready', flush=True)\n"
+        "sandbox.run_program(b'import time\\ntime.sleep(60)', b'', sandbox.Limits(20.0, 256, 1024), {level})"
+    )
+    for level in range(sandbox.sandbox_level()[0] + 1):
+        command = [sys.executable, "-c", script.format(path=sys.path, level=level)]
+        trainer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert trainer.stdout.readline() == b"ready\n"
+        time.sleep(0.2)
+        below = children(trainer.pid)
+        assert below
+        trainer.kill()
+        trainer.communicate()
+        deadline = time.monotonic() + 3
+        while any(os.path.exists(f"/proc/{pid}") for pid in below) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not [pid for pid in below if os.path.exists(f"/proc/{pid}")]

@@ -25,6 +25,11 @@ PROGRAMS = [
     ("import sys\nprint(sum(map(int, sys.stdin.read().split())))", SUM),
     ("def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()", SUM),
     ("import sys\nsys.stdout.write(str(sum(map(int, input().split()))))\nsys.exit()", SUM),
+    (
+        "import asyncio\nasync def main():\n    await asyncio.sleep(0.01)\n    return sum(map(int, input().split()))\n"
+        "print(asyncio.run(main()))",
+        SUM,
+    ),
     ("print(sum(map(int, open(0).read().split())))", SUM),
     (
         "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**26)\n"
@@ -103,6 +108,8 @@ SUITES = [
     ("def f(x):\n    return float('nan')", ["assert f(1) != f(1)"]),
     ("def f(x):\n    return None", ["assert f(1) is None"]),
     ("LIMIT = 5", ["assert LIMIT == 5"]),
+    ("def select(x):\n    return x", ["assert select(3) == 3"]),
+    ("def f(x):\n    return x / 3", ["assert math.isclose(f(1), 0.3333333333333333)"]),
 ]
 
 
@@ -123,6 +130,17 @@ def test_tests_may_be_one_text_with_helpers():
     known = "from math import prod\ndef known(n):\n    return prod(range(1, n + 1))\n"
     tests = known + "assert f(5) == known(5)\nassert f(0) == 1"
     assert judged("def f(n):\n    return n * f(n - 1) if n else 1", tests, mode="asserts").value == 1.0
+
+
+def test_tests_that_import_what_is_not_there_have_no_value():
+    verdict = asserted("def f(x):\n    return x", "import numpy as np", "assert f(2) == np.array(2)")
+    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+    assert "numpy" in verdict.detail
+
+
+def test_a_module_of_the_candidates_making_is_not_believed():
+    fake = "class math:\n    isclose = staticmethod(lambda a, b: True)\ndef f(x):\n    return 0"
+    assert asserted(fake, "assert math.isclose(f(1), 0.5)").value == 0.0
 
 
 def test_partial_gives_the_share_of_tests_passed():
@@ -147,3 +165,22 @@ def test_rows_are_scored_several_at_a_time_and_each_different_one_once():
     good, bad = "```python\nprint(sum(map(int, input().split())))\n```", "```python\nprint(0)\n```"
     rows = [Row(None, text, None, {"tests": SUM}) for text in (good, bad, good, "none", good)]
     assert [verdict.value for verdict in Code().score_rows(rows, 2)] == [1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def test_random_text_as_code_earns_nothing_and_raises_nothing():
+    hypothesis = pytest.importorskip("hypothesis")
+    parts = ["```python\n", "\n```\n", "</think>", "print(3)", "\x00", "\ud800", "import os\n", "f(1)", "é\r\n"]
+    pieces = hypothesis.strategies.lists(
+        hypothesis.strategies.one_of(
+            hypothesis.strategies.sampled_from(parts), hypothesis.strategies.text(max_size=20)
+        )
+    )
+    rule = Code(cpu_s=0.3)
+
+    @hypothesis.settings(max_examples=300, deadline=None, database=None, derandomize=True)
+    @hypothesis.given(pieces)
+    def score(texts: list[str]) -> None:
+        text = "```python\n" + "".join(texts) + "\n```"
+        assert rule.score(Row(None, text, None, {"tests": [{"input": "", "output": "17"}]})).value == 0.0
+
+    score()

@@ -1,4 +1,4 @@
-"""`trl-ext`: one command per script, and the report of a finished run.
+"""`trl-ext`: one command per script, the report of a finished run, and checks of rules.
 
 Help answers at once: nothing heavy is imported before a command needs it.
 """
@@ -57,6 +57,7 @@ Trainer extensions for Hugging Face TRL.
 commands:
 {scripts}
   report    write report.html and reward.png of a finished run again
+  score     check rules: audit them on data, explain a reward, try known cheats
 
   trl-ext COMMAND --help    explains a command
   trl-ext --version         prints the version
@@ -118,9 +119,17 @@ def report(argv: list[str]) -> int:
     return 0
 
 
+def score(argv: list[str]) -> int:
+    """Check rules without a model."""
+    from trl_ext.cli.score import score as run
+
+    return run(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     **{name: partial(launch_script, name) for name in SCRIPTS},
     "report": report,
+    "score": score,
 }
 
 

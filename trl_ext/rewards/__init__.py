@@ -33,6 +33,7 @@ from trl_ext.rewards.gates import GATE_OPENS_AT
 from trl_ext.rewards.judge import LARGEST
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.length import Length
+from trl_ext.rewards.limits import Limits
 from trl_ext.rewards.pair_filter import filter_pairs
 from trl_ext.rewards.pairs import build_pairs
 from trl_ext.rewards.repetition import Repetition
@@ -50,6 +51,7 @@ __all__ = [
     "Format",
     "Keywords",
     "Length",
+    "Limits",
     "Part",
     "Repetition",
     "Row",

@@ -75,11 +75,16 @@ def worst_step_s(rules: RuleSet, num_rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A verdict to ask for: a row's columns with its own ideal completion, or with that of another row."""
+    """A verdict to ask for: of a row about the ideal completion of a row, itself (`source == row`) or another."""
 
     row: int
-    other: int | None
+    source: int
     completion: str | None
+
+    @property
+    def other(self) -> int | None:
+        """The other row, if it is one."""
+        return None if self.source == self.row else self.source
 
 
 class _Run:
@@ -99,7 +104,7 @@ class _Run:
         others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
         tally = _Tally(rule)
         for numbers in chunks(range(len(self.rows)), f"Auditing '{rule.name}'", " rows"):
-            own = [Asked(row, None, ideals[row]) for row in numbers]
+            own = [Asked(row, row, ideals[row]) for row in numbers]
             verdicts = self._verdicts(rule, own)
             tally.add(own, verdicts)
             # A row without a value for its own gold has none for other golds.
@@ -107,7 +112,7 @@ class _Run:
             rest = [Asked(row, other, ideals[other]) for row in valued for other in others[row]]
             verdicts = self._verdicts(rule, rest)
             accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
-            back = self._verdicts(rule, [Asked(entry.other, entry.row, ideals[entry.row]) for entry in accepted])
+            back = self._verdicts(rule, [Asked(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
             mutual = {entry for entry, verdict in zip(accepted, back, strict=True) if earns_all(rule, verdict)}
             tally.add(rest, verdicts, mutual)
         return tally.result()
@@ -145,7 +150,7 @@ class _Tally:
     def _kind(self, asked: Asked, verdict: Verdict) -> str:
         """What the verdict counts as."""
         is_right = earns_all(self.rule, verdict)
-        if asked.other is not None:
+        if asked.source != asked.row:
             return "accepted" if is_right else "refused"
         if verdict.status in ("skipped", "gold_invalid"):
             return "skipped" if verdict.status == "skipped" else "unreadable"
@@ -191,7 +196,12 @@ def gold_key(ideal: str) -> str:
         >>> gold_key("The answer is  1,018.50") == gold_key("the answer is 1018.5")
         True
     """
-    return " ".join(_NUMBER.sub(_plain, ideal).casefold().split())
+    return " ".join(plain_numbers(ideal).casefold().split())
+
+
+def plain_numbers(text: str) -> str:
+    """The text with its numbers in one spelling: `1,018.50` becomes `1018.5`."""
+    return _NUMBER.sub(_plain, text)
 
 
 def _plain(number: re.Match[str]) -> str:
@@ -227,7 +237,7 @@ def data_rows(dataset: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
         rows = [{name: row.get(name) for name in there} for row in dataset]
     else:
         raise DataError(
-            f"The data is a {type(dataset).__name__}. Give a datasets.Dataset, one split, or a list of rows as mappings."
+            f"The data is a {type(dataset).__name__}. Give one split as a datasets.Dataset, or a list of mappings."
         )
     if not rows:
         raise DataError("The data has no rows. Give at least one.")

@@ -169,7 +169,9 @@ class Code(Rule):
         """One process with the code and one with the tests, which report."""
         job = {"steps": suite.steps, "candidate": self._entry_point(row), "all": self.partial}
         outcome = run_tests(source, json.dumps(job).encode(), self._limits)
-        passed, failure = read_report(outcome.output)
+        passed, failure, unfit = read_report(outcome.output)
+        if unfit:
+            return Verdict(None, "gold_invalid", f"column '{self.tests}': {failure}")
         failure = self._ending(outcome) or failure
         if outcome.note:
             failure = f"{failure} ({outcome.note})"
@@ -216,10 +218,13 @@ def wrong_output(outcome: Outcome, expected: tuple[str, ...]) -> str:
     return f"{len(lines)} lines, expected {len(expected)}" if len(lines) != len(expected) else "wrong output"
 
 
-def read_report(output: bytes) -> tuple[int, str]:
-    """Tests passed and the first failure, from the judge's report; none where it could not write one."""
+def read_report(output: bytes) -> tuple[int, str, bool]:
+    """Tests passed, the first failure, and whether the tests themselves are at fault, from the judge's report.
+
+    No test passed where it could not write one.
+    """
     try:
-        passed, failure = json.loads(output)
-        return int(passed), str(failure)
+        passed, failure, unfit = json.loads(output)
+        return int(passed), str(failure), unfit is True
     except (ValueError, TypeError):
-        return 0, "the tests did not end"
+        return 0, "the tests did not end", False

@@ -27,14 +27,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Statements to run against a candidate, in order; each with whether it is a test or prepares one."""
+    """Statements to run against a candidate, in order; each with its kind: "import", "prepare" or "test"."""
 
-    steps: tuple[tuple[str, bool], ...]
+    steps: tuple[tuple[str, str], ...]
 
     @property
     def num_tests(self) -> int:
         """Statements that are tests."""
-        return sum(is_test for _, is_test in self.steps)
+        return sum(kind == "test" for _, kind in self.steps)
 
 
 def cell_text(cell: Any) -> str:
@@ -76,19 +76,25 @@ def read_suite(text: str, entry_point: str | None) -> Suite:
     Every assert statement of the outermost level is a test. Where the text defines a function `check`, and an entry
     point is known, `check(candidate)` is one too.
     """
-    steps: list[tuple[str, bool]] = []
+    steps: list[tuple[str, str]] = []
     for block in _blocks(text):
         try:
             nodes = ast.parse(block).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise UnreadableTests(f"the tests do not parse: {error}") from error
-        steps += [(ast.unparse(node), isinstance(node, ast.Assert)) for node in nodes]
+        steps += [(ast.unparse(node), _kind(node)) for node in nodes]
         if entry_point and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in nodes):
-            steps.append(("check(candidate)", True))
+            steps.append(("check(candidate)", "test"))
     suite = Suite(tuple(steps))
     if not suite.num_tests:
         raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
     return suite
+
+
+def _kind(node: ast.stmt) -> str:
+    if isinstance(node, ast.Assert):
+        return "test"
+    return "import" if isinstance(node, ast.Import | ast.ImportFrom) else "prepare"
 
 
 def lines_of(output: str) -> tuple[str, ...]:

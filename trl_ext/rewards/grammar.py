@@ -22,20 +22,22 @@ from trl_ext.rewards.words import UNSPACED, prose, refusal, text_part, words
 _FILLER = "\ufffc"  # Stands where code or a formula was, so that the full stop behind it is not orphaned.
 _DEFECTS_TO_ZERO = 0.1  # Defects per word from which on a sign is at 0.0.
 _MAX_REPLY_BYTES = 4_000_000
+_MAX_SENT_CHARS = 20_000  # The head stands for a longer text: one that keeps the server busy must not earn a timeout.
 
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
+_LONG_WORD = re.compile(r"[^\W_]{5,}")
 _LETTER = re.compile(r"[^\W\d_]")
 _LISTED = re.compile(r"[#|*>+\u2022-]|\d{1,3}[.)]")
 # Behind "e.g." and "p. 3" no sentence begins.
 _FIRST_LETTERS = re.compile(
-    r"(?:(?<=\w\w\w[.!?])|(?<=\d[.!?]))[\"'\u201d\u2019)]{0,3}[^\S\n]{1,3}[\"'\u201c\u2018(]{0,3}([^\W\d_])"
+    r"[.!?](?:(?<=\w\w\w.)|(?<=\d.))[\"'\u201d\u2019)]{0,3}[^\S\n]{1,3}[\"'\u201c\u2018(]{0,3}([^\W\d_])"
 )
 _SENTENCE_ENDS = tuple(".!?:;\u2026\u3002\uff01\uff1f\uff1a\uff1b" + _FILLER)
 _CLOSERS = "\"'*_`)]}\u201d\u2019\uff09\u3011\u300d\u300f\u300b"
 _PAIRS = dict(zip(")]}\u201d\uff09\u3011\u300d\u300f\u300b", "([{\u201c\uff08\u3010\u300c\u300e\u300a", strict=True))
 _BRACKETS = re.compile("[" + re.escape("".join(_PAIRS) + "".join(_PAIRS.values())) + "]")
 _ENUMERATORS = re.compile(r"(?m)^[^\S\n]{0,8}\w{1,3}\)")
-_REPEATED_MARKS = re.compile(r"([!?,;:\u3001\u3002\uff0c\uff01\uff1f\uff1b\uff1a])\1+|(?<!\.)\.\.(?!\.)|\.{4,}")
+_REPEATED_MARKS = re.compile(r"([!?,.;:\u3001\u3002\uff0c\uff01\uff1f\uff1b\uff1a])\1+")
 _DOUBLED = re.compile(rf"\b(?!had\b|that\b|[\d_])([^\W{UNSPACED}]{{2,30}})[^\S\n]{{1,3}}\1\b", re.IGNORECASE)
 _SPACED_MARKS = re.compile(r"[\w)][^\S\n]{1,3}(?:[,\uff0c\u3001\u3002\uff01\uff1f]|\.(?![\w.]))")
 _STUTTER = re.compile(r"([^\W\d_])\1{3,}")
@@ -65,8 +67,8 @@ class Grammar(Rule):
 
     Args:
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
-        server: Address of a LanguageTool server, such as "http://localhost:8081". Rows that it does not answer have
-            no value (`infra_error`).
+        server: Address of a LanguageTool server, such as "http://localhost:8081". It gets the first 20,000 characters.
+            Rows that it does not answer have no value (`infra_error`).
         language: What the server takes the text for, such as "en-US"; "auto" lets it find out.
         timeout_s: Seconds to wait for the server's whole reply.
 
@@ -100,6 +102,7 @@ class Grammar(Rule):
         if refused:
             return refused
         text = prose(text_part(row.text, self.where), _FILLER)
+        text = text[:_MAX_SENT_CHARS] if self.server else text
         num_words = len(_WORD.findall(text))
         if not num_words:
             return Verdict(self.floor, "no_answer", "no words outside of code and formulas")
@@ -175,7 +178,7 @@ def balance(text: str, num_words: int) -> float:
 
 def real_words(text: str, num_words: int) -> float:
     """Fewer tokens that cannot be words, runs of one letter, and characters that are no text."""
-    odd = sum(is_odd(token) for token in _WORD.findall(text))
+    odd = sum(map(is_odd, _LONG_WORD.findall(text)))
     return clean_frac(odd + len(_STUTTER.findall(text)) + len(_JUNK.findall(text)), num_words)
 
 
@@ -194,8 +197,8 @@ def is_odd(token: str) -> bool:
 
 
 def punctuation(text: str, num_words: int) -> float:
-    """Fewer repeated marks."""
-    return clean_frac(len(_REPEATED_MARKS.findall(text)), num_words)
+    """Fewer repeated marks; three dots are one mark."""
+    return clean_frac(sum(run.group() != "..." for run in _REPEATED_MARKS.finditer(text)), num_words)
 
 
 def doubled(text: str, num_words: int) -> float:

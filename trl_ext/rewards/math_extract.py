@@ -1,6 +1,6 @@
 r"""Where a completion states its answer.
 
-In this order, and the first kind that occurs decides: `\boxed{...}`, `<answer>...</answer>`, an announcement (`#### 18`,
+In this order, and the first kind that occurs decides: `\boxed{...}`, `<answer>...</answer>`, an announcement (`####`,
 "the answer is", "answer:", a line with `A:`; the one that comes last), the whole text where it is one expression, the
 last formula of the last line, the last number. What stands inside the thoughts, or in an HTML or LaTeX comment, states
 nothing.
@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from trl_ext.rewards.anchors import after_think
+from trl_ext.rewards.math_boxes import answer_tags, boxes
 from trl_ext.rewards.math_limits import MAX_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.math_tokens import tokenize
 from trl_ext.rewards.math_values import value_of
@@ -20,20 +21,25 @@ from trl_ext.rewards.numbers import read_number
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[\\{}]|[{}]")
 _COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
 _ANNOUNCED = re.compile(
     r"answer(?:\*\*)?(?:\s{1,3}is\b|\*{0,2}\s?[:\uff1a])|####|^[ *>]{0,4}A:|答案(?:是|为|[:\uff1a])",
     re.IGNORECASE | re.MULTILINE,
 )
-_FORMULA = re.compile(r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL)
+_FORMULA = re.compile(
+    r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
+)
 _NEGATION = re.compile(
     r"(?:\bnot|n't|n\u2019t|\bnever|\bneither|\bnor|\bcannot|\u2260|\\neq?|不是|\bunlikely|\bwrong|\bexcept)"
     r"(?:\s+[a-z]{1,12}){0,4}[\s$*(:]{0,4}$",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z}])")
+_TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
+_WORKED = re.compile(r"[0-9][^=,;]{0,99}[-+*/\u00d7][^=,;]{0,99}=([^=,;]{1,99})$")  # 15 pints * 8 = 120 pints
+_OPTION = re.compile(r"\(?[A-E][).:](?:\s|$)")
+_SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[^\s.])\.(?:\s|$)")
 _ANOTHER = re.compile(r"\s{0,3}(?:,|;|or\b|and\b|or else\b|/)\s{0,3}[$\\(0-9-]")
 
@@ -68,9 +74,7 @@ def announced(text: str, multiple: str) -> Extracted | None:
     for anchor, found in (("\\boxed", boxes(text)), ("<answer>", answer_tags(text))):
         if found is not None:
             return _one_of(found, anchor, multiple)
-    last = None
-    for last in _ANNOUNCED.finditer(text):
-        pass
+    last = max(_ANNOUNCED.finditer(text), key=re.Match.end, default=None)
     return None if last is None else _from_line(text[last.end() :], last[0].strip(" *>\n"))
 
 
@@ -78,45 +82,6 @@ def outside_thoughts(text: str) -> str:
     """The text behind the thoughts; nothing while they, or thoughts inside of them, are still open."""
     rest = after_think(text)
     return "" if "<think>" in rest or text.count("<think>") > text.count("</think>") else rest
-
-
-def boxes(text: str) -> list[str] | None:
-    """The contents of all outermost boxes, innermost text of nested ones; None where the text has no box at all.
-
-    A box that is never closed gives [""]: the completion was cut off.
-    """
-    start = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
-    if start < 0:
-        return None
-    found: list[str] = []
-    opened: list[int] = []  # Where each open brace began: behind the brace for a box, -1 for any other.
-    num_open_boxes = 0
-    for match in _BOX.finditer(text, start):
-        if match["bare"] and not num_open_boxes:
-            found.append(match["bare"])
-        elif match["open"]:
-            opened.append(match.end())
-            num_open_boxes += 1
-        elif match[0] == "{":
-            opened.append(-1)
-        elif match[0] == "}" and opened:
-            begun = opened.pop()
-            num_open_boxes -= begun >= 0
-            if begun >= 0 and not num_open_boxes:
-                found.append(text[begun : match.start()].strip())
-    if num_open_boxes:
-        return [""]
-    return [_unboxed(content) for content in found] or None
-
-
-def answer_tags(text: str) -> list[str] | None:
-    """The contents of all `<answer>` pairs; [""] where the last one is not closed, None without any."""
-    parts = text.split("<answer>")[1:]
-    if not parts:
-        return None
-    if "</answer>" not in parts[-1]:
-        return [""]
-    return [part.partition("</answer>")[0].strip() for part in parts if "</answer>" in part]
 
 
 def _visible(text: str) -> str:
@@ -129,18 +94,10 @@ def _visible(text: str) -> str:
     return _COMMENT_LINE.sub("", text) if "%" in text else text
 
 
-def _unboxed(content: str) -> str:
-    """A box within a box says the same as the box."""
-    inner = boxes(content)
-    if inner is not None and len(inner) == 1 and re.fullmatch(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", content, re.DOTALL):
-        return inner[0]
-    return content
-
-
 def _one_of(found: list[str], anchor: str, multiple: str) -> Extracted:
     """The one answer of several boxes or tags."""
     filled = list(dict.fromkeys(content for content in found if content))
-    if not filled or found[-1] == "" and len(found) == 1:
+    if not filled:
         return Extracted((), anchor, "no_answer", f"'{anchor}' is empty or not closed")
     if multiple == "last":
         filled = filled[-1:] if found[-1] == "" else [found[-1]]
@@ -184,16 +141,23 @@ def _from_line(rest: str, anchor: str) -> Extracted:
     """The answer that follows an announcement."""
     rest = rest[: 4 * MAX_CHARS].lstrip(" \t\r\n:*=\uff1a")
     formula = _FORMULA.match(rest)
-    if formula and not _WORD.search(_formula_text(formula)):
+    if formula and not _is_prose(_formula_text(formula)):
         if _ANOTHER.match(rest, formula.end()):
             return Extracted((), anchor, "conflict", f"several answers behind '{anchor}'")
         return _checked(_formula_text(formula), anchor)
-    line = _SENTENCE.split(rest.partition("\n")[0], maxsplit=1)[0].strip(" *`\"")
+    line = rest.partition("\n")[0].strip(' *`"')
+    line = line if _OPTION.match(line) else _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"')
     if re.match(r"(?:n't|n\u2019t|not\b|never\b|neither\b)", line, re.IGNORECASE):
         return Extracted((), anchor, "no_answer", f"'{anchor}' is followed by a negation")
-    if line and (not _WORD.search(line) or _is_name(line)):
+    if line and (not _is_prose(line) or _is_name(line) or _OPTION.match(line)):
         return _checked(line, anchor)
-    return _number(line, f"A: {line}", anchor)
+    worked = _WORKED.search(line)
+    return _number(line, f"A: {worked[1] if worked else line}", anchor)
+
+
+def _is_prose(text: str) -> bool:
+    """Whether words stand outside of LaTeX commands."""
+    return _WORD.search(_TEXT_GROUP.sub(" ", text)) is not None
 
 
 def _is_name(line: str) -> bool:
@@ -204,15 +168,23 @@ def _is_name(line: str) -> bool:
 def _unannounced(text: str) -> Extracted:
     """The whole text, the last formula of the last line, or the last number."""
     stripped = text.strip().strip("*`").strip()
-    if len(stripped) <= MAX_CHARS and "\n" not in stripped.strip("$\\[]\n") and not _WORD.search(stripped):
+    if _is_expression(stripped):
         return _checked(stripped.removesuffix("."), "whole text")
     line = text.rstrip()[-2 * MAX_CHARS :].rpartition("\n")[2]
     formulas = list(_FORMULA.finditer(line))
-    if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _WORD.search(_formula_text(formulas[-1])):
+    if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _is_prose(_formula_text(formulas[-1])):
         if _NEGATION.search(line, 0, formulas[-1].start()):
             return Extracted((), "last formula", "no_answer", "the last formula is negated")
         return _checked(_formula_text(formulas[-1]), "last formula")
     return _number(line, text[-_TAIL_CHARS:], "last number")
+
+
+def _is_expression(text: str) -> bool:
+    """Whether a text is one formula with nothing around it."""
+    if len(text) > MAX_CHARS or _is_prose(text) or _SMALL_WORD.search(text):
+        return False
+    formula = _FORMULA.fullmatch(text.removesuffix("."))
+    return formula is not None or not re.search(r"\n|\$.*\$|\\\(|\\\[", text)
 
 
 def _formula_text(match: re.Match[str]) -> str:

@@ -1,20 +1,20 @@
 r"""What kind of answer a text is: a list, a tuple, a set, a union, a matrix, a relation, words, or one expression.
 
-    list      1, -2      1 and -2      1 \pm 2          in any order, as a set
-    set       \{1, 2\}                                  in any order
-    tuple     (1, 2)   [1, 2)   \langle 1, 2 \rangle    in order; the brackets belong to it, so intervals are tuples
-    union     (0, 1) \cup [2, 3)                        in any order
-    matrix    \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
-    relation  x = 5   1 < x \leq 2   y = 2x + 3
-    words     \text{east}
-    scalar    everything else, an expression of `math_parse`
+list      1, -2      1 and -2      1 \pm 2          in any order, as a set
+set       \{1, 2\}                                  in any order
+tuple     (1, 2)   [1, 2)   \langle 1, 2 \rangle    in order; the brackets belong to it, so intervals are tuples
+union     (0, 1) \cup [2, 3)                        in any order
+matrix    \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
+relation  x = 5   1 < x \leq 2   y = 2x + 3
+words     \text{east}
+scalar    everything else, an expression of `math_parse`
 """
 
 from dataclasses import dataclass
 
 from trl_ext.rewards.math_limits import MAX_MATRIX, MAX_PARTS, TooComplex
-from trl_ext.rewards.math_parse import is_symbol
 from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, split
+from trl_ext.rewards.math_tree import is_symbol
 
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq"})
 _COMMA = frozenset({","})
@@ -99,6 +99,13 @@ def _bracketed(tokens: Tokens) -> Form | None:
 
 def _matrix(tokens: Tokens) -> Form | None:
     """A matrix by rows; its signs are its shape, so that 1x4 is not 2x2. A determinant is none."""
+    if (
+        len(tokens) > 2
+        and tokens[0] in ("(", "[")
+        and tokens[1] in _MATRICES
+        and closes_at(tokens, 0) == len(tokens) - 1
+    ):
+        tokens = tokens[1:-1]
     if not tokens or tokens[0] not in _MATRICES or closes_at(tokens, 0) != len(tokens) - 1:
         return None
     rows = [[cell for _, cell in split(row, _COLUMNS)] for _, row in split(tokens[1:-1], _ROWS) if row]

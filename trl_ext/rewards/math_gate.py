@@ -1,10 +1,11 @@
 r"""What is not judged because of its size, told from the tokens: the same verdict on every machine.
 
-The values of expressions have a gate of their own (`math_values.size`), which knows what `9^{9^9}` would be worth. This
-one bounds what sympy gets to see: sympy evaluates while it builds, and simplifies in ways that may not end.
+The values of expressions have a gate of their own (`math_size`), which knows what `9^{9^9}` would be worth. This one
+bounds what sympy gets to see: sympy evaluates while it builds, and simplifies in ways that may not end.
 """
 
 import math
+import re
 
 from trl_ext.rewards.math_form import form_of
 from trl_ext.rewards.math_limits import (
@@ -15,11 +16,15 @@ from trl_ext.rewards.math_limits import (
     TooComplex,
     Unreadable,
 )
-from trl_ext.rewards.math_tokens import Tokens, closes_at, is_number
+from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, is_number
 from trl_ext.rewards.math_values import value_of
 
 _ENDLESS = {"\\int": "an integral", "\\iint": "an integral", "\\oint": "an integral", "\\lim": "a limit"}
 _RANGES = frozenset({"\\sum", "\\prod"})
+# What the library computes while it reads: matrices of a given size, and their decompositions.
+_MATRIX_FUNCTIONS = re.compile(
+    r"eye|zeros|ones|diag|norm|rank|trace|rref|stack|ortho|nullspace|eigen|eig|svd|arrow|det|cols|rows", re.IGNORECASE
+)
 _MAX_TERMS = 100  # of a sum or product that is written with its sign
 _MAX_LIBRARY_TOKENS = 100
 _MAX_LIBRARY_TERMS = 200  # of all powers of sums, multiplied out, which simplification does
@@ -46,6 +51,8 @@ def check_answer(tokens: Tokens) -> None:
 def check_for_library(tokens: Tokens) -> None:
     """TooComplex for an expression or a form of expressions that sympy might not return from."""
     _check_length(tokens, _MAX_LIBRARY_TOKENS)
+    if _MATRIX_FUNCTIONS.search("".join(token.lstrip(WORDS) for token in tokens)):
+        raise TooComplex("a matrix function")
     form = form_of(tokens)
     for part in form.parts:
         check_for_library(part)

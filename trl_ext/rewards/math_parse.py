@@ -1,33 +1,32 @@
 r"""One expression (no relation, no comma) as a tree: a descent over the tokens of `math_tokens`.
 
-    ("num", Fraction)   ("const", "pi" | "e" | "i")   ("var", name)
-    ("add", a, b, ...)  ("mul", a, b, ...)  ("pow", base, exponent)  ("call", function, argument, ...)
-
 What could be read in two ways is not read: `1/2x`, numbers side by side, a number with an index (`52_8`). A product
 that is not written (`2\pi`, `x(x+1)`) binds like a written one, and `1\frac{1}{2}` is a mixed number.
 """
 
 from fractions import Fraction
-from typing import Any
 
-from trl_ext.rewards.math_limits import MAX_DIGITS, TooComplex, Unreadable
+from trl_ext.rewards.math_limits import TooComplex, Unreadable
 from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, is_number
-
-Node = tuple[Any, ...]
+from trl_ext.rewards.math_tree import (
+    MINUS_ONE,
+    Node,
+    all_whole,
+    is_symbol,
+    mixed,
+    negative,
+    number,
+    repeating,
+    tower,
+)
 
 FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp".split(),
 )
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
-_GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon"
-    " phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
-)
 _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _ROUNDING = {"\\lfloor": "floor", "\\lceil": "ceil"}
 _MAX_TOWER = 8  # exponents of one base, as in 2^2^2; functions of one argument, as in \\ln \\sin x
-
-_MINUS_ONE = ("num", Fraction(-1))
 
 
 def parse(tokens: Tokens) -> Node:
@@ -40,13 +39,6 @@ def parse(tokens: Tokens) -> Node:
     if reader.position < len(tokens):
         raise Unreadable(f"'{tokens[reader.position]}' is not understood")
     return node
-
-
-def number(token: str) -> Fraction:
-    """The exact value of a number token."""
-    if len(token) > MAX_DIGITS:
-        raise TooComplex(f"a number of more than {MAX_DIGITS} digits")
-    return Fraction(token)
 
 
 class _Reader:
@@ -72,11 +64,11 @@ class _Reader:
         while self.peek() in ("+", "-"):
             minus = self.next() == "-"
             term = self.product()
-            terms.append(_negative(term) if minus else term)
+            terms.append(negative(term) if minus else term)
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Node:
-        negative = self.signs()
+        is_negative = self.signs()
         factors = [self.power()]
         divided = False
         while True:
@@ -85,8 +77,8 @@ class _Reader:
                 self.next()
                 inner = self.signs()
                 factor = self.power()
-                factor = _negative(factor) if inner else factor
-                factors.append(("pow", factor, _MINUS_ONE) if token == "/" else factor)
+                factor = negative(factor) if inner else factor
+                factors.append(("pow", factor, MINUS_ONE) if token == "/" else factor)
                 divided = token == "/"
             elif self.starts_factor(token):
                 if divided:
@@ -95,7 +87,7 @@ class _Reader:
             else:
                 break
         node = factors[0] if len(factors) == 1 else ("mul", *factors)
-        return _negative(node) if negative else node
+        return negative(node) if is_negative else node
 
     def signs(self) -> bool:
         negative = False
@@ -107,20 +99,20 @@ class _Reader:
         """Whether a token behind a factor opens another one. Numbers do not: `2 3` and `x2` are no products."""
         if not token or is_number(token) or token == "|":
             return False
-        return token in _PAIRS or _is_symbol(token) or token[1:] in FUNCTIONS or token in _COMMANDS
+        return token in _PAIRS or is_symbol(token) or token[1:] in FUNCTIONS or token in _COMMANDS
 
     def power(self) -> Node:
         base = self.primary()
-        exponents = []
+        exponents: list[Node] = []
         while self.peek() in ("^", "!"):
             if self.next() == "!":
-                base = ("call", "factorial", _tower(base, exponents))
+                base = ("call", "factorial", tower(base, exponents))
                 exponents = []
             else:
                 exponents.append(self.braced())
                 if len(exponents) > _MAX_TOWER:
                     raise TooComplex(f"more than {_MAX_TOWER} exponents on one another")
-        return _tower(base, exponents)
+        return tower(base, exponents)
 
     def braced(self) -> Node:
         if self.peek() != "{":
@@ -150,7 +142,7 @@ class _Reader:
             return self.function(token[1:])
         if token in _COMMANDS:
             return _COMMANDS[token](self)
-        if _is_symbol(token):
+        if is_symbol(token):
             return self.symbol(token)
         raise Unreadable(f"'{token}' is not understood")
 
@@ -160,13 +152,19 @@ class _Reader:
         rest = self.tokens[self.position : self.position + 7]
         if rest[:1] == ("_",):
             raise Unreadable("a number with an index has another base")
-        if len(rest) >= 3 and rest[1] == "/" and _all_whole(token, rest[0], rest[2]):
+        dot = int(rest[:1] == (".",))
+        if rest[dot : dot + 2] == ("\\overline", "{") and len(rest) > dot + 3 and all_whole(rest[dot + 2]):
+            if "e" in token.lower() or dot == ("." in token):
+                raise Unreadable("a period that does not follow a decimal point")
+            self.position += dot + 4
+            return repeating(token, rest[dot + 2])
+        if len(rest) >= 3 and rest[1] == "/" and all_whole(token, rest[0], rest[2]):
             self.position += 3
-            return _mixed(value, rest[0], rest[2])
-        if rest[:1] == ("\\frac",) and len(rest) == 7 and _all_whole(token, rest[2], rest[5]) and rest[3] == "}":
+            return mixed(value, rest[0], rest[2])
+        if rest[:1] == ("\\frac",) and len(rest) == 7 and all_whole(token, rest[2], rest[5]) and rest[3] == "}":
             if int(rest[2]) < int(rest[5]):
                 self.position += 7
-                return _mixed(value, rest[2], rest[5])
+                return mixed(value, rest[2], rest[5])
         return ("num", value)
 
     def bars(self) -> Node:
@@ -187,7 +185,7 @@ class _Reader:
         if self.peek() == "^":
             self.next()
             exponent = self.braced()
-        if exponent == _MINUS_ONE and name in _INVERSE:
+        if exponent == MINUS_ONE and name in _INVERSE:
             name, exponent = _INVERSE[name], None
         node = ("call", name, self.argument(), *base)
         return node if exponent is None else ("pow", node, exponent)
@@ -214,14 +212,14 @@ class _Reader:
         return node
 
     def fraction(self) -> Node:
-        return ("mul", self.braced(), ("pow", self.braced(), _MINUS_ONE))
+        return ("mul", self.braced(), ("pow", self.braced(), MINUS_ONE))
 
     def root(self) -> Node:
         degree: Node = ("num", Fraction(2))
         if self.peek() == "[":
             degree = self.bracket()
         radicand = self.bracket() if self.peek() in ("{", "(") else self.primary()
-        return ("pow", radicand, ("pow", degree, _MINUS_ONE))
+        return ("pow", radicand, ("pow", degree, MINUS_ONE))
 
     def binomial(self) -> Node:
         return ("call", "binomial", self.braced(), self.braced())
@@ -246,41 +244,3 @@ _COMMANDS = {
     "\\binom": _Reader.binomial,
     "\\pi": lambda reader: ("const", "pi"),
 }
-
-
-def is_symbol(token: str) -> bool:
-    """Whether a token is one variable: a letter, a letter as text, or a Greek letter."""
-    return _is_symbol(token)
-
-
-def _is_symbol(token: str) -> bool:
-    if token[0] == "\\":
-        return token[1:] in _GREEK
-    letter = token[1:] if token[0] == WORDS else token
-    return len(letter) == 1 and letter.isascii() and letter.isalpha()
-
-
-def _negative(node: Node) -> Node:
-    if node[0] == "num":
-        return ("num", -node[1])
-    return ("mul", _MINUS_ONE, node)
-
-
-def _tower(base: Node, exponents: list[Node]) -> Node:
-    """`2^3^2` is 2^(3^2)."""
-    if not exponents:
-        return base
-    node = exponents[-1]
-    for exponent in reversed(exponents[:-1]):
-        node = ("pow", exponent, node)
-    return ("pow", base, node)
-
-
-def _all_whole(*tokens: str) -> bool:
-    return all(token.isdigit() and token.isascii() and len(token) < MAX_DIGITS for token in tokens)
-
-
-def _mixed(whole: Fraction, top: str, bottom: str) -> Node:
-    if int(bottom) == 0:
-        raise Unreadable("a division by zero")
-    return ("num", whole + Fraction(int(top), int(bottom)))

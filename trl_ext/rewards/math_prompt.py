@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 _MAX_PROMPT_CHARS = 50_000
-_OPERATOR = re.compile(r"[-+*/^=!<>_]|\\[A-Za-z]|[0-9)][A-Za-z(]|[√·×÷≤≥]")
+_OPERATOR = re.compile(r"[-+*/^=!<>_]|\\[A-Za-z]|[0-9)][A-Za-z(]|[\u221a\u00b7\u00d7\u00f7\u2264\u2265]")
 _SQUEEZED = re.compile(r"\s|\\left|\\right|\\[,;!]|[${}]|\\(?=[dt]frac)|(?<=\\)[dt](?=frac)")
 
 

@@ -1,7 +1,7 @@
 r"""The unit of an answer: `5\text{ cm}^2`, `$18`, `90^\circ`, `50\%`, `18 apples`.
 
-Units are compared, not converted: where both sides have one they must be the same, `5 cm` is neither `5 m` nor `0.05 m`,
-and where one side has none the number decides. Percent is such a unit: `50\%` is 50, never 0.5. Words that count
+Units are compared, not converted: where both have one they must be the same, `5 cm` is neither `5 m` nor `0.05 m`, and
+where one side has none the number decides. Percent is such a unit: `50\%` is 50, never 0.5. Words that count
 (`3 million`) become factors. Words that make a statement (`5 \text{ is wrong}`) are no unit, and the answer is then
 compared as it is.
 """

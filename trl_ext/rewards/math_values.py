@@ -4,7 +4,7 @@ Two expressions are the same when they agree at four points, to far more digits 
 the sums, products, powers and functions of an answer, that happens by chance as good as never. It costs milliseconds
 whatever the answer is, where symbolic simplification may not return.
 
-`size` comes first: it bounds the digits of everything that the evaluation meets, from the tree alone.
+`math_size.size` comes first: it bounds the digits of everything that the evaluation meets, from the tree alone.
 """
 
 import hashlib
@@ -16,15 +16,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trl_ext.rewards.math_limits import MAX_DIGITS, TooComplex, Unreadable
-from trl_ext.rewards.math_parse import Node, parse
+from trl_ext.rewards.math_parse import parse
+from trl_ext.rewards.math_size import exact_value, size
 from trl_ext.rewards.math_tokens import Tokens
+from trl_ext.rewards.math_tree import Node
 
 _NUM_POINTS = 4  # The last one has negative variables.
 _SPARE_DIGITS = 20
-_LOG_2 = math.log10(2)
-_HUGE = 10**300
-_MINUS_ONE = ("num", Fraction(-1))
 
 _local = threading.local()  # An mpmath context holds its precision, so every thread needs one of its own.
 
@@ -82,119 +80,9 @@ def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
     """Both values at the points that count: one without variables, no negative ones for roots and logarithms."""
     count = _NUM_POINTS - (left.branching or right.branching) if left.names or right.names else 1
     for index in range(count):
-        yield _at_point(left, index, digits), _at_point(right, index, digits)
-
-
-def size(node: Node) -> float:
-    """Decimal digits that the value of a tree may need, before or behind the point; TooComplex above MAX_DIGITS."""
-    digits = _size(node)
-    if digits > MAX_DIGITS:
-        raise TooComplex(f"a value of more than {MAX_DIGITS} digits")
-    return digits
-
-
-def _size(node: Node) -> float:
-    kind = node[0]
-    if kind == "num":
-        return math.log10(max(2, abs(node[1].numerator), node[1].denominator))
-    if kind in ("var", "const"):
-        return 0.5
-    sizes = [size(child) for child in node[1:] if isinstance(child, tuple)]
-    if kind == "pow":
-        return sizes[0] * max(1.0, _largest(node[2]))
-    if kind == "call":
-        return _call_size(node, sizes)
-    return sum(sizes) + _LOG_2 * (len(sizes) - 1)
-
-
-def _call_size(node: Node, sizes: list[float]) -> float:
-    name, largest = node[1], _largest(node[2])
-    if name == "factorial":
-        return largest * math.log10(largest + 2)
-    if name == "binomial":
-        return min(largest * _LOG_2, _largest(node[3]) * sizes[0]) + 1
-    if name in ("exp", "sinh", "cosh"):
-        return largest * 0.5 + 1
-    return sum(sizes) + 1
-
-
-def _largest(node: Node) -> float:
-    """About the largest absolute value of a tree whose `size` is known, at most 1e300. Bounds work, not results."""
-    kind = node[0]
-    if kind == "num":
-        return float(min(abs(node[1]), _HUGE))
-    if kind in ("var", "const"):
-        return math.pi
-    values = [_largest(child) for child in node[1:] if isinstance(child, tuple)]
-    if kind == "add":
-        return min(sum(values), _HUGE)
-    if kind == "mul":
-        return min(math.prod(values), _HUGE)
-    if kind == "pow":
-        return _largest_power(node, *values)
-    return 10.0 ** min(_call_size(node, values), 300)
-
-
-def _largest_power(node: Node, base: float, exponent: float) -> float:
-    if node[2] == _MINUS_ONE and base > 0:
-        return min(1 / base, _HUGE) if node[1][0] == "num" else 10.0
-    return 10.0 ** min(math.log10(max(base, 2)) * max(exponent, 1), 300)
-
-
-def exact_value(node: Node) -> Fraction | None:
-    """The rational value of a tree whose `size` is known to be small; None for any other."""
-    try:
-        return _exact(node)
-    except ZeroDivisionError:
-        raise Unreadable("a division by zero") from None
-
-
-def _exact(node: Node) -> Fraction | None:
-    kind = node[0]
-    if kind == "num":
-        return node[1]
-    if kind in ("var", "const"):
-        return None
-    values = [_exact(child) for child in node[1:] if isinstance(child, tuple)]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    if kind == "add":
-        return sum(known, Fraction(0))
-    if kind == "mul":
-        return math.prod(known, start=Fraction(1))
-    return _exact_power(*known) if kind == "pow" else _exact_call(node[1], known)
-
-
-def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    if exponent.denominator == 1:
-        return base ** int(exponent)
-    if base < 0 or exponent.denominator > 64:
-        return None
-    top, bottom = _root(base.numerator, exponent.denominator), _root(base.denominator, exponent.denominator)
-    return None if top is None or bottom is None else Fraction(top, bottom) ** exponent.numerator
-
-
-def _root(number: int, degree: int) -> int | None:
-    """The whole root of a whole number, where it has one."""
-    if number < 2:
-        return number
-    low, high = 1, 1 << (number.bit_length() // degree + 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if middle**degree <= number else (low, middle - 1)
-    return low if low**degree == number else None
-
-
-def _exact_call(name: str, values: list[Fraction]) -> Fraction | None:
-    first = values[0]
-    whole = all(value.denominator == 1 and value >= 0 for value in values)
-    if name == "factorial" and whole:
-        return Fraction(math.factorial(int(first)))
-    if name == "binomial" and whole:
-        return Fraction(math.comb(int(first), int(values[1])))
-    simple = {"abs": abs, "floor": lambda x: Fraction(math.floor(x)), "ceil": lambda x: Fraction(math.ceil(x))}
-    return simple[name](first) if name in simple else None
+        a, b = _at_point(left, index, digits), _at_point(right, index, digits)
+        # Kept values belong to the context of the thread that found them.
+        yield (None, None) if a is None or b is None else (_context().mpc(a), _context().mpc(b))
 
 
 def _variables(node: Node) -> Iterator[str]:
@@ -269,5 +157,4 @@ def _call(name: str, values: list[Any], context: Any) -> Any:
 def _close(left: Any, right: Any, digits: int) -> bool:
     context = _context()
     context.dps = 2 * digits
-    left, right = context.mpc(left), context.mpc(right)  # Cached values belong to the context of their thread.
     return bool(abs(left - right) <= max(1, abs(left), abs(right)) * context.mpf(10) ** -digits)

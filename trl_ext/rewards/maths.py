@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards import math_library
@@ -25,8 +25,8 @@ class Math(Rule):
     r"""1.0 when the completion's answer is mathematically the gold column's, else 0.0.
 
     See `math_extract` for where the answer is looked for, `math_gold` for what a gold may look like and `math_equal`
-    for what is the same. An answer that would take too long to judge is `too_long` or `too_complex` and earns 0.0; that
-    is told from its size and form, never from a clock.
+    for what is the same. An answer that would take too long to judge is `too_long` or `too_complex` and earns 0.0;
+    that is told from its size and form, never from a clock.
 
     In the train profile an answer that stands in the prompt as a term (`(x+1)^2` where it is to be expanded, `3 + 4`
     where it is to be added) earns nothing unless it is the gold's very text: its value is right, and nothing is done.
@@ -118,21 +118,29 @@ class Math(Rule):
         if tokens == gold.tokens:
             return match(gold.tokens, tokens)
         check_answer(tokens)
-        if _is_letter(gold.tokens):
+        if _is_choice(gold.tokens, tokens):
             return _match_letter(gold.tokens, answer)
         return match(gold.tokens, tokens) if self.profile == "train" else _lenient(gold, tokens, answer)
 
 
-def _is_letter(tokens: Tokens) -> bool:
-    r"""`(C)` and `\\\\text{C}` are a choice; a bare C may be a constant, and is compared as an expression."""
-    letters = "".join(tokens).strip(WORDS + "()")
-    return len(tokens) in (1, 3) and "".join(tokens) != letters and letters in tuple("ABCDE")
+def _is_choice(gold: Tokens, answer: Tokens) -> bool:
+    r"""Whether a letter is compared: the gold is `(C)` or `\text{C}`, or it is C and the answer opens like an option.
+
+    Without an option's bracket, full stop or colon, C may be a constant, and is compared as an expression.
+    """
+    if _letter(gold) not in tuple("ABCDE"):
+        return False
+    return gold != (_letter(gold),) or answer[1:2] in ((")",), (".",), (":",)) or answer[2:3] == (")",)
+
+
+def _letter(tokens: Tokens) -> str:
+    return "".join(tokens).strip(WORDS + "()")
 
 
 def _match_letter(gold: Tokens, answer: str) -> Match:
-    """A choice: the letter alone, or with the text of its option, as in `\\\\textbf{(C)} 12`."""
-    found = read_choice(f"A: {answer}").value
-    return Match(found is not None and found == "".join(gold).strip(WORDS + "()"), "letter")
+    r"""A choice: the letter alone, or with the text of its option, as in `\textbf{(C)} 12`."""
+    found = read_choice(f"answer is {answer}").value
+    return Match(found is not None and found == _letter(gold), "letter")
 
 
 def _lenient(gold: Gold, tokens: Tokens, answer: str) -> Match:

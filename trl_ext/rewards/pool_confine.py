@@ -54,10 +54,10 @@ def address_space_bytes() -> int:
         return int(statm.read().split()[0]) * PAGE_BYTES
 
 
-def renew_limits(cpu_s: float, memory_bytes: int) -> None:
-    """Set the kernel's own limits for the next row: what is used already does not count."""
+def renew_limits(cpu_s: float, address_space: int) -> None:
+    """Set the kernel's limits for the next row: further processor seconds, and bytes of address space in all."""
     lower(resource.RLIMIT_CPU, int(time.process_time() + cpu_s) + CPU_SLACK_S)
-    lower(resource.RLIMIT_AS, address_space_bytes() + memory_bytes)
+    lower(resource.RLIMIT_AS, address_space)
 
 
 def lower(kind: int, value: int) -> None:

@@ -149,13 +149,16 @@ class Link:
         stream.send(frame({"batch": number, "path": search_path(), "rules": request.rules, "rows": rows}))
 
     def hear(self, stream: Stream) -> None:
-        """Take what the server sent; when it is gone, try its requests once more with a new one."""
+        """Take what the server sent."""
         stream.flush()
         there = stream.receive()
         for data in stream.lines():
             self.hear_line(json.loads(data))
-        if there:
-            return
+        if not there:
+            self.server_ended()
+
+    def server_ended(self) -> None:
+        """Send what is open once more, to a new server."""
         self.stop_server()
         for number, request in list(self.requests.items()):
             if request.sends <= RESENDS:

@@ -41,13 +41,18 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)
     sock.setblocking(True)
-    base_bytes = address_space_bytes()
+    first_bytes = address_space_bytes()
+    kept_bytes = int(KEPT_FRAC * limits.memory_mib * MIB)
     while True:
         chunk = [(rules[rule], loaded(row)) for rule, row in load(received(sock))]
+        bytes_now = address_space_bytes()
         sock.sendall(STARTED)
         for rule, row in chunk:
+            renew_limits(limits.cpu_s, bytes_now + limits.memory_mib * MIB)
             report = judged(rule, row, limits)
-            report["retire"] = unclean(base_bytes, limits)
+            bytes_now = address_space_bytes()
+            # What a row left behind would be charged to the next one.
+            report["retire"] = num_threads() > 1 or has_children() or bytes_now - first_bytes > kept_bytes
             sock.sendall(line(report))
             if report["retire"]:
                 os._exit(0)
@@ -80,7 +85,6 @@ def loaded(row: bytes) -> Any:
 def judged(rule: Any, row: Any, limits: Limits) -> dict[str, Any]:
     """The verdict on a row as a message; the value "floor" stands for the rule's."""
     signal.setitimer(signal.ITIMER_REAL, 0)  # An alarm of the last row.
-    renew_limits(limits.cpu_s, limits.memory_mib * MIB)
     began, cpu_began = time.monotonic(), time.process_time()
     signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # The kernel ends the process, to its clock's tick.
     value, status, detail = verdict_of(rule, row, limits)
@@ -127,10 +131,3 @@ def raised_sentence(error: Exception) -> str:
 def cpu_sentence(limits: Limits) -> str:
     """What stopped a row that computes."""
     return f"used more than {limits.cpu_s:g} s of processor time"
-
-
-def unclean(base_bytes: int, limits: Limits) -> bool:
-    """Whether a row left something behind that would be charged to the next one."""
-    if num_threads() > 1 or has_children():
-        return True
-    return address_space_bytes() - base_bytes > KEPT_FRAC * limits.memory_mib * MIB

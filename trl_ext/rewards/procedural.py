@@ -38,7 +38,7 @@ class Procedural(Rule):
     (`procedural_guard.FAULTY`), or when the scorer does not give 1.0 to the entry's own answer.
 
     Args:
-        entry: Column with the entry as the library made it: JSON text (`json.dumps(entry, default=str)`), or a mapping.
+        entry: Column with the library's entry, as JSON text (`json.dumps(entry, default=str)`) or as a mapping.
             Text is the safer one: the `datasets` library fills mappings of different shape with nulls.
         dataset: Family of every entry, such as "chain_sum". None: `entry["metadata"]["source_dataset"]`.
         configs: Family to its configuration, for the few scorers that read it (tolerances, bounds). Families that

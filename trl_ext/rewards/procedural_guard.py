@@ -39,7 +39,7 @@ _FORMULA = re.compile(
     re.VERBOSE | re.ASCII,
 )
 _MAX_DEPTH = 8
-_MAX_BRACKET_POWERS = 3  # powers of a bracket, each of which can multiply the size of what is in it
+_MAX_BRACKET_POWERS = 3  # powers of a bracket, none inside another: each multiplies the size of what is in it
 _LARGE_POWER = re.compile(r"\*\*\s*(?:[2-9][0-9]|1[3-9])")  # of a bracket: SymPy writes (x + y + z)**99 out
 _PARSERS = frozenset({"eval", "exec", "compile", "__import__", "parse_expr", "sympify", "interpret"})
 
@@ -172,27 +172,36 @@ def _is_variable(name: Any) -> bool:
 def _is_formula(text: str) -> bool:
     if len(text) > _MAX_FORMULA_CHARS:
         return False
-    end = depth = num_powers = 0
+    end = num_powers = 0
+    # Per open bracket, whether a power of a bracket stands in it; the last one for the bracket that was closed last.
+    powered, closed = [False], False
     last = ""
     while end < len(text):
         token = _FORMULA.match(text, end)
         if token is None:
             return False
-        kind, end = token.lastgroup, token.end()
-        if kind is None and token[0].isspace():
+        kind, word, end = token.lastgroup, token[0], token.end()
+        if word.isspace():
             continue
-        depth += (kind == "open") - (kind == "close")
-        if kind == "power" and last == ")":
-            num_powers += 1 if not _LARGE_POWER.match(token[0]) else _MAX_BRACKET_POWERS + 1
-        if not 0 <= depth <= _MAX_DEPTH or num_powers > _MAX_BRACKET_POWERS:
+        if kind == "open":
+            # A letter called as a function would be whatever SymPy has under that letter.
+            if (last.isalnum() and last not in _FUNCTIONS) or len(powered) > _MAX_DEPTH:
+                return False
+            powered.append(False)
+        elif kind == "close":
+            closed = powered.pop()
+            if not powered:
+                return False
+            powered[-1] |= closed
+        elif kind == "power" and last == ")":
+            num_powers += 1
+            if closed or num_powers > _MAX_BRACKET_POWERS or _LARGE_POWER.match(word):
+                return False
+            powered[-1] = True
+        elif kind == "name" and len(word) > 1 and word not in _FUNCTIONS:
             return False
-        # A letter called as a function would be whatever SymPy has under that letter.
-        if last.isalnum() and last not in _FUNCTIONS and kind == "open":
-            return False
-        if kind == "name" and token[0] not in _FUNCTIONS and len(token[0]) > 1:
-            return False
-        last = token[0]
-    return depth == 0
+        last = word
+    return len(powered) == 1
 
 
 def entry_text(cell: Any) -> str:

@@ -5,6 +5,7 @@ of one word ("Paris.") repeats nothing of its prompt and earns 0.0, so use it fo
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.words import MAX_CHARS, UNSPACED, normalized, refusal, text_part
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
+_ASCII_WORD = re.compile("[a-z0-9]+")
 _UNSPACED_CHAR = regex.compile(rf"[{UNSPACED}]")
 _COPY_NGRAM = 5  # Words (or unspaced characters) in a row that are a copy and not a coincidence.
 # Words that say nothing of a subject, in English and Chinese; elsewhere frequency in the prompt weighs them down.
@@ -36,14 +38,15 @@ _STOP_WORDS = frozenset(
 class Relevance(Rule):
     """How much of the prompt's content the completion mentions, less what it copies.
 
-        value = max(0, min(1, mentioned / enough) - copied)
+        value = max(0, min(1, mentioned / enough) * min(1, own / shared) - copied)
 
     `mentioned` is the share, by weight, of the prompt's content words that occur in the completion, however often.
     A word's weight is ln(1 + n / c) for its c occurrences among the prompt's n words, so it does not depend on the
     completion; stop words weigh nothing. Chinese, Japanese, Korean and Thai count by pairs of characters.
 
-    `copied` is the share of the prompt's 5-grams that stand in the completion word for word. A completion without a
-    content word of its own, which is the prompt in another order, earns 0.0.
+    `own` and `shared` count the completion's different content words that the prompt lacks and has: the prompt's words
+    in another order are no answer. `copied` is the share of the prompt's 5-grams that stand in the completion word
+    for word. A completion without a content word of its own earns 0.0 with status `no_answer`.
 
     A prompt without content words cannot be judged (`gold_invalid`). Of a conversation the last user message counts.
 
@@ -76,21 +79,23 @@ class Relevance(Rule):
             return refused
         units = units_of(text_part(row.text, self.where))
         terms = frozenset(terms_of(units))
-        if not terms - prompt.terms:
+        shared = [term for term in prompt.weights if term in terms]
+        own = len(terms) - len(shared)
+        if not own:
             return Verdict(self.floor, "no_answer", "no content words of its own")
-        mentioned = sum(weight for term, weight in prompt.weights.items() if term in terms) / prompt.total
+        # In the prompt's order, because a sum of floats depends on it.
+        mentioned = sum(prompt.weights[term] for term in shared) / prompt.total
         copied = prompt.copied_frac(units)
-        value = max(0.0, min(1.0, mentioned / self.enough) - copied)
-        return Verdict(value, "ok", f"{mentioned:.0%} of the prompt's content mentioned, {copied:.0%} copied")
+        value = max(0.0, min(1.0, mentioned / self.enough) * min(1.0, own / max(len(shared), 1)) - copied)
+        return Verdict(value, "ok", f"{mentioned:.0%} of the prompt mentioned, {copied:.0%} copied, {own} words added")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a completion is compared with: the prompt's terms with their weights, and its 5-grams."""
+    """What a completion is compared with: the prompt's terms with their weights, the weights' sum, and its 5-grams."""
 
     weights: Mapping[str, float]
     total: float
-    terms: frozenset[str]
     ngrams: frozenset[tuple[str, ...]]
 
     def copied_frac(self, units: list[str]) -> float:
@@ -104,7 +109,7 @@ def read_prompt(text: str) -> Prompt:
     units = units_of(text[-MAX_CHARS:])
     counts = Counter(terms_of(units))
     weights = {term: math.log1p(len(units) / count) for term, count in counts.items()}
-    return Prompt(weights, sum(weights.values()), frozenset(counts), frozenset(ngrams(units)))
+    return Prompt(weights, sum(weights.values()), frozenset(ngrams(units)))
 
 
 def prompt_text(prompt: Any) -> str:
@@ -117,13 +122,19 @@ def prompt_text(prompt: Any) -> str:
 
 def units_of(text: str) -> list[str]:
     """Words without case and punctuation, and runs of characters of scripts without spaces."""
-    return _RUN.findall(normalized(text).casefold())
+    text = normalized(text).casefold()
+    return _ASCII_WORD.findall(text) if text.isascii() else _RUN.findall(text)
+
+
+def unspaced(unit: str) -> bool:
+    """Whether a unit is a run of characters of scripts without spaces."""
+    return not unit.isascii() and _UNSPACED_CHAR.match(unit) is not None
 
 
 def terms_of(units: list[str]) -> Iterator[str]:
     """Content words, and pairs of characters where words are not spaced; a lone character stands for itself."""
     for unit in units:
-        if not _UNSPACED_CHAR.match(unit):
+        if not unspaced(unit):
             yield from () if unit in _STOP_WORDS else (unit,)
         elif len(unit) == 1:
             yield unit
@@ -134,5 +145,5 @@ def terms_of(units: list[str]) -> Iterator[str]:
 
 def ngrams(units: list[str]) -> Iterator[tuple[str, ...]]:
     """All 5-grams, of words and of single characters where words are not spaced."""
-    single = [part for unit in units for part in (unit if _UNSPACED_CHAR.match(unit) else (unit,))]
+    single = [part for unit in units for part in (unit if unspaced(unit) else (unit,))]
     return zip(*(single[start:] for start in range(_COPY_NGRAM)), strict=False)

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -113,6 +114,7 @@ class _Server:
             self.process = _start(theirs.fileno(), at_most)
         hello = self._receive(_START_S)
         self.level, self.trouble = int(hello["level"]), str(hello["trouble"])
+        self.folder = str(hello["folder"])
         self.lost = ""  # why it serves no more
 
     def run(self, roles: Any, contents: Sequence[bytes], limits: Limits) -> Outcome:
@@ -175,6 +177,8 @@ class _Server:
                 self.process.wait(0.0 if self.lost else 1.0)
             self.process.kill()
             self.process.wait()
+            if self.folder:  # The server removes it, unless it was killed.
+                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class _Descriptors(list[int]):

@@ -3,6 +3,7 @@
 import ast
 import atexit
 import builtins
+import importlib
 import io
 import json
 import os
@@ -71,25 +72,27 @@ def run_judge(source: bytes) -> None:
     """Run the steps of a test against the candidate on the other end of the link, and report.
 
     Args:
-        source: JSON with `steps`, pairs of source text and whether it is a test (else it prepares one); `candidate`,
-            the function that the tests call by that name, or None; `all`, whether to go on behind a failed test.
+        source: JSON with `steps`, pairs of source text and its kind: "import", "prepare" or "test"; `candidate`, the
+            function that the tests call by that name, or None; `all`, whether to go on behind a failed test.
 
-    The report is JSON: the number of tests passed, and what failed first.
+    The report is JSON: the number of tests passed, what failed first, and whether that is the tests' own fault, which
+    an import is: the candidate has no part in it.
     """
     job = json.loads(source)
     link = Link(LINK, LINK, CALLS_ONLY, {})
-    passed, failure = 0, ""
+    passed, failure, unfit = 0, "", False
     try:
         scope = test_scope(job, link)
-        for text, is_test in job["steps"]:
+        for text, kind in job["steps"]:
             step_failure = failure_of(text, scope, link)
             failure = failure or step_failure
-            passed += is_test and not step_failure
-            if step_failure and (link.lost or not is_test or not job["all"]):
+            passed += kind == "test" and not step_failure
+            unfit |= kind == "import" and step_failure.startswith(("ImportError", "ModuleNotFoundError"))
+            if step_failure and (link.lost or kind != "test" or not job["all"]):
                 break
     except LinkLost as error:
         failure = str(error)
-    os.write(REPORT, json.dumps([passed, failure]).encode())
+    os.write(REPORT, json.dumps([passed, failure, unfit]).encode())
 
 
 def failure_of(text: str, scope: dict[str, Any], link: Link) -> str:
@@ -102,11 +105,14 @@ def failure_of(text: str, scope: dict[str, Any], link: Link) -> str:
 
 
 def test_scope(job: dict[str, Any], link: Link) -> dict[str, Any]:
-    """The names that the tests use and do not define: Python's own modules here, all others from the candidate."""
+    """The names that the tests use and do not define: Python's own modules here, all others from the candidate.
+
+    A prompt's `import math` counts for its tests too, and the candidate's `math` could be anything.
+    """
     scope: dict[str, Any] = {"__name__": "tests"}
-    for name in free_names(text for text, _ in job["steps"]):
-        if name in sys.stdlib_module_names:
-            scope[name] = __import__(name)
+    for name, is_module in free_names(text for text, _ in job["steps"]).items():
+        if is_module:
+            scope[name] = importlib.import_module(name)
         else:
             look_up(scope, name, name, link)
     if job["candidate"]:
@@ -122,12 +128,17 @@ def look_up(scope: dict[str, Any], name: str, theirs: str, link: Link) -> None:
         pass
 
 
-def free_names(texts: Any) -> list[str]:
-    """Names that are read in the texts and are neither assigned in them nor Python's own, in order of the alphabet."""
+def free_names(texts: Any) -> dict[str, bool]:
+    """Names that the texts read and that are no built-ins, each with whether it is meant as one of Python's modules.
+
+    It is if it bears a module's name and is only used with a dot behind it: `select(3)` is the candidate's function.
+    """
     nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
-    return sorted(read - set(dir(builtins)))
+    read = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    dotted = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    plain = {node.id for node in read if id(node) not in dotted}
+    names = {node.id for node in read} - set(dir(builtins))
+    return {name: name in sys.stdlib_module_names - plain for name in sorted(names)}
 
 
 ROLES = {"program": run_program, "candidate": run_candidate, "judge": run_judge}

@@ -70,7 +70,7 @@ class Server:
 
     def serve(self) -> None:
         """Say the level, then do jobs."""
-        self.control.send(json.dumps({"level": self.level, "trouble": self.trouble}).encode())
+        self.control.send(json.dumps({"level": self.level, "trouble": self.trouble, "folder": self.folder}).encode())
         while True:
             message, descriptors, _, _ = socket.recv_fds(self.control, 2**16, 16)
             if not message:

@@ -169,13 +169,18 @@ def add_shared_tokens(dataset: Any) -> Any:
 
 
 def add_rule_gaps(dataset: Any, rules: Any, role: str) -> Any:
-    """The dataset with the column `rule_gap`: the rules' score of chosen minus that of rejected."""
-    if GAP in columns_of(dataset, role) or "chosen_ids" in columns_of(dataset, role):
+    """The dataset with the column `rule_gap`: the rules' score of chosen minus that of rejected.
+
+    A column of that name gives way: sides may have been swapped since it was made. Tokens cannot be judged.
+    """
+    columns = columns_of(dataset, role)
+    if "chosen_ids" in columns:
         return dataset
     if isinstance(dataset, IterableDataset):
         logger.warning(f"{role} is a stream, to which the rules are not applied. Give them a dataset, not a stream.")
         return dataset
-    return dataset.add_column(GAP, rule_gaps(dataset, rules))
+    gaps = rule_gaps(dataset, rules)
+    return (dataset.remove_columns(GAP) if GAP in columns else dataset).add_column(GAP, gaps)
 
 
 def add_row_numbers(dataset: Any) -> Any:

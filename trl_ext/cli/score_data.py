@@ -1,0 +1,150 @@
+"""What `trl-ext score` reads: local files and folders, one row of a table, and the dataset's row that belongs to it."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards import RuleSet
+from trl_ext.scripts.data import READERS
+
+_OWN = ("prompt", "completion", "completion_ids")  # What `RuleSet.explain` takes apart from the columns.
+
+
+def read_data(path: str, split: str = "train", limit: int | None = None) -> Any:
+    """The rows of a local file or folder, as the training scripts read them; nothing is looked for on the hub."""
+    source = Path(path)
+    if not source.exists():
+        raise DataError(f"There is no file or folder {path}. Give a local file: {', '.join(READERS)}.")
+    if source.is_file() and source.suffix not in READERS:
+        raise DataError(f"{path} is none of {', '.join(READERS)}. Convert it to one of them.")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit is {limit}. Give at least 1.")
+    dataset = _loaded(source, split)
+    return dataset if limit is None else dataset.select(range(min(limit, len(dataset))))
+
+
+def _loaded(source: Path, split: str) -> Any:
+    os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+    import datasets
+    from datasets.exceptions import DatasetsError
+
+    datasets.disable_progress_bars()  # of the conversion; the commands show their own
+    try:
+        if source.is_file():
+            return datasets.load_dataset(READERS[source.suffix], data_files=str(source), split="train")
+        saved = any((source / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        found = datasets.load_from_disk(str(source)) if saved else datasets.load_dataset(str(source))
+    except (DatasetsError, OSError, ValueError, StopIteration) as error:
+        raise DataError(f"{source} cannot be read: {error}") from error
+    finally:
+        datasets.enable_progress_bars()
+    if isinstance(found, datasets.Dataset):
+        return found
+    if split not in found:
+        raise DataError(f"{source} has no split '{split}', only {', '.join(found)}. Name one with --split.")
+    return found[split]
+
+
+def renamed(pairs: Iterable[str]) -> dict[str, str]:
+    """`["completion=response"]` as name to name in the file."""
+    found = {}
+    for pair in pairs:
+        name, equals, in_file = pair.partition("=")
+        if not (name and equals and in_file):
+            raise ConfigError(f"--column is '{pair}'. Write NAME=NAME_IN_FILE, such as completion=response.")
+        found[name] = in_file
+    return found
+
+
+def row_of(path: str, number: int, names: Mapping[str, str]) -> dict[str, Any]:
+    """One row of a table of completions, under the names that the rules use."""
+    table = read_data(path)
+    if not 0 <= number < len(table):
+        raise DataError(f"{path} has {len(table)} rows, counted from 0, so there is no row {number}. Check --row.")
+    row = _under(names, table[number])
+    if "completion" not in row:
+        there = ", ".join(table.column_names)
+        raise DataError(
+            f"{path} has no column 'completion'; its columns are: {there}. Say which: --column completion=NAME."
+        )
+    return row
+
+
+def _under(names: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, **{name: row[in_file] for name, in_file in names.items() if in_file in row}}
+
+
+def columns_of(
+    rules: RuleSet, row: Mapping[str, Any], names: Mapping[str, str], data: str | None, split: str
+) -> dict[str, Any]:
+    """The row's columns that the rules may read, those of the dataset among them where one is named."""
+    columns = {name: cell for name, cell in row.items() if name not in _OWN}
+    if "advantage" in columns:  # TRL's table: a column that is called like a rule holds its reward.
+        for name in (rules.name, *(rule.name for rule in rules.rules)):
+            columns.pop(name, None)
+    if data is not None:
+        return {**columns, **_matching(read_data(data, split), row, names, rules.columns, data)}
+    missing = [name for name in rules.columns if name not in columns]
+    if missing:
+        raise DataError(
+            f"The rules read the column '{missing[0]}', which this table lacks: TRL's tables do not hold the dataset's "
+            f"columns. Name the dataset: --data FILE; or the column: --column {missing[0]}=NAME."
+        )
+    return columns
+
+
+def _matching(
+    data: Any, row: Mapping[str, Any], names: Mapping[str, str], needed: Sequence[str], path: str
+) -> dict[str, Any]:
+    """The dataset's row with the same prompt; DataError without one, or with several that differ."""
+    in_file = names.get("prompt", "prompt")
+    column = in_file if in_file in data.column_names else "prompt"
+    if column not in data.column_names or "prompt" not in row:
+        raise DataError(f"{path} or the table has no column 'prompt' to join by. Say which: --column prompt=NAME.")
+    wanted = prompt_key(row["prompt"])
+    found = [number for number, prompt in enumerate(data[column]) if prompt_key(prompt) == wanted]
+    if not found:
+        raise DataError(f"No row of {path} has this row's prompt: {wanted[:200]}. Give the data of that run.")
+    rows = [_under(names, data[number]) for number in found]
+    missing = [name for name in needed if name not in rows[0]]
+    if missing:
+        there = ", ".join(data.column_names)
+        raise DataError(f"The rules read the column '{missing[0]}', which {path} lacks; its columns are: {there}.")
+    if any(one[name] != rows[0][name] for one in rows for name in needed):
+        raise DataError(f"Rows {', '.join(map(str, found[:5]))} of {path} have this prompt and differ. Join by hand.")
+    return {name: rows[0][name] for name in needed}
+
+
+def prompt_key(prompt: Any) -> str:
+    """Equal for equal prompts: in a table, messages have the keys of all rows, and None where they lack one."""
+    if isinstance(prompt, list):
+        return json.dumps([{key: part for key, part in message.items() if part is not None} for message in prompt])
+    return str(prompt)
+
+
+def ids_of(rules: RuleSet, row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int] | None:
+    """The completion's token ids: the table's, or else the tokenizer's."""
+    ids = row.get("completion_ids")
+    if ids is not None:
+        return list(ids)
+    if tokenizer is not None:
+        return _tokenized(tokenizer, text)
+    counting = [rule.name for rule in rules.rules if getattr(rule, "unit", None) == "tokens"]
+    if counting:
+        raise ConfigError(
+            f"Rule '{counting[0]}' counts tokens, and the table holds no completion_ids. Name the model: --tokenizer NAME."
+        )
+    return None
+
+
+def _tokenized(name: str, text: str) -> list[int]:
+    from transformers import AutoTokenizer
+
+    try:
+        found = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The tokenizer '{name}' cannot be loaded: {error}") from error
+    return list(found(text, add_special_tokens=False)["input_ids"])

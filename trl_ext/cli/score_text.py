@@ -1,0 +1,67 @@
+"""What `trl-ext score explain` prints around the explanation."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trl_ext.rewards import Explanation, Rule, RuleSet
+from trl_ext.rewards.audit_report import shortened, table
+from trl_ext.rewards.redteam_rows import prompt_text
+
+_SHOWN_CHARS = 600
+
+
+def heading(row: Mapping[str, Any], text: str) -> str:
+    """The row's prompt and completion, shortened."""
+    step = [f"step {row['step']}"] if row.get("step") is not None else []
+    prompt = prompt_text(row.get("prompt"))
+    return "\n".join([*step, f"prompt: {shortened(prompt, _SHOWN_CHARS)}", f"completion: {_both_ends(text)}"])
+
+
+def _both_ends(text: str) -> str:
+    """A long completion's start and end: answers stand at the end."""
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    half = _SHOWN_CHARS // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+
+
+def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
+    """For each rule what its part of the total depends on besides the completion."""
+    lines = [(rule.name, _reads(rule, columns), _runs(rules, rule), _counts(rule)) for rule in rules.rules]
+    return table([("rule", "reads", "runs", "counts"), *lines])
+
+
+def _reads(rule: Rule, columns: Mapping[str, Any]) -> str:
+    cells = [f"{name}={shortened(repr(columns.get(name)), 60)}" for name in rule.all_columns]
+    tokens = ["token ids"] if getattr(rule, "unit", None) == "tokens" else []
+    return ", ".join([*cells, *tokens]) or "no column"
+
+
+def _runs(rules: RuleSet, rule: Rule) -> str:
+    return "here" if rule.tier == "inline" or not rules.isolate else f"in a worker, {rules.limits.cpu_s:g} s at most"
+
+
+def _counts(rule: Rule) -> str:
+    return ", ".join(_conditions(rule)) or "always"
+
+
+def _conditions(rule: Rule) -> Iterator[str]:
+    if rule.gate is not None:
+        yield f"where '{rule.gate}' is at least 1"
+    for name, values in (rule.when or {}).items():
+        yield f"where {name} is {' or '.join(map(repr, values))}"
+    if rule.schedule is not None:
+        yield "with a weight that changes over the run; here, that of its start"
+
+
+def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
+    """What the run's own log says of this row, and whether it is the same; empty without a log."""
+    if row.get("advantage") is None:
+        return ""
+    line = f"advantage in the log: {row['advantage']:.3f}"
+    if rules.name not in row:
+        return line
+    total = row[rules.name]
+    same = total is found.total is None or (None not in (total, found.total) and abs(total - found.total) < 1e-4)
+    note = "" if same else ". The log differs: the rules, the data or the progress of the run are others"
+    return f"total in the log: {'none' if total is None else f'{total:.3f}'}, {line}{note}"

@@ -1,0 +1,110 @@
+r"""The many spellings of one thing: signs and commands that mean the same, text that is a word, a function, a unit."""
+
+import re
+
+WORDS = '"'  # Opens a token that holds words.
+
+_TEXT = "text|textbf|textit|textrm|textnormal|textup|mathrm|mathbf|mathit|mathsf|mbox|operatorname|boldsymbol|bm"
+TOKEN = re.compile(
+    rf"\\(?:{_TEXT})\s*\{{(?P<text>[^{{}}$]*)\}}"
+    r"|\\(?:begin|end)\s*\{[A-Za-z*]+\}"
+    r"|\\[A-Za-z]+|\\."
+    r"|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?|\.[0-9]+"
+    r"|(?P<run>[A-Za-z]{2,})|\S",
+    re.DOTALL,
+)
+_THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
+_LATEX_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))")
+_ARRAY = re.compile(r"\\begin\{array\}\s{0,9}\{[^{}]{0,40}\}")
+_BRACKETED = re.compile(r"[(\[]|\\\{|\\lbrace|\\langle|matrix")
+
+# ruff: noqa: RUF001  Signs that look like others are what this table is about.
+_SIGNS = {
+    **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full-width ASCII
+    **dict.fromkeys(map(ord, "\u2212\u2013\u2014"), "-"),
+    **dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " "),
+    **dict.fromkeys(map(ord, "\u00b7\u22c5\u2219\u00d7"), " \\cdot "),
+    **dict.fromkeys(map(ord, "\u00b0\u00ba"), " \\degree "),
+    **{ord(sign): f" {command} " for sign, command in {
+        "÷": "/", "π": "\\pi", "√": "\\surd", "∞": "\\infty", "≤": "\\leq", "≥": "\\geq", "≠": "\\neq", "±": "\\pm",
+        "∪": "\\cup", "∩": "\\cap", "∈": "\\in", "∅": "\\emptyset", "²": "^{2}", "³": "^{3}", "½": "\\frac{1}{2}",
+        "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "α": "\\alpha", "β": "\\beta", "θ": "\\theta", "λ": "\\lambda",
+        "φ": "\\phi", "⌊": "\\lfloor", "⌋": "\\rfloor", "⌈": "\\lceil", "⌉": "\\rceil",
+    }.items()},
+}  # fmt: skip
+
+_DROPPED = frozenset(
+    "\\left \\right \\big \\Big \\bigg \\Bigg \\bigl \\bigr \\Bigl \\Bigr \\displaystyle \\textstyle \\limits \\quad"
+    " \\qquad \\! \\, \\; \\: \\> ~ \\( \\) \\[ \\] \\boldmath".split()
+) | {"\\ ", "$", "\\\n"}
+_SPELLING = {
+    "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\dbinom": "\\binom", "\\tbinom": "\\binom",
+    "\\le": "\\leq", "\\ge": "\\geq", "\\leqslant": "\\leq", "\\geqslant": "\\geq", "\\ne": "\\neq", "\\lt": "<",
+    "\\gt": ">", "\\times": "\\cdot", "*": "\\cdot", "\\ast": "\\cdot", "\\div": "/", "\\lvert": "|",
+    "\\rvert": "|", "\\vert": "|", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]",
+    "\\%": "%", "\\varnothing": "\\emptyset", "\\dots": "\\ldots", "\\cdots": "\\ldots", "\\circ": "\\degree",
+    "\\infin": "\\infty", ";": ",", "\\lor": ",", "\\land": ",",
+}  # fmt: skip
+_FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi gcd lcm max min".split()
+)
+_RUNS = {"infinity": "\\infty", "inf": "\\infty", "and": ",", "or": ",", "theta": "\\theta", "pm": "\\pm"}
+_UNITS = frozenset("cm mm km nm ft yd mi lb lbs kg mg oz ml mL sq deg mph kph hr hrs min sec rad kmh am pm".split())
+
+
+def plain(text: str) -> str:
+    """Signs as commands, thousands without separators, currency as `\\$`, no dollar as a delimiter."""
+    if not text.isascii():
+        text = text.translate(_SIGNS)
+    text = _ARRAY.sub(r"\\begin{matrix}", text.strip()).replace("\\end{array}", "\\end{matrix}")
+    text = _LATEX_THOUSANDS.sub("", text)
+    if not _BRACKETED.search(text):  # (1,000) is a pair, 1,000 is a number.
+        text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    if not (len(text) > 1 and text.startswith("$") and text.endswith("$") and not text.endswith("\\$")):
+        text = re.sub(r"(?<![\\$])\$(?=\s?[0-9.])", r"\\$", text)
+    return text
+
+
+def spelled(match: re.Match[str], before: str) -> list[str]:
+    """The tokens of one match of TOKEN; `before` is the token in front of it."""
+    token = match[0]
+    if match["text"] is not None:
+        bold = token.startswith(("\\mathbf", "\\mathit", "\\bm", "\\boldsymbol"))
+        return _text(match["text"], bold)
+    if match["run"]:
+        return _run(token, before)
+    if token.startswith(("\\begin", "\\end")):
+        return [re.sub(r"[\s*]", "", token)]
+    return [] if token in _DROPPED else [_SPELLING.get(token, token)]
+
+
+def _text(content: str, bold: bool) -> list[str]:
+    """The tokens of `\\text{...}`: words, or maths where it has a digit or no letter. One bold letter is a vector."""
+    words = " ".join(content.split()).strip(".,;:")
+    if words.lower() in ("and", "or"):
+        return [","]
+    if words in _FUNCTIONS:
+        return ["\\" + words]
+    letter = re.fullmatch(r"\(?([A-Za-z])\)?", words)
+    if letter:
+        return [letter[1] if bold else WORDS + letter[1]]
+    if re.search(r"[0-9]", words) or not re.search(r"[^\W\d_]", words):
+        return [token for match in TOKEN.finditer(words) for token in spelled(match, "")]
+    return [WORDS + words.casefold()]
+
+
+def _run(run: str, before: str) -> list[str]:
+    """The tokens of two or more letters in a row: a function, a connective, words, or variables side by side."""
+    if run in _FUNCTIONS:
+        return ["\\" + run]
+    if run in _RUNS:
+        return [_RUNS[run]]
+    behind_value = bool(before) and (is_number(before) or before in ("}", ")") or before.startswith(WORDS))
+    if len(run) > 3 or (run in _UNITS and behind_value):
+        return [WORDS + run.casefold()]
+    return list(run)
+
+
+def is_number(token: str) -> bool:
+    """Whether a token is a number without sign."""
+    return token[0] in "0123456789" or (token[0] == "." and len(token) > 1)

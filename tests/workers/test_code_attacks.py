@@ -330,6 +330,7 @@ def test_nothing_outlives_a_trainer_that_is_killed():
         "print('ready', flush=True)\n"
         "sandbox.run_program(b'import time\\ntime.sleep(60)', b'', sandbox.Limits(20.0, 256, 1024), {level})"
     )
+    folders = set(glob.glob(f"{tempfile.gettempdir()}/sandbox-*"))
     for level in range(sandbox.sandbox_level()[0] + 1):
         command = [sys.executable, "-c", script.format(path=sys.path, level=level)]
         trainer = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -343,3 +344,4 @@ def test_nothing_outlives_a_trainer_that_is_killed():
         while any(os.path.exists(f"/proc/{pid}") for pid in below) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not [pid for pid in below if os.path.exists(f"/proc/{pid}")]
+    assert set(glob.glob(f"{tempfile.gettempdir()}/sandbox-*")) <= folders

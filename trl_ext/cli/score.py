@@ -8,9 +8,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trl_ext.errors import ConfigError, RuleError
+
 NOT_OK = 1  # the exit code for a check that found something; 2 is a user's mistake
 
-DESCRIPTION = "Check rules before, and completions after they train: no model, no GPU, nothing is downloaded."
+DESCRIPTION = "Check rules before they train a model, and what they gave while they did. Needs no model and no GPU."
 AUDIT = """\
 Do rules and data fit? For every row, each rule that judges correctness must give its full value to the row's own
 gold answer, and less to the gold answers of other rows. Exit code 1 if some row fails."""
@@ -105,7 +107,7 @@ def _add_data_options(parser: argparse.ArgumentParser, limit: int | None) -> Non
     parser.add_argument("--split", default="train", help="split of the data if it is a folder (default train)")
 
 
-# Commands -------------------------------------------------------------------------------------------------------------
+# Commands -----------------------------------------------------------------------------------------------------------
 
 
 def run_audit(arguments: argparse.Namespace) -> int:
@@ -147,8 +149,13 @@ def run_explain(arguments: argparse.Namespace) -> int:
     row = row_of(arguments.completions, arguments.row, names)
     text = completion_text(row["completion"])
     columns = columns_of(rules, row, names, arguments.data, arguments.split)
-    ids = ids_of(rules, row, text, arguments.tokenizer)
-    found = rules.explain(row.get("prompt"), row["completion"], ids, **columns)
+    ids = ids_of(row, text, arguments.tokenizer)
+    try:
+        found = rules.explain(row.get("prompt"), row["completion"], ids, **columns)
+    except RuleError as error:
+        if ids is not None or "completion_ids" not in str(error):
+            raise
+        raise ConfigError(f"{error} On the command line: --tokenizer MODEL.") from error
     parts = [heading(row, text), str(found), dependencies(rules, columns), logged(rules, row, found)]
     print(printable("\n\n".join(filter(None, parts))))
     return 0

@@ -1,4 +1,4 @@
-"""What `trl-ext score` reads: local files and folders, one row of a table, and the dataset's row that belongs to it."""
+"""What `trl-ext score` reads: local files and folders, one row of a table, and the dataset's row for it."""
 
 import json
 import os
@@ -90,8 +90,8 @@ def columns_of(
     missing = [name for name in rules.columns if name not in columns]
     if missing:
         raise DataError(
-            f"The rules read the column '{missing[0]}', which this table lacks: TRL's tables do not hold the dataset's "
-            f"columns. Name the dataset: --data FILE; or the column: --column {missing[0]}=NAME."
+            f"The rules read the column '{missing[0]}', which this table lacks: TRL's tables do not hold the "
+            f"dataset's columns. Name the dataset: --data FILE; or the column: --column {missing[0]}=NAME."
         )
     return columns
 
@@ -125,19 +125,12 @@ def prompt_key(prompt: Any) -> str:
     return str(prompt)
 
 
-def ids_of(rules: RuleSet, row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int] | None:
+def ids_of(row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int] | None:
     """The completion's token ids: the table's, or else the tokenizer's."""
     ids = row.get("completion_ids")
     if ids is not None:
         return list(ids)
-    if tokenizer is not None:
-        return _tokenized(tokenizer, text)
-    counting = [rule.name for rule in rules.rules if getattr(rule, "unit", None) == "tokens"]
-    if counting:
-        raise ConfigError(
-            f"Rule '{counting[0]}' counts tokens, and the table holds no completion_ids. Name the model: --tokenizer NAME."
-        )
-    return None
+    return None if tokenizer is None else _tokenized(tokenizer, text)
 
 
 def _tokenized(name: str, text: str) -> list[int]:

@@ -1,5 +1,6 @@
 """What `trl-ext score explain` prints around the explanation."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def _reads(rule: Rule, columns: Mapping[str, Any]) -> str:
 
 
 def _runs(rules: RuleSet, rule: Rule) -> str:
-    return "here" if rule.tier == "inline" or not rules.isolate else f"in a worker, {rules.limits.cpu_s:g} s at most"
+    return "inline" if rule.tier == "inline" or not rules.isolate else f"worker, {rules.limits.cpu_s:g} s at most"
 
 
 def _counts(rule: Rule) -> str:
@@ -61,7 +62,7 @@ def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
     line = f"advantage in the log: {row['advantage']:.3f}"
     if rules.name not in row:
         return line
-    total = row[rules.name]
+    total = None if row[rules.name] is None or math.isnan(row[rules.name]) else row[rules.name]
     same = total is found.total is None or (None not in (total, found.total) and abs(total - found.total) < 1e-4)
     note = "" if same else ". The log differs: the rules, the data or the progress of the run are others"
     return f"total in the log: {'none' if total is None else f'{total:.3f}'}, {line}{note}"

@@ -90,10 +90,10 @@ class _Reader:
         return negative(node) if is_negative else node
 
     def signs(self) -> bool:
-        negative = False
+        is_negative = False
         while self.peek() in ("+", "-"):
-            negative ^= self.next() == "-"
-        return negative
+            is_negative ^= self.next() == "-"
+        return is_negative
 
     def starts_factor(self, token: str) -> bool:
         """Whether a token behind a factor opens another one. Numbers do not: `2 3` and `x2` are no products."""

@@ -118,5 +118,8 @@ def _exact_call(name: str, values: list[Fraction]) -> Fraction | None:
         return Fraction(math.factorial(int(first)))
     if name == "binomial" and whole:
         return Fraction(math.comb(int(first), int(values[1])))
-    simple = {"abs": abs, "floor": lambda x: Fraction(math.floor(x)), "ceil": lambda x: Fraction(math.ceil(x))}
-    return simple[name](first) if name in simple else None
+    if name == "abs":
+        return abs(first)
+    if name in ("floor", "ceil"):
+        return Fraction(math.floor(first) if name == "floor" else math.ceil(first))
+    return None

@@ -37,8 +37,7 @@ _X86_64 = (
     "select 23 sched_yield 24 mremap 25 mincore 27 madvise 28 dup 32 dup2 33 pause 34 nanosleep 35 getitimer 36 "
     "alarm 37 setitimer 38 getpid 39 recvfrom 45 socketpair 53 exit 60 uname 63 getcwd 79 readlink 89 umask 95 "
     "gettimeofday 96 getrlimit 97 getrusage 98 sysinfo 99 times 100 getuid 102 getgid 104 geteuid 107 getegid 108 "
-    "getppid 110 "
-    "getpgrp 111 getgroups 115 getresuid 118 getresgid 120 getpgid 121 getsid 124 rt_sigpending 127 "
+    "getppid 110 getpgrp 111 getgroups 115 getresuid 118 getresgid 120 getpgid 121 getsid 124 rt_sigpending 127 "
     "rt_sigtimedwait 128 rt_sigsuspend 130 sigaltstack 131 statfs 137 fstatfs 138 arch_prctl 158 gettid 186 time 201 "
     "futex 202 sched_getaffinity 204 getdents64 217 set_tid_address 218 restart_syscall 219 fadvise64 221 "
     "clock_gettime 228 clock_getres 229 clock_nanosleep 230 exit_group 231 epoll_wait 232 epoll_ctl 233 openat 257 "
@@ -51,15 +50,15 @@ _AARCH64 = (
     0xC00000B7,
     "getcwd 17 eventfd2 19 epoll_create1 20 epoll_ctl 21 epoll_pwait 22 dup 23 dup3 24 statfs 43 fstatfs 44 "
     "faccessat 48 openat 56 close 57 pipe2 59 getdents64 61 lseek 62 read 63 write 64 readv 65 writev 66 pread64 67 "
-    "pwrite64 68 preadv 69 pwritev 70 pselect6 72 ppoll 73 readlinkat 78 newfstatat 79 fstat 80 exit 93 exit_group 94 "
-    "set_tid_address 96 futex 98 set_robust_list 99 get_robust_list 100 nanosleep 101 getitimer 102 setitimer 103 "
-    "clock_gettime 113 clock_getres 114 clock_nanosleep 115 sched_getaffinity 123 sched_yield 124 restart_syscall 128 "
-    "sigaltstack 132 rt_sigsuspend 133 rt_sigaction 134 rt_sigprocmask 135 rt_sigpending 136 rt_sigtimedwait 137 "
-    "rt_sigreturn 139 getresuid 148 getresgid 150 times 153 getpgid 155 getsid 156 getgroups 158 uname 160 "
-    "getrlimit 163 getrusage 165 umask 166 getcpu 168 gettimeofday 169 getpid 172 getppid 173 getuid 174 geteuid 175 "
-    "getgid 176 getegid 177 gettid 178 sysinfo 179 brk 214 munmap 215 mremap 216 mmap 222 fadvise64 223 mprotect 226 "
-    "mincore 232 madvise 233 socketpair 199 recvfrom 207 getrandom 278 membarrier 283 statx 291 rseq 293 "
-    "close_range 436 faccessat2 439",
+    "pwrite64 68 preadv 69 pwritev 70 pselect6 72 ppoll 73 readlinkat 78 newfstatat 79 fstat 80 exit 93 "
+    "exit_group 94 set_tid_address 96 futex 98 set_robust_list 99 get_robust_list 100 nanosleep 101 getitimer 102 "
+    "setitimer 103 clock_gettime 113 clock_getres 114 clock_nanosleep 115 sched_getaffinity 123 sched_yield 124 "
+    "restart_syscall 128 sigaltstack 132 rt_sigsuspend 133 rt_sigaction 134 rt_sigprocmask 135 rt_sigpending 136 "
+    "rt_sigtimedwait 137 rt_sigreturn 139 getresuid 148 getresgid 150 times 153 getpgid 155 getsid 156 getgroups 158 "
+    "uname 160 getrlimit 163 getrusage 165 umask 166 getcpu 168 gettimeofday 169 getpid 172 getppid 173 getuid 174 "
+    "geteuid 175 getgid 176 getegid 177 gettid 178 sysinfo 179 socketpair 199 recvfrom 207 brk 214 munmap 215 "
+    "mremap 216 mmap 222 fadvise64 223 mprotect 226 mincore 232 madvise 233 getrandom 278 membarrier 283 statx 291 "
+    "rseq 293 close_range 436 faccessat2 439",
     {
         "fcntl": 25,
         "sendto": 206,

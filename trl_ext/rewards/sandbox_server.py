@@ -70,17 +70,27 @@ class Server:
 
     def serve(self) -> None:
         """Say the level, then do jobs."""
-        self.control.send(json.dumps({"level": self.level, "trouble": self.trouble, "folder": self.folder}).encode())
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(self.control, 2**16, 16)
-            if not message:
-                break
-            job = json.loads(message)
-            if "stop" not in job:  # It crossed with the reply to the job that it was meant for.
-                job |= {"level": self.level, "parent": os.getpid()}
-                self.control.send(json.dumps(self._run(job, descriptors)).encode())
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        hello = {"level": self.level, "trouble": self.trouble, "folder": self.folder}
+        try:
+            self.control.send(json.dumps(hello).encode())
+            while self._serve_one():
+                pass
+        except ConnectionError:  # The other end is gone, perhaps in the middle of a job.
+            pass
+        finally:
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _serve_one(self) -> bool:
+        """Do one job; False when there will be no more."""
+        message, descriptors, _, _ = socket.recv_fds(self.control, 2**16, 16)
+        if not message:
+            return False
+        job = json.loads(message)
+        if "stop" not in job:  # Else it crossed with the reply to the job that it was meant for.
+            job |= {"level": self.level, "parent": os.getpid()}
+            self.control.send(json.dumps(self._run(job, descriptors)).encode())
+        return True
 
     def _run(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """Fork the job's processes and wait for the last one; the others end with it."""

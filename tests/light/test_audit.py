@@ -1,0 +1,230 @@
+"""audit: golds against themselves and against each other."""
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from trl_ext.errors import ConfigError, DataError, RuleError
+from trl_ext.rewards import Answer, Length, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards.audit import audit, gold_key, other_rows, worst_step_s
+from trl_ext.rewards.limits import Limits
+
+GOLDS = [{"answer": answer} for answer in ("18", "... #### 42", "\\boxed{3/4}", "1,018", "18.0")]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDigit(Rule):
+    """Reads the first digit of gold and completion, and so fragments of both."""
+
+    tier: ClassVar[str] = "inline"
+    judges_correctness: ClassVar[bool] = True
+    bare_gold: bool = True
+
+    @property
+    def columns(self):
+        return ("answer",)
+
+    def ideal(self, columns):
+        return columns["answer"]
+
+    def score(self, row: Row) -> Verdict:
+        gold = row.columns["answer"]
+        digit = gold if self.bare_gold else first_digit(gold)
+        return Verdict(float(first_digit(row.text) == digit))
+
+
+def first_digit(text: str) -> str:
+    return next((char for char in text if char.isdigit()), "")
+
+
+def one(report):
+    (found,) = report.rules
+    return found
+
+
+@pytest.mark.parametrize("kind", ["number", "exact"])
+def test_golds_that_are_read_as_themselves_are_ok(kind):
+    report = audit(RuleSet([Answer(kind=kind)]), GOLDS)
+    assert report.ok and one(report).num_right == one(report).num_rows == report.num_rows == 5
+
+
+def test_a_letter_is_audited_as_it_stands():
+    report = audit(RuleSet([Answer(kind="choice")]), [{"answer": "B) Paris"}, {"answer": "The letter (C)"}])
+    assert report.ok and one(report).num_compared == 2
+
+
+def test_every_gold_meets_as_many_others_as_there_are():
+    assert one(audit(RuleSet([Answer()]), GOLDS, others=2)).num_compared == 10
+    assert one(audit(RuleSet([Answer()]), GOLDS, others=9)).num_compared == 15  # 18 and 18.0 are one gold
+    assert one(audit(RuleSet([Answer()]), GOLDS, others=0)).num_compared == 0
+
+
+def test_a_gold_that_cannot_be_read_is_counted_and_named():
+    report = audit(RuleSet([Answer()]), [*GOLDS, {"answer": "3\\sqrt{13}"}, {"answer": None}])
+    found = one(report)
+    assert not report.ok and found.num_unreadable == 2 and found.unreadable_frac == pytest.approx(2 / 7)
+    assert [(failure.kind, failure.row) for failure in found.failures] == [("unreadable", 5), ("unreadable", 6)]
+    assert "answer, row 5: its gold cannot be read" in str(report)
+
+
+def test_a_gold_that_is_read_as_a_fragment_is_wrong_and_accepts_the_fragment():
+    report = audit(RuleSet([FirstDigit()]), [{"answer": "3"}, {"answer": "31"}])
+    kinds = {(failure.kind, failure.row, failure.other) for failure in one(report).failures}
+    assert kinds == {("wrong", 1, None), ("accepted", 0, 1)} and not report.ok
+    assert "row 0: the gold of row 1 earns 1 too" in str(report)
+
+
+def test_golds_that_are_one_to_the_rule_are_alike():
+    report = audit(RuleSet([FirstDigit(bare_gold=False)]), [{"answer": "3x"}, {"answer": "3y"}, {"answer": "4"}])
+    found = one(report)
+    assert (found.num_right, found.num_accepted, found.num_alike) == (3, 0, 2) and not report.ok
+
+
+def test_a_rare_pair_of_golds_that_are_alike_is_no_fault():
+    rows = [{"answer": str(number)} for number in range(200, 400)]
+    report = audit(RuleSet([Answer()]), [{"answer": "1/2"}, {"answer": "0.5"}, *rows], others=201)
+    assert one(report).num_alike == 2 and report.ok
+
+
+def test_the_same_seed_draws_the_same_others():
+    keys = [str(number) for number in range(50)]
+    assert other_rows(keys, 3, 7) == other_rows(keys, 3, 7) != other_rows(keys, 3, 8)
+
+
+def test_others_have_another_gold_and_a_gold():
+    keys = ["a", "a", None, "b", "c"]
+    for key, others in zip(keys, other_rows(keys, 2, 0), strict=True):
+        assert len(others) == (0 if key is None else 2)
+        assert all(keys[other] not in (key, None) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        ("18", "18.0", True),
+        ("1,018.50", "1018.5", True),
+        (" New  York", "new york", True),
+        ("1,2", "12", False),
+        ("100", "1", False),
+        ("0.5", "5", False),
+    ],
+)
+def test_golds_are_equal_as_texts_and_plain_numbers(one, two, same):
+    assert (gold_key(one) == gold_key(two)) is same
+
+
+def test_a_rule_is_audited_on_the_rows_that_it_is_for():
+    rules = RuleSet([Answer(when={"task": "sums"}), Answer(name="letter", kind="choice", when={"task": "letters"})])
+    rows = [{"answer": "18", "task": "sums"}, {"answer": "B", "task": "letters"}, {"answer": "C", "task": "letters"}]
+    report = audit(rules, rows)
+    assert report.ok and [found.num_rows for found in report.rules] == [1, 2]
+
+
+def test_weights_gates_and_style_do_not_enter():
+    rules = RuleSet([Answer(weight=0.1), Length(low=900, high=999, unit="words")])
+    assert audit(rules, GOLDS).ok
+
+
+def test_a_rule_that_cannot_say_what_is_right_is_not_asked():
+    class Silent(FirstDigit):
+        def ideal(self, columns):
+            return None
+
+    report = audit(RuleSet([Answer(), Silent()]), GOLDS)
+    assert report.ok and [found.num_not_asked for found in report.rules] == [0, 5]
+    with pytest.raises(ConfigError, match="Nothing could be audited: 'silent' on 5 rows"):
+        audit(RuleSet([Silent()]), GOLDS)
+
+
+def test_style_alone_cannot_be_audited():
+    with pytest.raises(ConfigError, match="None of the rules 'length' judges correctness"):
+        audit(RuleSet([Length()]), GOLDS)
+
+
+def test_a_missing_column_is_the_sentence_of_the_rule_set():
+    with pytest.raises(DataError, match="Rule 'answer' reads the column 'answer', which the dataset lacks"):
+        audit(RuleSet([Answer()]), [{"solution": "18"}])
+
+
+@pytest.mark.parametrize("data", [[], "18", {"answer": ["18"]}, ["18"], None])
+def test_data_without_rows_is_refused(data):
+    with pytest.raises(DataError, match=r"The data (has no rows|is a )"):
+        audit(RuleSet([Answer()]), data)
+
+
+@pytest.mark.parametrize("key", ["others", "step_rows"])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3"])
+def test_an_argument_that_cannot_work_is_refused(key, value):
+    with pytest.raises(ConfigError, match=f"{key} is "):
+        audit(RuleSet([Answer()]), GOLDS, **{key: value})
+
+
+def test_a_rule_that_raises_is_named_with_its_rows():
+    class Broken(FirstDigit):
+        def score(self, row):
+            raise KeyError("x")
+
+    with pytest.raises(RuleError, match="While auditing rows 0 to 4 of the data: Rule 'broken' raised KeyError"):
+        audit(RuleSet([Broken()]), GOLDS)
+
+
+def test_an_ideal_that_raises_is_named_with_its_row():
+    class Broken(FirstDigit):
+        def ideal(self, columns):
+            return columns["answer"] + None
+
+    with pytest.raises(RuleError, match=r"ideal\(\) raised TypeError: .* \(row 0\)"):
+        audit(RuleSet([Broken()]), GOLDS)
+
+
+def test_the_worst_step_is_bounded_by_the_batch():
+    class Slow(FirstDigit):
+        tier = "worker"
+
+    limits = Limits(cpu_s=2, workers=4, batch_s=60)
+    assert worst_step_s(RuleSet([Answer(), Slow()], limits=limits), 100) == 50
+    assert worst_step_s(RuleSet([Answer(), Slow()], limits=limits), 512) == 60
+    assert worst_step_s(RuleSet([Answer()], limits=limits), 512) == 0
+    assert worst_step_s(RuleSet([Slow()], limits=limits, isolate=False), 512) == 0
+
+
+def test_a_report_goes_through_json():
+    report = audit(RuleSet([Answer()]), [*GOLDS, {"answer": "none"}])
+    plain = json.loads(json.dumps(report.as_dict()))
+    assert plain["ok"] is False and plain["rules"][0]["failures"][0]["row"] == 5 and plain["rows_per_s"] > 0
+
+
+def test_a_dataset_is_audited_like_a_list():
+    datasets = pytest.importorskip("datasets")
+    report = audit(RuleSet([Answer()]), datasets.Dataset.from_list(GOLDS))
+    assert report.ok and one(report).num_rows == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "gold"),
+    [
+        ("number", "18"),
+        ("number", 18),
+        ("number", "9 * 2 = 18\n#### 18"),
+        ("number", "\\boxed{\\frac{1}{2}}"),
+        ("number", "The answer is 18 because 9 * 2 = 18."),
+        ("number", "$1,234.50$"),
+        ("exact", "New York"),
+        ("exact", "a\nb"),
+        ("exact", "The answer is New York."),
+        ("choice", "(B)"),
+        ("choice", "A: B"),
+        ("choice", "\\boxed{B}"),
+    ],
+)
+@pytest.mark.parametrize("where", ["all", "after_think"])
+def test_the_ideal_answer_earns_the_ceiling(kind, gold, where):
+    rule, columns = Answer(kind=kind, where=where), {"answer": gold}
+    assert rule.score(Row(None, rule.ideal(columns), None, columns)).value == rule.ceiling
+
+
+@pytest.mark.parametrize("gold", [None, "", "  ", True, [18]])
+def test_without_a_gold_there_is_no_ideal(gold):
+    assert Answer().ideal({"answer": gold}) is None

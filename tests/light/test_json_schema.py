@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trl_ext.errors import RuleError
@@ -235,6 +235,7 @@ def test_any_completion_gets_a_value(text, where):
 @given(value=JSON)
 @settings(max_examples=200, deadline=None)
 def test_json_is_taken_exactly_when_it_is_finite_and_unicode(value):
+    assume("think>" not in json.dumps(value))  # A think tag is one inside of strings too.
     try:
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
         sound = True

@@ -10,11 +10,9 @@ from trl_ext.rewards.rule import Row
 
 pytest.importorskip("math_verify")
 
-LIMIT_S = 0.5
+LIMIT_S = 0.5  # of processor time
 
-DETERMINANT = (
-    r"\begin{vmatrix}" + r"\\".join("&".join(f"a_{i}{j}" for j in range(9)) for i in range(9)) + r"\end{vmatrix}"
-)
+CELLS = r"\\".join("&".join(f"a_{i}{j}" for j in range(9)) for i in range(9))
 BLOW_UPS = {
     "tower": "9^9^9^9",
     "braced tower": "9^{9^9}",
@@ -38,7 +36,7 @@ BLOW_UPS = {
     "product": r"\prod_{i=1}^{100000000} i",
     "integral": r"\int_0^{\infty} \frac{\sin(x^2)\ln(1+e^{-x})}{x^3+\sqrt{x}}\,dx",
     "limit": r"\lim_{x \to 0} \frac{\sin x}{x}",
-    "determinant": DETERMINANT,
+    "determinant": rf"\begin{{vmatrix}}{CELLS}\end{{vmatrix}}",
     "large matrix": r"\operatorname{eye}(1000000000)",
     "large matrix, bare": "zeros(100000,100000)",
     "eigenvalues": r"\operatorname{eigenvals}(\begin{pmatrix}a&b\\c&d\end{pmatrix})",
@@ -46,9 +44,12 @@ BLOW_UPS = {
     "fractions": r"\frac{" * 300,
     "roots": r"\sqrt" * 390,
     "functions": r"\sin" * 300 + "x",
-    "signs": "-" * 500 + "3",
+    "signs": "-" * 501 + "3",
     "bars": "|" * 500,
     "many digits": "0." + "3" * 1900,
+    "logarithms": "+".join(rf"\ln({number}x)" for number in range(70)),
+    "logarithms to many digits": "9" * 900 + r"+\ln x" * 150,
+    "factorial to many digits": "x!+10^{900}",
     "gcd": r"\gcd(10^{900},3)",
     "floor": r"\lfloor 10^{300}\pi \rfloor",
     "radicals": "+".join(rf"\sqrt{{{prime}}}" for prime in (2, 3, 5, 7, 11, 13, 17)),
@@ -61,9 +62,9 @@ BLOW_UPS = {
 
 
 def judged_within(rule: Math, text: str, gold: str) -> tuple[float | None, str]:
-    start = time.perf_counter()
+    start = time.process_time()
     verdict = rule.score(Row("Compute x.", text, None, {"answer": gold}))
-    assert time.perf_counter() - start < LIMIT_S
+    assert time.process_time() - start < LIMIT_S
     return verdict.value, verdict.status
 
 

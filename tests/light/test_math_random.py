@@ -12,9 +12,11 @@ st = hypothesis.strategies
 PIECES = st.sampled_from(
     [
         *"0123456789xyzie(){}[]|,;=<>+-*/^_!.$%& \n'\"~\\",
-        *r"\frac \sqrt \boxed{ \left \right \{ \} \pi \infty \pm \cup \in \leq \text{ \text{cm} \begin{pmatrix} \\".split(),
-        *r"\end{pmatrix} \sum_{i=1}^{3} \binom \sin \ln \log_2 \overline \lfloor \rfloor ^\circ \% \$ \( \) \[ \]".split(),
-        *"<think> </think> <answer> </answer> #### A: or and not 1,000 0.5 \u0663 \u200b \ud800 \x00 √ ² é 答案是".split(),
+        *r"\frac \sqrt \boxed{ \left \right \{ \} \pi \infty \pm \cup \in \leq \text{ \text{cm}".split(),
+        *r"\begin{pmatrix} \end{pmatrix} \\ \sum_{i=1}^{3} \binom \sin \ln \log_2 \overline \lfloor \rfloor".split(),
+        *r"^\circ \% \$ \( \)".split(),
+        *"<think> </think> <answer> </answer> #### A: or and not 1,000 0.5 \u0663 \u200b \ud800 \x00 √".split(),
+        *"² é 答案".split(),
         "the answer is ",
         " dollars",
     ]

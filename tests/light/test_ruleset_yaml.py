@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.rewards import Answer, Call, Format, Keywords, Length, Repetition, RuleSet, Tags
+from trl_ext.rewards import Answer, Call, Keywords, Length, Pattern, Repetition, RuleSet, Tags
 
 RULES_YAML = """\
 rules:
@@ -47,7 +47,7 @@ def test_every_shipped_rule_survives_the_round_trip():
         [
             Answer(where="all", weight=2),
             Tags("think", "answer", gate="answer"),
-            Format(r"\d+", timeout_s=1.0),
+            Pattern(r"\d+", timeout_s=1.0),
             Length(low=1, slack=3, unit="words"),
             Keywords(required=("a b",), forbidden=("c",), name="words"),
             Repetition(ngram=2),
@@ -91,7 +91,7 @@ def test_a_rule_of_ones_own_is_named_by_its_path(write, tmp_path, monkeypatch):
         ("rules: [{rule: answer}]\nclipp: [0, 1]", "line 2: unknown key 'clipp'. Did you mean 'clip'?"),
         ("rules:\n  - rule: length\n    low: 9\n    high: 2", "line 2: Rule 'length': low=9 is above high=2."),
         ("rules:\n  - {rule: answer, weight: 1e-3}", "line 2: Rule 'answer': weight is '1e-3'. Give a finite number"),
-        ("rules:\n  - {rule: format}", "line 2: rule 'format' needs the key 'pattern'."),
+        ("rules:\n  - {rule: pattern}", "line 2: rule 'pattern' needs the key 'pattern'."),
         ("rules:\n  - {rule: answer, gate: x}", "rules.yaml: Rule 'answer' has the gate 'x'."),
         ("rules:\n  - {gold: answer}", "line 2: {'gold': 'answer'} names no rule."),
         ("rules:\n  - rule: answer\n    gold: a\n    gold: b", "line 4: the key 'gold' stands twice."),

@@ -26,7 +26,7 @@ def judged(code: str, mode: str = "stdio", **fields: object) -> Verdict:
     row = Row(None, f"```python\n{code}\n```", None, {"tests": STDIO if mode == "stdio" else CALLS})
     started = time.monotonic()
     verdict = rule.score(row)
-    assert time.monotonic() - started < sandbox.WALL_PER_CPU * CPU_S + 0.5
+    assert time.monotonic() - started < 2 * sandbox.WALL_PER_CPU * CPU_S  # Room for a crowded machine.
     return verdict
 
 
@@ -331,7 +331,7 @@ def test_nothing_outlives_a_trainer_that_is_killed():
         "sandbox.run_program(b'import time\\ntime.sleep(60)', b'', sandbox.Limits(20.0, 256, 1024), {level})"
     )
     folders = set(glob.glob(f"{tempfile.gettempdir()}/sandbox-*"))
-    for level in range(sandbox.sandbox_level()[0] + 1):
+    for level in {0, sandbox.sandbox_level()[0]}:
         command = [sys.executable, "-c", script.format(path=sys.path, level=level)]
         trainer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert trainer.stdout.readline() == b"ready\n"

@@ -177,7 +177,7 @@ def test_random_text_as_code_earns_nothing_and_raises_nothing():
     )
     rule = Code(cpu_s=0.3)
 
-    @hypothesis.settings(max_examples=300, deadline=None, database=None, derandomize=True)
+    @hypothesis.settings(max_examples=200, deadline=None, database=None, derandomize=True)
     @hypothesis.given(pieces)
     def score(texts: list[str]) -> None:
         text = "```python\n" + "".join(texts) + "\n```"

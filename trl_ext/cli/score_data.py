@@ -31,6 +31,7 @@ def _loaded(source: Path, split: str) -> Any:
     import datasets
     from datasets.exceptions import DatasetsError
 
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it has to say comes as an exception as well
     datasets.disable_progress_bars()  # of the conversion; the commands show their own
     try:
         if source.is_file():

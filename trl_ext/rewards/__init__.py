@@ -6,7 +6,12 @@ anchors      where a text announces its answer
 numbers      exact numbers, read from text
 choices      letters A to E, read from text
 tags         required tag pairs
-format       a pattern, under a time limit
+pattern      a pattern, under a time limit
+cosine       a value that follows the length along a cosine
+overlong     DAPO's punishment near the token limit
+grammar      signs of fluent prose, or LanguageTool's complaints
+relevance    mentions of the prompt's content, less copies
+language     the required language, by script or detector
 length       tokens, characters or words within bounds
 keywords     words that must and must not occur
 repetition   repeated n-grams
@@ -27,15 +32,20 @@ pair_data    what both share: checked datasets, chunks, scores
 
 from trl_ext.rewards.answer import Answer
 from trl_ext.rewards.call import Call
+from trl_ext.rewards.cosine import Cosine
 from trl_ext.rewards.explanation import Explanation, Part
-from trl_ext.rewards.format import Format
 from trl_ext.rewards.gates import GATE_OPENS_AT
+from trl_ext.rewards.grammar import Grammar
 from trl_ext.rewards.judge import LARGEST
 from trl_ext.rewards.keywords import Keywords
+from trl_ext.rewards.language import Language
 from trl_ext.rewards.length import Length
 from trl_ext.rewards.limits import Limits
+from trl_ext.rewards.overlong import SoftOverlong
 from trl_ext.rewards.pair_filter import filter_pairs
 from trl_ext.rewards.pairs import build_pairs
+from trl_ext.rewards.pattern import Pattern
+from trl_ext.rewards.relevance import Relevance
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rows import completion_text
 from trl_ext.rewards.rule import Row, Rule, Verdict
@@ -47,17 +57,22 @@ __all__ = [
     "LARGEST",
     "Answer",
     "Call",
+    "Cosine",
     "Explanation",
-    "Format",
+    "Grammar",
     "Keywords",
+    "Language",
     "Length",
     "Limits",
     "Part",
+    "Pattern",
+    "Relevance",
     "Repetition",
     "Row",
     "Rule",
     "RuleColumn",
     "RuleSet",
+    "SoftOverlong",
     "Tags",
     "Verdict",
     "build_pairs",

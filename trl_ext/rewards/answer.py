@@ -1,6 +1,5 @@
 """Is the answer right: a number, a text or a letter compared with a gold column."""
 
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from trl_ext.rewards.anchors import Reading, after_think, anchored
 from trl_ext.rewards.choices import read_choice
 from trl_ext.rewards.numbers import read_gold_number, read_number
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.words import normalized
 
 # Escaped: curly quotes, the Chinese full stop and comma, dots. Brackets and signs stay: -3 is not 3.
 _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
@@ -98,7 +98,7 @@ def read_exact(text: str) -> Reading:
     """
     found = anchored(text, "exact")
     content = text if found is None else found.content
-    plain = " ".join(unicodedata.normalize("NFKC", content).casefold().split()).strip(_SURROUNDING)
+    plain = " ".join(normalized(content).casefold().split()).strip(_SURROUNDING)
     anchor = "whole text" if found is None else f"'{found.anchor}'"
     return Reading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
 

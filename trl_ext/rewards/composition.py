@@ -1,6 +1,6 @@
 """From verdicts to a total: the arithmetic of a RuleSet, without its machinery.
 
-    total = clip(sum of weight * schedule * value over the rules whose gate is open)
+total = clip(sum of weight * schedule * value over the rules whose gate is open)
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ trust as you trust code.
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -24,15 +24,33 @@ import yaml
 
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards.answer import Answer
-from trl_ext.rewards.format import Format
+from trl_ext.rewards.cosine import Cosine
+from trl_ext.rewards.grammar import Grammar
 from trl_ext.rewards.keywords import Keywords
+from trl_ext.rewards.language import Language
 from trl_ext.rewards.length import Length
 from trl_ext.rewards.limits import Limits
+from trl_ext.rewards.overlong import SoftOverlong
+from trl_ext.rewards.pattern import Pattern
+from trl_ext.rewards.relevance import Relevance
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rule import Rule, snake_case
 from trl_ext.rewards.tags import Tags
 
-SHIPPED = {snake_case(rule.__name__): rule for rule in (Answer, Format, Keywords, Length, Repetition, Tags)}
+_RULES: tuple[type[Rule], ...] = (
+    Answer,
+    Cosine,
+    Grammar,
+    Keywords,
+    Language,
+    Length,
+    Pattern,
+    Relevance,
+    Repetition,
+    SoftOverlong,
+    Tags,
+)
+SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 
 # What a set has besides its rules.
 _SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "normalise")
@@ -152,7 +170,14 @@ def nearest(key: object, valid: Iterable[str]) -> str:
 def describe_rules(rules: Any) -> dict[str, Any]:
     """The mapping from which `build_rules` makes this RuleSet again."""
     mapping: dict[str, Any] = {"rules": [describe_rule(rule) for rule in rules.rules]}
-    defaults = {"clip": None, "name": "rules", "limits": Limits(), "isolate": True, "on_error": "stop", "normalise": False}
+    defaults = {
+        "clip": None,
+        "name": "rules",
+        "limits": Limits(),
+        "isolate": True,
+        "on_error": "stop",
+        "normalise": False,
+    }
     for key in _SET_KEYS:
         value = getattr(rules, key)
         if value != defaults[key]:

@@ -35,7 +35,7 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[\]{}]', 
 class JsonSchema(Rule):
     """1.0 when the completion is JSON that fits the schema, else 0.0.
 
-    What stands before the last `</think>` is not read. A schema from the dataset that cannot be used has no value
+    What stands before the last `</think>` is not read, be it in a string. A schema from the dataset that cannot be used has no value
     (`gold_invalid`); one from the configuration is refused when the rule is built.
 
     Args:

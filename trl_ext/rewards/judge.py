@@ -3,19 +3,17 @@
 Legend: a column is one rule's verdicts, one per row.
 """
 
-import sys
 import time
 import traceback
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.limits import Limits
-from trl_ext.rewards.pool import WorkerPool
+from trl_ext.rewards.pool import WorkerPool, shared_pool
 from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.shaping import applies
 from trl_ext.rewards.verdict_cache import VerdictCache
@@ -82,7 +80,7 @@ class Judge:
     @property
     def pool(self) -> WorkerPool:
         """The process's pool with these limits, started by its first row."""
-        return _shared_pool(self.limits)
+        return shared_pool(self.limits)
 
     def close(self) -> None:
         """End the workers."""
@@ -135,12 +133,7 @@ class Judge:
     # In workers -----------------------------------------------------------------------------------------------------
 
     def _isolated(self, rule: Rule) -> bool:
-        if rule.tier == "inline" or not self.isolate:
-            return False
-        reason = why_not_isolated(rule)
-        if reason:
-            warn_once(("not isolated", rule.name), f"Rule '{rule.name}' runs without isolation: {reason}")
-        return not reason
+        return self.isolate and rule.tier != "inline"
 
     def _submit(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None]:
         pending, tasks = [], []
@@ -211,11 +204,6 @@ class Judge:
         return self._floored(rule, message)
 
 
-@cache
-def _shared_pool(limits: Limits) -> WorkerPool:
-    return WorkerPool(limits)
-
-
 def judged(rule: Rule, row: Row) -> Verdict:
     """The rule's verdict, whose value is a number or None."""
     verdict = rule.score(row)
@@ -242,18 +230,3 @@ def raised_message(rule: Rule, row: Row, index: int, error: BaseException) -> st
         f"{place.lineno}). Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "
         "Mend the rule, or the row if its data is wrong."
     )
-
-
-def why_not_isolated(rule: Rule) -> str:
-    """Why a worker could not find the rule's code; empty if it can."""
-    for thing in (type(rule), getattr(rule, "function", None)):
-        if thing is None:
-            continue
-        if thing.__module__ == "__main__":
-            return f"{thing.__qualname__} is defined in the main script or notebook. Put it into a module to isolate it."
-        found: Any = sys.modules.get(thing.__module__)
-        for name in thing.__qualname__.split("."):
-            found = getattr(found, name, None)
-        if found is not thing:
-            return f"{thing.__qualname__} is not found under its name in {thing.__module__}. Define it at module level."
-    return ""

@@ -28,6 +28,7 @@ _MATRIX_FUNCTIONS = re.compile(
 _MAX_TERMS = 100  # of a sum or product that is written with its sign
 _MAX_LIBRARY_TOKENS = 100
 _MAX_LIBRARY_TERMS = 200  # of all powers of sums, multiplied out, which simplification does
+_MAX_LIBRARY_FUNCTIONS = 16  # as factors, `\\sin^8 x` being eight
 _MAX_LIBRARY_NUMBER = 200  # as exponent or factorial where the value of the whole is not known
 
 
@@ -99,15 +100,19 @@ def _check_scalar(tokens: Tokens) -> None:
         limit = 10**6
     except Unreadable:
         limit = _MAX_LIBRARY_NUMBER
-    num_terms = 1.0
+    num_terms, num_functions = 1.0, 0.0
     for place, token in enumerate(tokens):
         exponent = _argument(tokens, place, "^")
         if _largest_number(exponent) > limit:
             raise TooComplex("a large exponent")
         if exponent and tokens[place - 1] in (")", "}", "]"):
             num_terms *= max(1.0, _largest_number(exponent))
+        if exponent and tokens[place - 1].startswith("\\"):
+            num_functions += _largest_number(exponent)
         if token == "!" and _largest_number(tokens[max(0, place - 1) : place]) > _MAX_LIBRARY_NUMBER:
             raise TooComplex("a large factorial")
+    if num_functions > _MAX_LIBRARY_FUNCTIONS:
+        raise TooComplex("high powers of functions")
     if num_terms > _MAX_LIBRARY_TERMS:
         raise TooComplex("powers of sums that are too large to multiply out")
 

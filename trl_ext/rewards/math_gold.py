@@ -5,6 +5,7 @@ announced answer, a number. The whole text is the answer where nothing is announ
 it, for that would reward a fragment of `3\sqrt{13}`.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Number
@@ -15,6 +16,7 @@ from trl_ext.rewards.math_gate import check_gold
 from trl_ext.rewards.math_limits import MAX_GOLD_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.math_tokens import WORDS, Tokens, tokenize
 
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
 _MAX_WORDS = 8  # A longer gold without a box is prose, and prose is not compared.
 
 
@@ -48,13 +50,13 @@ def read_gold(text: str) -> Gold:
         check_gold(tokens)
     except (Unreadable, TooComplex) as error:
         return Gold(answer, (), str(error))
-    return Gold(answer, tokens, _problem(tokens))
+    return Gold(answer, tokens, _problem(answer, tokens))
 
 
-def _problem(tokens: Tokens) -> str:
+def _problem(text: str, tokens: Tokens) -> str:
     if not tokens:
         return "empty"
     if tokens == (WORDS + "nan",) or tokens == ("n", "a", "n"):
         return "not a number"
-    words = sum(len(token[1:].split()) for token in tokens if token.startswith(WORDS))
+    words = len(_WORD.findall(text))
     return f"prose of {words} words without an announced answer" if words > _MAX_WORDS else ""

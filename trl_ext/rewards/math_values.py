@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from trl_ext.rewards.math_limits import TooComplex
 from trl_ext.rewards.math_parse import parse
 from trl_ext.rewards.math_size import exact_value, size
 from trl_ext.rewards.math_tokens import Tokens
@@ -23,6 +24,8 @@ from trl_ext.rewards.math_tree import Node
 
 _NUM_POINTS = 4  # The last one has negative variables.
 _SPARE_DIGITS = 20
+_MAX_COST = 400  # calls at 100 digits; a tenth of a second
+_MAX_GAMMA_DIGITS = 100  # The gamma function needs seconds for the first value to a thousand digits.
 
 _local = threading.local()  # An mpmath context holds its precision, so every thread needs one of its own.
 
@@ -33,7 +36,8 @@ class Value:
 
     `exact` is the rational value, where it has one. `digits` bounds the decimals that the expression spells, `names`
     are its variables, and `branching` tells that a logarithm or a root of one is involved, so that negative points say
-    nothing.
+    nothing. `num_calls` counts powers and functions, and `gamma` tells of a factorial or binomial that is not of whole
+    numbers: what evaluating costs.
     """
 
     node: Node
@@ -41,6 +45,8 @@ class Value:
     digits: int
     names: frozenset[str]
     branching: bool
+    num_calls: int
+    gamma: bool
 
 
 @lru_cache(maxsize=4096)  # A gold is compared with every completion of its group.
@@ -48,7 +54,9 @@ def value_of(tokens: Tokens) -> Value:
     """The worth of an expression; Unreadable or TooComplex where it has none."""
     node = parse(tokens)
     digits = math.ceil(size(node))
-    return Value(node, exact_value(node), digits, frozenset(_variables(node)), _branches(node))
+    exact = exact_value(node)
+    names, gamma = frozenset(_variables(node)), exact is None and _has_gamma(node)
+    return Value(node, exact, digits, names, _branches(node), 0 if exact is not None else _num_calls(node), gamma)
 
 
 def same_value(left: Value, right: Value) -> bool:
@@ -72,8 +80,16 @@ def proportion(left: Value, right: Value) -> Any:
 
 
 def _precision(left: Value, right: Value) -> int:
-    """Decimals to compare, in steps, so that a gold's values are computed once for most answers."""
-    return -(-(left.digits + right.digits + _SPARE_DIGITS) // 50) * 50
+    """Decimals to compare, in steps, so that a gold's values are computed once for most answers.
+
+    TooComplex where so many would take too long: a call costs about the square of the digits.
+    """
+    digits = -(-(left.digits + right.digits + _SPARE_DIGITS) // 50) * 50
+    if (left.num_calls + right.num_calls) * (digits / 100) ** 2 > _MAX_COST:
+        raise TooComplex(f"{left.num_calls + right.num_calls} powers and functions to {digits} digits")
+    if (left.gamma or right.gamma) and digits > _MAX_GAMMA_DIGITS:
+        raise TooComplex(f"the factorial of a variable to {digits} digits")
+    return digits
 
 
 def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
@@ -91,6 +107,15 @@ def _variables(node: Node) -> Iterator[str]:
     for child in node[1:]:
         if isinstance(child, tuple):
             yield from _variables(child)
+
+
+def _num_calls(node: Node) -> int:
+    return (node[0] in ("pow", "call")) + sum(_num_calls(child) for child in node[1:] if isinstance(child, tuple))
+
+
+def _has_gamma(node: Node) -> bool:
+    own = node[0] == "call" and node[1] in ("factorial", "binomial")
+    return own or any(_has_gamma(child) for child in node[1:] if isinstance(child, tuple))
 
 
 def _branches(node: Node) -> bool:

@@ -154,8 +154,11 @@ def _filled(target: Target, rules: Sequence[Rule], judge: Rule | None) -> Target
 def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
     """The user's rows; their wrong answers are right answers of other rows."""
     golds = [_gold_of(rules, row, index) for index, row in enumerate(rows)]
-    distinct = list({gold_key(gold): gold for gold in golds if gold is not None}.values())
-    return [_of_row(row, gold, distinct) for row, gold in zip(rows, golds, strict=True)]
+    distinct: dict[str, str] = {}
+    for gold in golds:
+        if gold is not None:
+            distinct.setdefault(gold_key(gold), gold)
+    return [_of_row(row, gold, list(distinct.values())) for row, gold in zip(rows, golds, strict=True)]
 
 
 def _of_row(row: Mapping[str, Any], gold: str | None, golds: Sequence[str]) -> Target:

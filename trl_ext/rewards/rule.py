@@ -42,7 +42,8 @@ class Verdict:
         conflict      the completion holds several answers where one is due; the floor
         timeout       the completion took too long to judge; the floor
         too_long      the completion, or the answer in it, is longer than the rule reads; the floor
-        too_complex   the answer would take too long to judge, which is told from its form; the floor
+        too_complex   the answer would take too long to judge, which is told from its form, or took too much memory
+                      or stack; the floor
         gold_invalid  the gold answer cannot be read; no value
         crashed       the row ended the worker that judged it; the floor
         infra_error   the machine failed, not the completion: a worker did not start, a service is away; no value
@@ -119,6 +120,9 @@ class Rule(ABC):
     def all_columns(self) -> tuple[str, ...]:
         """Dataset columns that `score` and `when` read."""
         return (*self.columns, *(name for name in self.when or () if name not in self.columns))
+
+    def warm_up(self) -> None:  # noqa: B027  Optional: most rules import nothing late.
+        """Import what `score` needs. Workers are forked after it, so that no row is charged for it."""
 
     def cache_key(self, row: Row) -> Hashable | None:
         """What the verdict depends on, where that is much less than the row; None where verdicts are not kept.

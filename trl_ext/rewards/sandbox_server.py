@@ -25,6 +25,14 @@ from typing import Any
 from trl_ext.rewards.sandbox_child import STANDS, WAITS, run_role, shut_in
 from trl_ext.rewards.sandbox_kernel import adopt_orphans, die_with_parent, enter_namespaces, hide_memory
 from trl_ext.rewards.sandbox_landlock import open_rules
+from trl_ext.rewards.sandbox_processes import (
+    cpu_seconds,
+    fork_if_possible,
+    kill_descendants,
+    kill_namespace,
+    trouble_in_fork,
+    waited_seconds,
+)
 
 _LOOK_EVERY_MS = 20  # how often processor time is read
 # What programs import most, loaded once for all of them.
@@ -52,13 +60,13 @@ class Server:
         """Go to the highest level that works; the level, and what the next one lacks."""
         trouble = ""
         if at_most >= 2:
-            trouble = _trouble_in_fork(_try_namespaces)
+            trouble = trouble_in_fork(_try_namespaces)
             if not trouble:
                 _move_into_namespaces(self.control)
         adopt_orphans()
         hide_memory()
         level = min(at_most, 1 if trouble else 2)
-        if level >= 1 and (refused := _trouble_in_fork(_try_sandbox)):
+        if level >= 1 and (refused := trouble_in_fork(_try_sandbox)):
             level, trouble = 0, refused
         if level >= 1:
             self.rules = open_rules()
@@ -106,13 +114,16 @@ class Server:
         ended = "trouble" if failed else self._watch(pids, waits, job)
         for descriptor in waits:
             os.close(descriptor)
-        return {"ended": ended, "trouble": ", ".join(failed), **self._end(pids)}
+        ends = self._end(pids)
+        if ended == "exit" and max(ends["cpu_s"]) > job["cpu_s"]:
+            ended = "cpu"  # It ended between two looks.
+        return {"ended": ended, "trouble": ", ".join(failed), **ends}
 
     def _start(self, role: str, given: list[int], job: dict[str, Any], pids: list[int], waits: list[int]) -> bool:
         """Fork one process; whether it is shut in. Adds its id and the file of its waits."""
         ready, theirs = socket.socketpair()
         with ready, theirs:
-            pid = _fork()
+            pid = fork_if_possible()
             if pid == 0:
                 try:
                     self.control.close()
@@ -159,64 +170,12 @@ class Server:
             os.kill(pid, signal.SIGKILL)
         ends = [os.wait4(pid, 0) for pid in pids]
         if os.getpid() == 1:
-            _kill_namespace()
+            kill_namespace()
         elif self.level == 0:
-            _kill_descendants()
+            kill_descendants()
             _empty(self.folder)
         codes = [os.waitstatus_to_exitcode(status) for _, status, _ in ends]
         return {"codes": codes, "cpu_s": [usage.ru_utime + usage.ru_stime for _, _, usage in ends]}
-
-
-def _fork() -> int | None:
-    """0 in the new process, its number here, None where the machine has no room for one."""
-    try:
-        return os.fork()
-    except OSError:
-        return None
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a child, all its threads; 0.0 behind its end."""
-    try:
-        return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of a process, see clock_getcpuclockid(3)
-    except OSError:
-        return 0.0
-
-
-def waited_seconds(waits: int) -> float:
-    """Time that a process's main thread was ready to run and had no processor; 0.0 behind its end."""
-    try:
-        return int(os.pread(waits, 100, 0).split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-def _kill_namespace() -> None:
-    """As process 1: kill everything else that lives in this namespace."""
-    with suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
-
-
-def _kill_descendants() -> None:
-    """Kill children until none is left; the orphans that this makes become children in turn."""
-    with suppress(ChildProcessError):
-        while True:
-            for pid in _children():
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            os.waitpid(-1, 0)
-
-
-def _children() -> list[int]:
-    parents = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError), open(f"/proc/{entry}/stat", "rb") as file:
-                parents[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
-    return [pid for pid, parent in parents.items() if parent == os.getpid()]
 
 
 def _empty(folder: str) -> None:
@@ -228,25 +187,6 @@ def _empty(folder: str) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
             os.unlink(entry.path)
-
-
-def _trouble_in_fork(attempt: Any) -> str:
-    """What goes wrong when a fork makes the attempt; empty where it works. This process stays as it is."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            attempt()
-            os._exit(0)
-        except BaseException as error:
-            os.write(writing, f"{attempt.__doc__}: {error}"[:500].encode())
-        finally:
-            os._exit(1)
-    os.close(writing)
-    with open(reading, "rb") as file:
-        trouble = file.read().decode()
-    failed = os.waitpid(pid, 0)[1]
-    return trouble or ("a trial ended early" if failed else "")
 
 
 def _try_namespaces() -> None:

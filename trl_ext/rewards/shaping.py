@@ -1,6 +1,6 @@
 """From a rule's value to what it counts: scale, clip, the rows it is for, and its weight over the run.
 
-    value -> scale -> clip -> gate -> weight * schedule(progress)
+value -> scale -> clip -> gate -> weight * schedule(progress)
 """
 
 from bisect import bisect_right

@@ -1,0 +1,279 @@
+"""redteam: which cheats pay, and what the bar is."""
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Tags, Verdict
+from trl_ext.rewards.cheats import CHEATS, Cheat
+from trl_ext.rewards.redteam import holds, redteam, token_ids
+from trl_ext.rewards.redteam_rows import honest, of_data
+
+FIELDS = {"gold": "42", "wrong": "43", "other": "39", "prompt": "6 * 7?", "words": "because", "tags": "<a></a>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Judge(Rule):
+    """A gullible rule: its value is the function's."""
+
+    tier: ClassVar[str] = "inline"
+    judges_correctness: ClassVar[bool] = True
+    gold: str = "answer"
+    believes: str = "anywhere"
+
+    @property
+    def columns(self):
+        return (self.gold,)
+
+    def ideal(self, columns):
+        return str(columns[self.gold])
+
+    def score(self, row: Row) -> Verdict:
+        return BELIEFS[self.believes](row.text, row.columns[self.gold])
+
+
+def anywhere(text: str, gold: str) -> Verdict:
+    return Verdict(float(gold in text))
+
+
+def nothing_for_the_empty(text: str, gold: str) -> Verdict:
+    return Verdict(float(gold == text) if text.strip() else None, "ok")
+
+
+def raises_on_nul(text: str, gold: str) -> Verdict:
+    if "\0" in text:
+        raise ValueError("embedded null")
+    return Verdict(float(gold == text))
+
+
+def partly(text: str, gold: str) -> Verdict:
+    return Verdict(1.0 if text == gold else 0.25 if text else 0.0)
+
+
+def never(text: str, gold: str) -> Verdict:
+    return Verdict(0.0)
+
+
+def no_gold(text: str, gold: str) -> Verdict:
+    return Verdict(None, "gold_invalid")
+
+
+BELIEFS = {
+    belief.__name__: belief for belief in (anywhere, nothing_for_the_empty, raises_on_nul, partly, never, no_gold)
+}
+
+
+def judge(believes: str, **fields) -> RuleSet:
+    return RuleSet([Judge(believes=believes, **fields)])
+
+
+def through(report):
+    return {attempt.cheat: attempt for attempt in report.through}
+
+
+def test_there_are_many_cheats_with_names_of_their_own():
+    assert len(CHEATS) == len({cheat.name for cheat in CHEATS}) >= 40
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+def test_a_gold_stands_in_a_cheat_only_where_it_is_denied_hidden_or_one_of_several(cheat):
+    completion = cheat.completion(FIELDS)
+    assert completion.strip() != FIELDS["gold"]
+    if "gold" not in cheat.fields:
+        return
+    assert (
+        "39" in completion
+        or "43" in completion
+        or cheat.name
+        in {
+            "tags in reverse",
+            "gold in an attribute",
+            "gold in an HTML comment",
+            "answer only in the thoughts",
+            "thoughts without an end",
+            "thoughts closed twice",
+            "box without an end",
+            "denied",
+            "denied in a box",
+            "denied in a tag",
+            "plus and minus",
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "cheat", [cheat for cheat in CHEATS if {"gold", "wrong"} <= cheat.fields], ids=lambda c: c.name
+)
+def test_among_several_answers_the_gold_is_not_the_last(cheat):
+    completion = cheat.completion(FIELDS)
+    if "<!--" not in completion and "<\u0430nswer" not in completion:
+        assert completion.rindex("42") < max(completion.rfind("43"), completion.rfind("39"))
+
+
+def test_what_fills_a_cheat_is_not_filled_again():
+    cheat = Cheat("x", "[prompt] [gold]", times=2, end="!")
+    assert cheat.completion(FIELDS | {"prompt": "[gold]"}) == "[gold] 42[gold] 42!"
+
+
+def test_a_rule_that_finds_the_gold_anywhere_pays_for_a_sandwich():
+    report = redteam(judge("anywhere"))
+    found = through(report)
+    assert {"sandwich", "several boxes", "denied", "gold in an HTML comment", "JSON with a key twice"} <= set(found)
+    assert found["sandwich"].verdict == "rule 'judge' gives 1" and not report.ok
+    assert "several boxes, row 0: " in str(report)
+
+
+def test_a_strict_rule_pays_for_no_cheat():
+    cheats = [cheat for cheat in CHEATS if not cheat.name.startswith(("denied", "box in", "gold in"))]
+    report = redteam(RuleSet([Answer()]), cheats=cheats)
+    assert report.ok and report.rights == (1.0, 1.0, 1.0) and report.bars == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["choice", "exact"])
+def test_there_are_rows_for_letters_and_texts(kind):
+    report = redteam(RuleSet([Answer(kind=kind)]), cheats=[Cheat("sandwich", "([wrong]) ([gold]) ([other])")])
+    assert report.ok and report.rights == (1.0, 1.0)
+
+
+def test_no_value_gets_through_because_it_takes_the_row_out_of_training():
+    found = through(redteam(judge("nothing_for_the_empty")))
+    assert found["white space"].verdict == "no value: it takes its row out of training"
+
+
+def test_a_rule_that_raises_on_a_cheat_is_a_finding():
+    found = through(redteam(judge("raises_on_nul")))
+    assert set(found) == {"control characters"} and found["control characters"].verdict == "rule 'judge' raised"
+
+
+def test_what_an_honest_wrong_answer_earns_is_the_bar():
+    report = redteam(judge("partly"))
+    assert report.bars == (0.25, 0.25, 0.25) and report.ok
+
+
+def test_a_rule_that_pays_nothing_for_a_right_answer_proves_nothing():
+    report = redteam(judge("never"))
+    assert not report.through and report.blind_rows == (0, 1, 2) and not report.ok
+    assert "row 0: a right answer earns 0 and a wrong one 0" in str(report)
+
+
+def test_a_row_without_a_value_is_refused():
+    with pytest.raises(DataError, match="Row 0: no rule has a value there"):
+        redteam(judge("no_gold"))
+
+
+def test_form_that_an_honest_try_has_too_is_no_cheat():
+    rules = RuleSet([Judge(believes="never"), Tags("think", "answer", weight=0.2), Keywords(("because",), weight=0.1)])
+    report = redteam(rules)
+    assert not report.through and report.bars[0] == pytest.approx(0.3)
+
+
+@dataclass(frozen=True, slots=True)
+class CountsBecause(Rule):
+    """Pays for each "because": what keyword stuffing is made for."""
+
+    tier: ClassVar[str] = "inline"
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(row.text.count("because") / 10)
+
+
+def test_keyword_stuffing_that_pays_is_found_behind_the_answer():
+    found = through(redteam(RuleSet([Judge(believes="never"), CountsBecause()])))
+    assert found["connectives only"].verdict == "more than an honest try"
+    assert "connectives only" not in through(redteam(RuleSet([Answer(), CountsBecause(gate="answer")])))
+
+
+def test_the_bar_of_style_is_the_honest_text():
+    report = redteam(RuleSet([Length(low=5, high=80, unit="words")]))
+    assert report.ok and set(report.bars) == {1.0} and set(report.rights) == {None}
+    assert "connectives only" in through(redteam(RuleSet([CountsBecause()])))
+
+
+def test_a_users_good_completion_raises_the_bar_of_style():
+    rows = [{"prompt": "Why?", "completion": "because " * 40}]
+    assert redteam(RuleSet([CountsBecause()]), rows).bars == (4.0,)
+
+
+def test_the_tags_and_keywords_that_the_rules_ask_for_are_tried():
+    rules = RuleSet([Tags("plan", "result"), Keywords(("hence",))])
+    tried = {attempt.cheat: attempt.completion for attempt in redteam(rules).attempts}
+    assert tried["the tags that are asked for, empty"] == "<plan></plan><result></result>"
+    assert tried["keyword stuffing"].count("hence") == 20
+
+
+def test_a_shape_gives_honest_completions_of_a_pattern():
+    shape = "Q: [text]\nZ: [answer]"
+    texts = list(honest(of_data([Answer()], [{"answer": "18"}])[0], [], "19", shape))
+    assert "Q: So it is.\nZ: 19" in texts and all("{" not in text for text in texts if text.startswith("Q:"))
+    with pytest.raises(ConfigError, match=r"shape is 'Z:'. Write \[answer\]"):
+        redteam(RuleSet([Answer()]), shape="Z:")
+
+
+def test_wrong_answers_of_the_users_rows_are_answers_of_other_rows():
+    targets = of_data([Answer()], [{"answer": "#### 18"}, {"answer": "7"}, {"answer": "18.0"}])
+    assert [(target.gold, target.wrong, target.other) for target in targets] == [
+        ("18", "7", "19"),
+        ("7", "18", "8"),
+        ("18.0", "7", "something else"),
+    ]
+
+
+def test_the_users_rows_are_cheated_on_with_their_own_golds():
+    report = redteam(judge("anywhere"), [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "?", "answer": "5"}])
+    assert through(report)["sandwich"].completion == "5 42 43"
+
+
+def test_a_cheat_that_might_be_right_by_chance_is_not_tried_there():
+    cheats = [Cheat("claim", "Score: 1.0"), Cheat("all", "0 1 2", names_all=True)]
+    report = redteam(RuleSet([Answer()]), [{"answer": "1"}], cheats=cheats)
+    assert [attempt.verdict for attempt in report.attempts] == ["not tried", "refused"]
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "is_there"),
+    [
+        ("Score: 1.0", "1", True),
+        ("11", "1", False),
+        ("It is -1.", "1", False),
+        ("(B)", "B", True),
+        ("a good question", "A", False),
+        ("", "42", False),
+    ],
+)
+def test_an_answer_stands_in_a_text_as_a_word(text, gold, is_there):
+    assert holds(text, gold) is is_there
+
+
+def test_a_column_that_the_built_in_rows_cannot_fill_asks_for_data():
+    class NeedsSchema(Judge):
+        @property
+        def columns(self):
+            return ("schema",)
+
+    with pytest.raises(DataError, match=r"Rule 'needs_schema' reads the column 'schema'.*--data FILE"):
+        redteam(RuleSet([NeedsSchema()]))
+
+
+def test_built_in_rows_satisfy_when():
+    rules = RuleSet([Answer(when={"task": "sums"}), Answer(name="letter", kind="choice", when={"task": "letters"})])
+    report = redteam(rules, cheats=[Cheat("empty", "")])
+    assert report.rights == (1.0,) * 5 and report.bars == (0.0,) * 5
+
+
+def test_rules_of_tokens_get_one_per_word_and_sign():
+    assert len(token_ids("so, 42!")) == 4 and token_ids("a a")[0] == token_ids("a a")[1] and token_ids("") == []
+    assert redteam(RuleSet([Length(high=50)]), cheats=[Cheat("empty", "")]).ok
+
+
+def test_the_users_own_set_is_left_as_it_is():
+    rules = RuleSet([Answer()], on_error="stop", normalise=True)
+    redteam(rules, cheats=[Cheat("empty", "")])
+    assert rules.on_error == "stop" and rules.state_dict() == RuleSet([Answer()]).state_dict()
+
+
+def test_a_report_goes_through_json():
+    plain = json.loads(json.dumps(redteam(judge("anywhere")).as_dict()))
+    assert plain["ok"] is False and len(plain["attempts"]) == len(CHEATS)

@@ -135,8 +135,8 @@ def test_a_bad_entry_has_no_value(entry):
 @pytest.mark.parametrize("family", sorted(FAULTY))
 def test_the_faulty_scorers_still_pay_for_one_answer_to_all_tasks(family):
     answer = {"coin_flip": "0", "game_of_life_halting": "x", "puzzle24": "6*4+1-1"}[family]
-    tasks = gym.create_dataset(family, seed=3, size=20)
-    assert sum(tasks.score_answer(answer, tasks[index]) == 1.0 for index in range(20)) >= 15
+    tasks = gym.create_dataset(family, seed=3, size=8)
+    assert sum(tasks.score_answer(answer, tasks[index]) == 1.0 for index in range(8)) >= 6
 
 
 @pytest.mark.parametrize("family", [*ANSWERS, "number_sorting", "bitwise_arithmetic", "chain_sum"])
@@ -262,7 +262,7 @@ def test_importing_the_rule_imports_no_library():
 PIECES = st.sampled_from(
     ["<answer>", "</answer>", "<think>", "</think>", "1", "[", "]", "(", ")", "'", ",", "\n", "x", "**", "nan"]
 )
-TEXTS = st.text(st.characters(exclude_categories=())) | st.lists(PIECES, max_size=20).map("".join)
+TEXTS = st.text(st.characters(exclude_categories=())) | st.lists(PIECES, max_size=8).map("".join)
 
 
 @given(text=TEXTS, family=st.sampled_from(FAMILIES))

@@ -10,7 +10,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Tags, Verdict
 from trl_ext.rewards.cheats import CHEATS, Cheat
 from trl_ext.rewards.redteam import holds, redteam, token_ids
-from trl_ext.rewards.redteam_rows import honest, of_data
+from trl_ext.rewards.redteam_rows import honest, of_data, wrong_answers
 
 FIELDS = {"gold": "42", "wrong": "43", "other": "39", "prompt": "6 * 7?", "words": "because", "tags": "<a></a>"}
 
@@ -212,24 +212,43 @@ def test_a_shape_gives_honest_completions_of_a_pattern():
         redteam(RuleSet([Answer()]), shape="Z:")
 
 
-def test_wrong_answers_of_the_users_rows_are_answers_of_other_rows():
-    targets = of_data([Answer()], [{"answer": "#### 18"}, {"answer": "7"}, {"answer": "18.0"}])
-    assert [(target.gold, target.wrong, target.other) for target in targets] == [
-        ("18", "7", "19"),
-        ("7", "18", "8"),
-        ("18.0", "7", "something else"),
-    ]
+@pytest.mark.parametrize(
+    ("gold", "wrong"),
+    [
+        ("18", ("28", "38")),
+        ("-9", ("-1", "-2")),
+        ("\\frac{14}{3}", ("\\frac{24}{3}", "\\frac{34}{3}")),
+        ("0", ("1", "2")),
+        ("D", ("E", "A")),
+        ("Nile", ("Niger", "something else")),
+    ],
+)
+def test_wrong_answers_look_like_the_right_one(gold, wrong):
+    assert wrong_answers(gold, ["18", "Niger", "nile", "Nile", "Niger"]) == wrong
+
+
+def test_a_users_row_brings_its_gold_without_what_announces_it():
+    targets = of_data([Answer()], [{"answer": "9 * 2 = 18\n#### 18"}, {"answer": "\\boxed{7}"}, {"answer": None}])
+    assert [target.gold for target in targets] == ["18", "7", None]
 
 
 def test_the_users_rows_are_cheated_on_with_their_own_golds():
     report = redteam(judge("anywhere"), [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "?", "answer": "5"}])
-    assert through(report)["sandwich"].completion == "5 42 43"
+    assert through(report)["sandwich"].completion == "52 42 62"
 
 
 def test_a_cheat_that_might_be_right_by_chance_is_not_tried_there():
     cheats = [Cheat("claim", "Score: 1.0"), Cheat("all", "0 1 2", names_all=True)]
     report = redteam(RuleSet([Answer()]), [{"answer": "1"}], cheats=cheats)
     assert [attempt.verdict for attempt in report.attempts] == ["not tried", "refused"]
+
+
+def test_a_prompt_that_holds_the_gold_is_copied_only_where_it_lists_options():
+    cheats = [Cheat("copy", "[prompt]")]
+    (number,) = redteam(RuleSet([Answer()]), [{"prompt": "1 * 5?", "answer": "5"}], cheats=cheats).attempts
+    letter = RuleSet([Answer(kind="choice")])
+    (option,) = redteam(letter, [{"prompt": "(A) 1 (B) 2?", "answer": "B"}], cheats=cheats).attempts
+    assert (number.verdict, option.verdict) == ("not tried", "refused")
 
 
 @pytest.mark.parametrize(

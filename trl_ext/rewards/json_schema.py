@@ -35,8 +35,8 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[\]{}]', 
 class JsonSchema(Rule):
     """1.0 when the completion is JSON that fits the schema, else 0.0.
 
-    What stands before the last `</think>` is not read, be it in a string. A schema from the dataset that cannot be used has no value
-    (`gold_invalid`); one from the configuration is refused when the rule is built.
+    What stands before the last `</think>`, be it in a string, is not read. A schema from the dataset that cannot be
+    used has no value (`gold_invalid`); one from the configuration is refused when the rule is built.
 
     Args:
         schema: Column with each row's schema, as JSON text (a mapping works too, but the `datasets` library fills

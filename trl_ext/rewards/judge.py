@@ -5,7 +5,7 @@ Legend: a column is one rule's verdicts, one per row.
 
 import time
 import traceback
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +105,9 @@ class Judge:
     # Inline ---------------------------------------------------------------------------------------------------------
 
     def _inline(self, rule: Rule, rows: list[Row]) -> Column:
+        together = getattr(rule, "score_rows", None)
+        if together is not None:
+            return self._together(rule, together, rows)
         column = Column([])
         clock = time.perf_counter
         for index, row in enumerate(rows):
@@ -115,6 +118,15 @@ class Judge:
             column.verdicts.append(self._checked(rule, row, index))
             column.ms.append(1e3 * (clock() - start))
         return column
+
+    def _together(self, rule: Rule, score_rows: Callable[..., list[Verdict]], rows: list[Row]) -> Column:
+        """A rule that starts processes of its own judges all rows at once, as many at a time as there are workers."""
+        wanted = [row for row in rows if applies(rule.when, row.columns)]
+        start = time.perf_counter()
+        found = iter(score_rows(wanted, self.limits.num_workers))
+        ms = 1e3 * (time.perf_counter() - start) / max(len(wanted), 1)
+        verdicts = [finite(rule, next(found)) if applies(rule.when, row.columns) else SKIPPED for row in rows]
+        return Column(verdicts, [ms] * len(wanted))
 
     def _checked(self, rule: Rule, row: Row, index: int) -> Verdict:
         try:

@@ -14,7 +14,7 @@ from trl_ext.rewards import math_library
 from trl_ext.rewards.math_form import Form, form_of, is_variable, words_of
 from trl_ext.rewards.math_gate import check_for_library
 from trl_ext.rewards.math_limits import Unreadable
-from trl_ext.rewards.math_tokens import Tokens, latex
+from trl_ext.rewards.math_tokens import Tokens
 from trl_ext.rewards.math_units import agree, split_unit
 from trl_ext.rewards.math_values import Value, proportion, same_value, value_of
 
@@ -77,7 +77,7 @@ def _match_by_library(gold: Tokens, answer: Tokens, reason: str) -> Match:
         return Match(False, f"cannot be compared: {reason}")
     check_for_library(gold)
     check_for_library(answer)
-    return Match(math_library.same_answer(latex(gold), latex(answer)), "math-verify")
+    return Match(math_library.same_expression(gold, answer), "math-verify")
 
 
 def _match_parts(left: Form, right: Form) -> Match:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.math_tokens import WORDS, Tokens, is_number
+from trl_ext.rewards.math_tokens import WORDS, Tokens, is_number, latex
 
 _BEYOND_OURS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\min"})
 
@@ -50,6 +50,29 @@ def _capitals(tokens: Tokens) -> frozenset[str]:
     return frozenset(token for token in tokens if len(token) == 1 and token.isupper())
 
 
+def same_expression(gold: Tokens, answer: Tokens) -> bool:
+    """Whether math-verify finds two expressions equal, each read as a whole, capitals kept."""
+    from math_verify import verify
+
+    left, right = _expression(gold), _expression(answer)
+    return left is not None and right is not None and bool(verify(left, right, timeout_seconds=None))
+
+
+@lru_cache(maxsize=4096)  # A batch repeats golds and answers.
+def _expression(tokens: Tokens) -> Any:
+    """The sympy expression of tokens; None where the grammar does not take all of them.
+
+    math-verify's own `parse` would go on to look for a number in the text, and find 3 in a broken formula.
+    """
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+
+    config = ConversionConfig(lowercase_symbols=False)
+    try:
+        return latex2sympy(latex(tokens), normalization_config=None, conversion_config=config)
+    except Exception:  # Its grammar raises bare Exception, and sympy whatever an operand leads to.
+        return None
+
+
 def same_answer(gold: str, answer: str) -> bool:
     """Whether math-verify finds an answer right. Both are LaTeX without delimiters."""
     from math_verify import verify
@@ -59,8 +82,10 @@ def same_answer(gold: str, answer: str) -> bool:
 
 @lru_cache(maxsize=4096)  # The library keeps 20 parses; a batch has more golds.
 def _parsed(text: str) -> tuple[Any, ...]:
+    """What math-verify reads in a text as a box, or the text; never a number that it finds on the way."""
     import math_verify
     from math_verify import grader, parser
 
     grader.TIMEOUT_WARNING_SHOWN = parser.TIMEOUT_WARNING_SHOWN = True  # One warning a process says nothing new here.
-    return tuple(math_verify.parse(f"\\boxed{{{text}}}", parsing_timeout=None))
+    whole = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
+    return tuple(math_verify.parse(f"\\boxed{{{text}}}", extraction_config=[whole], parsing_timeout=None))

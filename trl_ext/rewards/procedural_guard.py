@@ -46,7 +46,7 @@ _PARSERS = frozenset({"eval", "exec", "compile", "__import__", "parse_expr", "sy
 
 def is_arithmetic(text: str) -> bool:
     """Whether the text is numbers, + - * / and brackets, and short."""
-    return _is_formula(text) and not re.search(r"[A-Za-z]|\*\*", text)
+    return is_formula(text) and not re.search(r"[A-Za-z]|\*\*", text)
 
 
 def is_formula(text: str) -> bool:
@@ -56,7 +56,38 @@ def is_formula(text: str) -> bool:
         >>> is_formula("2*(2 - 8*x)**(3/2)/3 + C"), is_formula("9**9**9"), is_formula("x.__class__")
         (True, False, False)
     """
-    return _is_formula(text)
+    if len(text) > _MAX_FORMULA_CHARS:
+        return False
+    end = num_powers = 0
+    # Per open bracket, whether a power of a bracket stands in it; the last one for the bracket that was closed last.
+    powered, closed = [False], False
+    last = ""
+    while end < len(text):
+        token = _FORMULA.match(text, end)
+        if token is None:
+            return False
+        kind, word, end = token.lastgroup, token[0], token.end()
+        if word.isspace():
+            continue
+        if kind == "open":
+            # A letter called as a function would be whatever SymPy has under that letter.
+            if (last.isalnum() and last not in _FUNCTIONS) or len(powered) > _MAX_DEPTH:
+                return False
+            powered.append(False)
+        elif kind == "close":
+            closed = powered.pop()
+            if not powered:
+                return False
+            powered[-1] |= closed
+        elif kind == "power" and last == ")":
+            num_powers += 1
+            if closed or num_powers > _MAX_BRACKET_POWERS or _LARGE_POWER.match(word):
+                return False
+            powered[-1] = True
+        elif kind == "name" and len(word) > 1 and word not in _FUNCTIONS:
+            return False
+        last = word
+    return len(powered) == 1
 
 
 def is_literal(text: str) -> bool:
@@ -167,41 +198,6 @@ def _code_names(code: CodeType) -> Iterator[str]:
 
 def _is_variable(name: Any) -> bool:
     return isinstance(name, str) and len(name) == 1 and name.isalpha()
-
-
-def _is_formula(text: str) -> bool:
-    if len(text) > _MAX_FORMULA_CHARS:
-        return False
-    end = num_powers = 0
-    # Per open bracket, whether a power of a bracket stands in it; the last one for the bracket that was closed last.
-    powered, closed = [False], False
-    last = ""
-    while end < len(text):
-        token = _FORMULA.match(text, end)
-        if token is None:
-            return False
-        kind, word, end = token.lastgroup, token[0], token.end()
-        if word.isspace():
-            continue
-        if kind == "open":
-            # A letter called as a function would be whatever SymPy has under that letter.
-            if (last.isalnum() and last not in _FUNCTIONS) or len(powered) > _MAX_DEPTH:
-                return False
-            powered.append(False)
-        elif kind == "close":
-            closed = powered.pop()
-            if not powered:
-                return False
-            powered[-1] |= closed
-        elif kind == "power" and last == ")":
-            num_powers += 1
-            if closed or num_powers > _MAX_BRACKET_POWERS or _LARGE_POWER.match(word):
-                return False
-            powered[-1] = True
-        elif kind == "name" and len(word) > 1 and word not in _FUNCTIONS:
-            return False
-        last = word
-    return len(powered) == 1
 
 
 def entry_text(cell: Any) -> str:

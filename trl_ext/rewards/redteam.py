@@ -48,7 +48,7 @@ def redteam(
     if shape is not None and "[answer]" not in shape:
         raise ConfigError(f"shape is {shape!r}. Write [answer] where the answer stands, and [text] for the rest.")
     # A cheat that makes a rule raise would end a training run: a finding, not the end of this one.
-    rules = replace(rules, on_error="floor", normalise=False)
+    rules = replace(rules, on_error="floor")
     courts = [_Court(rules, target, shape, row) for row, target in enumerate(_targets(rules, rows))]
     attempts = [_attempts(cheat, courts) for cheat in _with_progress(cheats)]
     return RedteamReport(
@@ -122,11 +122,15 @@ class _Court:
         if target.gold is None and "gold" in cheat.fields:
             return None
         completion = cheat.completion(self._fields())
-        on_purpose = cheat.names_all or cheat.fields & {"gold", "prompt"}
-        if target.gold is not None and not on_purpose and holds(completion, target.gold):
+        if target.gold is not None and not self._on_purpose(cheat) and holds(completion, target.gold):
             return None
         (explained,) = self._explained([completion])
         return Attempt(cheat.name, self.row, completion, explained.total, self.bar, self._verdict(explained))
+
+    def _on_purpose(self, cheat: Cheat) -> bool:
+        """Whether the gold may stand in it: it does so by design, or as one of the options that the prompt lists."""
+        is_option = self.target.gold in tuple("ABCDE")
+        return cheat.names_all or "gold" in cheat.fields or ("prompt" in cheat.fields and is_option)
 
     def _fields(self) -> dict[str, str]:
         target, rules = self.target, self.rules.rules

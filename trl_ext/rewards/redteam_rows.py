@@ -120,6 +120,7 @@ _CLAUSES = (
     "the units agree on both sides",
     "one case can be left out",
 )
+_LETTERS = "ABCDEAB"
 _SENTENCES = (0, 4, 16, 60)  # of filler: rules of length have honest completions to compare with
 
 
@@ -152,13 +153,10 @@ def _filled(target: Target, rules: Sequence[Rule], judge: Rule | None) -> Target
 
 
 def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
-    """The user's rows; their wrong answers are right answers of other rows."""
+    """The user's rows, with wrong answers that look like their right ones."""
     golds = [_gold_of(rules, row, index) for index, row in enumerate(rows)]
-    distinct: dict[str, str] = {}
-    for gold in golds:
-        if gold is not None:
-            distinct.setdefault(gold_key(gold), gold)
-    return [_of_row(row, gold, list(distinct.values())) for row, gold in zip(rows, golds, strict=True)]
+    known = [gold for gold in golds if gold is not None]
+    return [_of_row(row, gold, known) for row, gold in zip(rows, golds, strict=True)]
 
 
 def _of_row(row: Mapping[str, Any], gold: str | None, golds: Sequence[str]) -> Target:
@@ -166,8 +164,7 @@ def _of_row(row: Mapping[str, Any], gold: str | None, golds: Sequence[str]) -> T
     completion = row.get("completion")
     if gold is None:
         return Target(row.get("prompt"), columns, completion=completion)
-    others = [other for other in golds if gold_key(other) != gold_key(gold)]
-    wrong, other = [*others, *invented(gold)][:2]
+    wrong, other = wrong_answers(gold, golds)
     return Target(row.get("prompt"), columns, gold, wrong, other, completion=completion)
 
 
@@ -194,20 +191,30 @@ def bare(ideal: str) -> str:
     return ideal
 
 
-def invented(gold: str) -> tuple[str, str]:
-    """Two wrong answers that look like the gold.
+def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
+    """Two wrong answers of the gold's kind: another digit or letter, or else texts that are right on other rows.
 
     Example:
-        >>> invented("18"), invented("E"), invented("Paris")
-        (('19', '21'), ('A', 'B'), ('something else', 'nothing of the kind'))
+        >>> wrong_answers("18", ()), wrong_answers("E", ()), wrong_answers("Paris", ("Rome", "Paris", "7", "Bonn"))
+        (('28', '38'), ('A', 'B'), ('Rome', 'Bonn'))
     """
-    if re.fullmatch(r"-?[0-9]{1,15}", gold):
-        return str(int(gold) + 1), str(int(gold) + 3)
-    if gold in tuple("ABCDE"):
-        letters = "ABCDEAB"
-        start = letters.index(gold) + 1
-        return letters[start], letters[start + 1]
-    return "something else", "nothing of the kind"
+    digit = re.search("[0-9]", gold)
+    if digit:
+        return _with_digit(gold, digit.start(), 1), _with_digit(gold, digit.start(), 2)
+    if gold in tuple(_LETTERS[:5]):
+        start = _LETTERS.index(gold) + 1
+        return _LETTERS[start], _LETTERS[start + 1]
+    texts = dict.fromkeys(
+        other for other in golds if not re.search("[0-9]", other) and gold_key(other) != gold_key(gold)
+    )
+    wrong, other = [*texts, "something else", "nothing of the kind"][:2]
+    return wrong, other
+
+
+def _with_digit(gold: str, position: int, more: int) -> str:
+    """The gold with another digit there; never 0, which could make a number shorter or a fraction infinite."""
+    digit = (int(gold[position]) + more - 1) % 9 + 1
+    return f"{gold[:position]}{digit}{gold[position + 1 :]}"
 
 
 def honest(target: Target, rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[str]:

@@ -84,8 +84,8 @@ class Rule(ABC):
     floor: ClassVar[float] = 0.0  # What a model-caused failure earns; a rule of penalties sets its lowest value.
     ceiling: ClassVar[float] = 1.0  # The highest value.
     judges_correctness: ClassVar[bool] = False  # Whether it tells right from wrong, and not good form from bad.
-    # "worker": runs in a process that is killed when the rule hangs, crashes or eats memory. "inline": runs where it is
-    # called, for rules that take bounded time on any text by construction.
+    # "worker": runs in a process that is killed when the rule hangs, crashes or eats memory. "inline": runs where it
+    # is called, for rules that take bounded time on any text by construction.
     tier: ClassVar[str] = "worker"
 
     weight: float = 1.0

@@ -18,9 +18,10 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
     """One rule's metrics over a batch: its values as it gave them, unweighted and ungated.
 
     rewards/<rule>/mean is TRL's own key, and missing where no row has a value. rules/<rule>/: std of the values;
-    none_frac of rows without a value, timeout_frac that were too long or too complex, took too long or crashed,
-    error_frac in which the rule or the machine failed, not_finite_frac, skipped_frac by `when`, gated_frac behind a gate that was not open;
-    cache_frac of rows whose verdict was known; p95_ms, 95 % of the others were judged within it.
+    none_frac of rows without a value; timeout_frac that were too long or too complex, took too long or crashed;
+    error_frac in which the rule or the machine failed; not_finite_frac; skipped_frac by `when`; gated_frac behind a
+    gate that was not open; cache_frac of rows whose verdict was known; p95_ms, within which 95 % of the others were
+    judged.
     """
     rows = len(column.verdicts)
     known = [verdict.value for verdict in column.verdicts if verdict.value is not None]

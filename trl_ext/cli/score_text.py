@@ -9,6 +9,7 @@ from trl_ext.rewards.audit_report import shortened, table
 from trl_ext.rewards.redteam_rows import prompt_text
 
 _SHOWN_CHARS = 600
+_ROUNDING = 1e-4  # TRL logs totals as float32
 
 
 def heading(row: Mapping[str, Any], text: str) -> str:
@@ -63,6 +64,6 @@ def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
     if rules.name not in row:
         return line
     total = None if row[rules.name] is None or math.isnan(row[rules.name]) else row[rules.name]
-    same = total is found.total is None or (None not in (total, found.total) and abs(total - found.total) < 1e-4)
+    same = total is None if found.total is None else total is not None and abs(total - found.total) < _ROUNDING
     note = "" if same else ". The log differs: the rules, the data or the progress of the run are others"
     return f"total in the log: {'none' if total is None else f'{total:.3f}'}, {line}{note}"

@@ -24,14 +24,18 @@ import yaml
 
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards.answer import Answer
+from trl_ext.rewards.code import Code
 from trl_ext.rewards.cosine import Cosine
 from trl_ext.rewards.grammar import Grammar
+from trl_ext.rewards.instructions import Instructions
+from trl_ext.rewards.json_schema import JsonSchema
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.language import Language
 from trl_ext.rewards.length import Length
 from trl_ext.rewards.limits import Limits
 from trl_ext.rewards.overlong import SoftOverlong
 from trl_ext.rewards.pattern import Pattern
+from trl_ext.rewards.procedural import Procedural
 from trl_ext.rewards.relevance import Relevance
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rule import Rule, snake_case
@@ -39,12 +43,16 @@ from trl_ext.rewards.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
     Answer,
+    Code,
     Cosine,
     Grammar,
+    Instructions,
+    JsonSchema,
     Keywords,
     Language,
     Length,
     Pattern,
+    Procedural,
     Relevance,
     Repetition,
     SoftOverlong,

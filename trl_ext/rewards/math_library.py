@@ -52,10 +52,8 @@ def _capitals(tokens: Tokens) -> frozenset[str]:
 
 def same_expression(gold: Tokens, answer: Tokens) -> bool:
     """Whether math-verify finds two expressions equal, each read as a whole, capitals kept."""
-    from math_verify import verify
-
     left, right = _expression(gold), _expression(answer)
-    return left is not None and right is not None and bool(verify(left, right, timeout_seconds=None))
+    return left is not None and right is not None and _verify(left, right)
 
 
 @lru_cache(maxsize=4096)  # A batch repeats golds and answers.
@@ -75,17 +73,22 @@ def _expression(tokens: Tokens) -> Any:
 
 def same_answer(gold: str, answer: str) -> bool:
     """Whether math-verify finds an answer right. Both are LaTeX without delimiters."""
-    from math_verify import verify
-
-    return bool(verify(list(_parsed(gold)), list(_parsed(answer)), timeout_seconds=None))
+    return _verify(list(_parsed(gold)), list(_parsed(answer)))
 
 
 @lru_cache(maxsize=4096)  # The library keeps 20 parses; a batch has more golds.
 def _parsed(text: str) -> tuple[Any, ...]:
     """What math-verify reads in a text as a box, or the text; never a number that it finds on the way."""
     import math_verify
-    from math_verify import grader, parser
+    from math_verify import parser
 
-    grader.TIMEOUT_WARNING_SHOWN = parser.TIMEOUT_WARNING_SHOWN = True  # One warning a process says nothing new here.
+    parser.TIMEOUT_WARNING_SHOWN = True  # A warning in every process says nothing new here.
     whole = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     return tuple(math_verify.parse(f"\\boxed{{{text}}}", extraction_config=[whole], parsing_timeout=None))
+
+
+def _verify(gold: Any, answer: Any) -> bool:
+    from math_verify import grader
+
+    grader.TIMEOUT_WARNING_SHOWN = True
+    return bool(grader.verify(gold, answer, timeout_seconds=None))

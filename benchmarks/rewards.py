@@ -1,6 +1,6 @@
 """How fast are rules? Rows per second on this machine, each against the aim that it was built for.
 
-    python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json
+python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json
 """
 
 import argparse
@@ -133,7 +133,9 @@ def pathological() -> Result:
     expected = [0.0 if i % 10 == 0 else float(i) for i in range(512)]
     assert found == expected, "another row's verdict changed"
     bound = 52 * limits.cpu_s / limits.num_workers
-    return Result(f"512 rows, 52 hang, {limits.num_workers} worker(s): over the bound", seconds / bound, "x", 1.2, True)
+    return Result(
+        f"512 rows, 52 hang, {limits.num_workers} worker(s): over the bound", seconds / bound, "x", 1.2, True
+    )
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ import pytest
 from trl_ext.errors import RuleError
 from trl_ext.rewards import code as code_module
 from trl_ext.rewards.code import LONGEST_CODE, Code, code_block, read_report, wrong_output
-from trl_ext.rewards.code_cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
 from trl_ext.rewards.rule import Row
-from trl_ext.rewards.sandbox import Outcome
+from trl_ext.rewards.sandbox.api import Outcome
+from trl_ext.rewards.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
 
 
 @pytest.fixture(autouse=True)

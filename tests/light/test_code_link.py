@@ -11,9 +11,9 @@ from fractions import Fraction
 
 import pytest
 
-from trl_ext.rewards.sandbox_link import ALL_OPERATIONS, CALLS_ONLY, Link, LinkLost, Remote, rebuilt_error
-from trl_ext.rewards.sandbox_seccomp import MACHINES, assemble, plain_numbers
-from trl_ext.rewards.sandbox_values import decode, encode
+from trl_ext.rewards.sandbox.link import ALL_OPERATIONS, CALLS_ONLY, Link, LinkLost, Remote, rebuilt_error
+from trl_ext.rewards.sandbox.seccomp import MACHINES, assemble, plain_numbers
+from trl_ext.rewards.sandbox.values import decode, encode
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 PID = 4242

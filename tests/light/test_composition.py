@@ -174,7 +174,9 @@ class Raises(Rule):
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
 def test_told_to_go_on_a_set_gives_the_floor_and_says_so_once(error, caplog):
-    rules = RuleSet([Raises(error=error, name=f"raises_{error.__name__}"), Keywords(required=("so",))], on_error="floor")
+    rules = RuleSet(
+        [Raises(error=error, name=f"raises_{error.__name__}"), Keywords(required=("so",))], on_error="floor"
+    )
     metrics: dict[str, float] = {}
     for _ in range(3):
         assert rules(completions=["so", "x"], log_metric=metrics.__setitem__) == [1.0, 0.0]

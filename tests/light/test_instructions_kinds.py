@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.rewards.instruction_length import count_sentences, count_words
+from trl_ext.rewards.instruction_kinds.length import count_sentences, count_words
 from trl_ext.rewards.instructions import Instructions
 from trl_ext.rewards.rule import Row
 

@@ -10,8 +10,8 @@ import pytest
 import trl_ext
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict, build_pairs, filter_pairs
-from trl_ext.rewards.pair_data import CHUNK_ROWS, falls_short
-from trl_ext.rewards.pair_gaps import rule_gaps, split_implicit
+from trl_ext.rewards.preference.data import CHUNK_ROWS, falls_short
+from trl_ext.rewards.preference.gaps import rule_gaps, split_implicit
 
 datasets = pytest.importorskip("datasets")
 

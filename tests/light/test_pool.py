@@ -11,10 +11,10 @@ import pytest
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards import pool, pool_server, pool_wire, pool_worker, pool_workers
-from trl_ext.rewards.limits import Limits
-from trl_ext.rewards.pool import WorkerPool, shared_pool
-from trl_ext.rewards.pool_request import packed
 from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.workers.limits import Limits
+from trl_ext.rewards.workers.pool import WorkerPool, shared_pool
+from trl_ext.rewards.workers.request import packed
 
 
 @dataclass(frozen=True, slots=True)

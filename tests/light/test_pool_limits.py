@@ -6,9 +6,9 @@ import pickle
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.rewards import limits
-from trl_ext.rewards.breaker import Breaker
-from trl_ext.rewards.limits import Limits
+from trl_ext.rewards.workers import limits as limits
+from trl_ext.rewards.workers.breaker import Breaker
+from trl_ext.rewards.workers.limits import Limits
 
 
 @pytest.mark.parametrize(

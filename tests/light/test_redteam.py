@@ -8,9 +8,9 @@ import pytest
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Tags, Verdict
-from trl_ext.rewards.cheats import CHEATS, Cheat
-from trl_ext.rewards.redteam import holds, redteam, token_ids
-from trl_ext.rewards.redteam_rows import honest, of_data, wrong_answers
+from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
+from trl_ext.rewards.auditing.redteam import holds, redteam, token_ids
+from trl_ext.rewards.auditing.redteam_rows import honest, of_data, wrong_answers
 
 FIELDS = {"gold": "42", "wrong": "43", "other": "39", "prompt": "6 * 7?", "words": "because", "tags": "<a></a>"}
 

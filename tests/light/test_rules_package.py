@@ -11,7 +11,10 @@ import pytest
 
 from trl_ext import rewards
 
-MODULES = [module.name for module in pkgutil.iter_modules(rewards.__path__)]
+PREFIX = "trl_ext.rewards."
+MODULES = [
+    module.name.removeprefix(PREFIX) for module in pkgutil.walk_packages(rewards.__path__, PREFIX) if not module.ispkg
+]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -23,7 +26,8 @@ def test_every_example_gives_the_output_that_it_shows(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_stands_in_the_package_docstring(module):
-    assert f"\n{module} " in rewards.__doc__
+    package, _, name = f"{PREFIX}{module}".rpartition(".")
+    assert f"\n{name} " in importlib.import_module(package).__doc__
 
 
 def test_the_package_imports_neither_torch_nor_trl():

@@ -42,7 +42,11 @@ if __name__ == "__main__":
         print(f"rank {trainer.accelerator.process_index} trained for {time.monotonic() - start:.1f} s", flush=True)
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
-    print(f"rank {trainer.accelerator.process_index} made {trainer.state.global_step} steps, weights finite", flush=True)
+    print(
+        f"rank {trainer.accelerator.process_index} made {trainer.state.global_step} steps, weights finite", flush=True
+    )
     for way in WAYS:
-        failed = [log[f"rules/{way}/{share}"] for log in logs for share in ("error_frac", "timeout_frac", "not_finite_frac")]
+        failed = [
+            log[f"rules/{way}/{share}"] for log in logs for share in ("error_frac", "timeout_frac", "not_finite_frac")
+        ]
         print(f"rank {trainer.accelerator.process_index} {way} failed {sum(failed) > 0}", flush=True)

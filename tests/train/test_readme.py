@@ -43,7 +43,9 @@ def test_python_block_runs(number, model_folder, tmp_path, monkeypatch):
     code = code.replace('"Qwen/Qwen2.5-1.5B-Instruct"', repr(model_folder))
     settings = "use_cpu=True, bf16=False, max_steps=1, max_completion_length=4, report_to='none'"
     code = code.replace('GRPOConfig("out")', f'GRPOConfig("out", {settings})')
-    code = code.replace('RewardConfig("out")', f'RewardConfig("out", {settings.replace("max_completion_length=4, ", "")})')
+    code = code.replace(
+        'RewardConfig("out")', f'RewardConfig("out", {settings.replace("max_completion_length=4, ", "")})'
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "block.py").write_text(code)
     runpy.run_path(str(tmp_path / "block.py"))
@@ -90,7 +92,12 @@ def test_launch_command_is_accepted_by_launcher_and_script(command, recipe):
 
 def test_there_is_something_to_check():
     assert blocks("python") and blocks("yaml")
-    assert commands("trl-ext grpo") and commands("trl-ext reward") and commands("accelerate launch") and commands("torchrun")
+    assert (
+        commands("trl-ext grpo")
+        and commands("trl-ext reward")
+        and commands("accelerate launch")
+        and commands("torchrun")
+    )
 
 
 @pytest.mark.parametrize("name", ["quickstart", "test"])

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from trl_ext.rewards import sandbox
 from trl_ext.rewards.code import Code
 from trl_ext.rewards.rule import Row, Verdict
+from trl_ext.rewards.sandbox import api as sandbox
 
 SECRET = "expected-7394512"
 STDIO = [{"input": "7", "output": f"{SECRET}\n1\n2"}]
@@ -91,7 +91,7 @@ EVERYWHERE = {
     "a message that never ends": "import os, struct\nos.write(3, struct.pack('<I', 2**22) + b'[' * 1000)",
     "a nested message": "import os, struct\nd = b'[' * 10**5\nos.write(3, struct.pack('<I', len(d)) + d)",
     "asks the tests back": (
-        "import sys\nfrom trl_ext.rewards.sandbox_link import Remote\nframe = sys._getframe()\n"
+        "import sys\nfrom trl_ext.rewards.sandbox.link import Remote\nframe = sys._getframe()\n"
         "while frame: frame.f_locals; frame = frame.f_back\n"
         "import gc\nfor o in gc.get_objects():\n    if type(o).__name__ == 'Link':\n"
         "        print(o.look_up('scope')); print(o.ask('attribute', 0, '__globals__'))"
@@ -326,7 +326,7 @@ def test_the_tests_of_a_suite_are_not_in_the_candidates_memory():
 
 def test_nothing_outlives_a_trainer_that_is_killed():
     script = (
-        "import sys\nsys.path[:] = {path!r}\nfrom trl_ext.rewards import sandbox\nsandbox.sandbox_level({level})\n"
+        "import sys\nsys.path[:] = {path!r}\nfrom trl_ext.rewards.sandbox import api as sandbox\nsandbox.sandbox_level({level})\n"
         "print('ready', flush=True)\n"
         "sandbox.run_program(b'import time\\ntime.sleep(60)', b'', sandbox.Limits(20.0, 256, 1024), {level})"
     )

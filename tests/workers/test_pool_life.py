@@ -17,16 +17,16 @@ from blowups import LIMITS, STOPPED, Blowup, marked_processes
 from blowups import row as blowup_row
 from plain_rules import Chars, Environment, Sleepy, row
 
-from trl_ext.rewards.limits import Limits
-from trl_ext.rewards.pool import WorkerPool
+from trl_ext.rewards.workers.limits import Limits
+from trl_ext.rewards.workers.pool import WorkerPool
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 sys.path[:0] = {paths!r}
 from plain_rules import Chars, Sleepy, row
-from trl_ext.rewards.limits import Limits
-from trl_ext.rewards.pool import WorkerPool
+from trl_ext.rewards.workers.limits import Limits
+from trl_ext.rewards.workers.pool import WorkerPool
 print("the script runs", flush=True)
 pool = WorkerPool(Limits(workers=2))
 pool.run([(Chars(), row())] * 64)

@@ -11,9 +11,9 @@ from blowups import row as blowup_row
 from plain_rules import Busy, Chars, Faulty, Sleepy, Unloadable, Warm, row
 
 from trl_ext.errors import DataError, RuleError
-from trl_ext.rewards.limits import Limits, available_cpus
-from trl_ext.rewards.pool import WorkerPool
 from trl_ext.rewards.rule import Rule, Verdict
+from trl_ext.rewards.workers.limits import Limits, available_cpus
+from trl_ext.rewards.workers.pool import WorkerPool
 
 # Of every kind of end, and rows that are judged.
 REPEATED = ["spin", "sleep", "regex", "threads", "allocate", "recurse", "exit", "kill", "junk", *map(str, range(40))]

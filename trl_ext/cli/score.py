@@ -114,7 +114,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
     """`trl-ext score audit`."""
     from trl_ext.cli.score_data import read_data
     from trl_ext.rewards import RuleSet
-    from trl_ext.rewards.audit import audit
+    from trl_ext.rewards.auditing.audit import audit
 
     rules = RuleSet.from_yaml(arguments.rules)
     data = read_data(arguments.data, arguments.split, arguments.limit)
@@ -126,7 +126,7 @@ def run_redteam(arguments: argparse.Namespace) -> int:
     """`trl-ext score redteam`."""
     from trl_ext.cli.score_data import read_data
     from trl_ext.rewards import RuleSet
-    from trl_ext.rewards.redteam import redteam
+    from trl_ext.rewards.auditing.redteam import redteam
 
     rules = RuleSet.from_yaml(arguments.rules)
     rows = arguments.data and read_data(arguments.data, arguments.split, arguments.limit)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trl_ext.rewards import Explanation, Rule, RuleSet
-from trl_ext.rewards.audit_report import shortened, table
-from trl_ext.rewards.redteam_rows import prompt_text
+from trl_ext.rewards.auditing.audit_report import shortened, table
+from trl_ext.rewards.auditing.redteam_rows import prompt_text
 
 _SHOWN_CHARS = 600
 _ROUNDING = 1e-4  # TRL logs totals as float32

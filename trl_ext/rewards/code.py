@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.anchors import after_think
-from trl_ext.rewards.code_cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number, check_whole
-from trl_ext.rewards.sandbox import (
+from trl_ext.rewards.sandbox.api import (
     HIGHEST_LEVEL,
     Limits,
     Outcome,
@@ -19,6 +18,7 @@ from trl_ext.rewards.sandbox import (
     run_tests,
     sandbox_level,
 )
+from trl_ext.rewards.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
 
 LONGEST_CODE = 100_000  # characters
 _LANGUAGES = ("python", "py", "python3")

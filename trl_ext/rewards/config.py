@@ -32,7 +32,6 @@ from trl_ext.rewards.json_schema import JsonSchema
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.language import Language
 from trl_ext.rewards.length import Length
-from trl_ext.rewards.limits import Limits
 from trl_ext.rewards.overlong import SoftOverlong
 from trl_ext.rewards.pattern import Pattern
 from trl_ext.rewards.procedural import Procedural
@@ -40,6 +39,7 @@ from trl_ext.rewards.relevance import Relevance
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rule import Rule, snake_case
 from trl_ext.rewards.tags import Tags
+from trl_ext.rewards.workers.limits import Limits
 
 _RULES: tuple[type[Rule], ...] = (
     Answer,

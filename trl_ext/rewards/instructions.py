@@ -19,7 +19,7 @@ from trl_ext.rewards import (
     instruction_words,
 )
 from trl_ext.rewards.anchors import after_think
-from trl_ext.rewards.instruction_spec import Instruction
+from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
 from trl_ext.rewards.words import normalized, refusal
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError, DataError, TrlExtError
 from trl_ext.rewards import filter_pairs
-from trl_ext.rewards.pair_filter import with_gaps
+from trl_ext.rewards.preference.filter import with_gaps
 
 _ROW = "row_before_filter"  # the column that tells which rows are left
 

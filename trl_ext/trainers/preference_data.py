@@ -13,7 +13,7 @@ from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 
 from trl_ext.errors import DataError
-from trl_ext.rewards.pair_gaps import rule_gaps
+from trl_ext.rewards.preference.gaps import rule_gaps
 from trl_ext.trainers.data_checks import columns_of
 from trl_ext.trainers.pair_rows import SHARED, num_shared_tokens
 

@@ -1,0 +1,244 @@
+"""Do rules and data fit: does each row's gold answer earn the ceiling, and do the gold answers of other rows not.
+
+A gold that a rule cannot read takes its row out of training; a gold that it reads wrongly trains on the opposite of
+what the data says. Both show here, before a model is loaded.
+"""
+
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.errors import ConfigError, DataError, RuleError
+from trl_ext.rewards.auditing.audit_report import FAULTS, AuditReport, Failure, RuleAudit
+from trl_ext.rewards.judge import Judge
+from trl_ext.rewards.preference.data import chunks
+from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.ruleset import RuleSet, require_columns
+
+_MAX_FAILURES = 100  # kept per rule; all are counted
+
+_NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+
+
+def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_rows: int = 512) -> AuditReport:
+    """Judge each row's gold by itself and by the golds of other rows, with every rule that judges correctness.
+
+    Args:
+        rules: The set; its limits, its isolation and its `on_error` hold.
+        dataset: A `datasets.Dataset`, or a list of rows as mappings.
+        others: Golds of other rows that each row is asked to refuse. Golds that are equal as texts or plain numbers
+            are no others. Golds that mean the same in other words are, and then each accepts the other ("alike"):
+            that is a fault only when it happens often.
+        seed: Of the choice of others.
+        step_rows: Rows of a training step, for the report's figures.
+
+    Raises:
+        ConfigError: No rule judges correctness, or none can say what would be right.
+        DataError: The data has no rows, or lacks a column.
+        RuleError: A rule raised.
+    """
+    for key, value, least in (("others", others, 0), ("step_rows", step_rows, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{key} is {value!r}. Give a whole number of at least {least}.")
+    judging = [rule for rule in rules.rules if rule.judges_correctness]
+    if not judging:
+        names = ", ".join(f"'{rule.name}'" for rule in rules.rules)
+        raise ConfigError(f"None of the rules {names} judges correctness: there is no gold to audit. Add such a rule.")
+    rows = data_rows(dataset, ("prompt", *rules.columns))
+    require_columns(rules.rules, rows[0])
+    run = _Run(rules, rows, others, seed)
+    found = tuple(map(run.audit, judging))
+    if all(entry.num_not_asked == entry.num_rows for entry in found):
+        raise ConfigError(_nothing_asked(found))
+    rate = run.num_verdicts / max(run.seconds, 1e-9)
+    return AuditReport(found, len(rows), rate, step_rows, worst_step_s(rules, step_rows))
+
+
+def _nothing_asked(found: Sequence[RuleAudit]) -> str:
+    names = ", ".join(f"'{entry.rule}' on {entry.num_rows} rows" for entry in found)
+    return (
+        f"Nothing could be audited: {names}. Either a rule's `when` fits no row, or the rule cannot say which "
+        "completion would be right. In a rule of your own, override ideal(self, columns)."
+    )
+
+
+def worst_step_s(rules: RuleSet, num_rows: int) -> float:
+    """Seconds until the workers have given up every row of a step; 0 without rules that run in workers."""
+    isolated = [rule for rule in rules.rules if rules.isolate and rule.tier != "inline"]
+    limits = rules.limits
+    return min(len(isolated) * num_rows * limits.cpu_s / limits.num_workers, limits.batch_s) if isolated else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A verdict to ask for: of a row about the ideal completion of a row, itself (`source == row`) or another."""
+
+    row: int
+    source: int
+    completion: str | None
+
+    @property
+    def other(self) -> int | None:
+        """The other row, if it is one."""
+        return None if self.source == self.row else self.source
+
+
+class _Run:
+    """One audit under way; the arguments are those of `audit`."""
+
+    def __init__(self, rules: RuleSet, rows: list[dict[str, Any]], others: int, seed: int):
+        self.rows = rows
+        self.others = others
+        self.seed = seed
+        self.num_verdicts = 0
+        self.seconds = 0.0
+        self._judge = Judge(rules.limits, rules.isolate, rules.on_error)
+
+    def audit(self, rule: Rule) -> RuleAudit:
+        """One rule over all rows."""
+        ideals = [ideal_of(rule, row, index) for index, row in enumerate(self.rows)]
+        others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
+        tally = _Tally(rule)
+        for numbers in chunks(range(len(self.rows)), f"Auditing '{rule.name}'", " rows"):
+            own = [Asked(row, row, ideals[row]) for row in numbers]
+            verdicts = self._verdicts(rule, own)
+            tally.add(own, verdicts)
+            # A row without a value for its own gold has none for other golds.
+            valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
+            rest = [Asked(row, other, ideals[other]) for row in valued for other in others[row]]
+            verdicts = self._verdicts(rule, rest)
+            accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
+            back = self._verdicts(rule, [Asked(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
+            mutual = {entry for entry, verdict in zip(accepted, back, strict=True) if earns_all(rule, verdict)}
+            tally.add(rest, verdicts, mutual)
+        return tally.result()
+
+    def _verdicts(self, rule: Rule, asked: Sequence[Asked]) -> list[Verdict]:
+        if not asked:
+            return []
+        rows = [Row(self.rows[a.row].get("prompt"), a.completion or "", None, self.rows[a.row]) for a in asked]
+        start = time.perf_counter()
+        try:
+            (column,) = self._judge.columns([rule], rows)
+        except RuleError as error:
+            raise RuleError(f"While auditing rows {asked[0].row} to {asked[-1].row} of the data: {error}") from error
+        self.seconds += time.perf_counter() - start
+        self.num_verdicts += len(rows)
+        return column.verdicts
+
+
+class _Tally:
+    """Counts of one rule's verdicts."""
+
+    def __init__(self, rule: Rule):
+        self.rule = rule
+        self.counts: Counter[str] = Counter()
+        self.failures: list[Failure] = []
+
+    def add(self, asked: Sequence[Asked], verdicts: Sequence[Verdict], mutual: Collection[Asked] = ()) -> None:
+        """Count verdicts, and keep those that should have been others; in `mutual` each gold accepts the other."""
+        for entry, verdict in zip(asked, verdicts, strict=True):
+            kind = "alike" if entry in mutual else self._kind(entry, verdict)
+            self.counts[kind] += 1
+            if kind in FAULTS and len(self.failures) < _MAX_FAILURES:
+                self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
+
+    def _kind(self, asked: Asked, verdict: Verdict) -> str:
+        """What the verdict counts as."""
+        is_right = earns_all(self.rule, verdict)
+        if asked.source != asked.row:
+            return "accepted" if is_right else "refused"
+        if verdict.status in ("skipped", "gold_invalid"):
+            return "skipped" if verdict.status == "skipped" else "unreadable"
+        if asked.completion is None:
+            return "not_asked"
+        return "right" if is_right else "wrong"
+
+    def result(self) -> RuleAudit:
+        """The counts by name."""
+        counts = self.counts
+        return RuleAudit(
+            rule=self.rule.name,
+            num_rows=sum(counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
+            num_right=counts["right"],
+            num_unreadable=counts["unreadable"],
+            num_not_asked=counts["not_asked"],
+            num_compared=counts["accepted"] + counts["alike"] + counts["refused"],
+            num_accepted=counts["accepted"],
+            num_alike=counts["alike"],
+            failures=tuple(self.failures),
+        )
+
+
+def earns_all(rule: Rule, verdict: Verdict) -> bool:
+    """Whether the verdict is the rule's ceiling."""
+    return verdict.value is not None and verdict.value >= rule.ceiling
+
+
+def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
+    """The rule's ideal completion of a row; a RuleError names the row."""
+    try:
+        return rule.ideal(columns)
+    except Exception as error:
+        raise RuleError(
+            f"Rule '{rule.name}': ideal() raised {type(error).__name__}: {error} (row {index})."
+        ) from error
+
+
+def gold_key(ideal: str) -> str:
+    """The same text for golds that are equal as texts or plain numbers.
+
+    Example:
+        >>> gold_key("The answer is  1,018.50") == gold_key("the answer is 1018.5")
+        True
+    """
+    return " ".join(plain_numbers(ideal).casefold().split())
+
+
+def plain_numbers(text: str) -> str:
+    """The text with its numbers in one spelling: `1,018.50` becomes `1018.5`."""
+    return _NUMBER.sub(_plain, text)
+
+
+def _plain(number: re.Match[str]) -> str:
+    whole, point, decimals = number[0].replace(",", "").partition(".")
+    decimals = decimals.rstrip("0")
+    return f"{whole}{point}{decimals}" if decimals else whole
+
+
+def other_rows(keys: Sequence[str | None], others: int, seed: int) -> list[list[int]]:
+    """For each row the numbers of up to `others` rows with other keys, each key once; none for a row without a key."""
+    first: dict[str, int] = {}
+    for row, key in enumerate(keys):
+        if key is not None:
+            first.setdefault(key, row)
+    chance, distinct = random.Random(seed), list(first)
+    found = []
+    for key in keys:
+        drawn = chance.sample(distinct, min(others + 1, len(distinct))) if key is not None else []
+        found.append([first[other] for other in drawn if other != key][:others])
+    return found
+
+
+def data_rows(dataset: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a Dataset or of a list of mappings, with those of the columns that there are.
+
+    All rows have the same keys: what is missing in some rows of a list is None there, as `datasets` reads it.
+    """
+    if hasattr(dataset, "column_names") and hasattr(dataset, "select_columns"):
+        there = [name for name in dict.fromkeys(columns) if name in (dataset.column_names or ())]
+        rows = dataset.with_format(None).select_columns(there).to_list() if there else [{} for _ in dataset]
+    elif isinstance(dataset, list | tuple) and all(isinstance(row, Mapping) for row in dataset):
+        there = [name for name in dict.fromkeys(columns) if any(name in row for row in dataset)]
+        rows = [{name: row.get(name) for name in there} for row in dataset]
+    else:
+        raise DataError(
+            f"The data is a {type(dataset).__name__}. Give one split as a datasets.Dataset, or a list of mappings."
+        )
+    if not rows:
+        raise DataError("The data has no rows. Give at least one.")
+    return rows

@@ -1,0 +1,183 @@
+"""Try the known cheats on a set of rules: does any of them pay more than an honest try that fails.
+
+    bar = the larger of the totals of an empty completion and of an honest wrong answer in its best shape
+
+No cheat may earn more than the bar, and no rule that judges correctness may give a cheat more than it gives those.
+Where no rule judges correctness, the bar is the honest text.
+"""
+
+import math
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards.auditing.audit import data_rows, ideal_of, plain_numbers
+from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
+from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
+from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, prompt_text, tags_of
+from trl_ext.rewards.explanation import Explanation
+from trl_ext.rewards.rows import completion_text
+from trl_ext.rewards.ruleset import RuleSet, require_columns
+
+_ROUNDING = 1e-9
+_BAR_DELAY_S = 2.0
+
+
+def redteam(
+    rules: RuleSet, rows: Any = None, shape: str | None = None, cheats: Sequence[Cheat] = CHEATS
+) -> RedteamReport:
+    """Try every cheat on every row.
+
+    Rules that count tokens get one made-up token per word and sign.
+
+    Args:
+        rules: The set. An exception in a rule is a finding here, whatever its `on_error` says.
+        rows: A `datasets.Dataset`, or a list of rows as mappings: `prompt`, the columns that the rules read, and for
+            rules of style `completion`, a good one. Each costs some 200 completions. None: rows of ours, for rules
+            whose columns are gold answers.
+        shape: What a completion must look like, with `[answer]` and `[text]` in it, for rules that ask for a pattern.
+        cheats: Which to try.
+
+    Raises:
+        ConfigError: A shape without an answer.
+        DataError: A column is missing, or no rule has a value for a row.
+    """
+    if shape is not None and "[answer]" not in shape:
+        raise ConfigError(f"shape is {shape!r}. Write [answer] where the answer stands, and [text] for the rest.")
+    # A cheat that makes a rule raise would end a training run: a finding, not the end of this one.
+    rules = replace(rules, on_error="floor")
+    courts = [_Court(rules, target, shape, row) for row, target in enumerate(_targets(rules, rows))]
+    attempts = [_attempts(cheat, courts) for cheat in _with_progress(cheats)]
+    return RedteamReport(
+        tuple(map(worst, attempts)),
+        tuple(court.right for court in courts),
+        tuple(court.bar for court in courts),
+        sum(court.num_completions for court in courts),
+    )
+
+
+def _with_progress(cheats: Sequence[Cheat]) -> Iterator[Cheat]:
+    from tqdm import tqdm
+
+    return iter(tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S))
+
+
+def _targets(rules: RuleSet, rows: Any) -> list[Target]:
+    if rows is None:
+        return built_in(rules.rules)
+    found = data_rows(rows, ("prompt", "completion", *rules.columns))
+    require_columns(rules.rules, found[0])
+    return of_data(rules.rules, found)
+
+
+def _attempts(cheat: Cheat, courts: Sequence["_Court"]) -> list[Attempt]:
+    tried = [court.attempt(cheat) for court in courts]
+    return [attempt for attempt in tried if attempt] or [Attempt(cheat.name, None, "", None, None, NOT_TRIED)]
+
+
+class _Court:
+    """One row: what may be earned on it, and what a cheat earns.
+
+    Args:
+        rules, target, shape: As in `redteam`.
+        row: Number of the row.
+    """
+
+    def __init__(self, rules: RuleSet, target: Target, shape: str | None, row: int):
+        self.rules = rules
+        self.target = target
+        self.row = row
+        self.num_completions = 0
+        self._judging = [rule for rule in rules.rules if rule.judges_correctness]
+        wrong = self._explained(self._honest(shape))
+        bar = highest(explained.total for explained in wrong)
+        if bar is None:
+            raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
+        self.bar = bar
+        self._values = {rule.name: max(rule.floor, _value(wrong, rule.name)) for rule in self._judging}
+        self.right = self._right(shape)
+
+    def _honest(self, shape: str | None) -> list[str]:
+        """What sets the bar."""
+        target, rules = self.target, self.rules.rules
+        if self._judging:
+            return ["", *honest(target, rules, target.wrong, shape)]
+        good = [] if target.completion is None else [completion_text(target.completion)]
+        return [*good, *honest(target, rules, target.gold or "so", shape)]
+
+    def _right(self, shape: str | None) -> float | None:
+        """What a right answer earns at best."""
+        if self.target.gold is None or not self._judging:
+            return None
+        ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging]
+        texts = [*filter(None, ideals), *honest(self.target, self.rules.rules, self.target.gold, shape)]
+        return highest(explained.total for explained in self._explained(texts))
+
+    def attempt(self, cheat: Cheat) -> Attempt | None:
+        """The cheat on this row; None where it cannot be tried, or might be right by chance."""
+        target = self.target
+        if target.gold is None and "gold" in cheat.fields:
+            return None
+        completion = cheat.completion(self._fields())
+        if target.gold is not None and not self._on_purpose(cheat) and holds(completion, target.gold):
+            return None
+        (explained,) = self._explained([completion])
+        return Attempt(cheat.name, self.row, completion, explained.total, self.bar, self._verdict(explained))
+
+    def _on_purpose(self, cheat: Cheat) -> bool:
+        """Whether the gold may stand in it: it does so by design, or as one of the options that the prompt lists."""
+        is_option = self.target.gold in tuple("ABCDE")
+        return cheat.names_all or "gold" in cheat.fields or ("prompt" in cheat.fields and is_option)
+
+    def _fields(self) -> dict[str, str]:
+        target, rules = self.target, self.rules.rules
+        return {
+            "gold": target.gold or "",
+            "wrong": target.wrong,
+            "other": target.other,
+            "prompt": prompt_text(target.prompt),
+            "words": " ".join(keywords_of(rules)),
+            "tags": "".join(f"<{tag}></{tag}>" for tag in tags_of(rules)),
+        }
+
+    def _verdict(self, explained: Explanation) -> str:
+        for part in explained.parts:
+            if part.status == "error":
+                return f"rule '{part.rule}' raised"
+            if part.value is not None and part.value > self._values.get(part.rule, part.value) + _ROUNDING:
+                return f"rule '{part.rule}' gives {part.value:g}"
+        if explained.total is None:
+            return "no value: it takes its row out of training"
+        return REFUSED if explained.total <= self.bar + _ROUNDING else "more than an honest try"
+
+    def _explained(self, completions: Sequence[str]) -> list[Explanation]:
+        self.num_completions += len(completions)
+        return [
+            self.rules.explain(self.target.prompt, text, token_ids(text), **self.target.columns)
+            for text in completions
+        ]
+
+
+def highest(totals: Iterable[float | None]) -> float | None:
+    """The largest that is known."""
+    return max((total for total in totals if total is not None), default=None)
+
+
+def _value(explanations: Sequence[Explanation], rule: str) -> float:
+    """The largest value that a rule gave to any of the completions."""
+    parts = (part for explained in explanations for part in explained.parts if part.rule == rule)
+    return max((part.value for part in parts if part.value is not None), default=-math.inf)
+
+
+def holds(completion: str, gold: str) -> bool:
+    """Whether the answer stands in the text as a word or number of its own."""
+    text, answer = plain_numbers(completion), plain_numbers(gold)
+    return re.search(rf"(?<![\w.-]){re.escape(answer)}(?!\w)", text) is not None
+
+
+def token_ids(text: str) -> list[int]:
+    """Made-up token ids: one per word and per sign."""
+    return [zlib.crc32(piece.encode("utf-8", "surrogatepass")) for piece in re.findall(r"\w+|[^\w\s]", text)]

@@ -1,0 +1,263 @@
+"""The rows that cheats are tried on, and what honest completions of them look like."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl_ext.errors import DataError
+from trl_ext.rewards.auditing.audit import gold_key, ideal_of
+from trl_ext.rewards.keywords import Keywords
+from trl_ext.rewards.rows import content_text
+from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.shaping import applies
+from trl_ext.rewards.tags import Tags
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A row to cheat on.
+
+    Args:
+        prompt: As rules get it.
+        columns: As rules get them.
+        gold: The right answer as short text; None where it is not known.
+        wrong, other: Two wrong answers of the same kind.
+        solution: What an honest completion says before its answer.
+        completion: A good completion, for rules of style.
+    """
+
+    prompt: Any
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    gold: str | None = None
+    wrong: str = "something else"
+    other: str = "nothing of the kind"
+    solution: str = ""
+    completion: str | None = None
+
+
+_NUMBERS = (
+    Target(
+        "A farmer fills 7 boxes with 6 apples each and sells a box for 3 dollars. How many apples has he packed?",
+        gold="42",
+        wrong="43",
+        other="39",
+        solution="The farmer has seven boxes, and six apples go into each, so the apples packed are seven times six.",
+    ),
+    Target(
+        "At noon it is 5 degrees. By night the temperature falls by 12 degrees. How cold is it at night?",
+        gold="-7",
+        wrong="-8",
+        other="17",
+        solution="It starts at five degrees and falls by twelve, which takes the temperature at night below zero.",
+    ),
+    Target(
+        "Out of 8 slices of a cake Ann eats 2. Which part of the cake is left?",
+        gold="3/4",
+        wrong="1/4",
+        other="2/3",
+        solution="Ann eats two of eight slices, so six of the eight slices of the cake are left.",
+    ),
+)
+_CHOICES = (
+    Target(
+        "Which city is the capital of Australia?\n(A) Sydney\n(B) Canberra\n(C) Melbourne\n(D) Perth",
+        gold="B",
+        wrong="A",
+        other="C",
+        solution="The capital of Australia was built for that purpose between its two largest cities.",
+    ),
+    Target(
+        "Which of these planets is the largest?\nA. Mars\nB. Venus\nC. Earth\nD. Jupiter\nE. Mercury",
+        gold="D",
+        wrong="C",
+        other="B",
+        solution="Of these planets one is a giant of gas, much larger than the planets made of rock.",
+    ),
+)
+_TEXTS = (
+    Target(
+        "Which river flows through Cairo?",
+        gold="the Nile",
+        wrong="the Niger",
+        other="the Congo",
+        solution="Cairo lies in the north of Egypt, on the river that flows through the whole country.",
+    ),
+    Target(
+        "In which city does the Statue of Liberty stand?",
+        gold="New York",
+        wrong="New Orleans",
+        other="Boston",
+        solution="The statue stands on an island in the harbour of a large city on the Atlantic.",
+    ),
+)
+_BUILT_IN = {"number": _NUMBERS, "choice": _CHOICES, "exact": _TEXTS}
+
+# How completions show their answer.
+_SHAPES = (
+    "{text} {answer}",
+    "{text} The answer is {answer}.",
+    "{text} \\boxed{{{answer}}}",
+    "{text}\nA: {answer}",
+    "{text}\n#### {answer}",
+    "<answer>{answer}</answer>",
+    "<think>{text}</think>\n{answer}",
+    "<think>{text}</think>\nThe answer is \\boxed{{{answer}}}.",
+    "<think>{text}</think>\n<answer>{answer}</answer>",
+    '{{"answer": "{answer}"}}',
+)
+_OPENERS = ("First,", "Then", "Here", "After that", "In the same way", "As asked,", "With this", "Finally")
+_CLAUSES = (
+    "the question names what is given",
+    "each part is looked at alone",
+    "nothing else in the text matters",
+    "the pieces are put together again",
+    "a short look back shows no mistake",
+    "what remains is easy to see",
+    "we write down what we know",
+    "the next step uses the one before",
+    "a second way leads to the same place",
+    "the units agree on both sides",
+    "one case can be left out",
+)
+_LETTERS = "ABCDEAB"
+_SENTENCES = (0, 4, 16, 60)  # of filler: rules of length have honest completions to compare with
+
+
+def built_in(rules: Sequence[Rule]) -> list[Target]:
+    """Rows of ours for these rules, or DataError where a column cannot be filled."""
+    judging = [rule for rule in rules if rule.judges_correctness]
+    if not judging:
+        return [_filled(target, rules, None) for target in (*_NUMBERS[:1], *_TEXTS)]
+    return [_filled(target, rules, rule) for rule in judging for target in _samples(rule)]
+
+
+def _samples(rule: Rule) -> tuple[Target, ...]:
+    return _BUILT_IN.get(getattr(rule, "kind", "number"), _NUMBERS)
+
+
+def _filled(target: Target, rules: Sequence[Rule], judge: Rule | None) -> Target:
+    """The row with a cell for each column that the rules read; the row is for `judge`."""
+    columns: dict[str, Any] = {}
+    for rule in (rule for rule in (judge, *rules) if rule is not None):
+        for name, values in (rule.when or {}).items():
+            columns.setdefault(name, values[0])
+        for name in rule.columns:
+            if not rule.judges_correctness or getattr(rule, "gold", None) != name:
+                raise DataError(
+                    f"Rule '{rule.name}' reads the column '{name}', which the built-in rows cannot fill. Give rows of "
+                    "your data: --data FILE on the command line, rows=... in Python."
+                )
+            columns.setdefault(name, target.gold if rule is judge else _samples(rule)[0].gold)
+    return Target(target.prompt, columns, target.gold, target.wrong, target.other, target.solution)
+
+
+def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """The user's rows, with wrong answers that look like their right ones."""
+    golds = [_gold_of(rules, row, index) for index, row in enumerate(rows)]
+    known = [gold for gold in golds if gold is not None]
+    return [_of_row(row, gold, known) for row, gold in zip(rows, golds, strict=True)]
+
+
+def _of_row(row: Mapping[str, Any], gold: str | None, golds: Sequence[str]) -> Target:
+    columns = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
+    completion = row.get("completion")
+    if gold is None:
+        return Target(row.get("prompt"), columns, completion=completion)
+    wrong, other = wrong_answers(gold, golds)
+    return Target(row.get("prompt"), columns, gold, wrong, other, completion=completion)
+
+
+def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str | None:
+    """The row's right answer, from the first rule that judges it and can say."""
+    for rule in rules:
+        if rule.judges_correctness and applies(rule.when, row):
+            ideal = ideal_of(rule, row, index)
+            if ideal is not None:
+                return bare(ideal)
+    return None
+
+
+def bare(ideal: str) -> str:
+    r"""The answer in an ideal completion, without what announces it.
+
+    Example:
+        >>> bare(r"\boxed{\frac{1}{2}}"), bare("The answer is 18"), bare("Paris")
+        ('\\frac{1}{2}', '18', 'Paris')
+    """
+    for opener, closer in (("<answer>", "</answer>"), ("\\boxed{", "}"), ("The answer is ", "")):
+        if ideal.startswith(opener) and ideal.endswith(closer):
+            return ideal[len(opener) : len(ideal) - len(closer)]
+    return ideal
+
+
+def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
+    """Two wrong answers of the gold's kind: another digit or letter, or else texts that are right on other rows.
+
+    Example:
+        >>> wrong_answers("18", ()), wrong_answers("E", ()), wrong_answers("Paris", ("Rome", "Paris", "7", "Bonn"))
+        (('28', '38'), ('A', 'B'), ('Rome', 'Bonn'))
+    """
+    digit = re.search("[0-9]", gold)
+    if digit:
+        return _with_digit(gold, digit.start(), 1), _with_digit(gold, digit.start(), 2)
+    if gold in tuple(_LETTERS[:5]):
+        start = _LETTERS.index(gold) + 1
+        return _LETTERS[start], _LETTERS[start + 1]
+    texts = dict.fromkeys(
+        other for other in golds if not re.search("[0-9]", other) and gold_key(other) != gold_key(gold)
+    )
+    wrong, other = [*texts, "something else", "nothing of the kind"][:2]
+    return wrong, other
+
+
+def _with_digit(gold: str, position: int, more: int) -> str:
+    """The gold with another digit there; never 0, which could make a number shorter or a fraction infinite."""
+    digit = (int(gold[position]) + more - 1) % 9 + 1
+    return f"{gold[:position]}{digit}{gold[position + 1 :]}"
+
+
+def honest(target: Target, rules: Sequence[Rule], answer: str, shape: str | None) -> Iterator[str]:
+    """Completions of an honest try that ends in this answer, in many shapes and lengths."""
+    words = " ".join(keywords_of(rules))
+    for num_sentences in _SENTENCES:
+        text = " ".join([target.solution, *filler(num_sentences), words]).strip()
+        for template in _SHAPES:
+            yield template.format(text=text, answer=answer)
+        if any(isinstance(rule, Tags) for rule in rules):
+            yield _tagged(rules, text, answer)
+        if shape is not None:
+            yield shape.replace("[text]", text or "So it is.").replace("[answer]", answer)
+
+
+def _tagged(rules: Sequence[Rule], text: str, answer: str) -> str:
+    """The tags that the rules ask for, the last around the answer."""
+    tags = tags_of(rules)
+    return "\n".join(
+        [*(f"<{tag}>{text or 'So it is.'}</{tag}>" for tag in tags[:-1]), f"<{tags[-1]}>{answer}</{tags[-1]}>"]
+    )
+
+
+def filler(num_sentences: int) -> Iterator[str]:
+    """Sentences that say little and repeat no phrase soon."""
+    for i in range(num_sentences):
+        opener, clause = _OPENERS[i % len(_OPENERS)], _CLAUSES[(i + i // 88) % len(_CLAUSES)]
+        yield f"{opener} {clause}."
+
+
+def keywords_of(rules: Sequence[Rule]) -> list[str]:
+    """Every keyword that the rules require, as often as they do."""
+    entries: list[Any] = [entry for rule in rules if isinstance(rule, Keywords) for entry in rule.required]
+    return [word for entry in entries for word in ([entry] if isinstance(entry, str) else [entry[0]] * entry[1])]
+
+
+def tags_of(rules: Sequence[Rule]) -> list[str]:
+    """Every tag that the rules require, in their order, each once."""
+    return list(dict.fromkeys(tag for rule in rules if isinstance(rule, Tags) for tag in rule.tags))
+
+
+def prompt_text(prompt: Any) -> str:
+    """What the prompt asks: the text, or that of the last message."""
+    if isinstance(prompt, str) or prompt is None:
+        return prompt or ""
+    return content_text(prompt[-1].get("content")) if prompt else ""

@@ -1,0 +1,26 @@
+"""The instruction about the language of the response, judged by the rule Language."""
+
+from functools import lru_cache
+from typing import Any
+
+from trl_ext.errors import RuleError, SupportError
+from trl_ext.rewards.instruction_kinds.spec import Instruction
+from trl_ext.rewards.language import Language
+from trl_ext.rewards.rule import Row
+
+
+@lru_cache(maxsize=64)
+def language(code: Any) -> Language:
+    """The rule for a language code; ValueError for one that it does not know, or that needs a missing package."""
+    try:
+        return Language(code)
+    except (RuleError, SupportError) as error:
+        raise ValueError(f"a language that can be told here: {error}") from error
+
+
+def is_in_language(response: str, language: Language) -> bool:
+    """Nine tenths of the prose, outside of code and formulas, are in the language."""
+    return language.score(Row(None, response, None, {})).value == 1.0
+
+
+INSTRUCTIONS = (Instruction("language:response_language", is_in_language, {"language": language}),)

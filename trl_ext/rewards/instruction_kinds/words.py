@@ -1,0 +1,77 @@
+"""Instructions about words and letters: keywords, case, commas."""
+
+import re
+
+from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, letter, relation, text, texts
+from trl_ext.rewards.words import count_word
+
+# "WELL-KNOWN" and "U.S." are one word each, "I'm" is two: its "I" is a word of capitals.
+_WORD = re.compile(r"\w++(?:[.-]\w++)*+")
+
+
+def has_keywords(response: str, keywords: tuple[str, ...]) -> bool:
+    """All keywords occur, in any case and inside longer words too: "tornado" is in "tornadoes"."""
+    folded = response.casefold()
+    return all(keyword.casefold() in folded for keyword in keywords)
+
+
+def has_keyword_often(response: str, keyword: str, frequency: int, relation: Bound) -> bool:
+    """The keyword, counted in any case and inside longer words too, stands in relation to the frequency."""
+    return relation.holds(response.casefold().count(keyword.casefold()), frequency)
+
+
+def lacks_words(response: str, forbidden_words: tuple[str, ...]) -> bool:
+    """No forbidden word occurs as a word of its own, in any case: "cat" may be in "cathedral"."""
+    folded = response.casefold()
+    return not any(count_word(folded, word.casefold()) for word in forbidden_words)
+
+
+def has_letter_often(response: str, letter: str, let_frequency: int, let_relation: Bound) -> bool:
+    """The letter, capital or small, stands in relation to the frequency."""
+    return let_relation.holds(response.casefold().count(letter.casefold()), let_frequency)
+
+
+def has_capital_words(response: str, capital_frequency: int, capital_relation: Bound) -> bool:
+    """Words without a small letter ("I" and "A" among them) stand in relation to the frequency."""
+    num_words = sum(match.group().isupper() for match in _WORD.finditer(response))
+    return capital_relation.holds(num_words, capital_frequency)
+
+
+def is_upper(response: str) -> bool:
+    """There are capitals, no small letter, and it can be English: most letters are A to Z."""
+    return response.isupper() and _mostly_latin(response)
+
+
+def is_lower(response: str) -> bool:
+    """There are small letters, no capital, and it can be English: most letters are a to z."""
+    return response.islower() and _mostly_latin(response)
+
+
+def has_no_comma(response: str) -> bool:
+    """No comma, nor what looks or serves like one: the Arabic and Chinese ones, the low quotation mark."""
+    return not any(comma in response for comma in ",\u060c\u3001\u201a")
+
+
+def _mostly_latin(response: str) -> bool:
+    letters = [char for char in response if char.isalpha()]
+    return 2 * sum(map(str.isascii, letters)) > len(letters)
+
+
+INSTRUCTIONS = (
+    Instruction("keywords:existence", has_keywords, {"keywords": texts}),
+    Instruction("keywords:frequency", has_keyword_often, {"keyword": text, "frequency": count, "relation": relation}),
+    Instruction("keywords:forbidden_words", lacks_words, {"forbidden_words": texts}),
+    Instruction(
+        "keywords:letter_frequency",
+        has_letter_often,
+        {"letter": letter, "let_frequency": count, "let_relation": relation},
+    ),
+    Instruction(
+        "change_case:capital_word_frequency",
+        has_capital_words,
+        {"capital_frequency": count, "capital_relation": relation},
+    ),
+    Instruction("change_case:english_capital", is_upper),
+    Instruction("change_case:english_lowercase", is_lower),
+    Instruction("punctuation:no_comma", has_no_comma),
+)

@@ -1,0 +1,123 @@
+"""Preference pairs without the rows that teach a reward model nothing, or the wrong thing."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards.preference.data import Scorer, check_number_from, checked_dataset, chunks, falls_short
+from trl_ext.rewards.preference.gaps import PAIR_COLUMNS, SplitPair, bare, gaps_of_rows, split_batch
+from trl_ext.rewards.preference.reports import FilterReport, nothing_left_message
+from trl_ext.rewards.rows import completion_text
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def filter_pairs(
+    dataset: "Dataset", rules: Scorer | None = None, *, min_gap: float = 0.0, margin: bool = False
+) -> tuple["Dataset", FilterReport]:
+    """Drop pairs that cannot be compared, and pairs that the rules contradict.
+
+    In this order, a row is dropped as
+
+        empty             a side is missing or blank, or (implicit prompt in plain text) one side is, up to blank ends,
+                          just the beginning of the other
+        identical         both sides are the same, up to blank ends
+        different_prompt  implicit prompts that differ: messages before the last assistant turn; dialogues as text up
+                          to the last "Assistant:"; other text without any common beginning
+        contradicted      the rules' total of the chosen side is below that of the rejected side, or less than
+                          `min_gap` above it
+
+    Rows that the rules cannot judge are kept and counted as `unscored`. How sides are split into prompt and
+    completion for the rules: see `pair_gaps`.
+
+    Args:
+        dataset: Columns (prompt, chosen, rejected) or (chosen, rejected), text or messages, and what the rules read.
+        rules: A RuleSet, or None to look at the texts alone.
+        min_gap: Least difference of the rules' totals, at least 0.
+        margin: Add the column `margin`, which TRL's reward loss subtracts: the gap, and 0.0 where it is negative or
+            unknown.
+
+    Returns:
+        The remaining rows, with rules also the column `rule_gap` (None where unscored), and the report.
+
+    Raises:
+        DataError: Columns are missing, or no row is left.
+        ConfigError: min_gap is negative or not finite, or needs rules, as margin does, and there are none.
+
+    Example:
+        >>> pairs, report = filter_pairs(dataset, RuleSet([Answer()]))
+        >>> report.kept, report.contradicted
+        (888, 0)
+    """
+    check_number_from("min_gap", min_gap, 0.0)
+    if rules is None and (margin or min_gap > 0):
+        raise ConfigError(f"margin={margin} and min_gap={min_gap} ask for scores, but there are no rules. Give rules.")
+    dataset = checked_dataset(dataset, PAIR_COLUMNS)
+    reasons = pair_faults(dataset)
+    gaps = {} if rules is None else known_gaps(dataset, rules, reasons)
+    for row, gap in gaps.items():
+        if gap is not None and falls_short(gap, min_gap):
+            reasons[row] = "contradicted"
+    report = FilterReport.of(reasons, [row for row, gap in gaps.items() if gap is None])
+    kept = [row for row, reason in enumerate(reasons) if reason is None]
+    if not kept:
+        raise DataError(nothing_left_message(report, min_gap))
+    if rules is not None:
+        dataset = with_gaps(dataset, [gaps.get(row) for row in range(len(dataset))], margin)
+    return dataset.select(kept), report
+
+
+def pair_faults(dataset: "Dataset") -> list[str | None]:
+    """Why each row cannot be compared, or None; the rules are not asked."""
+    texts = dataset.select_columns([name for name in PAIR_COLUMNS[0] if name in dataset.column_names])
+    implicit = "prompt" not in texts.column_names
+    faults: list[str | None] = []
+    for rows in chunks(range(len(texts)), "Reading pairs", " pairs"):
+        batch = texts[list(rows)]
+        sides = zip(batch["chosen"], batch["rejected"], split_batch(batch), strict=True)
+        faults += [pair_fault(chosen, rejected, pair, implicit) for chosen, rejected, pair in sides]
+    return faults
+
+
+def pair_fault(chosen: Any, rejected: Any, pair: SplitPair, implicit: bool) -> str | None:
+    """The first of the reasons `empty`, `identical`, `different_prompt` that holds, or None."""
+    if any(map(is_blank, pair.completions)) or (implicit and is_beginning(chosen, rejected)):
+        return "empty"
+    if bare(chosen) == bare(rejected):
+        return "identical"
+    return None if pair.same_prompt else "different_prompt"
+
+
+def is_blank(completion: Any) -> bool:
+    """Whether a completion has no text, and calls no tool either."""
+    if isinstance(completion, list) and any(message.get("tool_calls") for message in completion):
+        return False
+    return not completion_text(completion).strip()
+
+
+def is_beginning(chosen: Any, rejected: Any) -> bool:
+    """Whether one of two different texts goes on where the other ends. Read by characters: "1" begins "18"."""
+    if not isinstance(chosen, str):
+        return False
+    short, long = sorted((chosen.rstrip(), rejected.rstrip()), key=len)
+    return short != long and long.startswith(short)
+
+
+def known_gaps(dataset: "Dataset", rules: Scorer, reasons: Sequence[str | None]) -> dict[int, float | None]:
+    """The rules' gap of each row that has no fault."""
+    sound = [row for row, reason in enumerate(reasons) if reason is None]
+    return dict(zip(sound, gaps_of_rows(dataset, rules, sound), strict=True))
+
+
+def with_gaps(pairs: "Dataset", gaps: Sequence[float | None], margin: bool) -> "Dataset":
+    """The pairs with `rule_gap` and, if wanted, `margin`; columns of these names are replaced."""
+    from datasets import Dataset, Features, Value, concatenate_datasets
+
+    columns: dict[str, list[float | None]] = {"rule_gap": list(gaps)}
+    if margin:
+        columns["margin"] = [max(gap or 0.0, 0.0) for gap in gaps]
+    # Typed: a column in which every gap is None has no type of its own.
+    features = Features({name: Value("float64") for name in columns})
+    rest = pairs.remove_columns([name for name in columns if name in pairs.column_names])
+    return concatenate_datasets([rest, Dataset.from_dict(columns, features=features)], axis=1)

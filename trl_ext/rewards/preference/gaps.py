@@ -1,0 +1,153 @@
+r"""How far rules prefer the chosen side of a preference pair, in any of TRL's four forms.
+
+Rules read a prompt and a completion. Where both sides hold the whole text (implicit prompt), they are split:
+
+    messages           the completion is the last assistant turn, its tool calls and tool results included
+    dialogue as text   both sides hold "\n\nHuman:" and "\n\nAssistant:"; the completion follows the latter's last one
+    other text         the prompt is the common beginning, cut back to its last whole line, else to its last whole word
+
+In a script without spaces a single line has no whole word to cut at: the whole text is then the completion.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trl_ext.errors import DataError
+from trl_ext.rewards.preference.data import Scorer, checked_dataset, chunks, rule_columns, scores
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+PAIR_COLUMNS = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
+
+_HUMAN, _ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+_TURN_ROLES = ("assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPair:
+    """A pair as rules read it: first the chosen side, then the rejected one.
+
+    `same_prompt` is False where the two sides answer different prompts, and so cannot be compared.
+    """
+
+    prompts: tuple[Any, Any]
+    completions: tuple[Any, Any]
+    same_prompt: bool = True
+
+
+def rule_gaps(dataset: "Dataset", rules: Scorer) -> list[float | None]:
+    """Score of the chosen side minus score of the rejected one, per row.
+
+    Args:
+        dataset: Preference pairs with explicit or implicit prompts, text or messages, and the columns the rules read.
+        rules: A RuleSet.
+
+    Returns:
+        One difference of totals per row, positive where the rules agree with the pair; None where the rules cannot
+        judge one of the sides.
+    """
+    dataset = checked_dataset(dataset, PAIR_COLUMNS)
+    return gaps_of_rows(dataset, rules, range(len(dataset)))
+
+
+def gaps_of_rows(dataset: "Dataset", rules: Scorer, rows: Sequence[int]) -> list[float | None]:
+    """`rule_gaps` of some rows of a checked dataset."""
+    return [gap for part in chunks(rows, "Scoring pairs", " pairs") for gap in _gaps(dataset[list(part)], rules, part)]
+
+
+def _gaps(batch: Mapping[str, list[Any]], rules: Scorer, rows: Sequence[int]) -> list[float | None]:
+    """One call of the rules: all chosen sides, then all rejected ones."""
+    pairs = split_batch(batch)
+    prompts = [pair.prompts[side] for side in (0, 1) for pair in pairs]
+    completions = [pair.completions[side] for side in (0, 1) for pair in pairs]
+    totals = scores(rules, prompts, completions, rule_columns(batch, [*range(len(pairs))] * 2), rows)
+    chosen, rejected = totals[: len(pairs)], totals[len(pairs) :]
+    return [
+        None if best is None or worst is None else best - worst for best, worst in zip(chosen, rejected, strict=True)
+    ]
+
+
+def split_batch(batch: Mapping[str, list[Any]]) -> list[SplitPair]:
+    """The pairs of a batch: without a column `prompt` the prompts are implicit."""
+    sides = zip(batch["chosen"], batch["rejected"], strict=True)
+    if "prompt" in batch:
+        prompted = zip(batch["prompt"], sides, strict=True)
+        return [SplitPair((prompt, prompt), completions) for prompt, completions in prompted]
+    return [split_implicit(chosen, rejected) for chosen, rejected in sides]
+
+
+def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
+    """Both sides cut into prompt and completion; a missing side is a completion without a prompt.
+
+    Example:
+        >>> split_implicit("How many?\\nA: 18", "How many?\\nA: 17").completions
+        ('A: 18', 'A: 17')
+    """
+    if chosen is None or rejected is None:
+        return SplitPair((None, None), (chosen, rejected), same_prompt=False)
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        return split_texts(chosen, rejected)
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        return split_messages(chosen, rejected)
+    raise DataError(
+        f"'chosen' holds a {type(chosen).__name__} and 'rejected' a {type(rejected).__name__}. Give text on both "
+        "sides, or message lists on both."
+    )
+
+
+def split_texts(chosen: str, rejected: str) -> SplitPair:
+    """Texts without a common beginning, and dialogues that differ before the last reply, have different prompts."""
+    if all(mark in side for mark in (_HUMAN, _ASSISTANT) for side in (chosen, rejected)):
+        cuts = [side.rindex(_ASSISTANT) + len(_ASSISTANT) for side in (chosen, rejected)]
+        same = chosen[: cuts[0]] == rejected[: cuts[1]]
+    else:
+        # Without the blank ends, so that equal sides keep their last line as completion.
+        common = common_beginning(chosen.rstrip(), rejected.rstrip())
+        cuts = [whole_words(common)] * 2
+        same = bool(common.strip())
+    prompts, completions = (chosen[: cuts[0]], rejected[: cuts[1]]), (chosen[cuts[0] :], rejected[cuts[1] :])
+    return SplitPair(prompts, completions, same)
+
+
+def common_beginning(first: str, second: str) -> str:
+    """What both texts begin with, character by character."""
+    differ = (position for position, (one, two) in enumerate(zip(first, second, strict=False)) if one != two)
+    return first[: next(differ, min(len(first), len(second)))]
+
+
+def whole_words(common: str) -> int:
+    """Characters up to the end of the last whole line in `common`, else of the last whole word, else 0."""
+    ends = (common.rfind(mark) + 1 for mark in ("\n", " "))
+    return next((end for end in ends if common[:end].strip()), 0)
+
+
+def split_messages(chosen: list[Any], rejected: list[Any]) -> SplitPair:
+    """Cut before the last assistant turn: all that follows the last user or system message."""
+    cuts = [turn_start(side) for side in (chosen, rejected)]
+    prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
+    completions = (chosen[cuts[0] :], rejected[cuts[1] :])
+    return SplitPair(prompts, completions, bare(prompts[0]) == bare(prompts[1]))
+
+
+def turn_start(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Position of the first message of the last assistant turn; the list's length where that turn is missing."""
+    openers = (index + 1 for index, message in reversed([*enumerate(messages)]) if is_opener(message))
+    return next(openers, 0)
+
+
+def is_opener(message: Mapping[str, Any]) -> bool:
+    """Whether what follows this message is a new turn of the assistant."""
+    return message.get("role") not in _TURN_ROLES
+
+
+def bare(value: Any) -> Any:
+    """A value to compare: text without blank ends, messages without the empty fields that Arrow adds to them."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, Mapping):
+        return {key: bare(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [bare(item) for item in value]
+    return value

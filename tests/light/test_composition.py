@@ -93,9 +93,9 @@ def test_a_schedule_is_straight_between_its_points():
         (dict(clip=(0, float("nan"))), "Give two finite numbers"),
         (dict(when=["math"]), "Give columns with their values"),
         (dict(when={}), "Give columns with their values"),
-        (dict(schedule=((0.5, 1), (0.5, 2))), "progress rising from 0 to 1"),
-        (dict(schedule=((0, 1), (2, 1))), "progress rising from 0 to 1"),
-        (dict(schedule=0.5), "progress rising from 0 to 1"),
+        (dict(schedule=((0.5, 1), (0.5, 2))), "with progress rising from 0 to 1"),
+        (dict(schedule=((0, 1), (2, 1))), "with progress rising from 0 to 1"),
+        (dict(schedule=0.5), "with progress rising from 0 to 1"),
     ],
     ids=str,
 )

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards import pool, pool_server, pool_wire, pool_worker, pool_workers
 from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.workers import pool, supervision, wire, worker
+from trl_ext.rewards.workers import server as server_module
 from trl_ext.rewards.workers.limits import Limits
 from trl_ext.rewards.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.workers.request import packed
@@ -49,7 +50,7 @@ def row(text="", **columns):
 
 @pytest.fixture
 def streams():
-    ends = [pool_wire.Stream(sock) for sock in socket.socketpair()]
+    ends = [wire.Stream(sock) for sock in socket.socketpair()]
     yield ends
     for end in ends:
         end.sock.close()
@@ -58,11 +59,11 @@ def streams():
 def test_frames_arrive_whole_however_they_are_cut(streams):
     here, there = streams
     messages = [[], "x" * 3_000_000, {"row": b"\n"}]
-    here.send(b"".join(map(pool_wire.frame, messages)))
+    here.send(b"".join(map(wire.frame, messages)))
     found = []
     while len(found) < 3:
         there.receive()
-        found += map(pool_wire.load, there.frames())
+        found += map(wire.load, there.frames())
         here.flush()
     assert found == messages
     assert not here.outbox
@@ -70,7 +71,7 @@ def test_frames_arrive_whole_however_they_are_cut(streams):
 
 def test_lines_before_one_that_is_too_long_are_still_read(streams):
     here, there = streams
-    here.send(b'"a"\n"b"\n' + b"0" * (pool_wire.LARGEST_LINE_BYTES + 1))
+    here.send(b'"a"\n"b"\n' + b"0" * (wire.LARGEST_LINE_BYTES + 1))
     there.receive()
     found = []
     with pytest.raises(ValueError, match="a line of at least"):
@@ -90,8 +91,8 @@ def test_a_line_that_is_not_whole_waits(streams):
 
 
 def test_the_largest_detail_is_a_line():
-    report = {"value": -1.5e-300, "status": "s" * 100, "detail": "\U0001f600" * pool_worker.DETAIL_CHARS, "ms": 0.1}
-    assert len(pool_wire.line(report)) < pool_wire.LARGEST_LINE_BYTES
+    report = {"value": -1.5e-300, "status": "s" * 100, "detail": "\U0001f600" * worker.DETAIL_CHARS, "ms": 0.1}
+    assert len(wire.line(report)) < wire.LARGEST_LINE_BYTES
 
 
 def test_a_closed_connection_is_told_by_receive_not_by_send(streams):
@@ -103,31 +104,31 @@ def test_a_closed_connection_is_told_by_receive_not_by_send(streams):
 
 def test_a_name_of_the_running_script_is_refused_with_advice():
     with pytest.raises(RuleError, match="'Gold' is defined in the script that is being run"):
-        pool_wire.load(b"c__main__\nGold\n.")
+        wire.load(b"c__main__\nGold\n.")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError()])
 def test_a_rule_at_the_end_of_memory_or_stack_earns_the_floor(error):
-    value, status, _ = pool_worker.verdict_of(Raising(), row(error=error), Limits())
+    value, status, _ = worker.verdict_of(Raising(), row(error=error), Limits())
     assert (value, status) == ("floor", "too_complex")
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
 def test_a_rule_that_ends_its_process_earns_the_floor(error):
-    value, status, _ = pool_worker.verdict_of(Raising(), row(error=error), Limits())
+    value, status, _ = worker.verdict_of(Raising(), row(error=error), Limits())
     assert (value, status) == ("floor", "crashed")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), Unshowable()])
 def test_a_rule_that_raises_has_no_value(error):
-    value, status, detail = pool_worker.verdict_of(Raising(), row(error=error), Limits())
+    value, status, detail = worker.verdict_of(Raising(), row(error=error), Limits())
     assert (value, status) == (None, "error")
     assert type(error).__name__ in detail
 
 
 def test_a_row_that_does_not_load_is_an_error_of_that_row():
-    unread = pool_worker.loaded(b"junk")
-    assert pool_worker.verdict_of(Chars(), unread, Limits())[:2] == (None, "error")
+    unread = worker.loaded(b"junk")
+    assert worker.verdict_of(Chars(), unread, Limits())[:2] == (None, "error")
 
 
 @pytest.mark.parametrize(
@@ -135,19 +136,19 @@ def test_a_row_that_does_not_load_is_an_error_of_that_row():
     [{"value": True}, {"value": "1"}, {"value": [1.0]}, {"status": None}, {"detail": 1}, {"ms": "1"}, {"retire": 0}],
 )
 def test_a_report_of_other_types_is_junk(change):
-    with pytest.raises(pool_workers.JUNK):
-        pool_workers.checked(REPORT | change)
+    with pytest.raises(supervision.JUNK):
+        supervision.checked(REPORT | change)
 
 
 @pytest.mark.parametrize("junk", [None, [], 1.0, {}, "value"])
 def test_anything_else_than_a_report_is_junk(junk):
-    with pytest.raises(pool_workers.JUNK):
-        pool_workers.checked(junk)
+    with pytest.raises(supervision.JUNK):
+        supervision.checked(junk)
 
 
 def test_a_reports_texts_are_cut():
-    report = pool_workers.checked(REPORT | {"status": "s" * 10**6, "detail": "d" * 10**6})
-    assert len(report["status"]) == len(report["detail"]) == pool_worker.DETAIL_CHARS
+    report = supervision.checked(REPORT | {"status": "s" * 10**6, "detail": "d" * 10**6})
+    assert len(report["status"]) == len(report["detail"]) == worker.DETAIL_CHARS
 
 
 def test_rows_have_no_value_when_workers_do_not_start(streams, monkeypatch):
@@ -155,11 +156,11 @@ def test_rows_have_no_value_when_workers_do_not_start(streams, monkeypatch):
         raise OSError("no more processes")
 
     here, there = streams
-    monkeypatch.setattr(pool_workers, "fork_worker", refuse)
-    server = pool_server.ForkServer(there, Limits(workers=1), trainer=0)
+    monkeypatch.setattr(supervision, "fork_worker", refuse)
+    server = server_module.ForkServer(there, Limits(workers=1), trainer=0)
     rows = [(0, 0, b""), (1, 0, b"")]
     server.take({"batch": 7, "path": [], "rules": [pickle.dumps(Chars())], "rows": rows})
-    for _ in range(pool_server.LEAST_FAILURES):
+    for _ in range(server_module.LEAST_FAILURES):
         server.retry_at = 0.0
         server.deal()
     there.flush()

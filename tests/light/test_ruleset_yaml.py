@@ -1,9 +1,11 @@
 """RuleSet from a mapping or a YAML file, and back; what is wrong is named with file and line."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.rewards import Answer, Call, Keywords, Length, Pattern, Repetition, RuleSet, Tags
+from trl_ext.rewards import Answer, Call, Keywords, Length, Pattern, Repetition, RuleSet, Tags, config
 
 RULES_YAML = """\
 rules:
@@ -119,3 +121,12 @@ def test_a_file_that_is_not_there_is_named():
 def test_a_mapping_without_lines_names_the_place_by_its_path():
     with pytest.raises(ConfigError, match=r"The mapping, rules\[1\]\.glod: rule 'answer' has no key 'glod'"):
         RuleSet.from_dict({"rules": [{"rule": "repetition"}, {"rule": "answer", "glod": "x"}]})
+
+
+def test_a_package_offers_rules_under_short_names(write, tmp_path, monkeypatch):
+    (tmp_path / "offering.py").write_text("from trl_ext.rewards import Length\n\n\nclass Brief(Length):\n    pass\n")
+    entry = EntryPoint("brief", "offering:Brief", config.GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(config, "entry_points", lambda group: [entry] if group == config.GROUP else [])
+    (rule,) = RuleSet.from_yaml(write("rules:\n  - {rule: brief, high: 3}")).rules
+    assert (type(rule).__name__, rule.name, rule.high) == ("Brief", "brief", 3)

@@ -326,7 +326,8 @@ def test_the_tests_of_a_suite_are_not_in_the_candidates_memory():
 
 def test_nothing_outlives_a_trainer_that_is_killed():
     script = (
-        "import sys\nsys.path[:] = {path!r}\nfrom trl_ext.rewards.sandbox import api as sandbox\nsandbox.sandbox_level({level})\n"
+        "import sys\nsys.path[:] = {path!r}\n"
+        "from trl_ext.rewards.sandbox import api as sandbox\nsandbox.sandbox_level({level})\n"
         "print('ready', flush=True)\n"
         "sandbox.run_program(b'import time\\ntime.sleep(60)', b'', sandbox.Limits(20.0, 256, 1024), {level})"
     )

@@ -21,7 +21,7 @@ class Call(Rule):
     """
 
     function: Callable[[Row], float | None]
-    columns: tuple[str, ...] = ()  # type: ignore[assignment]
+    columns: tuple[str, ...] = ()
     isolate: bool = True
 
     @property

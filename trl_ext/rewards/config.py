@@ -17,6 +17,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,6 +61,8 @@ _RULES: tuple[type[Rule], ...] = (
 )
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 
+# Where packages offer rules under short names.
+GROUP = "trl_ext.rules"
 # What a set has besides its rules.
 _SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "normalise")
 _COMMON = [item.name for item in dataclasses.fields(Rule)]
@@ -151,12 +154,15 @@ def build_rule(entry: Any, source: Source, index: int) -> Rule:
 
 
 def rule_class(name: str, where: str) -> type[Rule]:
-    """The class that a short or dotted name stands for."""
+    """The class that a short or dotted name stands for: shipped, offered by a package, or at its path."""
     if "." not in name:
-        if name not in SHIPPED:
+        if name in SHIPPED:
+            return SHIPPED[name]
+        offered = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+        if name not in offered:
             hint = "A rule of your own needs its dotted path, such as my_package.my_module.MyRule."
-            raise ConfigError(f"{where}: unknown rule '{name}'. {nearest(name, SHIPPED)} {hint}")
-        return SHIPPED[name]
+            raise ConfigError(f"{where}: unknown rule '{name}'. {nearest(name, [*SHIPPED, *offered])} {hint}")
+        name = offered[name].replace(":", ".")
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)

@@ -11,14 +11,12 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards import (
-    instruction_content,
-    instruction_format,
-    instruction_language,
-    instruction_length,
-    instruction_words,
-)
 from trl_ext.rewards.anchors import after_think
+from trl_ext.rewards.instruction_kinds import content as instruction_content
+from trl_ext.rewards.instruction_kinds import format as instruction_format
+from trl_ext.rewards.instruction_kinds import language as instruction_language
+from trl_ext.rewards.instruction_kinds import length as instruction_length
+from trl_ext.rewards.instruction_kinds import words as instruction_words
 from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
 from trl_ext.rewards.words import normalized, refusal

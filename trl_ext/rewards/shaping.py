@@ -5,6 +5,7 @@ value -> scale -> clip -> gate -> weight * schedule(progress)
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from trl_ext.errors import RuleError
@@ -72,10 +73,10 @@ def points_of(owner: str, value: Any) -> Points | None:
         return None
     points = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in value) if _is_list(value) else ()
     good = all(len(p) == 2 and all(_is_number(x) for x in p) and 0 <= p[0] <= 1 for p in points)
-    if not points or not good or any(a[0] >= b[0] for a, b in zip(points, points[1:], strict=False)):
+    if not points or not good or any(a[0] >= b[0] for a, b in pairwise(points)):
         raise RuleError(
-            f"{owner}: schedule is {value!r}. Give points (progress, factor) with progress rising from 0 to 1, such as "
-            "((0.0, 1.0), (0.5, 0.2))."
+            f"{owner}: schedule is {value!r}. Give points (progress, factor), with progress rising from 0 to 1, such "
+            "as ((0.0, 1.0), (0.5, 0.2))."
         )
     return tuple((float(p[0]), float(p[1])) for p in points)
 

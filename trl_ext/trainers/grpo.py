@@ -171,7 +171,7 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
     # Rewards ------------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs):
-        """Overrides trl.GRPOTrainer._generate_and_score_completions: notes the rows, so that scoring can start early."""
+        """Overrides trl.GRPOTrainer._generate_and_score_completions: notes the rows, for scoring that starts early."""
         self._rows_to_score = inputs
         return super()._generate_and_score_completions(inputs)
 

@@ -46,9 +46,7 @@ def filter_pairs(
         ConfigError: min_gap is negative or not finite, or needs rules, as margin does, and there are none.
 
     Example:
-        >>> pairs, report = filter_pairs(dataset, RuleSet([Answer()]))
-        >>> report.kept, report.contradicted
-        (888, 0)
+        `pairs, report = filter_pairs(dataset, RuleSet([Answer()]))`, then `report.kept, report.contradicted`.
     """
     check_number_from("min_gap", min_gap, 0.0)
     if rules is None and (margin or min_gap > 0):

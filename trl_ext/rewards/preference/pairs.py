@@ -63,8 +63,8 @@ def build_pairs(
         ConfigError: A limit cannot work.
 
     Example:
-        >>> pairs, report = build_pairs(samples, RuleSet([Answer()]))
-        >>> print(report)
+        `pairs, report = build_pairs(samples, RuleSet([Answer()]))`, and `print(report)` shows
+
         prompts      267  29 without a pair
         samples     1066  0 without a score, 0 blank
         refused     1018  711 too close in score, 307 too unlike in length

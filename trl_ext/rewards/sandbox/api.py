@@ -6,7 +6,7 @@
     2      and users, processes, network, mounts and shared memory of its own (namespaces)
 
 The highest level that works on the machine is found by trying, logged once, and kept. Jobs run in forks of a server
-process (`sandbox_server`); each thread that runs a job at the same time as others uses a server of its own. Linux 5.3
+process (`server`); each thread that runs a job at the same time as others uses a server of its own. Linux 5.3
 or later; level 1 needs 5.13.
 """
 

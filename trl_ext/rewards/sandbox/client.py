@@ -156,7 +156,7 @@ def _start(control: int, at_most: int) -> subprocess.Popen[bytes]:
     """A clean interpreter: no site packages, no user's settings, nothing inherited but the socket."""
     # Sets of text iterate in an order that depends on the hash seed; same code, same verdict.
     environment = {"PYTHONHASHSEED": "0"} | {key: os.environ[key] for key in ["LD_LIBRARY_PATH"] if key in os.environ}
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _START, root, str(control), str(at_most)]
     return subprocess.Popen(
         command,

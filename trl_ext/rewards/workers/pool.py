@@ -62,8 +62,8 @@ class WorkerPool:
     workers of its own, and so does a forked one.
 
     Example:
-        >>> with WorkerPool(Limits(cpu_s=1)) as pool:
-        ...     verdicts = pool.run([(rule, row) for row in rows])
+        with WorkerPool(Limits(cpu_s=1)) as pool:
+            verdicts = pool.run([(rule, row) for row in rows])
     """
 
     _link: "Link | None"

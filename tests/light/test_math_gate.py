@@ -50,6 +50,16 @@ BLOW_UPS = {
     "logarithms": "+".join(rf"\ln({number}x)" for number in range(70)),
     "logarithms to many digits": "9" * 900 + r"+\ln x" * 150,
     "factorial to many digits": "x!+10^{900}",
+    "small number below a tower": "e^{e^{e^{1/(0.00001x)}}}",
+    "nested functions": r"\sin(1-" * 60 + "x" + ")" * 60,
+    "nested logarithms": r"\ln(2+" * 60 + "x" + ")" * 60,
+    "continued fraction": r"1+\frac{1}{" * 60 + "x" + "}" * 60,
+    "nested exponentials": r"\exp(" * 60 + "x" + ")" * 60,
+    "nested binomials": r"\binom{x}{" * 30 + "x" + "}" * 30,
+    "nested sets": r"\{" * 60 + "1,2" + r"\}" * 60,
+    "nested bars": "(|1+" * 60 + "x" + "|)" * 60,
+    "nested assignments": "(x=(" * 30 + "1" + "))" * 30,
+    "factorial of a fraction": r"(\frac{10^{9}}{7})!",
     "gcd": r"\gcd(10^{900},3)",
     "floor": r"\lfloor 10^{300}\pi \rfloor",
     "radicals": "+".join(rf"\sqrt{{{prime}}}" for prime in (2, 3, 5, 7, 11, 13, 17)),
@@ -120,6 +130,15 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_hostile_text_earns_nothing_at_once(rule, name):
     assert judged_within(rule, TEXTS[name], "3")[0] == 0.0
+
+
+def test_a_deep_stack_is_no_exception():
+    def score(depth: int) -> str:
+        if depth:
+            return score(depth - 1)
+        return Math().score(Row(None, rf"\boxed{{{BLOW_UPS['continued fraction']}}}", None, {"answer": "3"})).status
+
+    assert {score(depth) for depth in (0, 400, 800)} <= {"ok", "too_complex"}
 
 
 def test_no_alarm_is_set_and_none_is_cancelled(rule):

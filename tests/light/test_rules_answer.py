@@ -35,7 +35,7 @@ def status_of(text: str, gold: object, **fields: str) -> str:
         (r"\boxed{10{,}000}", 10_000),
         (r"\boxed{3 \text{ cm}^2}", 3),
         (r"\boxed{x = 5}", 5),
-        ("<answer>She earns $18 a day.</answer>", 18),
+        ("<answer>$18 a day.</answer>", 18),
         ("<answer>18", 18),
         ("A: 2 * 9 = 18 dollars", 18),
         ("answer is - 3", -3),
@@ -83,12 +83,145 @@ def test_without_an_announcement_the_last_number_is_read(text, number):
         ("A: 3 or 5", CONFLICT),
         ("A: 5 = 3", CONFLICT),
         (r"\boxed{3, 5}", CONFLICT),
-        ("<answer>9 eggs at 2 dollars</answer>", CONFLICT),
+        ("<answer>9 eggs at 2 dollars</answer>", NO_ANSWER),
     ],
 )
 def test_a_part_of_something_larger_is_not_taken_for_the_number(text, status):
     reading = read_number(text)
     assert (reading.value, reading.status) == (None, status)
+
+
+CHEATS = [
+    # denied
+    ("The answer is not 42.", NO_ANSWER),
+    ("The answer isn't 42", NO_ANSWER),
+    ("The answer is not $42$", NO_ANSWER),
+    (r"The answer is not $\boxed{42}$", NO_ANSWER),
+    ("The answer is no longer 42", NO_ANSWER),
+    ("The answer is neither 41 nor 42", NO_ANSWER),
+    ("The answer is other than 42", NO_ANSWER),
+    ("The answer is \u2260 42", NO_ANSWER),
+    ("The answer is 42 is wrong", NO_ANSWER),
+    ("The answer is 42, not really", NO_ANSWER),
+    ("I do not think that the answer is 42", NO_ANSWER),
+    ("A: except 42", NO_ANSWER),
+    ("not <answer>42</answer>", NO_ANSWER),
+    ("<answer>anything but 42</answer>", NO_ANSWER),
+    ("<answer>42 is wrong</answer>", NO_ANSWER),
+    (r"\boxed{\text{not } 42}", NO_ANSWER),
+    (r"\boxed{x \neq 42}", NO_ANSWER),
+    ("It is not 42.", NO_ANSWER),
+    ("It is never 42", NO_ANSWER),
+    ("答案不是42", NO_ANSWER),
+    # another number, or a question
+    ("The answer is half of 42", NO_ANSWER),
+    ("The answer is 42 plus one", NO_ANSWER),
+    ("The answer is > 42", NO_ANSWER),
+    ("The answer is 42?", NO_ANSWER),
+    ("A: 42 dollars and 5 cents", NO_ANSWER),
+    ("<answer>42. 43</answer>", NO_ANSWER),
+    # hidden
+    ("<!-- 42 -->\nI do not know.", NO_ANSWER),
+    ("I do not know. <!-- A: 42", NO_ANSWER),
+    ('<answer value="42"></answer>', NO_ANSWER),
+    ('<answer value=">42"></answer>', NO_ANSWER),
+    ('<answer value="42"/>', NO_ANSWER),
+    ("<answer 42></answer>", NO_ANSWER),
+    # nested
+    (r"\boxed{43 \boxed{42} 39}", CONFLICT),
+    (r"\boxed{43 \boxed{41} \boxed{42} 39}", CONFLICT),
+    ("<answer>43 <answer>42</answer> 39</answer>", CONFLICT),
+    (r"\boxed{42}{\boxed{", NO_ANSWER),
+    # equations that give no number
+    ("<answer>5x - 7y + 11z + 4 = 42</answer>", NO_ANSWER),
+    (r"\boxed{x + y = 42}", NO_ANSWER),
+    ("A: 2x = 42", NO_ANSWER),
+    ("A: " + "42=" * 50 + "42", NO_ANSWER),
+]
+
+
+@pytest.mark.parametrize(("text", "status"), CHEATS)
+def test_a_number_that_is_denied_hidden_or_nested_earns_nothing(text, status):
+    assert (value_of(text, 42), status_of(text, 42)) == (0.0, status)
+
+
+def test_an_equation_in_several_variables_is_no_number():
+    assert value_of("<answer>5x - 7y + 11z + 4 = 0</answer>", 0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "42",
+        "**42**",
+        "42%",
+        "so she has $42 left",
+        "She does not eat 3, so she has 42",
+        "The answer is 42 dollars.",
+        "The answer is 42 dollars every day at the farmers' market.",
+        "The answer is therefore 42.",
+        "The answer is USD 42",
+        "The answer is (42).",
+        "The answer is `42`.",
+        "The answer is 42 because 6 * 7 = 42.",
+        "The answer is 42, since she does not eat.",
+        "The answer is 42. It is not 43.",
+        "She does not eat, so the answer is 42.",
+        "The answer is: $\\boxed{42}$.",
+        "The answer is <<6*7=42>>42.",
+        "answer: 42 apples",
+        "Final answer: **42 apples**",
+        "Total = 42",
+        "A: total cost = $42",
+        "A: 6 x 7 = 42 dollars",
+        "A: x_1 = 42",
+        "<answer>\n42 dollars\n</answer>",
+        "<answer>she has it\nA: 42</answer>",
+        '<answer id="1">42</answer>',
+        "<!-- a note -->\nA: 42",
+        r"\boxed{\boxed{42}}",
+        r"\boxed{42 \text{ square feet}}",
+        r"\boxed{6 \times 7 = 42}",
+    ],
+)
+def test_a_number_with_its_unit_currency_or_equation_earns_all(text):
+    assert value_of(text, 42) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (r"\boxed{A \boxed{B} C}", "choice"),
+        (r"\boxed{B \boxed{A}}", "choice"),
+        ("<answer>A <answer>B</answer> C</answer>", "choice"),
+        ("<answer>anything but B</answer>", "choice"),
+        ("The answer is not B", "choice"),
+        (r"The answer is not \boxed{B}", "choice"),
+        (r"\boxed{B is wrong}", "choice"),
+        ("It is not (B)", "choice"),
+        ("(B) is wrong", "choice"),
+        ("<!-- (B) -->", "choice"),
+        ('<answer value="B"></answer>', "choice"),
+        (r"\boxed{A \boxed{B} C}", "exact"),
+        ("<answer>A <answer>B</answer> C</answer>", "exact"),
+        ("I do not think that the answer is B", "exact"),
+        ("<!-- B -->", "exact"),
+        ('<answer value="B"></answer>', "exact"),
+    ],
+)
+def test_a_text_or_letter_that_is_denied_hidden_or_nested_earns_nothing(text, kind):
+    assert value_of(text, "B", kind=kind) == 0.0
+
+
+@pytest.mark.parametrize("text", ["(B) Not enough information", "B. It is not known", r"\boxed{\boxed{B}}"])
+def test_an_option_may_speak_of_a_denial(text):
+    assert value_of(text, "B", kind="choice") == 1.0
+
+
+@pytest.mark.parametrize("kind", ["number", "choice", "exact"])
+def test_a_thousand_boxes_in_boxes_are_a_conflict(kind):
+    text = "\\boxed{" * 5000 + "B" + "}" * 5000
+    assert status_of(text, "4" if kind == "number" else "B", kind=kind) == CONFLICT
 
 
 def test_the_announcement_that_comes_last_decides():

@@ -43,11 +43,16 @@ workers, sandbox, instruction_kinds, preference, auditing, mathematics: packages
 """
 
 from trl_ext.rewards.answer import Answer
+from trl_ext.rewards.auditing.audit import audit
+from trl_ext.rewards.auditing.redteam import redteam
 from trl_ext.rewards.call import Call
+from trl_ext.rewards.code import Code
 from trl_ext.rewards.cosine import Cosine
 from trl_ext.rewards.explanation import Explanation, Part
 from trl_ext.rewards.gates import GATE_OPENS_AT
 from trl_ext.rewards.grammar import Grammar
+from trl_ext.rewards.instructions import Instructions
+from trl_ext.rewards.json_schema import JsonSchema
 from trl_ext.rewards.judge import LARGEST
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.language import Language
@@ -56,6 +61,7 @@ from trl_ext.rewards.overlong import SoftOverlong
 from trl_ext.rewards.pattern import Pattern
 from trl_ext.rewards.preference.filter import filter_pairs
 from trl_ext.rewards.preference.pairs import build_pairs
+from trl_ext.rewards.procedural import Procedural
 from trl_ext.rewards.relevance import Relevance
 from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rows import completion_text
@@ -63,21 +69,26 @@ from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.ruleset import RuleColumn, RuleSet
 from trl_ext.rewards.tags import Tags
 from trl_ext.rewards.workers.limits import Limits
+from trl_ext.rewards.workers.pool import WorkerPool
 
 __all__ = [
     "GATE_OPENS_AT",
     "LARGEST",
     "Answer",
     "Call",
+    "Code",
     "Cosine",
     "Explanation",
     "Grammar",
+    "Instructions",
+    "JsonSchema",
     "Keywords",
     "Language",
     "Length",
     "Limits",
     "Part",
     "Pattern",
+    "Procedural",
     "Relevance",
     "Repetition",
     "Row",
@@ -87,7 +98,10 @@ __all__ = [
     "SoftOverlong",
     "Tags",
     "Verdict",
+    "WorkerPool",
+    "audit",
     "build_pairs",
     "completion_text",
     "filter_pairs",
+    "redteam",
 ]

@@ -2,15 +2,32 @@ r"""Where a text states its answer.
 
 Five anchors announce one: `\boxed{...}`, `<answer>...</answer>`, `####`, a line that starts with `A:`, and the phrases
 "answer is" and "answer:" (in Chinese too). The one that comes last in the text decides, whichever it is: a model may
-correct itself, and it earns nothing by giving several answers. An anchor without an answer behind it is no answer.
+correct itself, and it earns nothing by giving several answers. An anchor without an answer behind it is no answer, and
+neither is one with a denial before it ("I do not think that the answer is 3").
 
-All searches run backwards from the end with `str.rfind`, so the cost is linear in the text whatever it holds.
+Every search is a `str.rfind` or a pattern that is linear in the text, whatever it holds.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trl_ext.rewards.math_boxes import boxes
+
 _PHRASES = ("answer is", "answer:", "answer**:", "答案是", "答案为", "答案:", "答案\uff1a")
+
+# Words that turn the answer beside them into its opposite, or into something else.
+DENIAL = (
+    r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|except|wrong|incorrect|false|untrue|unlikely|opposite"
+    r"|anything\ but|all\ but|(?:other|rather)\ than|instead\ of)\b"
+    r"|n['\u2019]t\b|\u2260|!=|\\neq?\b|不是|不等于|并非|没有|除了)"
+)
+_DENIED = re.compile(DENIAL + r"(?:[^\S\n]+[\w']+){0,4}+(?:[^\S\n]|[$*(\[:\\])*+\Z", re.IGNORECASE)
+_DENIAL_CHARS = 100  # before an answer, where a denial is looked for
+
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+# A quoted value may hold ">". None may hold "<", so that no search runs on into the next tag.
+_ATTRIBUTES = re.compile(r"""<(/?[A-Za-z][\w-]*+)\s(?:"[^"<]*+"|'[^'<]*+'|[^<>])*+>""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +36,18 @@ class Anchored:
 
     anchor: str
     content: str
+
+    @property
+    def encloses(self) -> bool:
+        """Whether the anchor marks where its content ends."""
+        return self.anchor in ("\\boxed", "<answer>")
+
+    @property
+    def conflict(self) -> "Reading | None":
+        """What it reads as where another box or tag stands in it; None where it holds one answer."""
+        if not self.encloses or ("\\boxed" not in self.content and "</answer>" not in self.content):
+            return None
+        return Reading(None, "conflict", f"'{self.anchor}' holds another one: '{self.content[:60]}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +67,21 @@ def after_think(text: str) -> str:
     return "" if "<think>" in text else after
 
 
+def visible(text: str) -> str:
+    """The text without HTML comments and without what a tag holds behind its name.
+
+    Example:
+        >>> visible('<answer value="42"></answer><!-- 42 -->')
+        '<answer></answer>'
+    """
+    return _ATTRIBUTES.sub(r"<\1>", _COMMENT.sub("", text)) if "<" in text else text
+
+
+def denied(text: str, end: int) -> bool:
+    """Whether the words before `end` deny what follows: "It is not", "anything but", "I do not think that"."""
+    return _DENIED.search(text[max(0, end - _DENIAL_CHARS) : end]) is not None
+
+
 def anchored(text: str, kind: str) -> Anchored | None:
     """The announced answer that comes last, or None where nothing announces one.
 
@@ -49,29 +93,14 @@ def anchored(text: str, kind: str) -> Anchored | None:
     start, anchor = max(_starts(text, kind), default=(-1, ""))
     if start < 0:
         return None
+    if denied(text, start - len(anchor) - (anchor == "\\boxed")):  # One more for the brace.
+        return Anchored(anchor, "")
     if anchor == "\\boxed":
-        return Anchored(anchor, braced(text, start))
-    if anchor == "<answer>":
-        return Anchored(anchor, text[start:].partition("</answer>")[0].strip())
+        return Anchored(anchor, (boxes(text) or [""])[-1])
+    if anchor == "<answer>":  # Up to the last closer: one that comes earlier may belong to a tag in a tag.
+        content, closer, rest = text[start:].rpartition("</answer>")
+        return Anchored(anchor, (content if closer else rest).strip())
     return Anchored(anchor, text[start:].lstrip().partition("\n")[0].strip())
-
-
-def braced(text: str, start: int) -> str:
-    """The text from `start` to the brace that closes it; empty where none does.
-
-    Example:
-        >>> braced(r"\\boxed{\\frac{1}{2}} m", 7)
-        '\\\\frac{1}{2}'
-    """
-    depth = 1
-    for position in range(start, len(text)):
-        if text[position] == "{":
-            depth += 1
-        elif text[position] == "}":
-            depth -= 1
-        if depth == 0:
-            return text[start:position].strip()
-    return ""
 
 
 def _starts(text: str, kind: str) -> Iterator[tuple[int, str]]:

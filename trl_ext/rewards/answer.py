@@ -7,7 +7,7 @@ from numbers import Number
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.anchors import Reading, after_think, anchored
+from trl_ext.rewards.anchors import Reading, after_think, anchored, visible
 from trl_ext.rewards.choices import read_choice
 from trl_ext.rewards.numbers import read_gold_number, read_number
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
@@ -23,8 +23,9 @@ class Answer(Rule):
 
     The answer is the announced one that comes last (`\boxed{}`, `<answer>`, `####`, a line with `A:`, "answer is";
     see `anchors`). Without an announcement: the last number, the whole text, or the one letter. Several different
-    answers in one announcement are a `conflict` and earn 0.0. A gold that cannot be read has no value
-    (`gold_invalid`).
+    answers in one announcement, and boxes in a box that holds more, are a `conflict` and earn 0.0; so does an answer
+    that is denied ("not 18"), or that stands in an HTML comment or attribute (`no_answer`). A gold that cannot be
+    read has no value (`gold_invalid`).
 
     Args:
         gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B".
@@ -67,7 +68,7 @@ class Answer(Rule):
         if gold.value is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")
         text = row.text if self.where == "all" else after_think(row.text)
-        found = _READERS[self.kind](text)
+        found = _READERS[self.kind](visible(text))
         if found.value is None:
             return Verdict(self.floor, found.status, found.detail)
         same = found.value == gold.value
@@ -97,6 +98,8 @@ def read_exact(text: str) -> Reading:
         'new york'
     """
     found = anchored(text, "exact")
+    if found is not None and found.conflict:
+        return found.conflict
     content = text if found is None else found.content
     plain = " ".join(normalized(content).casefold().split()).strip(_SURROUNDING)
     anchor = "whole text" if found is None else f"'{found.anchor}'"

@@ -7,12 +7,13 @@ one is due ("A or B", "(A) and (B)") are a conflict, so listing the options earn
 
 import re
 
-from trl_ext.rewards.anchors import Reading, anchored
+from trl_ext.rewards.anchors import DENIAL, Reading, anchored, denied
 from trl_ext.rewards.numbers import clean
 
 _OPENING = re.compile(r"[\s(\[*]*+(?:(?:option|choice)\s++)?+[(\[*]*+([A-E])(?![A-Za-z0-9'])", re.IGNORECASE)
 _ANOTHER = re.compile(r"[)\].*\s]*+(?:,|;|/|&|、|\bor\b|\band\b|或|和)\s*+[(\[*]*+[A-E](?![A-Za-z])")
 _BRACKETED = re.compile(r"[(\[]([A-E])[)\]]")
+_REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+{DENIAL}", re.IGNORECASE)
 _LISTED = re.compile(r"\s*\**([A-E])(?:[.)]|\**\s*\Z)")
 
 
@@ -24,13 +25,14 @@ def read_choice(text: str) -> Reading:
         ('B', None)
     """
     found = anchored(text, "choice")
-    return _bare(text) if found is None else _announced(clean(found.content), found.anchor)
+    return _bare(text) if found is None else found.conflict or _announced(clean(found.content), found.anchor)
 
 
 def _announced(content: str, anchor: str) -> Reading:
     match = _OPENING.match(content)
     # A small letter counts only when it is the whole content: "a" opens many a sentence.
-    if match is None or (match[1].islower() and len(content.strip(" ()[]*.")) != 1):
+    is_word = match is not None and match[1].islower() and len(content.strip(" ()[]*.")) != 1
+    if match is None or is_word or _REJECTED.match(content, match.end()):
         return Reading(None, "no_answer", f"'{anchor}': no letter A to E at the start of '{content[:60]}'")
     if _ANOTHER.match(content, match.end()):
         return Reading(None, "conflict", f"'{anchor}': several letters in '{content[:60]}'")
@@ -38,9 +40,12 @@ def _announced(content: str, anchor: str) -> Reading:
 
 
 def _bare(text: str) -> Reading:
-    letters = set(_BRACKETED.findall(text))
+    bracketed = list(_BRACKETED.finditer(text))
+    letters = {match[1] for match in bracketed}
     if len(letters) > 1:
         return Reading(None, "conflict", f"bracketed letters {', '.join(sorted(letters))}")
+    if bracketed and (denied(text, bracketed[-1].start()) or _REJECTED.match(text, bracketed[-1].end())):
+        return Reading(None, "no_answer", f"letter {bracketed[-1][1]} is denied")
     listed = _LISTED.match(text)
     letter = letters.pop() if letters else listed[1] if listed else None
     if letter is None:

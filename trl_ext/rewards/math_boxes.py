@@ -2,14 +2,24 @@ r"""The contents of `\boxed{...}` and of `<answer>...</answer>`, in one pass ove
 
 import re
 
+MAX_NESTED = 3  # Boxes in boxes that are opened: each costs a pass over the text.
+
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[\\{}]|[{}]")
+_ALL_BOXED = re.compile(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", re.DOTALL)
 
 
 def boxes(text: str) -> list[str] | None:
-    """The contents of all outermost boxes, innermost text of nested ones; None where the text has no box at all.
+    """The contents of all outermost boxes; None where the text has no box at all.
 
-    A box that is never closed gives [""]: the completion was cut off.
+    A box that holds just a box says the same as that one. A box that is never closed gives [""]: the completion was
+    cut off.
     """
+    found = _outermost(text)
+    return None if found is None else [_unboxed(content) for content in found]
+
+
+def _outermost(text: str) -> list[str] | None:
+    """What stands in the boxes that stand in no other, one pass over the text."""
     start = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
     if start < 0:
         return None
@@ -31,7 +41,7 @@ def boxes(text: str) -> list[str] | None:
                 found.append(text[begun : match.start()].strip())
     if num_open_boxes:
         return [""]
-    return [_unboxed(content) for content in found] or None
+    return found or None
 
 
 def answer_tags(text: str) -> list[str] | None:
@@ -45,12 +55,10 @@ def answer_tags(text: str) -> list[str] | None:
 
 
 def _unboxed(content: str) -> str:
-    """A box within a box says the same as the box."""
-    inner = boxes(content)
-    if (
-        inner is not None
-        and len(inner) == 1
-        and re.fullmatch(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", content, re.DOTALL)
-    ):
-        return inner[0]
+    """What a box holds, without the boxes that stand around all of it."""
+    for _ in range(MAX_NESTED):
+        inner = _outermost(content)
+        if inner is None or len(inner) != 1 or not _ALL_BOXED.fullmatch(content):
+            break
+        content = inner[0]
     return content

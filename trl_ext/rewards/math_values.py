@@ -16,9 +16,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trl_ext.rewards.math_limits import TooComplex
+from trl_ext.rewards.math_limits import MAX_DIGITS, TooComplex
 from trl_ext.rewards.math_parse import parse
-from trl_ext.rewards.math_size import exact_value, size
+from trl_ext.rewards.math_size import GROWING, exact_value, size
 from trl_ext.rewards.math_tokens import Tokens
 from trl_ext.rewards.math_tree import Node
 
@@ -168,11 +168,21 @@ def _evaluate(node: Node, context: Any, point: dict[str, Any]) -> Any:
         return context.fsum(values)
     if kind == "mul":
         return context.fprod(values)
-    return context.power(*values) if kind == "pow" else _call(node[1], values, context)
+    if kind == "pow":
+        _check_digits(abs(values[1]) * abs(context.mag(values[0] or 1)))
+        return context.power(*values)
+    return _call(node[1], values, context)
+
+
+def _check_digits(num_bits: Any) -> None:
+    if not num_bits < 4 * MAX_DIGITS:
+        raise TooComplex(f"a value of more than {MAX_DIGITS} digits")
 
 
 def _call(name: str, values: list[Any], context: Any) -> Any:
     """mpmath's function of that name, where it has the same one."""
+    for value in values:
+        _check_digits(abs(value) if name in GROWING else context.mag(value or 1))
     if name == "log":
         return context.log(values[0], values[1] if len(values) > 1 else 10)
     own = {"abs": "fabs", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}

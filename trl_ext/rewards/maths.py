@@ -100,6 +100,8 @@ class Math(Rule):
             matches = [self._match(gold, answer) for answer in found.answers]
         except TooComplex as error:
             return Verdict(self.floor, "too_complex", f"{told}; {error}")
+        except RecursionError:
+            return Verdict(self.floor, "too_complex", f"{told}; nested too deeply")
         except Unreadable as error:
             return Verdict(self.floor, "no_answer", f"{told}; {error}")
         wrong = next((one for one in matches if not one.same), None)

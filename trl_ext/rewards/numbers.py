@@ -7,13 +7,16 @@ Understood: thousands separators (`1,234`, `10{,}000`), decimals, exponents (`1.
 A number that is part of something larger is not taken for the whole: `3\sqrt{13}`, `2^10` and `3x` give no number, and
 neither do an announced `5=3` and `3 or 5`. A rule that read 3 there would reward fragments.
 
+An announced number stands alone: before it at most a currency, a `x =` or `2 * 9 =`, and a word such as "therefore";
+behind it at most a unit in words. In free prose too many words turn a number into something else ("anything but 3").
+
 Every pattern is linear: each repetition is possessive (`*+`), bounded, or disjoint from what follows it.
 """
 
 import re
 from fractions import Fraction
 
-from trl_ext.rewards.anchors import Reading, anchored
+from trl_ext.rewards.anchors import DENIAL, Anchored, Reading, anchored, denied
 
 MAX_DIGITS = 100  # Longer runs are a model that loops, and the cost of exact arithmetic grows with their square.
 
@@ -32,7 +35,23 @@ _VARIABLE = re.compile(r"[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f
 # What shows that a number in running text is a part of something larger.
 _PART = re.compile(r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|" + _VARIABLE.pattern)
 _ANOTHER = re.compile(r"\s*(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")
-_MATHS = re.compile(r"[\\^_{}\[\]()!|<>≤≥±√π∞]")
+# What may stand before an announced number, after what is cleaned away.
+_BEFORE = re.compile(
+    r"[\s*_`\"'\u201c\u2018:(\[]*+(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++)?"
+    r"(?:(?:USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)\s*+(?=[-+0-9.]))?",
+    re.IGNORECASE,
+)
+_CLOSING = " \t)]\"'\u201d\u2019*_`!,;:\u3002"
+# The left side of an equation that gives a number: a variable, a name of one or two words, or arithmetic.
+_LEFT = re.compile(
+    r"[A-Za-z](?:_?\{?\w\}?)?|[A-Za-z]{3,40}(?:\ [A-Za-z]{3,40})?"
+    r"|(?:[-+*/\u00d7\u00f7\u00b7().,0-9\s%]|\\(?:times|cdot|div)|(?<=[0-9)\s])x(?=\s?[0-9(]))*"
+)
+_MAX_SIDES = 20  # of an equation such as 2 * 3 * 7 = 6 * 7 = 42
+_SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)|\b(?:because|since|which)\b")
+_CLAUSE_END = re.compile(r"[,;:(<\uff0c]")
+_CHANGED = re.compile(rf"{DENIAL}|\b(?:plus|minus|squared|or|and a half)\b", re.IGNORECASE)
+_MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
 # Full-width ASCII, dashes as minus, currencies as dollar.
 _TO_ASCII = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
@@ -41,6 +60,7 @@ _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 
@@ -56,9 +76,7 @@ def read_number(text: str) -> Reading:
     found = anchored(text, "number")
     if found is None:
         return _labelled(_last_in_text(text), "last number")
-    if found.anchor in ("\\boxed", "<answer>"):
-        return _labelled(_whole_content(found.content), f"'{found.anchor}'")
-    return _labelled(_first_in_line(found.content), f"'{found.anchor}'")
+    return found.conflict or _labelled(_announced(found), f"'{found.anchor}'")
 
 
 def read_gold_number(text: str) -> Reading:
@@ -72,6 +90,8 @@ def clean(text: str) -> str:
     """LaTeX, full-width and currency spellings of a short text as plain characters; spaces trimmed."""
     if not text.isascii():
         text = text.translate(_TO_ASCII)
+    if "<<" in text:
+        text = _CALCULATOR.sub("", text)
     if "\\" in text:
         text = _plain_latex(text)
     return text.replace("{,}", ",").replace("**", "").replace("-$", "-").replace("$", " ").strip()
@@ -136,41 +156,38 @@ def _alone(text: str) -> Reading:
     if match is None:
         return _no_answer(text)
     rest = match["rest"]
-    if _VARIABLE.match(rest) or not _UNIT.fullmatch(rest):
-        return _part_of(text)
-    value = _value(match)
+    if _ANOTHER.match(rest):
+        return _conflict(text)
+    value = None if _PART.match(rest) or not _is_unit(rest) else _value(match)
     if value is None:
         return _part_of(text)
     return Reading(-value if match["sign"] == "-" else value, "ok", text[:60])
 
 
-def _whole_content(content: str) -> Reading:
-    """A box or an answer tag: one number, or prose in which every number is the same."""
-    text, contradiction = _right_side(clean(content))
-    if contradiction:
-        return _conflict(content)
-    reading = _alone(text)
-    if reading.value is not None or _MATHS.search(text):
-        return reading
-    readings = [_in_text(text, match) for match in _IN_TEXT.finditer(text)]
-    failed = next((found for found in readings if found.value is None), None)
-    if failed or not readings:
-        return failed or _no_answer(text)
-    return readings[0] if len({found.value for found in readings}) == 1 else _conflict(text)
+def _is_unit(rest: str) -> bool:
+    """Whether a text is at most a percent sign and some words that leave the number before them as it is."""
+    unit = rest.rstrip(_CLOSING)
+    return bool(_UNIT.fullmatch(unit)) and len(unit.split()) <= _MAX_UNIT_WORDS and not _CHANGED.search(unit)
 
 
-def _first_in_line(line: str) -> Reading:
-    """The number behind `####`, `A:` or a phrase: the first of the line, or the right side of its equation."""
-    text, contradiction = _right_side(clean(line))
+def _announced(found: Anchored) -> Reading:
+    """The number that an anchor announces: all that a box or a tag holds, the first clause of a line."""
+    text, contradiction = _right_side(clean(found.content))
     if contradiction:
-        return _conflict(line)
-    # "- 3" with a space is a sign only directly behind the anchor; elsewhere it is a dash or a subtraction.
-    text = re.sub(r"^([-+])\s(?=[0-9.])", r"\1", text)
-    match = _IN_TEXT.search(text)
-    if match is None:
-        return _no_answer(text)
-    reading = _in_text(text, match)
-    return _conflict(text) if reading.value is not None and _ANOTHER.match(text, match.end()) else reading
+        return _conflict(text)
+    text = _BEFORE.sub("", text, count=1)
+    return _alone(text if found.encloses else _clause(text))
+
+
+def _clause(line: str) -> str:
+    """The number that opens a line, with its unit; the whole line where the sentence goes on to deny it."""
+    match = _ALONE.match(line)
+    if match is None or _ANOTHER.match(match["rest"]) or _PART.match(match["rest"]):
+        return line
+    sentence = _SENTENCE_END.split(match["rest"], maxsplit=1)[0]
+    if _CHANGED.search(sentence):
+        return line
+    return line[: match.start("rest")] + _CLAUSE_END.split(sentence, maxsplit=1)[0]
 
 
 def _last_in_text(text: str) -> Reading:
@@ -181,7 +198,9 @@ def _last_in_text(text: str) -> Reading:
         if _DIGIT.search(text, start, end):
             line = clean(text[start:end])
             matches = list(_IN_TEXT.finditer(line))
-            return _in_text(line, matches[-1]) if matches else _part_of(line)
+            if not matches or denied(line, matches[-1].start()):
+                return _part_of(line)
+            return _in_text(line, matches[-1])
         end = start - 1
     return _no_answer("")
 
@@ -196,12 +215,15 @@ def _in_text(text: str, match: re.Match[str]) -> Reading:
 
 
 def _right_side(text: str) -> tuple[str, bool]:
-    """The text behind the last "=" of an equation that opens the text, and whether both sides are different numbers.
+    """The text behind the last "=" of an equation that gives a number, and whether its sides are different numbers.
 
-    `x = 18` and `2 * 9 = 18` give `18`; `5 = 3` is a contradiction; prose before the "=" leaves the text as it is.
+    `x = 18`, `total cost = 18` and `2 * 9 = 18` give `18`; `5 = 3` is a contradiction; prose and equations in several
+    variables before the "=" leave the text as it is.
     """
-    left, equals, right = text.rpartition("=")
-    if not equals or re.search(r"[A-Za-z]{2}", left.replace("\\", "")):
+    *left, right = text.split("=")
+    if len(left) > _MAX_SIDES or not all(
+        _LEFT.fullmatch(side.strip()) and not denied(side, len(side)) for side in left
+    ):
         return text, False
-    sides = {_alone(side.strip()).value for side in text.split("=")} - {None}
+    sides = {_alone(side.strip()).value for side in (*left, right)} - {None}
     return right.strip(), len(sides) > 1

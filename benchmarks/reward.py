@@ -11,7 +11,6 @@ import argparse
 import gzip
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -46,7 +45,6 @@ VARIANTS = {
     "packed": (trl_ext, {"packing": True, "share_prompt": False}),
     "packed, shared": (trl_ext, {"packing": True}),
 }
-_TIMES_MEMORY = 1024 if sys.platform != "darwin" else 1  # what ru_maxrss counts in
 
 
 @dataclass
@@ -159,7 +157,10 @@ def _peak_bytes() -> int:
     """Highest memory so far: of the card if there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _TIMES_MEMORY
+    # Not getrusage: its maximum is handed down from the process that started this one.
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def measure(name: str, num_pairs: int, options) -> list[Result]:
@@ -214,12 +215,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="times to alternate between the trainers")
     parser.add_argument("--seed", type=int, default=0, help="which pairs are drawn")
     parser.add_argument("--memory", nargs="*", type=int, default=[8], help="pairs per step whose peak memory counts")
+    parser.add_argument("--memory_of", type=Path, help="measure the peak memory for the figures of this JSON file")
     parser.add_argument("--only", choices=VARIANTS, help="train this variant only, and print one line of JSON")
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
     datasets.disable_progress_bars()
     if options.only:
         print(json.dumps(asdict(train(options.only, options.models[0], options.pairs[0], 1, options.seed))))
+        return
+    if options.memory_of:
+        add_memory(options)
         return
     results: list[Result] = []
     for num_pairs in options.pairs:
@@ -231,6 +236,15 @@ def main() -> None:
                 measure_memory(found, options)
                 show(found)
             write(results, options)
+
+
+def add_memory(options) -> None:
+    """Peak memory for figures that are there already."""
+    record = json.loads(options.memory_of.read_text())
+    results = [Result(**entry) for entry in record["results"]]
+    measure_memory([r for r in results if r.pairs_per_step in options.memory], options)
+    show(results)
+    options.memory_of.write_text(json.dumps(record | {"results": [asdict(r) for r in results]}, indent=2) + "\n")
 
 
 def write(results: list[Result], options) -> None:

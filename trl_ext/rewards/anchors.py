@@ -79,7 +79,7 @@ def visible(text: str) -> str:
 
 def denied(text: str, end: int) -> bool:
     """Whether the words before `end` deny what follows: "It is not", "anything but", "I do not think that"."""
-    return _DENIED.search(text[max(0, end - _DENIAL_CHARS) : end]) is not None
+    return _DENIED.search(text[max(0, end - _DENIAL_CHARS) : max(0, end)]) is not None
 
 
 def anchored(text: str, kind: str) -> Anchored | None:

@@ -45,11 +45,11 @@ def _outermost(text: str) -> list[str] | None:
 
 
 def answer_tags(text: str) -> list[str] | None:
-    """The contents of all `<answer>` pairs; [""] where the last one is not closed, None without any."""
+    """The contents of all `<answer>` pairs; [""] for one not closed or in another, None without any."""
     parts = text.split("<answer>")[1:]
     if not parts:
         return None
-    if "</answer>" not in parts[-1]:
+    if "</answer>" not in parts[-1] or any(part.count("</answer>") > 1 for part in parts):
         return [""]
     return [part.partition("</answer>")[0].strip() for part in parts if "</answer>" in part]
 

@@ -2,8 +2,8 @@ r"""Where a completion states its answer.
 
 In this order, and the first kind that occurs decides: `\boxed{...}`, `<answer>...</answer>`, an announcement (`####`,
 "the answer is", "answer:", a line with `A:`; the one that comes last), the whole text where it is one expression, the
-last formula of the last line, the last number. What stands inside the thoughts, or in an HTML or LaTeX comment, states
-nothing.
+last formula of the last line, the last number. What stands inside the thoughts, in an HTML or LaTeX comment, or in a
+tag's attributes, states nothing, and neither does an announcement that the words before it deny.
 
 Every search is one pass over the text.
 """
@@ -11,7 +11,7 @@ Every search is one pass over the text.
 import re
 from dataclasses import dataclass
 
-from trl_ext.rewards.anchors import after_think
+from trl_ext.rewards.anchors import DENIAL, after_think, denied, visible
 from trl_ext.rewards.math_boxes import answer_tags, boxes
 from trl_ext.rewards.math_limits import MAX_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.math_tokens import tokenize
@@ -30,14 +30,10 @@ _ANNOUNCED = re.compile(
 _FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
 )
-_NEGATION = re.compile(
-    r"(?:\bnot|n't|n\u2019t|\bnever|\bneither|\bnor|\bcannot|\u2260|\\neq?|不是|\bunlikely|\bwrong|\bexcept)"
-    r"(?:\s+[a-z]{1,12}){0,4}[\s$*(:]{0,4}$",
-    re.IGNORECASE,
-)
+_DENIED_AFTER = re.compile(rf"\W{{0,9}}(?:is|was)\s{{1,3}}{DENIAL}", re.IGNORECASE)
+_DENIED_AT_ONCE = re.compile(rf"(?:n['\u2019]t\b|{DENIAL})", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z}])")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
-_WORKED = re.compile(r"[0-9][^=,;]{0,99}[-+*/\u00d7][^=,;]{0,99}=([^=,;]{1,99})$")  # 15 pints * 8 = 120 pints
 _OPTION = re.compile(r"\(?[A-E][).:](?:\s|$)")
 _SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[^\s.])\.(?:\s|$)")
@@ -73,9 +69,13 @@ def announced(text: str, multiple: str) -> Extracted | None:
     """The boxed, tagged or announced answer; None where the text has none of these."""
     for anchor, found in (("\\boxed", boxes(text)), ("<answer>", answer_tags(text))):
         if found is not None:
-            return _one_of(found, anchor, multiple)
+            is_denied = denied(text, text.rfind(anchor))
+            return _denied(anchor) if is_denied else _one_of(found, anchor, multiple)
     last = max(_ANNOUNCED.finditer(text), key=re.Match.end, default=None)
-    return None if last is None else _from_line(text[last.end() :], last[0].strip(" *>\n"))
+    if last is None:
+        return None
+    anchor = last[0].strip(" *>\n")
+    return _denied(anchor) if denied(text, last.start()) else _from_line(text[last.end() :], anchor)
 
 
 def outside_thoughts(text: str) -> str:
@@ -85,13 +85,15 @@ def outside_thoughts(text: str) -> str:
 
 
 def _visible(text: str) -> str:
-    """The text without comments and without the calculator notes of GSM8K (`<<3+4=7>>`)."""
+    """The text without comments, attributes, and the calculator notes of GSM8K (`<<3+4=7>>`)."""
     if "<<" in text:
         text = _CALCULATOR.sub("", text)
-    if "<!--" in text:
-        pieces = text.split("<!--")
-        text = pieces[0] + "".join(piece.partition("-->")[2] for piece in pieces[1:])
+    text = visible(text)
     return _COMMENT_LINE.sub("", text) if "%" in text else text
+
+
+def _denied(anchor: str) -> Extracted:
+    return Extracted((), anchor, "no_answer", f"'{anchor}' is denied")
 
 
 def _one_of(found: list[str], anchor: str, multiple: str) -> Extracted:
@@ -144,15 +146,16 @@ def _from_line(rest: str, anchor: str) -> Extracted:
     if formula and not _is_prose(_formula_text(formula)):
         if _ANOTHER.match(rest, formula.end()):
             return Extracted((), anchor, "conflict", f"several answers behind '{anchor}'")
+        if _DENIED_AFTER.match(rest, formula.end()):
+            return _denied(anchor)
         return _checked(_formula_text(formula), anchor)
     line = rest.partition("\n")[0].strip(' *`"')
     line = line if _OPTION.match(line) else _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"')
-    if re.match(r"(?:n't|n\u2019t|not\b|never\b|neither\b)", line, re.IGNORECASE):
-        return Extracted((), anchor, "no_answer", f"'{anchor}' is followed by a negation")
+    if _DENIED_AT_ONCE.match(line):
+        return _denied(anchor)
     if line and (not _is_prose(line) or _is_name(line) or _OPTION.match(line)):
         return _checked(line, anchor)
-    worked = _WORKED.search(line)
-    return _number(line, f"A: {worked[1] if worked else line}", anchor)
+    return _number(f"A: {line}", anchor)
 
 
 def _is_prose(text: str) -> bool:
@@ -173,10 +176,10 @@ def _unannounced(text: str) -> Extracted:
     line = text.rstrip()[-2 * MAX_CHARS :].rpartition("\n")[2]
     formulas = list(_FORMULA.finditer(line))
     if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _is_prose(_formula_text(formulas[-1])):
-        if _NEGATION.search(line, 0, formulas[-1].start()):
-            return Extracted((), "last formula", "no_answer", "the last formula is negated")
+        if denied(line, formulas[-1].start()) or _DENIED_AFTER.match(line, formulas[-1].end()):
+            return _denied("last formula")
         return _checked(_formula_text(formulas[-1]), "last formula")
-    return _number(line, text[-_TAIL_CHARS:], "last number")
+    return _number(text[-_TAIL_CHARS:], "last number")
 
 
 def _is_expression(text: str) -> bool:
@@ -199,12 +202,9 @@ def _checked(answer: str, anchor: str) -> Extracted:
     return Extracted((answer.strip(),), anchor)
 
 
-def _number(line: str, text: str, anchor: str) -> Extracted:
-    """A number in prose, unless the prose denies it."""
+def _number(text: str, anchor: str) -> Extracted:
+    """A number in prose, which `numbers` reads."""
     reading = read_number(text)
     if reading.value is None:
         return Extracted((), anchor, reading.status, reading.detail)
-    digits = re.search(r"[-0-9.,/ ]*[0-9][^0-9]*$", line) if anchor == "last number" else re.search(r"-?[0-9.]", line)
-    if digits and _NEGATION.search(line[: digits.start()].rstrip()):
-        return Extracted((), anchor, "no_answer", "the number is negated")
     return Extracted((str(reading.value),), anchor)

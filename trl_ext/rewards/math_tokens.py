@@ -39,7 +39,10 @@ def tokenize(text: str) -> Tokens:
     for match in TOKEN.finditer(plain(text)):
         raw.extend(spelled(match, raw[-1] if raw else ""))
     _check_nesting(raw)
-    tokens, end = _sequence(raw, 0, 0)
+    try:
+        tokens, end = _sequence(raw, 0, 0)
+    except RecursionError:  # Only where the caller's own stack is nearly full.
+        raise TooComplex("brackets nested too deeply") from None
     if end < len(raw):
         raise Unreadable("a brace closes that was never opened")
     return _trimmed(_joined_words(tokens))

@@ -37,7 +37,8 @@ _PART = re.compile(r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,
 _ANOTHER = re.compile(r"\s*(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")
 # What may stand before an announced number, after what is cleaned away.
 _BEFORE = re.compile(
-    r"[\s*_`\"'\u201c\u2018:(\[]*+(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++)?"
+    r"[\s*_`\"'\u201c\u2018:(\[]*+"
+    r"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++)?"
     r"(?:(?:USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)\s*+(?=[-+0-9.]))?",
     re.IGNORECASE,
 )

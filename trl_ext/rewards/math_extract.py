@@ -19,6 +19,7 @@ from trl_ext.rewards.math_values import value_of
 from trl_ext.rewards.numbers import read_number
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
+_DENIAL_CHARS = 100  # before an answer, where a denial is looked for
 _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
 
 _COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)
@@ -29,6 +30,13 @@ _ANNOUNCED = re.compile(
 )
 _FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
+)
+# Narrower than `denied`: "the number that is not prime is \boxed{9}" is an answer.
+_BOX_DENIED = re.compile(
+    r"(?:\b(?:not|never|neither|nor|anything\ but)|n['\u2019]t"
+    r"|(?:\bnot|n['\u2019]t)\s(?:think|believe|say|mean|claim|sure)\b[^.\n]{0,40}"
+    r"|(?:\bnot|n['\u2019]t)\b[^.\n]{0,40}\banswer\sis)[\s$*(\[:\\]*\Z",
+    re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(rf"\W{{0,9}}(?:is|was)\s{{1,3}}{DENIAL}", re.IGNORECASE)
 _DENIED_AT_ONCE = re.compile(rf"(?:n['\u2019]t\b|{DENIAL})", re.IGNORECASE)
@@ -65,17 +73,28 @@ def extract(text: str, where: str, multiple: str) -> Extracted:
     return stated if stated is not None else _unannounced(text)
 
 
-def announced(text: str, multiple: str) -> Extracted | None:
-    """The boxed, tagged or announced answer; None where the text has none of these."""
+def announced(text: str, multiple: str, trusted: bool = False) -> Extracted | None:
+    """The boxed, tagged or announced answer; None where the text has none of these.
+
+    Denials before it ("I do not think that the answer is") count in completions, not in the `trusted` text of a gold.
+    """
     for anchor, found in (("\\boxed", boxes(text)), ("<answer>", answer_tags(text))):
         if found is not None:
-            is_denied = denied(text, text.rfind(anchor))
+            before = text[: text.rfind(anchor)][-_DENIAL_CHARS:]
+            is_denied = not trusted and _BOX_DENIED.search(before) is not None
             return _denied(anchor) if is_denied else _one_of(found, anchor, multiple)
     last = max(_ANNOUNCED.finditer(text), key=re.Match.end, default=None)
     if last is None:
         return None
     anchor = last[0].strip(" *>\n")
-    return _denied(anchor) if denied(text, last.start()) else _from_line(text[last.end() :], anchor)
+    is_denied = not trusted and _is_denied(text, last.start())
+    return _denied(anchor) if is_denied else _from_line(text[last.end() :], anchor)
+
+
+def _is_denied(text: str, end: int) -> bool:
+    """`denied`, but `7! \\cdot 2!=` before an answer is a factorial and no inequality."""
+    before = text[max(0, end - _DENIAL_CHARS) : end].replace("!=", "! =")
+    return denied(before, len(before))
 
 
 def outside_thoughts(text: str) -> str:
@@ -176,7 +195,7 @@ def _unannounced(text: str) -> Extracted:
     line = text.rstrip()[-2 * MAX_CHARS :].rpartition("\n")[2]
     formulas = list(_FORMULA.finditer(line))
     if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _is_prose(_formula_text(formulas[-1])):
-        if denied(line, formulas[-1].start()) or _DENIED_AFTER.match(line, formulas[-1].end()):
+        if _is_denied(line, formulas[-1].start()) or _DENIED_AFTER.match(line, formulas[-1].end()):
             return _denied("last formula")
         return _checked(_formula_text(formulas[-1]), "last formula")
     return _number(text[-_TAIL_CHARS:], "last number")

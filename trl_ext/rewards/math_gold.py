@@ -39,7 +39,7 @@ def gold_text(cell: Any) -> str | None:
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
 def read_gold(text: str) -> Gold:
     """The answer in a gold column's text."""
-    stated = announced(text, "reject")
+    stated = announced(text, "reject", trusted=True)
     if stated is not None and stated.status != "ok":
         return Gold(text, (), f"{stated.status}: {stated.detail}")
     answer = text if stated is None else stated.answers[0]

@@ -74,7 +74,7 @@ def train(name: str, seed: int, options) -> Result:
     with tempfile.TemporaryDirectory() as out:
         args = library.RewardConfig(
             output_dir=out,
-            per_device_train_batch_size=8,
+            per_device_train_batch_size=options.pairs_per_step,
             per_device_eval_batch_size=8,
             num_train_epochs=options.epochs,
             learning_rate=options.learning_rate,
@@ -100,7 +100,8 @@ def train(name: str, seed: int, options) -> Result:
         if not options.verbose:
             trainer.remove_callback(transformers.PrinterCallback)
         # Both trainers start from the same weights: the head is drawn from the seed.
-        before = trainer.evaluate()["eval_accuracy"] if name == "trl_ext" else None
+        asks_before = name == "trl_ext" and not options.skip_before
+        before = trainer.evaluate()["eval_accuracy"] if asks_before else None
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
@@ -123,11 +124,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--pairs", type=int, default=256, help="training pairs, before those that are too long go")
+    parser.add_argument("--pairs", type=int, default=160, help="training pairs, before those that are too long go")
+    parser.add_argument("--pairs_per_step", type=int, default=4)
     parser.add_argument("--max_length", type=int, default=256, help="tokens of a side; longer pairs are left out")
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--learning_rate", type=float, default=5e-5)
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast; its rounding parts the two trainers")
+    parser.add_argument("--skip_before", action="store_true", help="do not measure the untrained model")
     parser.add_argument("--eval_steps", type=int, default=0, help="evaluate during training, too")
     parser.add_argument("--verbose", action="store_true", help="print the trainer's log")
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
@@ -147,6 +150,7 @@ def main() -> None:
             "learning_rate": options.learning_rate,
             "bf16": options.bf16,
             "max_length": options.max_length,
+            "pairs_per_step": options.pairs_per_step,
         }
         record = {"benchmark": "reward_accuracy", "data": FILE, "machine": machine(), "settings": settings}
         record |= {"mean_accuracy": means, "results": [asdict(r) for r in results]}

@@ -32,8 +32,8 @@ def tokenize(text: str) -> Tokens:
         TooComplex: Brackets are nested deeper than MAX_NESTING.
 
     Example:
-        >>> tokenize(r"\\dfrac43 \\text{ cm}")
-        ('\\\\frac', '{', '4', '}', '{', '3', '}', '"cm')
+        >>> tokenize(r"\dfrac43 \text{ cm}")
+        ('\\frac', '{', '4', '}', '{', '3', '}', '"cm')
     """
     raw: list[str] = []
     for match in TOKEN.finditer(plain(text)):

@@ -43,7 +43,7 @@ class Math(Rule):
         SupportError: math-verify is not installed.
 
     Example:
-        >>> Math().score(Row(None, "so \\\\boxed{\\\\sqrt{117}}", None, {"answer": "3\\\\sqrt{13}"})).value
+        >>> Math().score(Row(None, "so \\boxed{\\sqrt{117}}", None, {"answer": "3\\sqrt{13}"})).value
         1.0
     """
 

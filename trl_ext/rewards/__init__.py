@@ -57,6 +57,7 @@ from trl_ext.rewards.judge import LARGEST
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.language import Language
 from trl_ext.rewards.length import Length
+from trl_ext.rewards.maths import Math
 from trl_ext.rewards.overlong import SoftOverlong
 from trl_ext.rewards.pattern import Pattern
 from trl_ext.rewards.preference.filter import filter_pairs
@@ -86,6 +87,7 @@ __all__ = [
     "Language",
     "Length",
     "Limits",
+    "Math",
     "Part",
     "Pattern",
     "Procedural",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trl_ext.rewards.math_boxes import boxes
+from trl_ext.rewards.mathematics.boxes import boxes
 
 _PHRASES = ("answer is", "answer:", "answer**:", "答案是", "答案为", "答案:", "答案\uff1a")
 
@@ -20,9 +20,12 @@ _PHRASES = ("answer is", "answer:", "answer**:", "答案是", "答案为", "答�
 DENIAL = (
     r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|except|wrong|incorrect|false|untrue|unlikely|opposite"
     r"|anything\ but|all\ but|(?:other|rather)\ than|instead\ of)\b"
-    r"|n['\u2019]t\b|\u2260|!=|\\neq?\b|不是|不等于|并非|没有|除了)"
+    r"|n['\u2019]t\b|\u2260|(?<![\d!)}])!=|\\neq?\b|不是|不等于|并非|没有|除了)"
 )
-_DENIED = re.compile(DENIAL + r"(?:[^\S\n]+[\w']+){0,4}+(?:[^\S\n]|[$*(\[:\\])*+\Z", re.IGNORECASE)
+_DENIED = re.compile(
+    DENIAL + r"(?:[^\S\n]+(?!(?:is|are|was|were|equals|becomes)\b)[\w']+){0,4}+(?:[^\S\n]|[$*(\[:\\])*+\Z",
+    re.IGNORECASE,
+)
 _DENIAL_CHARS = 100  # before an answer, where a denial is looked for
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)

@@ -33,6 +33,7 @@ from trl_ext.rewards.json_schema import JsonSchema
 from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.language import Language
 from trl_ext.rewards.length import Length
+from trl_ext.rewards.maths import Math
 from trl_ext.rewards.overlong import SoftOverlong
 from trl_ext.rewards.pattern import Pattern
 from trl_ext.rewards.procedural import Procedural
@@ -52,6 +53,7 @@ _RULES: tuple[type[Rule], ...] = (
     Keywords,
     Language,
     Length,
+    Math,
     Pattern,
     Procedural,
     Relevance,

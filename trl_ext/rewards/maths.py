@@ -1,19 +1,19 @@
 """Is the answer mathematically the same as the gold."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards import math_library
 from trl_ext.rewards.choices import read_choice
-from trl_ext.rewards.math_equal import Match, match
-from trl_ext.rewards.math_extract import Extracted, extract
-from trl_ext.rewards.math_gate import check_answer, check_for_library
-from trl_ext.rewards.math_gold import Gold, gold_text, read_gold
-from trl_ext.rewards.math_limits import TooComplex, Unreadable
-from trl_ext.rewards.math_prompt import stands_in
-from trl_ext.rewards.math_tokens import WORDS, Tokens, tokenize
+from trl_ext.rewards.mathematics import library as math_library
+from trl_ext.rewards.mathematics.equal import Match, match
+from trl_ext.rewards.mathematics.extract import Extracted, extract
+from trl_ext.rewards.mathematics.gate import check_answer, check_for_library
+from trl_ext.rewards.mathematics.gold import Gold, gold_text, read_gold
+from trl_ext.rewards.mathematics.limits import TooComplex, Unreadable
+from trl_ext.rewards.mathematics.prompt import stands_in
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
 
 _BY_TEXT = frozenset({"same text", "letter"})
@@ -24,7 +24,7 @@ _COPIED = "copied from the prompt"
 class Math(Rule):
     r"""1.0 when the completion's answer is mathematically the gold column's, else 0.0.
 
-    See `math_extract` for where the answer is looked for, `math_gold` for what a gold may look like and `math_equal`
+    See `extract` for where the answer is looked for, `gold` for what a gold may look like and `equal`
     for what is the same. An answer that would take too long to judge is `too_long` or `too_complex` and earns 0.0;
     that is told from its size and form, never from a clock.
 
@@ -66,6 +66,14 @@ class Math(Rule):
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.gold,)
+
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        """The gold in a box, of a worked solution its answer."""
+        text = gold_text(columns[self.gold])
+        return None if text is None or not text.strip() else f"\\boxed{{{read_gold(text).text or text}}}"
+
+    def warm_up(self) -> None:
+        math_library.require()
 
     def cache_key(self, row: Row) -> Hashable | None:
         """The gold, the extracted answer, and whether that stands in the prompt."""

@@ -11,10 +11,10 @@ from functools import lru_cache
 from numbers import Number
 from typing import Any
 
-from trl_ext.rewards.math_extract import announced
-from trl_ext.rewards.math_gate import check_gold
-from trl_ext.rewards.math_limits import MAX_GOLD_CHARS, TooComplex, Unreadable
-from trl_ext.rewards.math_tokens import WORDS, Tokens, tokenize
+from trl_ext.rewards.mathematics.extract import announced
+from trl_ext.rewards.mathematics.gate import check_gold
+from trl_ext.rewards.mathematics.limits import MAX_GOLD_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
 _MAX_WORDS = 8  # A longer gold without a box is prose, and prose is not compared.

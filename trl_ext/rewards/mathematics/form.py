@@ -7,14 +7,14 @@ union     (0, 1) \cup [2, 3)                        in any order
 matrix    \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
 relation  x = 5   1 < x \leq 2   y = 2x + 3
 words     \text{east}
-scalar    everything else, an expression of `math_parse`
+scalar    everything else, an expression of `parse`
 """
 
 from dataclasses import dataclass
 
-from trl_ext.rewards.math_limits import MAX_MATRIX, MAX_PARTS, TooComplex
-from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, split
-from trl_ext.rewards.math_tree import is_symbol
+from trl_ext.rewards.mathematics.limits import MAX_MATRIX, MAX_PARTS, TooComplex
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, split
+from trl_ext.rewards.mathematics.tree import is_symbol
 
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq"})
 _COMMA = frozenset({","})

@@ -4,12 +4,12 @@ r"""A short mathematical text as a tuple of tokens, one spelling for each meanin
 `(1`, `x^2` and `x^{2}`, `\text{East}` and `east`. Spaces separate tokens and are dropped, so `1 1/2` never becomes
 `11/2`. A token is a LaTeX command, a number, one letter, one character, or words behind a `"`.
 
-Only ASCII, full-width ASCII and the signs of `math_spelling` are understood. Other digits (Arabic, bold, circled) and
+Only ASCII, full-width ASCII and the signs of `spelling` are understood. Other digits (Arabic, bold, circled) and
 invisible characters stay what they are, and no number is read from them.
 """
 
-from trl_ext.rewards.math_limits import MAX_NESTING, TooComplex, Unreadable
-from trl_ext.rewards.math_spelling import TOKEN, WORDS, is_number, plain, spelled
+from trl_ext.rewards.mathematics.limits import MAX_NESTING, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.spelling import TOKEN, WORDS, is_number, plain, spelled
 
 Tokens = tuple[str, ...]
 

@@ -4,7 +4,7 @@ Two expressions are the same when they agree at four points, to far more digits 
 the sums, products, powers and functions of an answer, that happens by chance as good as never. It costs milliseconds
 whatever the answer is, where symbolic simplification may not return.
 
-`math_size.size` comes first: it bounds the digits of everything that the evaluation meets, from the tree alone.
+`size.size` comes first: it bounds the digits of everything that the evaluation meets, from the tree alone.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trl_ext.rewards.math_limits import MAX_DIGITS, TooComplex
-from trl_ext.rewards.math_parse import parse
-from trl_ext.rewards.math_size import GROWING, exact_value, size
-from trl_ext.rewards.math_tokens import Tokens
-from trl_ext.rewards.math_tree import Node
+from trl_ext.rewards.mathematics.limits import MAX_DIGITS, TooComplex
+from trl_ext.rewards.mathematics.parse import parse
+from trl_ext.rewards.mathematics.size import GROWING, exact_value, size
+from trl_ext.rewards.mathematics.tokens import Tokens
+from trl_ext.rewards.mathematics.tree import Node
 
 _NUM_POINTS = 4  # The last one has negative variables.
 _SPARE_DIGITS = 20

@@ -1,14 +1,14 @@
 r"""What is not judged because of its size, told from the tokens: the same verdict on every machine.
 
-The values of expressions have a gate of their own (`math_size`), which knows what `9^{9^9}` would be worth. This one
+The values of expressions have a gate of their own (`size`), which knows what `9^{9^9}` would be worth. This one
 bounds what sympy gets to see: sympy evaluates while it builds, and simplifies in ways that may not end.
 """
 
 import math
 import re
 
-from trl_ext.rewards.math_form import form_of
-from trl_ext.rewards.math_limits import (
+from trl_ext.rewards.mathematics.form import form_of
+from trl_ext.rewards.mathematics.limits import (
     MAX_DIGITS,
     MAX_GOLD_TOKENS,
     MAX_MATRIX,
@@ -16,8 +16,8 @@ from trl_ext.rewards.math_limits import (
     TooComplex,
     Unreadable,
 )
-from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, is_number
-from trl_ext.rewards.math_values import value_of
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number
+from trl_ext.rewards.mathematics.values import value_of
 
 _ENDLESS = {"\\int": "an integral", "\\iint": "an integral", "\\oint": "an integral", "\\lim": "a limit"}
 _RANGES = frozenset({"\\sum", "\\prod"})

@@ -1,4 +1,4 @@
-r"""One expression (no relation, no comma) as a tree: a descent over the tokens of `math_tokens`.
+r"""One expression (no relation, no comma) as a tree: a descent over the tokens of `tokens`.
 
 What could be read in two ways is not read: `1/2x`, numbers side by side, a number with an index (`52_8`). A product
 that is not written (`2\pi`, `x(x+1)`) binds like a written one, and `1\frac{1}{2}` is a mixed number.
@@ -6,9 +6,9 @@ that is not written (`2\pi`, `x(x+1)`) binds like a written one, and `1\frac{1}{
 
 from fractions import Fraction
 
-from trl_ext.rewards.math_limits import TooComplex, Unreadable
-from trl_ext.rewards.math_tokens import WORDS, Tokens, closes_at, is_number
-from trl_ext.rewards.math_tree import (
+from trl_ext.rewards.mathematics.limits import TooComplex, Unreadable
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number
+from trl_ext.rewards.mathematics.tree import (
     MINUS_ONE,
     Node,
     all_whole,

@@ -1,4 +1,4 @@
-"""Trees of expressions: what `math_parse` builds and `math_size` and `math_values` read.
+"""Trees of expressions: what `parse` builds and `size` and `values` read.
 
 ("num", Fraction)   ("const", "pi" | "e" | "i")   ("var", name)
 ("add", a, b, ...)  ("mul", a, b, ...)  ("pow", base, exponent)  ("call", function, argument, ...)
@@ -7,8 +7,8 @@
 from fractions import Fraction
 from typing import Any
 
-from trl_ext.rewards.math_limits import MAX_DIGITS, TooComplex, Unreadable
-from trl_ext.rewards.math_tokens import WORDS
+from trl_ext.rewards.mathematics.limits import MAX_DIGITS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.tokens import WORDS
 
 Node = tuple[Any, ...]
 

@@ -3,8 +3,8 @@
 import math
 from fractions import Fraction
 
-from trl_ext.rewards.math_limits import MAX_DIGITS, TooComplex, Unreadable
-from trl_ext.rewards.math_tree import MINUS_ONE, Node
+from trl_ext.rewards.mathematics.limits import MAX_DIGITS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.tree import MINUS_ONE, Node
 
 _LOG_2 = math.log10(2)
 _HUGE = 10**300

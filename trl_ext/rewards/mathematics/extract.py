@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 
 from trl_ext.rewards.anchors import DENIAL, after_think, denied, visible
-from trl_ext.rewards.math_boxes import answer_tags, boxes
-from trl_ext.rewards.math_limits import MAX_CHARS, TooComplex, Unreadable
-from trl_ext.rewards.math_tokens import tokenize
-from trl_ext.rewards.math_values import value_of
+from trl_ext.rewards.mathematics.boxes import answer_tags, boxes
+from trl_ext.rewards.mathematics.limits import MAX_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.tokens import tokenize
+from trl_ext.rewards.mathematics.values import value_of
 from trl_ext.rewards.numbers import read_number
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another

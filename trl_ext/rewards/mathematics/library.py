@@ -1,6 +1,6 @@
 r"""math-verify behind limits: for evaluation, and for what our own reading leaves over.
 
-It calls sympy, which may not return; so the text is bounded before (`math_gate`), and the rule runs in a worker. Its
+It calls sympy, which may not return; so the text is bounded before (`gate`), and the rule runs in a worker. Its
 own timeouts are SIGALRM, which works in no thread but the main one and cancels other alarms: they are switched off.
 """
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from trl_ext.errors import SupportError
-from trl_ext.rewards.math_tokens import WORDS, Tokens, is_number, latex
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, latex
 
 _BEYOND_OURS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\min"})
 

@@ -1,7 +1,7 @@
 r"""Are two answers the same, strictly: the profile for training.
 
-Three paths, the cheap one first: the same text (after `math_tokens`), the same form with parts that are the same, and
-for expressions the same value. Where our own reading ends, math-verify decides (`math_library`).
+Three paths, the cheap one first: the same text (after `tokens`), the same form with parts that are the same, and
+for expressions the same value. Where our own reading ends, math-verify decides (`library`).
 
 What a lenient grader lets through and this one does not: equations whose sides disagree (`5 = 3`), an equation that is
 the task again instead of its solution, other units, other brackets, a set for a tuple, `X` for `x`, decimals that are
@@ -10,13 +10,13 @@ only near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `ea
 
 from dataclasses import dataclass
 
-from trl_ext.rewards import math_library
-from trl_ext.rewards.math_form import Form, form_of, is_variable, words_of
-from trl_ext.rewards.math_gate import check_for_library
-from trl_ext.rewards.math_limits import Unreadable
-from trl_ext.rewards.math_tokens import Tokens
-from trl_ext.rewards.math_units import agree, split_unit
-from trl_ext.rewards.math_values import Value, proportion, same_value, value_of
+from trl_ext.rewards.mathematics import library as math_library
+from trl_ext.rewards.mathematics.form import Form, form_of, is_variable, words_of
+from trl_ext.rewards.mathematics.gate import check_for_library
+from trl_ext.rewards.mathematics.limits import Unreadable
+from trl_ext.rewards.mathematics.tokens import Tokens
+from trl_ext.rewards.mathematics.units import agree, split_unit
+from trl_ext.rewards.mathematics.values import Value, proportion, same_value, value_of
 
 _FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
 _UNORDERED = frozenset({"list", "set"})

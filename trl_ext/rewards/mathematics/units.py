@@ -8,7 +8,7 @@ compared as it is.
 
 import re
 
-from trl_ext.rewards.math_tokens import WORDS, Tokens
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
 
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\pounds": "pound", "\\euro": "euro"}
 _SIGNS = {"\\degree": "degree", "%": "percent", **_CURRENCIES}

@@ -35,7 +35,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassificat
 import trl_ext
 from trl_ext.scripts.quickstart_assets import prepare
 
-DATA = Path(os.environ.get("TRL_EXT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("TRL_EXT_DATA", "data"))
 FILE = "hh_harmless_1800.jsonl.gz"
 ASKED_RATIO = {8: 3.3}
 MODELS = ("smollm2", "wide")
@@ -219,6 +219,8 @@ def main() -> None:
     parser.add_argument("--only", choices=VARIANTS, help="train this variant only, and print one line of JSON")
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
+    if not (DATA / FILE).is_file():
+        parser.error(f"{DATA / FILE} does not exist. Set TRL_EXT_DATA to the folder that holds {FILE}.")
     datasets.disable_progress_bars()
     if options.only:
         print(json.dumps(asdict(train(options.only, options.models[0], options.pairs[0], 1, options.seed))))

@@ -35,7 +35,7 @@ from transformers import AutoTokenizer
 import trl_ext
 from trl_ext.scripts.quickstart_assets import prepare
 
-DATA = Path(os.environ.get("TRL_EXT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("TRL_EXT_DATA", "data"))
 FILE = "gsm8k_pairs_500q.jsonl"
 HELD_OUT_FRAC = 0.2
 LIBRARIES = {"trl_ext": (trl_ext, {"packing": True}), "trl": (trl, {})}
@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="print the trainer's log")
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
+    if not (DATA / FILE).is_file():
+        parser.error(f"{DATA / FILE} does not exist. Set TRL_EXT_DATA to the folder that holds {FILE}.")
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     results: list[Result] = []

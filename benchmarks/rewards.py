@@ -16,7 +16,6 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
-from tests.multi.hostile_rules import misbehave
 from trl_ext.rewards import Keywords, Length, Limits, Math, Pattern, Repetition, Row, Rule, RuleSet, Tags, Verdict
 
 WORDS = "the model adds both numbers and then checks whether sum is right so answer follows from it".split()
@@ -52,8 +51,8 @@ class SometimesHangs(Rule):
     """The number of words; hangs where the text says so."""
 
     def score(self, row: Row) -> Verdict:
-        if row.text.startswith("spin"):
-            misbehave("spin")
+        while row.text == "spin":
+            pass
         return Verdict(float(len(row.text.split())))
 
 
@@ -88,7 +87,8 @@ def inline_rules() -> Result:
         ]
     )
     completions = [text(2000, draw) for _ in range(2000)]
-    seconds = median_seconds(lambda: rules(completions=completions))
+    ids = [[draw.randrange(50_000) for _ in range(500)] for _ in completions]  # TRL passes them on, too
+    seconds = median_seconds(lambda: rules(completions=completions, completion_ids=ids))
     return Result("five inline rules together, 2,000 characters", len(completions) / seconds, "rows/s", 20_000)
 
 

@@ -184,7 +184,12 @@ class Judge:
 
     def _taken_up(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None] | None:
         started, self._started = self._started, None
-        return started[2] if started and started[0] is rules and started[1] == rows else None
+        if started is None or started[0] is not rules:
+            return None
+        try:
+            return started[2] if started[1] == rows else None
+        except (ValueError, RuntimeError):  # Arrays in a column have no single truth; equal ones are the same object.
+            return None
 
     def _joined(
         self, rules: Sequence[Rule], rows: list[Row], under_way: tuple[list[Pending], Future | None]

@@ -37,7 +37,7 @@ def check_against(plain: Run, run: Run, name: str) -> None:
 
 
 def test_the_plain_run_moves_the_weights_and_clips_every_step(plain, tiny_model):
-    before = Run({}, load_file(tiny_model / "model.safetensors"))
+    before = Run({}, load_file(tiny_model / "model.safetensors"), tiny_model)
     assert plain.distance(before) > 1e4 * TOLERANCE
     assert len(plain.facts["grad_norms"]) == 3
     assert min(plain.facts["grad_norms"]) > 3 * plain.facts["max_grad_norm"]

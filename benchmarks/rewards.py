@@ -1,5 +1,7 @@
 """How fast are rules? Rows per second on this machine, each against the aim that it was built for.
 
+Rules that run in the caller are measured by processor time, those in workers on the wall.
+
 python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json
 """
 
@@ -57,12 +59,12 @@ class SometimesHangs(Rule):
 
 
 def median_seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    """The middle of several runs, the first of which does not count."""
+    """Processor seconds of this process: the middle of several runs, the first of which does not count."""
     seconds = []
     for _ in range(repeats + 1):
-        start = time.perf_counter()
+        start = time.process_time()
         call()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return statistics.median(seconds[1:])
 
 
@@ -102,10 +104,9 @@ def overhead() -> Result:
 
 
 def mathematics(is_cold: bool) -> Result:
-    """64 problems, 8 completions each, one worker: a core. Cold: no answer occurs twice."""
+    """64 problems, 8 completions each, one worker: a core. Cold: no answer occurs twice. Seconds on the wall."""
     draw = random.Random(1)
-    limits = Limits(workers=1)
-    rules = RuleSet([Math(gold="answer")], limits=limits)
+    rules = RuleSet([Math(gold="answer")], limits=Limits(workers=1))
     rules(completions=["\\boxed{1}"], answer=["2"])  # starts the worker, and its libraries
     rates = []
     for _ in range(3):

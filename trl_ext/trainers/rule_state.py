@@ -28,8 +28,8 @@ def start_scoring(
     TRL asks for the rewards later; a rule set that is then asked for the same rows waits for these. What is wrong with
     the rows is said there.
     """
-    if not isinstance(completions, list):  # a rollout function of the user's
-        return
+    if not inputs or not isinstance(completions, list):
+        return  # called by no training step, or by a rollout function that gives something else
     columns = {name: [row[name] for row in inputs] for name in inputs[0] if name not in _NOT_COLUMNS}
     for rules in _rule_sets(functions):
         try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.packing_field import PACKING, settle_packing
 
 
 @dataclass
@@ -14,14 +15,7 @@ class GRPOConfig(TRLGRPOConfig):
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
     """
 
-    packing: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's "
-            "padded path with a warning where the model is not exact when packed. True: yes, or stop before the first "
-            "step. False: no."
-        },
-    )
+    packing: bool | None = field(default=None, metadata=PACKING)
     share_prompt: bool = field(
         default=True,
         metadata={"help": "Forward a prompt once for all its completions in the same forward, instead of once each."},
@@ -43,13 +37,7 @@ class GRPOConfig(TRLGRPOConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.packing_is_required = self.packing is True
-        self.packing = self.packing is not False
-        if self.max_tokens_per_forward is not None and not self.packing:
-            raise ConfigError(
-                f"max_tokens_per_forward={self.max_tokens_per_forward} has no effect with packing=False. "
-                "Remove one of the two."
-            )
+        settle_packing(self, is_required=self.packing is True)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward <= self.max_completion_length:
             raise ConfigError(
                 f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold one completion of "

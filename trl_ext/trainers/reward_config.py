@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.packing_field import PACKING, settle_packing
 
 LENGTH_POLICIES = ("drop", "truncate_prompt")
 
@@ -16,14 +17,7 @@ class RewardConfig(TRLRewardConfig):
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
     """
 
-    packing: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's "
-            "padded path with a warning where the model is not exact when packed. True: yes, or stop before the first "
-            "step. False: no."
-        },
-    )
+    packing: bool | None = field(default=None, metadata=PACKING)
     share_prompt: bool = field(
         default=True,
         metadata={"help": "Forward what chosen and rejected have in common once for both, instead of once each."},
@@ -47,18 +41,12 @@ class RewardConfig(TRLRewardConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.packing_is_required = self.packing is True or self.max_tokens_per_forward is not None
-        if self.max_tokens_per_forward is not None and self.packing is False:
-            raise ConfigError(
-                f"max_tokens_per_forward={self.max_tokens_per_forward} has no effect with packing=False. "
-                "Remove one of the two."
-            )
+        settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:
             raise ConfigError(
                 f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold a pair. Set it to the tokens that "
                 "fit into one forward, such as 8192."
             )
-        self.packing = self.packing is not False
         if self.max_length_policy not in LENGTH_POLICIES:
             raise ConfigError(
                 f"max_length_policy is {self.max_length_policy!r}. Set it to one of {', '.join(LENGTH_POLICIES)}."

@@ -6,7 +6,8 @@ from trl_ext.errors import ConfigError
 
 PACKING = {
     "help": "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's padded "
-    "path with a warning where the model is not exact when packed. True: yes, or stop before the first step. False: no."
+    "path with a warning where the model is not exact when packed. True: yes, or stop before the first step. "
+    "False: no."
 }
 
 

@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 _HOME = {
     "GRPOConfig": "trl_ext.trainers.grpo_config",
     "GRPOTrainer": "trl_ext.trainers.grpo",
+    "PPOConfig": "trl_ext.trainers.ppo_config",
+    "PPOTrainer": "trl_ext.trainers.ppo",
     "RewardConfig": "trl_ext.trainers.reward_config",
     "RewardTrainer": "trl_ext.trainers.reward",
     "Rule": "trl_ext.rewards",
@@ -23,6 +25,8 @@ _HOME = {
 __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
+    "PPOConfig",
+    "PPOTrainer",
     "RewardConfig",
     "RewardTrainer",
     "Rule",
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     from trl_ext.rewards import Rule, RuleSet, Verdict, build_pairs, filter_pairs
     from trl_ext.trainers.grpo import GRPOTrainer
     from trl_ext.trainers.grpo_config import GRPOConfig
+    from trl_ext.trainers.ppo import PPOTrainer
+    from trl_ext.trainers.ppo_config import PPOConfig
     from trl_ext.trainers.reward import RewardTrainer
     from trl_ext.trainers.reward_config import RewardConfig
 

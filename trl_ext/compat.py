@@ -84,7 +84,22 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._load_optimizer_and_scheduler",
         ("checkpoint",),
-        "called with the checkpoint to resume from; the rules' running state is beside the optimizer's",
+        "called with the checkpoint to resume from; the state of rules and rollouts is beside the optimizer's",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._save_checkpoint",
+        ("model", "trial"),
+        "rollouts that are not used up are saved with the rest",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._get_train_sampler",
+        ("dataset",),
+        "a sampler that can be put at an epoch",
+    ),
+    Seam(
+        "trl.trainer.utils:RepeatSampler.__init__",
+        ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"),
+        "its generator, seeded once, draws one permutation of `num_samples` an epoch",
     ),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.training_step",
@@ -171,6 +186,19 @@ SEAMS = (
     Seam("trl.trainer.utils:is_async_callable", (), "guards asynchronous reward functions as such"),
     Seam("trl.trainer.grpo_trainer:GRPOTrainer._tokenize_prompts", ("prompts",), "measures the longest prompt"),
     Seam("trl.trainer.grpo_config:GRPOConfig.__post_init__", (), "checks our own fields after TRL's"),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
+        ("model", "inputs"),
+        "advantages of shape [B, T]; the KL is in the reward, so beta is 0 meanwhile; the value loss comes on top",
+    ),
+    Seam("trl.trainer.utils:FusedCausalLMOutput", ("log_probs", "entropy"), "values stand beside its fields"),
+    Seam("trl.models.utils:prepare_deepspeed", ("model", "accelerator"), "reference, reward and value models"),
+    Seam("peft.tuners.tuners_utils:BaseTunerLayer.set_adapter", ("adapter_names",), "the state that roles switch"),
+    Seam(
+        "transformers:PreTrainedModel.gradient_checkpointing_enable",
+        ("gradient_checkpointing_kwargs",),
+        "the one way by which trainers switch checkpointing on; roles are pinned in its kwargs",
+    ),
     Seam(
         "trl:TrlParser.parse_args_and_config",
         ("args", "return_remaining_strings", "fail_with_unknown_args", "separate_remaining_strings"),
@@ -394,3 +422,86 @@ def flash_attention(version: int) -> Callable[..., Any]:
             f"attn_implementation='flash_attention_{version}' needs the package {module}, which is not installed. "
             "Leave attn_implementation unset: PyTorch's own kernel packs as well."
         ) from error
+
+
+def print_samples(logs: Any, num: int, step: int) -> None:
+    """The last `num` completions of TRL's log, as its table."""
+    columns = [list(logs[name])[-num:] for name in ("prompt", "completion")]
+    rewards = {name: list(values)[-num:] for name, values in logs["rewards"].items()}
+    show = resolve("trl.trainer.utils:print_prompt_completions_sample")
+    show(*columns, rewards, list(logs["advantages"])[-num:], step)
+
+
+class _NoGroup(int):
+    """1, of which GRPO's `num_generations < 2` is not true: a critic needs no group."""
+
+    def __lt__(self, other: Any) -> bool:
+        return False
+
+
+@contextmanager
+def without_groups(config: Any) -> Iterator[None]:
+    """Let TRL's GRPOConfig accept num_generations=1 inside the block."""
+    given = config.num_generations
+    config.num_generations = _NoGroup(given) if given == 1 else given
+    try:
+        yield
+    finally:
+        config.num_generations = given
+
+
+def add_fused_head(model: Any, temperature: float, in_fp32: bool) -> None:
+    """TRL's fused LM head on a model that TRL's own trainer does not know of."""
+    resolve("trl.trainer.utils:add_fused_lm_head")(model, temperature=temperature, cast_lm_head_to_fp32=in_fp32)
+
+
+def disable_dropout(model: Any) -> None:
+    """No layer of the model drops anything."""
+    resolve("trl.trainer.utils:disable_dropout_in_model")(model)
+
+
+def prepare_deepspeed(model: Any, accelerator: Any) -> Any:
+    """A frozen model as DeepSpeed holds it: sharded under ZeRO-3, else a copy on every process."""
+    return resolve("trl.models.utils:prepare_deepspeed")(model, accelerator)
+
+
+# PEFT -------------------------------------------------------------------------------------------------------------
+
+
+def adapter_layers(model: Any) -> list[Any]:
+    """All layers of a PeftModel that hold adapters."""
+    layer = resolve("peft.tuners.tuners_utils:BaseTunerLayer")
+    return [module for module in model.modules() if isinstance(module, layer)]
+
+
+def adapter_state(layer: Any) -> tuple[list[str], bool]:
+    """Which adapters compute in a layer, and whether all are switched off."""
+    return list(layer.active_adapters), layer.disable_adapters
+
+
+def set_adapter_state(layer: Any, state: tuple[list[str], bool]) -> None:
+    """The same, set; unlike PEFT's own setters without a word on what requires a gradient."""
+    layer._active_adapter, layer._disable_adapters = state
+
+
+# DeepSpeed --------------------------------------------------------------------------------------------------------
+
+
+def deepspeed_engine(model: Any, optimizer: Any, accelerator: Any) -> Any:
+    """An engine of its own for a second trained model, with the settings of the first one.
+
+    Accelerate prepares one model only; `accelerator.backward` belongs to that one.
+    """
+    import deepspeed
+
+    config = copy.deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+
+def deepspeed_backward(engine: Any, loss: Any, is_last: bool) -> None:
+    """Backward on an engine, and its optimizer step after the last micro-batch of an accumulation."""
+    engine.set_gradient_accumulation_boundary(is_boundary=is_last)
+    engine.backward(loss, scale_wrt_gas=False)
+    if is_last:
+        engine.step()

@@ -3,11 +3,13 @@
 TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
 """
 
+import os
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
 from trl_ext import compat
@@ -17,9 +19,10 @@ from trl_ext.trainers.data_checks import check_budget, check_dataset, sample_of_
 from trl_ext.trainers.group_order import regroup, split_is_free
 from trl_ext.trainers.grpo_config import GRPOConfig
 from trl_ext.trainers.launch_check import check_launch
-from trl_ext.trainers.packed_log_probs import plan, score, unpad
+from trl_ext.trainers.packed_log_probs import joined, plan, score, unpad
 from trl_ext.trainers.packing_switch import PackingSwitch
 from trl_ext.trainers.reward_guard import guard, raise_together
+from trl_ext.trainers.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.rule_state import RuleStates, load_state, start_scoring, synchronise
 from trl_ext.trainers.self_check import check_causal_model
 from trl_ext.trainers.token_counts import TokenCounts
@@ -60,6 +63,7 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
+        self._add_models()
         self.add_callback(RuleStates(self.reward_funcs))
         self._max_tokens = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
@@ -67,6 +71,9 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
             self._check_budget()
         if getattr(args, "packing", True):
             self._start_packing()
+
+    def _add_models(self) -> None:
+        """For trainers that train or ask more models than TRL's; called before packing is tried."""
 
     # Packing ------------------------------------------------------------------------------------------------------
 
@@ -126,27 +133,39 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
                     compute_aux_loss=compute_aux_loss,
                     **multimodal,
                 )
-            # With a budget the tokens say how many rows a forward holds; without one, the caller's rows do.
-            size = input_ids.size(0) if self._max_tokens or not batch_size else batch_size
-            parts = [
-                self._packed_part(model, ids, mask, logits_to_keep, compute_entropy, compute_aux_loss)
-                for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True)
-            ]
-        logps = torch.cat([p.logps for p in parts])
-        entropies = torch.cat([p.entropies for p in parts]) if compute_entropy else None
-        aux_loss = torch.stack([p.aux_loss for p in parts]).mean() if compute_aux_loss else None
-        return logps, entropies, aux_loss
+            result = self._packed_batch(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss
+            )
+        return result.logps, result.entropies, result.aux_loss
+
+    def _packed_batch(self, model, input_ids, attention_mask, width, batch_size, compute_entropy, compute_aux_loss):
+        """Log-probabilities of the whole batch on flat rows."""
+        parts = [
+            self._packed_part(model, ids, mask, width, compute_entropy, compute_aux_loss)
+            for ids, mask in self._parts(input_ids, attention_mask, batch_size)
+        ]
+        return joined(parts)
+
+    def _parts(self, input_ids, attention_mask, batch_size):
+        """The batch as it goes through the model, row by row of a padded batch."""
+        # With a budget the tokens say how many rows a forward holds; without one, the caller's rows do.
+        size = input_ids.size(0) if self._max_tokens or not batch_size else batch_size
+        return zip(input_ids.split(size), attention_mask.split(size), strict=True)
 
     def _packed_part(self, model, input_ids, attention_mask, width, compute_entropy, compute_aux_loss):
-        batch = unpad(input_ids, attention_mask, width)
         # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
         share = self._share_prompt and not compute_aux_loss
-        rows = plan(batch, share, self._max_tokens, keep_all=compute_aux_loss)
-        num_forwards = self._agreed_num_forwards(len(rows)) if self._max_tokens else len(rows)
+        batch, rows, num_forwards = self._planned(input_ids, attention_mask, width, share, compute_aux_loss)
         with self.accelerator.autocast():
             result = score(model, batch, rows, input_ids.device, num_forwards, compute_entropy, compute_aux_loss)
         self._count(result.num_forwarded, attention_mask, input_ids)
         return result
+
+    def _planned(self, input_ids, attention_mask, width, share, keep_all=False):
+        """The batch without padding, its flat rows, and how many forwards all ranks make."""
+        batch = unpad(input_ids, attention_mask, width)
+        rows = plan(batch, share, self._max_tokens, keep_all=keep_all)
+        return batch, rows, self._agreed_num_forwards(len(rows)) if self._max_tokens else len(rows)
 
     def _agreed_num_forwards(self, num_rows: int) -> int:
         """The largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
@@ -189,11 +208,32 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         synchronise(plain, self.accelerator)
         return rewards
 
+    # Resuming -----------------------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset=None):
+        """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
+        return EpochSampler(super()._get_train_sampler(dataset))
+
+    def _save_checkpoint(self, model, trial):
+        """Overrides trl.GRPOTrainer._save_checkpoint: rollouts that are not used up are part of the state."""
+        super()._save_checkpoint(model, trial)
+        if not self.args.save_only_model:
+            waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+            rollouts = self._buffered_inputs if waiting else None
+            save_rollouts(self._checkpoint_folder(trial), self.accelerator.process_index, self._step, rollouts)
+
+    def _checkpoint_folder(self, trial=None) -> str:
+        return os.path.join(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
     def _load_optimizer_and_scheduler(self, checkpoint):
-        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: the rules go on from their state, too."""
+        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules and rollouts go on from their state, too."""
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            load_state(self.reward_funcs, checkpoint)
+        if checkpoint is None:
+            return
+        load_state(self.reward_funcs, checkpoint)
+        state = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        if state is not None:
+            self._step, self._buffered_inputs = state
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 

@@ -41,12 +41,14 @@ class LogProbs:
         logps, entropies: [B, C] 0 where there is no token.
         aux_loss: Load-balancing loss of a mixture of experts, mean over the forwards.
         num_forwarded: Tokens that went through the model.
+        values: [B, C] what the model's value head, if it has one, expects before each token.
     """
 
     logps: torch.Tensor
     entropies: torch.Tensor | None
     aux_loss: torch.Tensor | None
     num_forwarded: int
+    values: torch.Tensor | None = None
 
 
 def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> Unpadded:
@@ -106,11 +108,10 @@ def score(
         compute_entropy, compute_aux_loss: As in TRL.
     """
     size = len(batch.sequences) * batch.width
-    logps = entropies = None
+    logps = entropies = values = None
     aux_losses = []
     num_forwarded = 0
-    surplus = [_one_token_row()] * max((num_forwards or 0) - len(rows), 0)
-    for row in [*rows, *surplus]:
+    for row in _with_surplus(rows, num_forwards):
         packed = lay_out(row, batch.sequences, batch.num_scored, device)
         num_forwarded += packed.num_tokens
         with packed_forward():
@@ -121,13 +122,69 @@ def score(
             entropies = _scatter(entropies, size, target, outputs.entropy, packed.scored_index)
         if compute_aux_loss:
             aux_losses.append(outputs.aux_loss)
+        if outputs.get("values") is not None:
+            values = _scatter(values, size, target, outputs.values, packed.scored_index)
     shape = (len(batch.sequences), batch.width)
     return LogProbs(
         logps=logps.view(shape),
         entropies=entropies.view(shape) if compute_entropy else None,
         aux_loss=torch.stack(aux_losses[: len(rows)]).mean() if compute_aux_loss else None,
         num_forwarded=num_forwarded,
+        values=None if values is None else values.view(shape),
     )
+
+
+def joined(parts: Sequence[LogProbs]) -> LogProbs:
+    """One result of several batches of rows, in their order."""
+
+    def rows(name: str) -> torch.Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat(values)
+
+    aux_losses = [part.aux_loss for part in parts]
+    return LogProbs(
+        logps=torch.cat([part.logps for part in parts]),
+        entropies=rows("entropies"),
+        aux_loss=None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
+        num_forwarded=sum(part.num_forwarded for part in parts),
+        values=rows("values"),
+    )
+
+
+def score_values(
+    model: Callable[..., Any],
+    batch: Unpadded,
+    rows: Sequence[Row],
+    device: torch.device,
+    num_forwards: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, int]:
+    """Values before each completion token, [B, C], and the tokens that went through the model.
+
+    Args:
+        model: Called with a flat row and `options`; returns `values` [1, T], what is expected after each token.
+        batch, rows, device, num_forwards: As in `score`.
+    """
+    values = None
+    num_forwarded = 0
+    for row in _with_surplus(rows, num_forwards):
+        packed = lay_out(row, batch.sequences, batch.num_scored, device)
+        num_forwarded += packed.num_tokens
+        with packed_forward():
+            outputs = model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                segments=packed.table,
+                use_cache=False,
+                **options,
+            )
+        target = packed.scored_item * batch.width + packed.scored_offset
+        values = _scatter(values, len(batch.sequences) * batch.width, target, outputs.values, packed.scored_index)
+    return values.view(len(batch.sequences), batch.width), num_forwarded
+
+
+def _with_surplus(rows: Sequence[Row], num_forwards: int | None) -> list[Row]:
+    return [*rows, *[_one_token_row()] * max((num_forwards or 0) - len(rows), 0)]
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
@@ -147,9 +204,10 @@ def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool
 def _scatter(
     total: torch.Tensor | None, size: int, target: torch.Tensor, values: torch.Tensor, index: torch.Tensor
 ) -> torch.Tensor:
-    """Add the values of a flat row, [1, T - 1], to the flattened batch [B * C].
+    """Add the values of a flat row, [1, T - 1] or [1, T], to the flattened batch [B * C].
 
-    The fused head shifts: what it returns at place t belongs to token t + 1. An empty `target` adds nothing but
+    What stands at place t belongs to token t + 1: the fused head shifts, and a value is that of the text so far. An
+    empty `target` adds nothing but
     keeps the forward in the graph, so that every rank's backward meets the same parameters.
     """
     placed = values.new_zeros(size).index_put((target,), values[0, index - 1])

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
-from trl_ext.trainers.packed_log_probs import Unpadded, plan, score
+from trl_ext.trainers.actor_critic.roles import CRITIC
+from trl_ext.trainers.packed_log_probs import Unpadded, plan, score, score_values
 
 
 def check_causal_model(
@@ -46,6 +47,33 @@ def check_causal_model(
         return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
 
     return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision)
+
+
+def check_values(
+    model: Any,
+    vocab_size: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+    half_precision: bool,
+    share_prompt: bool,
+) -> CheckResult:
+    """The same for a critic: the values of a few short rows alone, padded and packed. Arguments as above."""
+
+    def packed(probes: list[Probe]) -> list[torch.Tensor]:
+        batch = _unpadded(probes)
+        with autocast():
+            values, _ = score_values(model, batch, plan(batch, share_prompt), device, role=CRITIC)
+        return [row[:n] for row, n in zip(values, batch.num_scored, strict=True)]
+
+    def padded(probes: list[Probe]) -> list[torch.Tensor]:
+        batch = _unpadded(probes)
+        ids, mask = _right_padded(batch, device)
+        with autocast():
+            values = model(input_ids=ids, attention_mask=mask, use_cache=False, role=CRITIC).values
+        ends = zip(values, batch.sequences, batch.num_scored, strict=True)
+        return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
+
+    return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision, what="values")
 
 
 def _unpadded(probes: list[Probe]) -> Unpadded:

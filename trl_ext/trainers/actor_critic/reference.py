@@ -1,0 +1,80 @@
+"""The model that the KL is measured from, and other frozen models beside the actor."""
+
+import copy
+from typing import Any
+
+from accelerate.utils import is_peft_model
+from transformers import AutoModelForCausalLM
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from trl_ext import compat
+from trl_ext.errors import ConfigError
+
+ADAPTER = "ref"  # the name under which TRL looks for it
+
+
+def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
+    """The reference model that has to be brought along; None where TRL finds one, or none is needed.
+
+    Args:
+        model: The actor, or its path.
+        given: The user's reference: model, path or None.
+        is_peft: Whether the actor is or becomes a PeftModel; its reference is then the model without the adapter.
+        args: PPOConfig.
+    """
+    if args.beta == 0:
+        return None
+    if given is not None:
+        options = args.model_init_kwargs or {}
+        model = AutoModelForCausalLM.from_pretrained(given, **options) if isinstance(given, str) else given
+        return model.eval().requires_grad_(False)
+    if is_peft:
+        if is_peft_model(model):
+            add_reference_adapter(model, args.ref_adapter_name)
+        return None
+    return None if isinstance(model, str) else copied_reference(model)
+
+
+def copied_reference(model: Any) -> Any:
+    """A frozen copy of the actor as it is now."""
+    if is_deepspeed_zero3_enabled():
+        raise ConfigError(
+            "Under ZeRO-3 the weights of a loaded model are spread over the processes, so it cannot be copied. Give "
+            "the model as a path, or give ref_model."
+        )
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def add_reference_adapter(model: Any, source: str | None) -> None:
+    """Keep a frozen copy of an adapter of a PeftModel, as reference.
+
+    Args:
+        model: PeftModel that the user has made.
+        source: Name of the adapter that is the reference; None: the active one, and nothing is done if it is fresh,
+            because the model without it is the same.
+    """
+    name = source or model.active_adapter
+    if name not in model.peft_config:
+        raise ConfigError(
+            f"ref_adapter_name='{name}' is none of the model's adapters: {', '.join(model.peft_config)}."
+        )
+    if name == ADAPTER or (source is None and _is_fresh(model, name)):
+        return
+    active = model.active_adapter
+    model.add_adapter(ADAPTER, copy.deepcopy(model.peft_config[name]))
+    for key, weight in list(model.named_parameters()):
+        if f".{name}." in key:
+            model.get_parameter(key.replace(f".{name}.", f".{ADAPTER}.")).data.copy_(weight.data)
+    model.set_adapter(active)
+
+
+def _is_fresh(model: Any, name: str) -> bool:
+    products = [weight for key, weight in model.named_parameters() if f"lora_B.{name}." in key]
+    return bool(products) and all(not weight.any() for weight in products)
+
+
+def prepare_frozen(model: Any, trainer: Any) -> Any:
+    """A model that is only asked, where the trainer's process needs it."""
+    if trainer.is_deepspeed_enabled:
+        return compat.prepare_deepspeed(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True, device_placement=True)

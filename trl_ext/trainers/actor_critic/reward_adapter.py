@@ -1,0 +1,145 @@
+"""A LoRA reward model as one more adapter of the policy: the base weights are in memory once for both.
+
+What `trl_ext.RewardTrainer` saves with a `peft_config` fits: LoRA weights and the score head, which PEFT keeps as a
+module to save. A causal model has no place for the head, so it is handed back.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftType, TaskType, set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers.utils import logging
+
+from trl_ext.errors import ConfigError
+
+logger = logging.get_logger(__name__)
+
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_HEAD = ".score."
+# What PEFT adds to modules_to_save for task type SEQ_CLS, whichever of them the model has.
+_HEAD_NAMES = {"classifier", "score"}
+# Other named initialisations take something out of the base weights, which the policy shares.
+_HARMLESS_INITS = ("gaussian", "eva", "orthogonal")
+
+
+def load_reward_adapter(peft_model: Any, folder: str | Path, name: str = "reward") -> torch.nn.Linear:
+    """Add a LoRA reward model to a policy as the frozen adapter `name`, and return its score head.
+
+    The score of a sequence is the head's output for the backbone's hidden state, with this adapter active, at
+    `pooled_head.scored_token`. The policy's own adapters stay as they are: active or not, trainable or not.
+
+    Args:
+        peft_model: PeftModelForCausalLM on the base model that the reward model was trained on, before DeepSpeed or
+            FSDP divides its weights.
+        folder: Holds adapter_config.json and adapter_model.safetensors.
+        name: Must not be taken.
+
+    Returns:
+        Hidden size to 1, float32, frozen, on the policy's device.
+
+    Raises:
+        ConfigError: files are missing, the adapter is no LoRA with a trained score head and nothing else trained, or
+            it does not fit the policy. The policy is then what it was.
+    """
+    path = Path(folder)
+    if name in peft_model.peft_config:
+        raise ConfigError(f"The policy has an adapter {name!r} already. Give the reward adapter another name.")
+    config = _read_config(path)
+    weights = load_file(path / _WEIGHTS)
+    head = _take_head(weights, path)
+    _check_base(peft_model, config, head, path)
+    trainable = {key: parameter.requires_grad for key, parameter in peft_model.named_parameters()}
+    try:
+        _add(peft_model, config, weights, name)
+    except (ValueError, RuntimeError) as error:
+        if name in peft_model.peft_config:
+            peft_model.delete_adapter(name)
+        raise ConfigError(
+            f"The reward adapter in {path} does not fit the policy: {error}. Train it on the policy's base model."
+        ) from error
+    finally:
+        # Adding an adapter switches the active ones to trainable in some versions of PEFT.
+        for key, parameter in peft_model.named_parameters():
+            parameter.requires_grad_(trainable.get(key, False))
+    return head.to(peft_model.device)
+
+
+def _read_config(path: Path) -> PeftConfig:
+    """The adapter's config as a frozen adapter of a causal model needs it."""
+    missing = [file for file in (_CONFIG, _WEIGHTS) if not (path / file).is_file()]
+    if missing:
+        raise ConfigError(
+            f"The reward adapter's folder {path} lacks {' and '.join(missing)}. Give the folder that RewardTrainer "
+            "saved a LoRA reward model to."
+        )
+    config = PeftConfig.from_pretrained(str(path))
+    reason = _why_unfit(config)
+    if reason:
+        raise ConfigError(f"The reward adapter in {path} {reason}. Merge it, and give the whole reward model instead.")
+    config.task_type = TaskType.CAUSAL_LM
+    config.modules_to_save = None
+    config.inference_mode = True
+    config.init_lora_weights = True
+    # The policy may be in training mode while rewards are computed.
+    config.lora_dropout = 0.0
+    return config
+
+
+def _why_unfit(config: PeftConfig) -> str:
+    if config.peft_type != PeftType.LORA:
+        return f"is of the type {config.peft_type.value}, not LoRA"
+    others = set(config.modules_to_save or ()) - _HEAD_NAMES
+    if others:
+        return f"trains whole modules beside the score head: {', '.join(sorted(others))}"
+    if config.bias != "none":
+        return f"trains biases of the base model (bias={config.bias!r})"
+    init = config.init_lora_weights
+    if isinstance(init, str) and init not in _HARMLESS_INITS:
+        return f"has init_lora_weights={init!r}, which changes the base weights"
+    return ""
+
+
+def _take_head(weights: dict[str, torch.Tensor], path: Path) -> torch.nn.Linear:
+    """The score head, removed from the adapter's weights."""
+    parts = {key.rpartition(".")[2]: weights.pop(key).float() for key in list(weights) if _HEAD in key}
+    if "weight" not in parts or parts["weight"].ndim != 2:
+        raise ConfigError(
+            f"The reward adapter in {path} has no trained score head. Train it with trl_ext.RewardTrainer, or with "
+            "task_type='SEQ_CLS', under which PEFT trains and saves the layer `score`."
+        )
+    num_labels, hidden_size = parts["weight"].shape
+    if num_labels != 1:
+        raise ConfigError(
+            f"A reward model has one label; the adapter in {path} has {num_labels}. Give a reward model."
+        )
+    head = torch.nn.Linear(hidden_size, 1, bias="bias" in parts, dtype=torch.float32)
+    head.load_state_dict(parts)
+    return head.requires_grad_(False)
+
+
+def _check_base(peft_model: Any, config: PeftConfig, head: torch.nn.Linear, path: Path) -> None:
+    base = peft_model.get_base_model().config
+    hidden_size = base.get_text_config().hidden_size
+    if head.in_features != hidden_size:
+        raise ConfigError(
+            f"The reward adapter in {path} has hidden size {head.in_features}, the policy {hidden_size}. Train it on "
+            "the policy's base model."
+        )
+    trained_on, policy = (Path(name or "").name for name in (config.base_model_name_or_path, base._name_or_path))
+    if trained_on and policy and trained_on != policy:
+        logger.warning(
+            f"The reward adapter in {path} was trained on {config.base_model_name_or_path}, but the policy's base "
+            f"model is {base._name_or_path}. Its scores are only right if their weights are the same."
+        )
+
+
+def _add(peft_model: Any, config: PeftConfig, weights: dict[str, torch.Tensor], name: str) -> None:
+    """Raise ValueError or RuntimeError unless every weight finds its place, and every place its weight."""
+    peft_model.add_adapter(name, config)
+    result = set_peft_model_state_dict(peft_model, weights, adapter_name=name)
+    homeless = [*result.unexpected_keys, *(key for key in result.missing_keys if f".{name}." in key)]
+    if homeless:
+        raise ValueError(f"{len(homeless)} weights have no counterpart, such as {homeless[0]}")

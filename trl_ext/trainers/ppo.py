@@ -1,0 +1,376 @@
+"""`trl_ext.PPOTrainer`: the PPO that TRL removed in 1.13, alive on GRPOTrainer's engine.
+
+GRPO generates, scores and computes the clipped policy loss. PPO adds a critic, the KL in the reward, generalized
+advantages and a value loss. Legend: B rows, T completion tokens.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from accelerate.utils import is_peft_model
+from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils import logging
+
+from trl_ext import compat
+from trl_ext.errors import ConfigError
+from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.actor_critic import critic_files
+from trl_ext.trainers.actor_critic.critics import choose_critic, make_critic, split_group
+from trl_ext.trainers.actor_critic.kl import AdaptiveKL
+from trl_ext.trainers.actor_critic.reference import choose_reference, prepare_frozen
+from trl_ext.trainers.actor_critic.reward_models import RewardModel
+from trl_ext.trainers.actor_critic.scoring import Scoring
+from trl_ext.trainers.actor_critic.value_head import hidden_from_names
+from trl_ext.trainers.actor_critic.value_loss import clipped_value_loss
+from trl_ext.trainers.grpo import GRPOTrainer
+from trl_ext.trainers.ppo_config import PPOConfig
+from trl_ext.trainers.ppo_inputs import (
+    check_models,
+    check_value_model,
+    load_classifier,
+    load_tokenizer,
+    reward_name,
+    tokenizer_of,
+    with_prompts,
+)
+from trl_ext.trainers.ppo_rollouts import Rollouts
+from trl_ext.trainers.self_check import check_values
+
+logger = logging.get_logger(__name__)
+
+
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+class PPOTrainer(Rollouts, GRPOTrainer):
+    """PPO with the arguments of TRL 1.12's PPOTrainer, in their order, and GRPOTrainer's by name.
+
+    Args:
+        args: PPOConfig.
+        processing_class: Tokenizer.
+        model: The actor: model or path.
+        ref_model: Reference of the KL. None: the actor's adapters switched off, or a copy of the actor.
+        reward_model: One or several sequence classification models with one label, or their paths. Each reads text
+            through its own tokenizer.
+        train_dataset: With a column `prompt`, text or messages; or tokenized, with `input_ids`.
+        value_model: For critic="separate": sequence classification model or path with one label.
+        data_collator: TRL 1.12's; not used.
+        eval_dataset, optimizers, callbacks, peft_config: As in TRL.
+        reward_funcs: A RuleSet or other reward functions, beside reward models or instead of them. `reward_weights`
+            names theirs first, then those of the reward models.
+        reward_processing_classes: Tokenizers of the reward models, where they are not beside their weights.
+        reward_adapter: Folder of a LoRA reward model of the actor's backbone; it becomes a third adapter.
+        quantization_config, tools, rollout_func, environment_factory: As in TRL's GRPOTrainer.
+
+    Metrics, beside GRPOTrainer's:
+        objective/scores, objective/kl, objective/non_score_reward, objective/rlhf_reward: Means over completions.
+        loss/policy_avg, loss/value_avg, val/clipfrac_avg: Of the optimizer steps.
+        ppo/kl_coef, ppo/explained_variance, ppo/value_mean, ppo/return_mean, ppo/unscored_frac: Of the episodes.
+        episode: Episodes sampled so far.
+
+    Raises:
+        ConfigError: for models, settings and checkpoints that cannot work together, before the first step.
+    """
+
+    _tag_names: ClassVar = ["trl", "ppo"]
+    _name = "PPO"
+    _paper: ClassVar = {
+        "title": "Proximal Policy Optimization Algorithms",
+        "id": "1707.06347",
+        "citation": "@article{schulman2017proximal,\n    title  = {{Proximal Policy Optimization Algorithms}},\n"
+        "    author = {John Schulman and Filip Wolski and Prafulla Dhariwal and Alec Radford and Oleg Klimov},\n"
+        "    year   = 2017,\n    eprint = {arXiv:1707.06347}\n}",
+    }
+
+    def __init__(
+        self,
+        args: Any = None,
+        processing_class: Any = None,
+        model: Any = None,
+        ref_model: Any = None,
+        reward_model: Any = None,
+        train_dataset: Any = None,
+        value_model: Any = None,
+        data_collator: Any = None,
+        eval_dataset: Any = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        callbacks: Any = None,
+        peft_config: Any = None,
+        *,
+        reward_funcs: Any = None,
+        reward_processing_classes: Any = None,
+        reward_adapter: str | None = None,
+        **grpo_options: Any,
+    ):
+        if not isinstance(args, PPOConfig):
+            raise ConfigError(
+                f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...)."
+            )
+        if args.fsdp:
+            raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Use accelerate_configs/zero3.yaml.")
+        self._rules, models = _listed(reward_funcs), _listed(reward_model)
+        check_models(args, model, ref_model, value_model, [*models, *_listed(reward_adapter)], self._rules)
+        if data_collator is not None:
+            logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
+        is_peft = peft_config is not None or is_peft_model(model)
+        self._critic_kind = choose_critic(args, is_peft, value_model)
+        if self._critic_kind == "adapter" and args.ddp_find_unused_parameters is None:
+            # The actor's forward uses some of the trained weights and the critic's the others: together all.
+            args.ddp_find_unused_parameters = False
+        set_seed(args.seed)  # a new `score` is drawn at random
+        tokenizer = processing_class or load_tokenizer(model)
+        self._value_model = None if value_model is None else load_classifier(value_model, args)
+        self._reward_models = self._load_reward_models(models, args, reward_processing_classes, tokenizer)
+        self._reward_adapter = reward_adapter
+        self._scoring = Scoring(args, len(self._rules), self._reward_models)
+        self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
+        self._reference = choose_reference(model, ref_model, is_peft, args)
+        self._seen_values: list[torch.Tensor] = []
+        self._resumed_from: str | None = None
+        # TRL would load a reference again by the model's name, which may not be what the model is now.
+        args.beta = self._kl.value if isinstance(model, str) and ref_model is None else 0.0
+        try:
+            super().__init__(
+                model,
+                [*self._rules, *self._reward_models],
+                args,
+                with_prompts(train_dataset, tokenizer),
+                None if eval_dataset is None else with_prompts(eval_dataset, tokenizer),
+                tokenizer,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                peft_config=peft_config,
+                **grpo_options,
+            )
+        finally:
+            args.beta = self._kl.value
+
+    # Models -------------------------------------------------------------------------------------------------------
+
+    def _load_reward_models(self, models, args, tokenizers, actors_tokenizer) -> list[RewardModel]:
+        if args.score_mode == "rules_only":
+            return []
+        tokenizers = _listed(tokenizers) or [None] * len(models)
+        if len(tokenizers) != len(models):
+            raise ConfigError(
+                f"{len(tokenizers)} reward_processing_classes for {len(models)} reward models. Give one for each."
+            )
+        loaded = [load_classifier(model, args) for model in models]
+        return [
+            RewardModel(
+                model,
+                tokenizer_of(model, tokenizer, actors_tokenizer),
+                name=reward_name(model, i),
+                max_tokens_per_forward=args.reward_tokens_per_forward,
+                autocast=lambda: self.accelerator.autocast(),
+                agree=lambda num_forwards: self._agreed_num_forwards(num_forwards),
+                chat_template_kwargs=args.chat_template_kwargs,
+            )
+            for i, (model, tokenizer) in enumerate(zip(loaded, tokenizers, strict=True))
+        ]
+
+    def _add_models(self) -> None:
+        """Overrides trl_ext.GRPOTrainer._add_models: reference, reward models and critic join the actor."""
+        self.beta = self._kl.value
+        if self._reference is not None:
+            compat.add_fused_head(self._reference, self.temperature, self.args.cast_lm_head_to_fp32)
+            self.ref_model = prepare_frozen(self._reference, self)
+        for scorer in self._reward_models:
+            scorer.wrapped = prepare_frozen(scorer.wrapped, self)
+        if self._value_model is not None:
+            check_value_model(self._value_model, self.model.config, self.processing_class)
+            if self.args.disable_dropout:
+                compat.disable_dropout(self._value_model)
+        self._critic = make_critic(self._critic_kind, self, self._value_model)
+        if not self._critic.is_trained_with_actor:
+            self.add_callback(CriticStarts(self))
+        self._set_stop_tokens()
+        if self.use_vllm:
+            self._hide_critic_from_vllm()
+
+    def _set_stop_tokens(self) -> None:
+        """TRL 1.12's `stop_token` and `stop_token_id`, where given, instead of the model's EOS tokens."""
+        if self.args.stop_token is None and self.args.stop_token_id is None:
+            return
+        given = self.args.stop_token_id
+        self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
+        if self.use_vllm:
+            options = self.vllm_generation.generation_kwargs or {}
+            self.vllm_generation.generation_kwargs = options | {"stop_token_ids": self.eos_token_ids}
+        else:
+            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+            self.generation_config.eos_token_id = self.eos_token_ids
+
+    def _hide_critic_from_vllm(self) -> None:
+        """vLLM's model has no value head; a name that it does not know would stop the run."""
+        push = self.vllm_generation.sync_weights
+
+        def push_actor() -> None:
+            with hidden_from_names(self._bare_actor()):
+                push()
+
+        self.vllm_generation.sync_weights = push_actor
+
+    def _bare_actor(self) -> Any:
+        return self.model.get_base_model() if is_peft_model(self.model) else self.model
+
+    def _models(self) -> list[Any]:
+        """Overrides trl_ext.GRPOTrainer._models: the value model forwards flat rows, too."""
+        return super()._models() + ([] if self._value_model is None else [self._value_model])
+
+    def _self_check(self, model: Any) -> CheckResult:
+        """Overrides trl_ext.GRPOTrainer._self_check: the value model must be exact, too."""
+        result = super()._self_check(model)
+        if self._value_model is None or not result.is_exact:
+            return result
+        was_training = self._value_model.training
+        self._critic.wrapped.eval()
+        result = check_values(
+            self._critic.wrapped,
+            vocab_size=self._value_model.config.get_text_config().vocab_size,
+            device=self.accelerator.device,
+            autocast=self.accelerator.autocast,
+            half_precision=self._value_model.dtype != torch.float32 or self.accelerator.mixed_precision != "no",
+            share_prompt=self._share_prompt,
+        )
+        self._critic.wrapped.train(was_training)
+        return result
+
+    # Training -----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint=None, **options):
+        """Overrides transformers.Trainer.train: a checkpoint without its critic is refused before anything loads."""
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)
+        if isinstance(checkpoint, str):
+            critic_files.check(checkpoint, self._critic.name)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)
+
+    def start_critic(self) -> None:
+        """Wrap a separate critic and make its optimizer, or go on with those of a checkpoint."""
+        self._critic.prepare()
+        if self._resumed_from is not None:
+            self._critic.load_training_state(self._resumed_from)
+
+    def create_optimizer(self, model=None):
+        """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self.args.value_learning_rate is not None and self._critic.is_trained_with_actor:
+            split_group(optimizer, self._critic.parameters(), self.args.value_learning_rate)
+        return optimizer
+
+    def _compute_loss(self, model, inputs):
+        """Overrides trl.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
+        self._seen_values.clear()
+        self.beta, beta = 0.0, self.beta
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self.beta = beta
+        if "returns" not in inputs:  # evaluation
+            return loss
+        self._note("loss/policy_avg", loss.detach() * self.current_gradient_accumulation_steps)
+        if not self._critic.is_trained_with_actor:
+            self._micro_batch = inputs
+            return loss
+        values = self._seen_values[0] if self._critic.comes_with_log_probs else self._batch_values(model, inputs)
+        return loss + self._value_loss(values, inputs)
+
+    def _batch_values(self, model, inputs) -> torch.Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        return self._values(model, ids, mask, inputs["completion_ids"].size(1))
+
+    def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """Weighted; over the micro-batches and ranks of an optimizer step it adds up to a mean over tokens."""
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
+        result = clipped_value_loss(
+            values, inputs["values"], inputs["returns"], mask, self.args.cliprange_value, num_tokens
+        )
+        self._note("loss/value_avg", result.loss.detach() * self.current_gradient_accumulation_steps)
+        self._note("val/clipfrac_avg", result.num_clipped / mask.sum().clamp(min=1))
+        return self.args.vf_coef * result.loss
+
+    def _note(self, name: str, value: torch.Tensor) -> None:
+        """Log the mean over ranks. Collective."""
+        self._metrics["train"][name].append(self.accelerator.reduce(value.float(), reduction="mean").item())
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        """Overrides trl_ext.GRPOTrainer.training_step: a separate critic goes backward when the actor has."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._critic.is_trained_with_actor:
+            return loss
+        with self._clock.phase("update"), self._critic.accumulation():
+            value_loss = self._value_loss(self._batch_values(model, self._micro_batch), self._micro_batch)
+            self._critic.backward_and_step(value_loss)
+        self._micro_batch = None
+        return loss + value_loss.detach()
+
+    def generate_completions(self, sampling: bool = False) -> None:
+        """Print completions of the evaluation set with their scores, as TRL 1.12 did.
+
+        Args:
+            sampling: Only the first batch.
+        """
+        if self.eval_dataset is None:
+            return
+        self.model.eval()
+        for batch in self.get_eval_dataloader():
+            self._generate_and_score_completions(batch)
+            if self.accelerator.is_main_process:
+                compat.print_samples(self._logs, self._scores.numel(), self.state.global_step)
+            if sampling:
+                break
+
+    # Saving and resuming ------------------------------------------------------------------------------------------
+
+    def _save(self, output_dir=None, state_dict=None):
+        """Overrides transformers.Trainer._save: the actor as plain transformers or PEFT, the critic beside it."""
+        output_dir = output_dir or self.args.output_dir
+        critic = self._critic.gathered(state_dict)
+        with hidden_from_names(self._bare_actor()):
+            super()._save(output_dir, state_dict and critic_files.without_value_head(state_dict))
+        if self.args.should_save:
+            critic_files.write_kind(output_dir, self._critic.name)
+            self._critic.save(output_dir, critic)
+
+    def _save_checkpoint(self, model, trial):
+        """Overrides trl_ext.GRPOTrainer._save_checkpoint: the critic's optimizer and the running statistics."""
+        super()._save_checkpoint(model, trial)
+        if self.args.save_only_model:
+            return
+        folder = self._checkpoint_folder(trial)
+        self._critic.save_training_state(folder)
+        if self.args.should_save:
+            critic_files.write_state(folder, {"kl": self._kl.state_dict(), "scores": self._scoring.state_dict()})
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        """Overrides transformers.Trainer._load_from_checkpoint: the critic's weights as well."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._critic.load(resume_from_checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Overrides trl_ext.GRPOTrainer._load_optimizer_and_scheduler: running statistics as well."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        state = critic_files.read_state(checkpoint)
+        self._kl.load_state_dict(state["kl"])
+        self._scoring.load_state_dict(state["scores"])
+        self._resumed_from = checkpoint
+
+
+class CriticStarts(TrainerCallback):
+    """Prepares a separate critic when the actor's optimizer and schedule stand, and goes on from its checkpoint."""
+
+    def __init__(self, trainer: PPOTrainer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.start_critic()

@@ -1,0 +1,122 @@
+"""What PPOTrainer is given: models that must fit together, and datasets as TRL 1.12 wanted them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from trl_ext.errors import ConfigError
+
+
+def check_models(
+    args: Any,
+    model: Any,
+    ref_model: Any,
+    value_model: Any,
+    reward_models: Sequence[Any],
+    reward_funcs: Sequence[Any],
+) -> None:
+    """Raise ConfigError for models that cannot work together, before anything is loaded or moved."""
+    if model is None:
+        raise ConfigError("PPOTrainer has no model. Give the actor: PPOTrainer(args=..., model=..., ...).")
+    if ref_model is not None and ref_model is model:
+        raise ConfigError(
+            "ref_model is the model itself: the KL between them would be 0 and the reference would be trained. Give "
+            "None (a copy is made, or the adapters are switched off), or a model of its own."
+        )
+    if value_model is not None and value_model is model:
+        raise ConfigError("value_model is the actor itself. Take critic='head' to share its weights.")
+    if any(value_model is not None and reward is value_model for reward in reward_models):
+        raise ConfigError("value_model is the reward model itself, which must not be trained. Load it twice.")
+    if not reward_models and not reward_funcs:
+        raise ConfigError("Nothing scores the completions. Give reward_funcs, such as a RuleSet, or a reward_model.")
+    if args.score_mode == "gate" and not (reward_models and reward_funcs):
+        raise ConfigError("score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.")
+    if args.score_mode == "rules_only" and not reward_funcs:
+        raise ConfigError("score_mode='rules_only' has no rules. Give reward_funcs, or another score_mode.")
+
+
+def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> None:
+    """Raise ConfigError unless the critic reads the actor's tokens."""
+    own, actors = (config.get_text_config().vocab_size for config in (value_model.config, model_config))
+    name = value_model.config._name_or_path or type(value_model).__name__
+    if own != actors:
+        raise ConfigError(
+            f"value_model {name} has {own} tokens, the actor {actors}: it has another tokenizer and would read "
+            "other text. Start the critic from the actor's own base model, or from a reward model of it."
+        )
+    if (Path(name) / "tokenizer.json").is_file():
+        if AutoTokenizer.from_pretrained(name).get_vocab() != tokenizer.get_vocab():
+            raise ConfigError(
+                f"The tokenizer of value_model {name} has other tokens than the actor's. Start the critic from the "
+                "actor's own base model, or from a reward model of it."
+            )
+
+
+def load_classifier(model: Any, args: Any) -> Any:
+    """A sequence classification model with one label: the given one, or loaded from its path."""
+    if not isinstance(model, str):
+        return model
+    options = dict(args.model_init_kwargs or {})
+    if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
+        options["device_map"] = None
+    return AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **options)
+
+
+def load_tokenizer(model: Any) -> Any:
+    """The tokenizer beside the actor's weights, set up for generation."""
+    path = model if isinstance(model, str) else model.config._name_or_path
+    return AutoTokenizer.from_pretrained(path, truncation_side="left", padding_side="left")
+
+
+def reward_name(model: Any, index: int) -> str:
+    """What logs call a reward model: the last part of its path."""
+    return Path(model.config._name_or_path).name or f"reward_model_{index}"
+
+
+def tokenizer_of(model: Any, given: Any, fallback: Any) -> Any:
+    """The tokenizer given for a reward model, or the one beside its weights, or the actor's."""
+    if given is not None:
+        return given
+    path = model.config._name_or_path
+    has_own = path and (not Path(path).is_dir() or (Path(path) / "tokenizer_config.json").is_file())
+    return AutoTokenizer.from_pretrained(path) if has_own else fallback
+
+
+class TokenizedPrompt(str):
+    """A prompt's text that remembers the token ids it came with."""
+
+    ids: list[int]
+
+    def __new__(cls, text: str, ids: Sequence[int]):
+        prompt = super().__new__(cls, text)
+        prompt.ids = list(ids)
+        return prompt
+
+    def __getnewargs__(self) -> tuple[str, list[int]]:
+        return str(self), self.ids
+
+
+def with_prompts(dataset: Any, tokenizer: Any) -> Any:
+    """A tokenized dataset with a column `prompt` beside its `input_ids`; any other one as it is."""
+    if isinstance(dataset, dict):
+        return {name: with_prompts(part, tokenizer) for name, part in dataset.items()}
+    columns = dataset.column_names if isinstance(dataset, Dataset) else None
+    if not columns or "prompt" in columns or "input_ids" not in columns:
+        return dataset
+    # Special tokens stay in the text: a chat template's marks are part of what a reward model reads.
+    return dataset.map(lambda rows: {"prompt": tokenizer.batch_decode(rows["input_ids"])}, batched=True)
+
+
+def keep_token_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows whose prompts carry their `input_ids`, where the dataset has them; padding is cut off."""
+    if not rows or "input_ids" not in rows[0] or not isinstance(rows[0].get("prompt"), str):
+        return list(rows)
+    return [{**row, "prompt": TokenizedPrompt(row["prompt"], _unpadded(row))} for row in rows]
+
+
+def _unpadded(row: dict[str, Any]) -> list[int]:
+    mask = row.get("attention_mask")
+    return row["input_ids"] if mask is None else [t for t, m in zip(row["input_ids"], mask, strict=True) if m]

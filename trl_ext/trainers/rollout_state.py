@@ -1,0 +1,68 @@
+"""What a run in the middle of its rollouts must know to go on as if it had not stopped.
+
+TRL generates once for several optimizer steps and keeps what it generated in memory: a run that resumes between two of
+them generates again, with newer weights. And its sampler deals the first epoch's order again. Both are kept here.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from trl_ext.errors import ConfigError
+
+
+class EpochSampler(Sampler):
+    """A sampler whose generator draws once an epoch, put at the epoch that is asked for.
+
+    Args:
+        sampler: TRL's RepeatSampler.
+    """
+
+    def __init__(self, sampler: Any):
+        self.sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Be where `epoch` passes have left the generator."""
+        if not self.sampler.shuffle or self.sampler.seed is None:
+            return
+        self.sampler.generator.manual_seed(self.sampler.seed)
+        for _ in range(epoch):
+            torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.sampler)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+def save_rollouts(folder: str, rank: int, step: int, rollouts: list[dict[str, Any]] | None) -> None:
+    """Write this rank's micro-batches that wait to be trained on, and how many were drawn since the start."""
+    path = _file(folder, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"step": step, "rollouts": rollouts}, path)
+
+
+def load_rollouts(folder: str, rank: int, device: torch.device) -> tuple[int, list[dict[str, Any]] | None] | None:
+    """What `save_rollouts` wrote; None for a checkpoint of TRL's own.
+
+    Raises:
+        ConfigError: the checkpoint is of a run with other processes.
+    """
+    path = _file(folder, rank)
+    if not path.is_file():
+        if any(Path(folder).glob("rollouts_*.pt")):
+            raise ConfigError(
+                f"The checkpoint {Path(folder).name} has no rollouts for process {rank}: it was saved by fewer "
+                "processes. Resume with as many as it was saved by."
+            )
+        return None
+    state = torch.load(path, map_location=device, weights_only=True)
+    return state["step"], state["rollouts"]
+
+
+def _file(folder: str, rank: int) -> Path:
+    return Path(folder) / f"rollouts_{rank}.pt"

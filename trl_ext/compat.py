@@ -441,9 +441,9 @@ class _NoGroup(int):
 
 @contextmanager
 def without_groups(config: Any) -> Iterator[None]:
-    """Let TRL's GRPOConfig accept num_generations=1 inside the block."""
+    """Let TRL's GRPOConfig accept any num_generations inside the block."""
     given = config.num_generations
-    config.num_generations = _NoGroup(given) if given == 1 else given
+    config.num_generations = _NoGroup(1)
     try:
         yield
     finally:

@@ -155,11 +155,11 @@ class PPOConfig(GRPOConfig):
         if self.num_mini_batches < 1:
             raise ConfigError(f"num_mini_batches={self.num_mini_batches} makes no optimizer step. Use 1 or more.")
         self._set_steps_per_generation()
-        self._check_group()
         with compat.without_groups(self):
             super().__post_init__()
         for old, new in RENAMED.items():
             setattr(self, old, getattr(self, new))
+        self._check_groups()
         self._check_choices()
         self._check_numbers()
         if self.total_episodes is not None:
@@ -218,16 +218,20 @@ class PPOConfig(GRPOConfig):
                 "steps_per_generation and generation_batch_size unset."
             )
 
-    def _check_group(self) -> None:
+    def _check_groups(self) -> None:
         if self.num_generations < 1:
             raise ConfigError(f"num_generations={self.num_generations} samples nothing. Use 1 or more.")
-        if self.num_generations == 1 or self.steps_per_generation is None:
-            return
-        batch = self.per_device_train_batch_size * self.world_size * self.steps_per_generation
-        if batch % self.num_generations:
+        if self.generation_batch_size % self.num_generations:
             raise ConfigError(
-                f"The {batch} episodes of an update cannot be split into groups of num_generations="
-                f"{self.num_generations}. Change per_device_train_batch_size or gradient_accumulation_steps."
+                f"The {self.generation_batch_size} episodes of an update cannot be split into groups of "
+                f"num_generations={self.num_generations}. Change per_device_train_batch_size or "
+                "gradient_accumulation_steps."
+            )
+        eval_batch = self.per_device_eval_batch_size * self.world_size
+        if self.eval_strategy != "no" and eval_batch % (self.num_generations_eval or self.num_generations):
+            raise ConfigError(
+                f"An evaluation batch of {eval_batch} rows cannot be split into groups of num_generations="
+                f"{self.num_generations}. Change per_device_eval_batch_size, or set num_generations_eval=1."
             )
 
     def _check_choices(self) -> None:
@@ -253,6 +257,11 @@ class PPOConfig(GRPOConfig):
         for name in ("vf_coef", "missing_eos_penalty", "beta"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is negative. Use 0 or more.")
+        if self.kl_target is not None and self.kl_horizon <= self.generation_batch_size:
+            raise ConfigError(
+                f"kl_horizon={self.kl_horizon} is not above the {self.generation_batch_size} episodes of an update, so "
+                "one update would throw the KL coefficient about. Use 10 times the episodes or more."
+            )
         for name in ("total_episodes", "cliprange_value", "value_learning_rate", "local_rollout_forward_batch_size"):
             value = getattr(self, name)
             if value is not None and value <= 0:

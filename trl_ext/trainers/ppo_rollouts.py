@@ -131,6 +131,8 @@ class Rollouts:
         mask = output["completion_mask"] * output.get("tool_mask", 1)
         output["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
         logps, values = self._policy_and_values(output, mode)
+        if logps is not None:
+            output["old_per_token_logps"] = logps
         ref_logps = output.pop("ref_per_token_logps", None)
         kl = torch.zeros_like(mask, dtype=torch.float32)
         if ref_logps is not None:

@@ -1,0 +1,137 @@
+"""PPO trainers on tiny models with fixed rollouts, for tests."""
+
+import random
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForSequenceClassification
+
+import trl_ext
+from tests import tiny
+
+CRITICS = ("adapter", "head", "separate")
+LORA = dict(r=4, lora_alpha=8, target_modules="all-linear")
+_SETTINGS = dict(
+    use_cpu=True,
+    bf16=False,
+    report_to="none",
+    disable_tqdm=True,
+    save_strategy="no",
+    logging_steps=1,
+    max_steps=3,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=2,
+    num_ppo_epochs=1,
+    response_length=12,
+    temperature=1.0,
+    learning_rate=1e-3,
+    # Adam divides by the root of the squared gradient: where that is rounding noise, so is the step.
+    adam_epsilon=1e-3,
+    lr_scheduler_type="constant",
+    gradient_checkpointing=False,
+    vf_coef=0.5,
+)
+
+
+def rollout(prompts, trainer):
+    """Fixed ragged completions: a function of the prompt and of its place among equal prompts."""
+    tokenizer = trainer.processing_class
+    seen: dict[str, int] = {}
+    completion_ids = []
+    for prompt in prompts:
+        seen[prompt] = seen.get(prompt, 0) + 1
+        draw = random.Random(f"{prompt}/{seen[prompt]}")
+        ids = [draw.randrange(3, tiny.VOCAB) for _ in range(draw.choice([1, 3, 4, 9, 12]))]
+        completion_ids.append([*ids[:-1], tokenizer.eos_token_id] if len(ids) in (3, 9) else ids)
+    return {
+        "prompt_ids": [tokenizer(p)["input_ids"] for p in prompts],
+        "completion_ids": completion_ids,
+        "logprobs": None,
+    }
+
+
+def reward(completion_ids, **_):
+    """Any fixed function of the completion."""
+    return [(sum(ids) % 17) / 17 for ids in completion_ids]
+
+
+def share_of_sevens(completion_ids, **_):
+    """A toy task: emit one token often."""
+    return [sum(token == 7 for token in ids) / 12 for ids in completion_ids]
+
+
+def prompts(num: int = 16) -> Dataset:
+    draw = random.Random(0)
+    lengths = ((9, 1, 4, 7) * num)[:num]
+    rows = [tiny.words(*(draw.randrange(3, tiny.VOCAB) for _ in range(length))) for length in lengths]
+    return Dataset.from_dict({"prompt": rows})
+
+
+def actor(family: str = "llama", seed: int = 0) -> Any:
+    """A tiny causal model with LoRA weights that already do something, where the critic is an adapter."""
+    return tiny.model(family, seed)
+
+
+def classifier(seed: int = 5, family: str = "llama", num_labels: int = 1, **changes: Any) -> Any:
+    """A tiny sequence classification model."""
+    config = tiny.model(family, **changes).config
+    config.num_labels = num_labels
+    torch.manual_seed(seed)
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def trainer(critic: str, folder: Any, *, model: Any = None, data: Any = None, **changes: Any) -> Any:
+    """A trainer on fixed rollouts with a fixed reward.
+
+    Args:
+        critic: One of CRITICS.
+        folder: Output directory.
+        model: The actor.
+        data: Training set.
+        changes: Of the config, or of the trainer where its arguments are named.
+    """
+    named = ("reward_funcs", "reward_model", "ref_model", "value_model", "peft_config", "eval_dataset", "callbacks")
+    options = {name: changes.pop(name) for name in (*named, "reward_processing_classes") if name in changes}
+    rollouts = changes.pop("rollout_func", rollout)
+    if "reward_model" not in options:
+        options.setdefault("reward_funcs", reward)
+    if critic == "adapter":
+        options.setdefault("peft_config", LoraConfig(**LORA))
+    if critic == "separate":
+        options.setdefault("value_model", classifier())
+    args = trl_ext.PPOConfig(str(folder), critic=critic, **{**_SETTINGS, **changes})
+    return trl_ext.PPOTrainer(
+        args,
+        tiny.tokenizer(),
+        actor() if model is None else model,
+        train_dataset=prompts() if data is None else data,
+        rollout_func=rollouts,
+        **options,
+    )
+
+
+def stir(trainer: Any) -> Any:
+    """Give zero-initialised parts (LoRA's B, the value head) small numbers, so that every path has a gradient."""
+    torch.manual_seed(11)
+    parts = ("lora_B", "value_head")
+    for name, weight in trainer.model.named_parameters():
+        if any(part in name for part in parts):
+            weight.data.normal_(0.0, 0.1)
+    return trainer
+
+
+def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """Everything that is trained, by name: the actor, and the critic wherever it is."""
+    weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+    value_model = getattr(trainer, "_value_model", None)
+    if value_model is not None:
+        weights |= {f"value_model.{n}": p.detach().clone() for n, p in value_model.named_parameters()}
+    return weights
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Largest difference between two sets of weights."""
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)

@@ -13,6 +13,17 @@ from tests import tiny
 
 CRITICS = ("adapter", "head", "separate")
 LORA = dict(r=4, lora_alpha=8, target_modules="all-linear")
+_ARGUMENTS = (
+    "reward_funcs",
+    "reward_model",
+    "reward_adapter",
+    "reward_processing_classes",
+    "ref_model",
+    "value_model",
+    "peft_config",
+    "eval_dataset",
+    "callbacks",
+)
 _SETTINGS = dict(
     use_cpu=True,
     bf16=False,
@@ -92,8 +103,7 @@ def trainer(critic: str, folder: Any, *, model: Any = None, data: Any = None, **
         data: Training set.
         changes: Of the config, or of the trainer where its arguments are named.
     """
-    named = ("reward_funcs", "reward_model", "ref_model", "value_model", "peft_config", "eval_dataset", "callbacks")
-    options = {name: changes.pop(name) for name in (*named, "reward_processing_classes") if name in changes}
+    options = {name: changes.pop(name) for name in _ARGUMENTS if name in changes}
     rollouts = changes.pop("rollout_func", rollout)
     if "reward_model" not in options:
         options.setdefault("reward_funcs", reward)

@@ -197,7 +197,9 @@ def critics_gradient(tmp_path, pinned: bool) -> dict:
     trainer = settled("adapter", tmp_path, gradient_checkpointing=True)
     model = trainer._bare_actor()
     inputs = whole_batch(trainer)
-    enable = model.gradient_checkpointing_enable if pinned else type(model).gradient_checkpointing_enable.__get__(model)
+    enable = (
+        model.gradient_checkpointing_enable if pinned else type(model).gradient_checkpointing_enable.__get__(model)
+    )
     enable({"use_reentrant": False})
     our_loss(trainer, inputs)
     return {n: p.grad for n, p in trainer.model.named_parameters() if p.grad is not None}

@@ -21,6 +21,7 @@ from trl_ext.trainers.actor_critic.kl import AdaptiveKL
 from trl_ext.trainers.actor_critic.reference import choose_reference, prepare_frozen
 from trl_ext.trainers.actor_critic.reward_models import RewardModel
 from trl_ext.trainers.actor_critic.scoring import Scoring
+from trl_ext.trainers.actor_critic.shared_reward import SharedRewardModel
 from trl_ext.trainers.actor_critic.value_head import hidden_from_names
 from trl_ext.trainers.actor_critic.value_loss import clipped_value_loss
 from trl_ext.trainers.grpo import GRPOTrainer
@@ -114,16 +115,18 @@ class PPOTrainer(Rollouts, GRPOTrainer):
         check_models(args, model, ref_model, value_model, [*models, *_listed(reward_adapter)], self._rules)
         if data_collator is not None:
             logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
-        is_peft = peft_config is not None or is_peft_model(model)
-        self._critic_kind = choose_critic(args, is_peft, value_model)
+        is_peft = peft_config is not None or (not isinstance(model, str) and is_peft_model(model))
+        self._critic_kind = choose_critic(args, is_peft, value_model, reward_adapter)
         if self._critic_kind == "adapter" and args.ddp_find_unused_parameters is None:
             # The actor's forward uses some of the trained weights and the critic's the others: together all.
             args.ddp_find_unused_parameters = False
         set_seed(args.seed)  # a new `score` is drawn at random
         tokenizer = processing_class or load_tokenizer(model)
         self._value_model = None if value_model is None else load_classifier(value_model, args)
-        self._reward_models = self._load_reward_models(models, args, reward_processing_classes, tokenizer)
-        self._reward_adapter = reward_adapter
+        self._reward_models = self._load_reward_models(
+            models, reward_adapter, args, reward_processing_classes, tokenizer
+        )
+        self._reward_adapter = None if args.score_mode == "rules_only" else reward_adapter
         self._scoring = Scoring(args, len(self._rules), self._reward_models)
         self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._reference = choose_reference(model, ref_model, is_peft, args)
@@ -149,7 +152,7 @@ class PPOTrainer(Rollouts, GRPOTrainer):
 
     # Models -------------------------------------------------------------------------------------------------------
 
-    def _load_reward_models(self, models, args, tokenizers, actors_tokenizer) -> list[RewardModel]:
+    def _load_reward_models(self, models, adapter, args, tokenizers, actors_tokenizer) -> list[RewardModel]:
         if args.score_mode == "rules_only":
             return []
         tokenizers = _listed(tokenizers) or [None] * len(models)
@@ -157,19 +160,18 @@ class PPOTrainer(Rollouts, GRPOTrainer):
             raise ConfigError(
                 f"{len(tokenizers)} reward_processing_classes for {len(models)} reward models. Give one for each."
             )
-        loaded = [load_classifier(model, args) for model in models]
-        return [
-            RewardModel(
-                model,
-                tokenizer_of(model, tokenizer, actors_tokenizer),
-                name=reward_name(model, i),
-                max_tokens_per_forward=args.reward_tokens_per_forward,
-                autocast=lambda: self.accelerator.autocast(),
-                agree=lambda num_forwards: self._agreed_num_forwards(num_forwards),
-                chat_template_kwargs=args.chat_template_kwargs,
-            )
-            for i, (model, tokenizer) in enumerate(zip(loaded, tokenizers, strict=True))
-        ]
+        options = dict(
+            max_tokens_per_forward=args.reward_tokens_per_forward,
+            autocast=lambda: self.accelerator.autocast(),
+            agree=lambda num_forwards: self._agreed_num_forwards(num_forwards),
+            chat_template_kwargs=args.chat_template_kwargs,
+        )
+        scorers = []
+        for i, (given, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
+            model = load_classifier(given, args)
+            tokenizer = tokenizer_of(model, tokenizer, actors_tokenizer)
+            scorers.append(RewardModel(model, tokenizer, reward_name(model, i), **options))
+        return scorers + [SharedRewardModel(folder, actors_tokenizer, **options) for folder in _listed(adapter)]
 
     def _add_models(self) -> None:
         """Overrides trl_ext.GRPOTrainer._add_models: reference, reward models and critic join the actor."""
@@ -177,13 +179,16 @@ class PPOTrainer(Rollouts, GRPOTrainer):
         if self._reference is not None:
             compat.add_fused_head(self._reference, self.temperature, self.args.cast_lm_head_to_fp32)
             self.ref_model = prepare_frozen(self._reference, self)
-        for scorer in self._reward_models:
-            scorer.wrapped = prepare_frozen(scorer.wrapped, self)
         if self._value_model is not None:
             check_value_model(self._value_model, self.model.config, self.processing_class)
             if self.args.disable_dropout:
                 compat.disable_dropout(self._value_model)
-        self._critic = make_critic(self._critic_kind, self, self._value_model)
+        self._critic = make_critic(self._critic_kind, self, self._value_model, self._reward_adapter)
+        for scorer in self._reward_models:
+            if isinstance(scorer, SharedRewardModel):
+                scorer.attach(self)
+            else:
+                scorer.wrapped = prepare_frozen(scorer.wrapped, self)
         if not self._critic.is_trained_with_actor:
             self.add_callback(CriticStarts(self))
         self._set_stop_tokens()

@@ -259,8 +259,8 @@ class PPOConfig(GRPOConfig):
                 raise ConfigError(f"{name}={getattr(self, name)} is negative. Use 0 or more.")
         if self.kl_target is not None and self.kl_horizon <= self.generation_batch_size:
             raise ConfigError(
-                f"kl_horizon={self.kl_horizon} is not above the {self.generation_batch_size} episodes of an update, so "
-                "one update would throw the KL coefficient about. Use 10 times the episodes or more."
+                f"kl_horizon={self.kl_horizon} is not above the {self.generation_batch_size} episodes of an update: one "
+                "update would throw the KL coefficient about. Use 10 times the episodes or more."
             )
         for name in ("total_episodes", "cliprange_value", "value_learning_rate", "local_rollout_forward_batch_size"):
             value = getattr(self, name)

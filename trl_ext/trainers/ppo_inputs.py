@@ -21,14 +21,14 @@ def check_models(
     """Raise ConfigError for models that cannot work together, before anything is loaded or moved."""
     if model is None:
         raise ConfigError("PPOTrainer has no model. Give the actor: PPOTrainer(args=..., model=..., ...).")
-    if ref_model is not None and ref_model is model:
+    if _is_one_object(ref_model, model):
         raise ConfigError(
             "ref_model is the model itself: the KL between them would be 0 and the reference would be trained. Give "
             "None (a copy is made, or the adapters are switched off), or a model of its own."
         )
-    if value_model is not None and value_model is model:
+    if _is_one_object(value_model, model):
         raise ConfigError("value_model is the actor itself. Take critic='head' to share its weights.")
-    if any(value_model is not None and reward is value_model for reward in reward_models):
+    if any(_is_one_object(reward, value_model) for reward in reward_models):
         raise ConfigError("value_model is the reward model itself, which must not be trained. Load it twice.")
     if not reward_models and not reward_funcs:
         raise ConfigError("Nothing scores the completions. Give reward_funcs, such as a RuleSet, or a reward_model.")
@@ -36,6 +36,11 @@ def check_models(
         raise ConfigError("score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.")
     if args.score_mode == "rules_only" and not reward_funcs:
         raise ConfigError("score_mode='rules_only' has no rules. Give reward_funcs, or another score_mode.")
+
+
+def _is_one_object(a: Any, b: Any) -> bool:
+    """Whether two models share their weights; two equal paths are loaded twice."""
+    return a is b and a is not None and not isinstance(a, str)
 
 
 def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> None:

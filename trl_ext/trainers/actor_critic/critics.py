@@ -16,8 +16,9 @@ from accelerate.utils import is_peft_model
 from trl_ext import compat
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.actor_critic import critic_files
-from trl_ext.trainers.actor_critic.roles import CRITIC, Roles, pin_roles
-from trl_ext.trainers.actor_critic.value_head import add_token_values, add_value_head
+from trl_ext.trainers.actor_critic.reward_adapter import load_reward_adapter
+from trl_ext.trainers.actor_critic.roles import CRITIC, REWARD, Roles, pin_roles
+from trl_ext.trainers.actor_critic.value_head import add_reward_head, add_token_values, add_value_head
 
 
 class HeadCritic:
@@ -61,16 +62,19 @@ class AdapterCritic(HeadCritic):
     name = "adapter"
     comes_with_log_probs = False
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Any, reward_adapter: str | None = None):
         self._peft_model = model = trainer.model
         self._actor = model.active_adapter
         config = copy.deepcopy(model.peft_config[self._actor])
         if trainer.args.disable_dropout:
             config.lora_dropout = 0.0
         model.add_adapter(CRITIC, config)
-        self.roles = Roles(model, {CRITIC: CRITIC})
+        reward_head = None if reward_adapter is None else load_reward_adapter(model, reward_adapter, REWARD)
+        self.roles = Roles(model, {CRITIC: CRITIC, REWARD: REWARD})
         base = model.get_base_model()
         self.head = add_value_head(base, self.roles)
+        if reward_head is not None:
+            add_reward_head(base, reward_head)
         pin_roles(base, self.roles)
         self.after_rollout()
 
@@ -200,14 +204,14 @@ def split_group(optimizer: Any, parameters: list[torch.nn.Parameter], learning_r
             optimizer.add_param_group({**group, "params": own, "lr": learning_rate})
 
 
-def make_critic(kind: str, trainer: Any, value_model: Any) -> Any:
+def make_critic(kind: str, trainer: Any, value_model: Any = None, reward_adapter: str | None = None) -> Any:
     """The critic of this kind, attached to the trainer's actor."""
     if kind == "separate":
         return SeparateCritic(trainer, value_model)
-    return {"adapter": AdapterCritic, "head": HeadCritic}[kind](trainer)
+    return HeadCritic(trainer) if kind == "head" else AdapterCritic(trainer, reward_adapter)
 
 
-def choose_critic(args: Any, is_peft: bool, value_model: Any) -> str:
+def choose_critic(args: Any, is_peft: bool, value_model: Any, reward_adapter: str | None = None) -> str:
     """Which critic, given what was asked for and what there is.
 
     Raises:
@@ -231,6 +235,11 @@ def choose_critic(args: Any, is_peft: bool, value_model: Any) -> str:
             "critic='adapter' is not possible under ZeRO-3: DeepSpeed prefetches weights in the order of modules it "
             "saw first, which changes with the role, and needs reentrant checkpointing with PEFT, which cannot keep "
             "the adapters apart. Use ZeRO-2 (LoRA has little optimizer state to shard), or critic='head'."
+        )
+    if critic != "adapter" and reward_adapter is not None:
+        raise ConfigError(
+            f"reward_adapter is a third LoRA beside those of actor and critic, but critic='{critic}' has none. Take "
+            "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
     if critic == "separate" and args.fp16:
         raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")

@@ -29,7 +29,7 @@ def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
         model = AutoModelForCausalLM.from_pretrained(given, **options) if isinstance(given, str) else given
         return model.eval().requires_grad_(False)
     if is_peft:
-        if is_peft_model(model):
+        if not isinstance(model, str) and is_peft_model(model):
             add_reference_adapter(model, args.ref_adapter_name)
         return None
     return None if isinstance(model, str) else copied_reference(model)

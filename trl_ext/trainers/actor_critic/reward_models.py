@@ -68,20 +68,33 @@ class RewardModel:
     ):
         self.wrapped = model
         self.model = model.get_base_model() if is_peft_model(model) else model
+        self._set_up(tokenizer, name, max_tokens_per_forward, autocast, agree, device, chat_template_kwargs)
+        _check_labels(self.model.config, name)
+        self._pad_token_id = _adopt_pad_token(self.model.config, tokenizer, name)
+        self._num_positions = num_positions(self.model)
+        _freeze(model)
+        self.packs = self._start_packing()
+        self._check_is_due = self.packs
+
+    def _set_up(
+        self,
+        tokenizer: Any,
+        name: str,
+        max_tokens_per_forward: int | None = None,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        agree: Callable[[int], int] | None = None,
+        device: torch.device | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """What does not depend on the model. `__name__` is what TRL's logs call it."""
         self.tokenizer = tokenizer
-        self.name = name
+        self.name = self.__name__ = name
         self._max_tokens = _checked_budget(max_tokens_per_forward, name)
         self._autocast = autocast
         self._agree = agree or (lambda num_forwards: num_forwards)
         self._device = device
         self._template_kwargs = chat_template_kwargs or {}
-        _check_labels(self.model.config, name)
-        self._pad_token_id = _adopt_pad_token(self.model.config, tokenizer, name)
-        self._num_positions = num_positions(self.model)
         self._warned_of_cut = False
-        _freeze(model)
-        self.packs = self._start_packing()
-        self._check_is_due = self.packs
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
         """Scores of completions, [N] float32 on the model's device. Collective under `agree`.

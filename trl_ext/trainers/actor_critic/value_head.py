@@ -5,7 +5,7 @@ Legend: B rows, T tokens of a row, H hidden size.
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.actor_critic.roles import ACTOR, CRITIC, Roles
+from trl_ext.trainers.actor_critic.roles import ACTOR, CRITIC, REWARD, Roles
 
 NAME = "value_head"
 
@@ -86,12 +86,16 @@ def add_value_head(model: Any, roles: Roles | None = None) -> nn.Linear:
     return head
 
 
-def _role_forward(self: Any, role: str, *args: Any, pool_index: torch.Tensor | None = None, **kwargs: Any) -> Any:
-    with self.roles.as_role(role):
+def _role_forward(self: Any, role: str, *args: Any, **kwargs: Any) -> TokenValues:
+    with nullcontext() if self.roles is None else self.roles.as_role(role):
         hidden = self.base_model(*args, **kwargs)[0]
-    if pool_index is not None:
-        hidden = hidden[:, pool_index]
     return TokenValues(values=getattr(self, self.role_heads[role])(hidden))
+
+
+def add_reward_head(model: Any, head: nn.Linear) -> None:
+    """Let `model(..., role="reward")` return what a trained score head says of every token, as `values`."""
+    model.add_module(f"{REWARD}_head", run_in_fp32(head))
+    model.role_heads[REWARD] = f"{REWARD}_head"
 
 
 def add_token_values(model: Any) -> nn.Linear:

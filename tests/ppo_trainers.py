@@ -81,8 +81,15 @@ def prompts(num: int = 16) -> Dataset:
 
 
 def actor(family: str = "llama", seed: int = 0) -> Any:
-    """A tiny causal model with LoRA weights that already do something, where the critic is an adapter."""
+    """A tiny causal model."""
     return tiny.model(family, seed)
+
+
+def decided_actor() -> Any:
+    """One whose head can say something: with initial weights of 0.02 no hidden state makes a token likely."""
+    model = actor()
+    model.lm_head.weight.data *= 10
+    return model
 
 
 def classifier(seed: int = 5, family: str = "llama", num_labels: int = 1, **changes: Any) -> Any:

@@ -35,12 +35,13 @@ def test_a_toy_task_is_solved(critic, tmp_path):
         rollout_func=None,
         reward_funcs=ppo_trainers.share_of_sevens,
         data=ppo_trainers.prompts(64),
-        max_steps=120,
+        max_steps=80,
+        model=ppo_trainers.decided_actor(),
         per_device_train_batch_size=32,
         gradient_accumulation_steps=1,
         num_ppo_epochs=2,
         kl_coef=0.0,
-        learning_rate=2e-2 if critic == "adapter" else 5e-3,
+        learning_rate=5e-3,
         adam_epsilon=1e-8,
         vf_coef=0.5,
     )
@@ -328,3 +329,13 @@ def test_no_tensor_of_vocabulary_size_is_kept(tmp_path):
     trainer.train()
     for batch in trainer._buffered_inputs:
         assert all(v.dim() < 3 for v in batch.values() if isinstance(v, torch.Tensor))
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_one_token_prompts_that_nothing_scores_go_through(packing, tmp_path):
+    trainer = ppo_trainers.trainer(
+        "head", tmp_path, data=Dataset.from_dict({"prompt": ["w5"] * 16}), packing=packing, max_steps=1,
+        reward_funcs=lambda completions, **_: [None] * len(completions),
+    )  # fmt: skip
+    trainer.train()
+    assert logged(trainer, "ppo/unscored_frac") == [1.0]

@@ -74,7 +74,7 @@ def plan(batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, kee
     """
     kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
     if not kept:
-        return [_one_token_row()]
+        return [_filler(batch)]
     prompts: dict[tuple[int, ...], int] = {}
     items = []
     for i in kept:
@@ -111,7 +111,7 @@ def score(
     logps = entropies = values = None
     aux_losses = []
     num_forwarded = 0
-    for row in _with_surplus(rows, num_forwards):
+    for row in _with_surplus(rows, num_forwards, batch):
         packed = lay_out(row, batch.sequences, batch.num_scored, device)
         num_forwarded += packed.num_tokens
         with packed_forward():
@@ -122,8 +122,8 @@ def score(
             entropies = _scatter(entropies, size, target, outputs.entropy, packed.scored_index)
         if compute_aux_loss:
             aux_losses.append(outputs.aux_loss)
-        if outputs.get("values") is not None:
-            values = _scatter(values, size, target, outputs.values, packed.scored_index)
+        if outputs.get("token_values") is not None:
+            values = _scatter(values, size, target, outputs.token_values, packed.scored_index)
     shape = (len(batch.sequences), batch.width)
     return LogProbs(
         logps=logps.view(shape),
@@ -162,12 +162,12 @@ def score_values(
     """Values before each completion token, [B, C], and the tokens that went through the model.
 
     Args:
-        model: Called with a flat row and `options`; returns `values` [1, T], what is expected after each token.
+        model: Called with a flat row and `options`; returns `token_values` [1, T], what is expected after each token.
         batch, rows, device, num_forwards: As in `score`.
     """
     values = None
     num_forwarded = 0
-    for row in _with_surplus(rows, num_forwards):
+    for row in _with_surplus(rows, num_forwards, batch):
         packed = lay_out(row, batch.sequences, batch.num_scored, device)
         num_forwarded += packed.num_tokens
         with packed_forward():
@@ -179,12 +179,13 @@ def score_values(
                 **options,
             )
         target = packed.scored_item * batch.width + packed.scored_offset
-        values = _scatter(values, len(batch.sequences) * batch.width, target, outputs.values, packed.scored_index)
+        size = len(batch.sequences) * batch.width
+        values = _scatter(values, size, target, outputs.token_values, packed.scored_index)
     return values.view(len(batch.sequences), batch.width), num_forwarded
 
 
-def _with_surplus(rows: Sequence[Row], num_forwards: int | None) -> list[Row]:
-    return [*rows, *[_one_token_row()] * max((num_forwards or 0) - len(rows), 0)]
+def _with_surplus(rows: Sequence[Row], num_forwards: int | None, batch: Unpadded) -> list[Row]:
+    return [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
@@ -220,6 +221,8 @@ def _renumber(row: Row, kept: Sequence[int]) -> Row:
     return Row(tuple(Segment(s.start, s.end, kept[s.item], s.offset, s.prefix, s.is_prefix) for s in row.segments))
 
 
-def _one_token_row() -> Row:
-    """The shortest forward: two tokens of the first sequence, none of them scored."""
-    return Row((Segment(0, 2, 0, 0, (0, 0), is_prefix=True),))
+def _filler(batch: Unpadded) -> Row:
+    """The shortest forward with a prediction: two tokens of the longest sequence, none of them scored."""
+    lengths = [len(sequence) for sequence in batch.sequences]
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    return Row((Segment(0, min(2, lengths[longest]), longest, 0, (0, 0), is_prefix=True),))

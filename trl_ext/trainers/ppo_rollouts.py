@@ -38,7 +38,7 @@ class Rollouts:
             result = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **options
             )
-        values = [o.values[:, -logits_to_keep - 1 : -1] for o in outputs if o.get("values") is not None]
+        values = [o.token_values[:, -logits_to_keep - 1 : -1] for o in outputs if o.get("token_values") is not None]
         if values:
             self._seen_values.append(torch.cat(values))
         return result
@@ -64,7 +64,7 @@ class Rollouts:
             self._count(input_ids.numel(), attention_mask, input_ids)
             with self.accelerator.autocast():
                 outputs = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, role=CRITIC)
-            return outputs.values[:, -width - 1 : -1]
+            return outputs.token_values[:, -width - 1 : -1]
         batch, rows, num_forwards = self._planned(input_ids, attention_mask, width, self._share_prompt)
         with self.accelerator.autocast():
             values, num = score_values(model, batch, rows, input_ids.device, num_forwards, role=CRITIC)

@@ -60,7 +60,8 @@ def load_rollouts(folder: str, rank: int, device: torch.device) -> tuple[int, li
                 "processes. Resume with as many as it was saved by."
             )
         return None
-    state = torch.load(path, map_location=device, weights_only=True)
+    # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
+    state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
     return state["step"], state["rollouts"]
 
 

@@ -69,7 +69,7 @@ def check_values(
         batch = _unpadded(probes)
         ids, mask = _right_padded(batch, device)
         with autocast():
-            values = model(input_ids=ids, attention_mask=mask, use_cache=False, role=CRITIC).values
+            values = model(input_ids=ids, attention_mask=mask, use_cache=False, role=CRITIC).token_values
         ends = zip(values, batch.sequences, batch.num_scored, strict=True)
         return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
 

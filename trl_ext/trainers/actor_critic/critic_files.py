@@ -62,9 +62,10 @@ def save_optimizer(checkpoint: str, optimizer: Any) -> None:
     torch.save(optimizer.state_dict(), Path(checkpoint) / FOLDER / _OPTIMIZER)
 
 
-def load_optimizer(checkpoint: str, optimizer: Any, device: torch.device) -> None:
+def load_optimizer(checkpoint: str, optimizer: Any) -> None:
     path = Path(checkpoint) / FOLDER / _OPTIMIZER
-    optimizer.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+    # The optimizer moves its state to where its parameters are.
+    optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def load_model(checkpoint: str, model: Any) -> None:

@@ -181,7 +181,7 @@ class SeparateCritic:
         if self._trainer.is_deepspeed_enabled:
             self.wrapped.load_checkpoint(str(Path(checkpoint) / critic_files.FOLDER / "engine"))
         else:
-            critic_files.load_optimizer(checkpoint, self.optimizer, self._trainer.accelerator.device)
+            critic_files.load_optimizer(checkpoint, self.optimizer)
 
 
 def _decay_groups(trainer: Any, model: Any) -> list[dict[str, Any]]:

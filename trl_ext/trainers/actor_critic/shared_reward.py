@@ -41,7 +41,7 @@ class SharedRewardModel(RewardModel):
         """Nothing: the actor has been checked, and goes on training after this."""
 
     def _call(self, pool_index: torch.Tensor | None = None, **inputs: Any) -> SequenceClassifierOutputWithPast:
-        values = self._trainer.model(role=REWARD, **{"use_cache": False, **inputs}).values
+        values = self._trainer.model(role=REWARD, **{"use_cache": False, **inputs}).token_values
         if pool_index is not None:
             return SequenceClassifierOutputWithPast(logits=values[0, pool_index, None])
         ends = [scored_token(row, self._pad_token_id) for row in inputs["input_ids"].tolist()]

@@ -23,16 +23,19 @@ NAME = "value_head"
 
 @dataclass
 class ActorOutput(FusedCausalLMOutput):
-    """TRL's log-probabilities, and beside them values [B, T]: what is expected after each token."""
+    """TRL's log-probabilities, and beside them token_values [B, T]: what is expected after each token."""
 
-    values: torch.Tensor | None = None
+    token_values: torch.Tensor | None = None
 
 
 @dataclass
 class TokenValues(ModelOutput):
-    """values [B, T]: what is expected after each token."""
+    """token_values [B, T]: what is expected after each token.
 
-    values: torch.Tensor | None = None
+    Not `values`: an output is a dict, whose own `values()` DeepSpeed and DDP call.
+    """
+
+    token_values: torch.Tensor | None = None
 
 
 def run_in_fp32(head: nn.Linear) -> nn.Linear:
@@ -54,8 +57,8 @@ def _fp32_forward(self: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
 def add_value_head(model: Any, roles: Roles | None = None) -> nn.Linear:
     """Give a causal model with TRL's fused head a value head, which starts at zero.
 
-    Without `roles` each scored forward also returns `values`. With them it does not, and `model(..., role="critic")`
-    computes the backbone with the critic's adapter and returns `values` alone.
+    Without `roles` each scored forward also returns `token_values`. With them it does not, and
+    `model(..., role="critic")` computes the backbone with the critic's adapter and returns `token_values` alone.
 
     Args:
         model: Causal model of transformers, without wrapper.
@@ -80,7 +83,7 @@ def add_value_head(model: Any, roles: Roles | None = None) -> nn.Linear:
             return self.forward_actor(*args, **kwargs)
         with outputs_of(self.base_model) as seen:
             outputs = self.forward_actor(*args, **kwargs)
-        return ActorOutput(**outputs, values=getattr(self, NAME)(seen[-1][0]))
+        return ActorOutput(**outputs, token_values=getattr(self, NAME)(seen[-1][0]))
 
     model.forward = MethodType(forward, model)
     return head
@@ -89,7 +92,7 @@ def add_value_head(model: Any, roles: Roles | None = None) -> nn.Linear:
 def _role_forward(self: Any, role: str, *args: Any, **kwargs: Any) -> TokenValues:
     with nullcontext() if self.roles is None else self.roles.as_role(role):
         hidden = self.base_model(*args, **kwargs)[0]
-    return TokenValues(values=getattr(self, self.role_heads[role])(hidden))
+    return TokenValues(token_values=getattr(self, self.role_heads[role])(hidden))
 
 
 def add_reward_head(model: Any, head: nn.Linear) -> None:
@@ -99,7 +102,7 @@ def add_reward_head(model: Any, head: nn.Linear) -> None:
 
 
 def add_token_values(model: Any) -> nn.Linear:
-    """Let a sequence or token classification model return `values` of every token for `model(..., role="critic")`.
+    """Let a sequence or token classification model return `token_values` for `model(..., role="critic")`.
 
     Raises:
         ConfigError: it has not one `score` on top of a backbone.
@@ -117,7 +120,7 @@ def add_token_values(model: Any) -> nn.Linear:
     def forward(self: Any, *args: Any, role: str | None = None, **kwargs: Any) -> Any:
         if role is None:
             return self.forward_scores(*args, **kwargs)
-        return TokenValues(values=self.score(self.base_model(*args, **kwargs)[0]))
+        return TokenValues(token_values=self.score(self.base_model(*args, **kwargs)[0]))
 
     model.forward = MethodType(forward, model)
     return head

@@ -181,7 +181,7 @@ SEAMS = (
     Seam(
         "trl.trainer.utils:add_fused_lm_head",
         ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
-        "log-probabilities and entropies of a packed row without its logits",
+        "log-probabilities and entropies of a packed row without its logits; `shift_labels` at chosen positions",
     ),
     Seam("trl.trainer.utils:is_async_callable", (), "guards asynchronous reward functions as such"),
     Seam("trl.trainer.grpo_trainer:GRPOTrainer._tokenize_prompts", ("prompts",), "measures the longest prompt"),

@@ -11,6 +11,7 @@ from trl_ext.packing import attention
 from trl_ext.packing.layout import lay_out, segment_table
 from trl_ext.packing.plan import Item, plan_rows
 from trl_ext.trainers.packed_log_probs import forward, plan, score, unpad
+from trl_ext.trainers.scored_positions import let_positions_be_chosen
 
 torch.set_num_threads(1)
 
@@ -168,6 +169,7 @@ def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
 def test_scores_return_to_their_row_and_column():
     model = tiny.model("llama").eval()
     add_fused_lm_head(model)
+    let_positions_be_chosen(model)
     attention.install(model.config)
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
     with torch.no_grad():
@@ -189,6 +191,7 @@ def test_the_first_token_of_a_segment_carries_no_label():
 def test_a_packed_forward_needs_no_mask_of_the_whole_row(monkeypatch):
     model = tiny.model("llama").eval()
     add_fused_lm_head(model)
+    let_positions_be_chosen(model)
     attention.install(model.config)
     monkeypatch.setattr("trl_ext.compat.mask_function", lambda name: pytest.fail("a [T, T] mask was built"))
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)

@@ -9,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 import trl_ext
+import trl_ext.errors
 from tests import ppo_trainers, tiny
 from tests.ppo_trainers import CRITICS, stir
 
@@ -35,7 +36,7 @@ def test_a_toy_task_is_solved(critic, tmp_path):
         rollout_func=None,
         reward_funcs=ppo_trainers.share_of_sevens,
         data=ppo_trainers.prompts(64),
-        max_steps=80,
+        max_steps=120 if critic == "separate" else 60,
         model=ppo_trainers.decided_actor(),
         per_device_train_batch_size=32,
         gradient_accumulation_steps=1,
@@ -47,7 +48,7 @@ def test_a_toy_task_is_solved(critic, tmp_path):
     )
     trainer.train()
     scores = logged(trainer, "objective/scores")
-    assert sum(scores[:5]) / 5 < 0.05
+    assert scores[0] < 0.05
     assert sum(scores[-5:]) / 5 > 0.8
 
 
@@ -339,3 +340,49 @@ def test_one_token_prompts_that_nothing_scores_go_through(packing, tmp_path):
     )  # fmt: skip
     trainer.train()
     assert logged(trainer, "ppo/unscored_frac") == [1.0]
+
+
+def test_a_loaded_value_model_is_checkpointed(tmp_path):
+    """transformers hands out models in evaluation mode, which never checkpoint."""
+    ppo_trainers.classifier().save_pretrained(tmp_path / "value")
+    tiny.tokenizer().save_pretrained(tmp_path / "value")
+    trainer = ppo_trainers.trainer(
+        "separate", tmp_path, value_model=str(tmp_path / "value"), gradient_checkpointing=True, max_steps=1
+    )
+    recomputed = []
+    layer = trainer._value_model.model.layers[0]
+    forward = layer.self_attn.forward
+    layer.self_attn.forward = lambda *a, **k: recomputed.append(torch.is_grad_enabled()) or forward(*a, **k)
+    trainer.train()
+    # Per micro-batch with gradient: once forward, once again in the backward.
+    assert sum(recomputed) == 2 * trainer.args.gradient_accumulation_steps
+
+
+def test_a_chat_template_that_fails_is_said_with_the_reward_models_name(tmp_path):
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w4 w5"}]] * 8})
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no such role') }}"
+    trainer = ppo_trainers.trainer(
+        "head", tmp_path, data=data, reward_model=ppo_trainers.classifier(), reward_processing_classes=tokenizer,
+        rollout_func=chat_rollout,
+    )  # fmt: skip
+    with pytest.raises(trl_ext.errors.RuleError, match=r"reward_model_0.*raised"):
+        trainer.train()
+
+
+def chat_rollout(prompts, trainer):
+    ids = [[5, 6]] * len(prompts)
+    return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None}
+
+
+def test_a_named_adapter_is_trained_and_another_is_its_reference(tmp_path):
+    model = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA), adapter_name="policy")
+    model.add_adapter("start", LoraConfig(**ppo_trainers.LORA, init_lora_weights=False))
+    trainer = ppo_trainers.trainer(
+        "adapter", tmp_path, model=model, peft_config=None, model_adapter_name="policy", ref_adapter_name="start",
+        max_steps=1,
+    )  # fmt: skip
+    before = ppo_trainers.trained_weights(trainer)
+    trainer.train()
+    assert {name.split(".")[-2] for name in before if "lora" in name} == {"policy", "critic"}
+    assert abs(logged(trainer, "objective/kl")[0]) > 1e-4

@@ -139,7 +139,7 @@ def test_actor_and_critic_load_in_plain_transformers_and_peft(uninterrupted):
         if critic == "head":
             expected = trainer.model(input_ids=ids, labels=ids, fused_lm_head=True)
         actual = values_by_plain_transformers(critic, folder / "final", ids)
-        torch.testing.assert_close(actual, expected.values, rtol=0, atol=1e-6)
+        torch.testing.assert_close(actual, expected.token_values, rtol=0, atol=1e-6)
         logits = trainer.model(input_ids=ids).logits
         if critic == "adapter":
             actor = PeftModel.from_pretrained(tiny.model("llama"), folder / "final").eval()

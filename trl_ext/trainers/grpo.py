@@ -24,6 +24,7 @@ from trl_ext.trainers.packing_switch import PackingSwitch
 from trl_ext.trainers.reward_guard import guard, raise_together
 from trl_ext.trainers.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.rule_state import RuleStates, load_state, start_scoring, synchronise
+from trl_ext.trainers.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.self_check import check_causal_model
 from trl_ext.trainers.token_counts import TokenCounts
 
@@ -84,6 +85,11 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         if is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning:
             return "prompt tuning puts virtual tokens before every row"
         return ""
+
+    def _start_packing(self) -> None:
+        for model in self._models():
+            let_positions_be_chosen(model)
+        super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
         return check_causal_model(

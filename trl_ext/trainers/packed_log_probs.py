@@ -12,6 +12,7 @@ import torch
 from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import PackedRow, lay_out
 from trl_ext.packing.plan import Item, Row, Segment, plan_rows
+from trl_ext.trainers.scored_positions import only_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def score(
     """Forward the rows one by one and put every log-probability back at its row and column.
 
     Args:
-        model: Causal model with TRL's fused head and packed attention installed, wrapped or not.
+        model: Causal model with TRL's fused head, packed attention and `let_positions_be_chosen`, wrapped or not.
         batch: What `rows` were planned from.
         rows: Result of `plan`.
         device: Where the model's inputs go.
@@ -117,13 +118,13 @@ def score(
         with packed_forward():
             outputs = forward(model, packed, compute_aux_loss)
         target = packed.scored_item * batch.width + packed.scored_offset
-        logps = _scatter(logps, size, target, outputs.log_probs, packed.scored_index)
+        logps = _scatter(logps, size, target, outputs.log_probs)
         if compute_entropy:
-            entropies = _scatter(entropies, size, target, outputs.entropy, packed.scored_index)
+            entropies = _scatter(entropies, size, target, outputs.entropy)
         if compute_aux_loss:
             aux_losses.append(outputs.aux_loss)
         if outputs.get("token_values") is not None:
-            values = _scatter(values, size, target, outputs.token_values, packed.scored_index)
+            values = _scatter(values, size, target, outputs.token_values)
     shape = (len(batch.sequences), batch.width)
     return LogProbs(
         logps=logps.view(shape),
@@ -180,7 +181,8 @@ def score_values(
             )
         target = packed.scored_item * batch.width + packed.scored_offset
         size = len(batch.sequences) * batch.width
-        values = _scatter(values, size, target, outputs.token_values, packed.scored_index)
+        chosen = outputs.token_values.index_select(1, _before_scored(packed))
+        values = _scatter(values, size, target, chosen)
     return values.view(len(batch.sequences), batch.width), num_forwarded
 
 
@@ -189,29 +191,37 @@ def _with_surplus(rows: Sequence[Row], num_forwards: int | None, batch: Unpadded
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
-    """One model call on a flat row, through TRL's fused head. No attention mask: the segments say it all."""
-    options = {"output_router_logits": True} if compute_aux_loss else {}
-    return model(
-        input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
-        labels=packed.labels,
-        segments=packed.table,
-        fused_lm_head=True,
-        use_cache=False,
-        **options,
-    )
+    """One model call on a flat row, through TRL's fused head. No attention mask: the segments say it all.
 
-
-def _scatter(
-    total: torch.Tensor | None, size: int, target: torch.Tensor, values: torch.Tensor, index: torch.Tensor
-) -> torch.Tensor:
-    """Add the values of a flat row, [1, T - 1] or [1, T], to the flattened batch [B * C].
-
-    What stands at place t belongs to token t + 1: the fused head shifts, and a value is that of the text so far. An
-    empty `target` adds nothing but
-    keeps the forward in the graph, so that every rank's backward meets the same parameters.
+    The result's fields have one entry a scored token, in the row's order.
     """
-    placed = values.new_zeros(size).index_put((target,), values[0, index - 1])
+    options = {"output_router_logits": True} if compute_aux_loss else {}
+    before = _before_scored(packed)
+    with only_positions(before):
+        return model(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            # The label of a position is the token after it; a row without scored tokens has one without label.
+            shift_labels=packed.labels.roll(-1, dims=1).index_select(1, before),
+            segments=packed.table,
+            fused_lm_head=True,
+            use_cache=False,
+            **options,
+        )
+
+
+def _before_scored(packed: PackedRow) -> torch.Tensor:
+    """Positions whose hidden state predicts a scored token; the first one of a row that has none."""
+    return packed.scored_index - 1 if packed.scored_index.numel() else packed.scored_index.new_zeros(1)
+
+
+def _scatter(total: torch.Tensor | None, size: int, target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Add the values of a flat row's scored tokens, [1, S], to the flattened batch [B * C].
+
+    An empty `target` adds nothing but keeps the forward in the graph, so that every rank's backward meets the same
+    parameters.
+    """
+    placed = values.new_zeros(size).index_put((target,), values[0, : target.numel()])
     if target.numel() == 0:
         placed = placed + 0.0 * values.sum()
     return placed if total is None else total + placed

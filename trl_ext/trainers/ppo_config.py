@@ -44,6 +44,9 @@ class PPOConfig(GRPOConfig):
     beta: float = field(
         default=0.05, metadata={"help": "Weight of the KL penalty in the reward; 0 needs no reference model."}
     )
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "No dropout in any model: with it, the ratio of new to old policy is noise."}
+    )
     epsilon: float = field(default=0.2, metadata={"help": "Clip range of the policy's probability ratio."})
 
     response_length: int | None = _renamed("response_length")
@@ -259,8 +262,8 @@ class PPOConfig(GRPOConfig):
                 raise ConfigError(f"{name}={getattr(self, name)} is negative. Use 0 or more.")
         if self.kl_target is not None and self.kl_horizon <= self.generation_batch_size:
             raise ConfigError(
-                f"kl_horizon={self.kl_horizon} is not above the {self.generation_batch_size} episodes of an update: one "
-                "update would throw the KL coefficient about. Use 10 times the episodes or more."
+                f"kl_horizon={self.kl_horizon} is not above the {self.generation_batch_size} episodes of an update, "
+                "which would throw the KL coefficient about. Use 10 times the episodes or more."
             )
         for name in ("total_episodes", "cliprange_value", "value_learning_rate", "local_rollout_forward_batch_size"):
             value = getattr(self, name)

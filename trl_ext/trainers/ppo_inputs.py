@@ -10,6 +10,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl_ext.errors import ConfigError
 
 
+def listed(given: Any) -> list[Any]:
+    """None, one or several, as a list."""
+    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+
+
 def check_models(
     args: Any,
     model: Any,

@@ -20,6 +20,7 @@ from trl_ext.trainers.actor_critic.roles import CRITIC
 from trl_ext.trainers.actor_critic.value_head import outputs_of
 from trl_ext.trainers.packed_log_probs import score_values
 from trl_ext.trainers.ppo_inputs import TokenizedPrompt, keep_token_ids
+from trl_ext.trainers.reward_guard import raise_together
 
 
 class Rollouts:
@@ -90,6 +91,7 @@ class Rollouts:
         own = rules[self._own_rows(size)]
         with self._clock.phase("score"):
             models = self.accelerator.gather(self._scoring.ask_models(prompts, completions, own, weights).contiguous())
+        raise_together(self._reward_models, self.accelerator.num_processes, self.accelerator.process_index)
         per_function = torch.cat([rules, models], dim=1)
         self._scores = self._scoring.scores(per_function, weights, self.model.training)
         return per_function

@@ -82,7 +82,7 @@ def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:
     Raises:
         RuleError: with the name, the rank and the traceback of each failure.
     """
-    errors = [(r.name, r.error) for r in rewards if isinstance(r, GuardedReward) and r.error is not None]
+    errors = [(r.name, r.error) for r in rewards if getattr(r, "error", None) is not None]
     messages = [f"On rank {rank} the reward '{name}' raised:\n{_describe(error)}" for name, error in errors]
     if num_processes > 1:
         messages = gather_object(messages)

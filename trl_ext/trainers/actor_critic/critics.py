@@ -137,6 +137,8 @@ class SeparateCritic:
         else:
             self.wrapped = trainer.accelerator.prepare_model(self.bare)
             self.optimizer = trainer.accelerator.prepare_optimizer(optimizer)
+        # What `from_pretrained` returns is in evaluation mode, in which nothing is checkpointed.
+        self.wrapped.train()
         self._ratio = options["lr"] / trainer.args.learning_rate
 
     def accumulation(self) -> AbstractContextManager:

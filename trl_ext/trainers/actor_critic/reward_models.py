@@ -49,6 +49,8 @@ class RewardModel:
         model: The bare model.
         wrapped: What forwards are called through; set it to what accelerate or DeepSpeed made of `model`.
         packs: Whether forwards are flat rows. True may turn False at the first call, when the self-check runs.
+        error: What the last call raised while it made text and tokens, where `agree` is given: then nothing is scored,
+            and the caller raises it on all ranks.
 
     Raises:
         ConfigError: more or fewer than one label, neither pad nor EOS token, or a budget below one token.
@@ -91,7 +93,8 @@ class RewardModel:
         self.name = self.__name__ = name
         self._max_tokens = _checked_budget(max_tokens_per_forward, name)
         self._autocast = autocast
-        self._agree = agree or (lambda num_forwards: num_forwards)
+        self._agree = agree
+        self.error: Exception | None = None
         self._device = device
         self._template_kwargs = chat_template_kwargs or {}
         self._warned_of_cut = False
@@ -108,7 +111,13 @@ class RewardModel:
         """
         kept = [i for i in range(len(prompts)) if keep is None or bool(keep[i])]
         self._prepare()
-        sequences = self._tokenize(self._texts([prompts[i] for i in kept], [completions[i] for i in kept]))
+        self.error = None
+        try:
+            sequences = self._tokenize(self._texts([prompts[i] for i in kept], [completions[i] for i in kept]))
+        except Exception as error:  # whatever a chat template raises; the other ranks are on their way to `agree`
+            if self._agree is None:
+                raise
+            self.error, kept, sequences = error, [], []
         values = self._score(sequences, [repr(prompts[i]) for i in kept])
         scores = torch.full((len(prompts),), torch.nan, device=values.device)
         scores[torch.tensor(kept, dtype=torch.long, device=values.device)] = values
@@ -162,7 +171,7 @@ class RewardModel:
         """[n] scores of sequences, those with equal `prompts` behind one copy of what they share."""
         forwards = self._plan(sequences, prompts)
         values = torch.full((len(sequences),), torch.nan, device=self.device)
-        num_forwards = self._agree(len(forwards))
+        num_forwards = len(forwards) if self._agree is None else self._agree(len(forwards))
         for forward in forwards:
             items, scores = self._forward(forward, sequences)
             values[torch.tensor(items, device=self.device)] = scores.float()

@@ -12,7 +12,7 @@ from trl_ext.cli.main import SCRIPTS, main
 HEAVY = ("torch", "trl", "transformers", "accelerate", "matplotlib", "rich")
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["grpo", "--help"], ["reward", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in SCRIPTS)])
 def test_help_imports_nothing_heavy(argv):
     code = (
         f"import sys; from trl_ext.cli.main import main; main({argv}); print([m for m in {HEAVY} if m in sys.modules])"
@@ -30,11 +30,12 @@ def test_no_command_and_help_print_the_same(capsys):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_commands_help_names_its_script_and_a_recipe_that_there_is(name, capsys):
+def test_a_commands_help_names_its_script_and_recipes_that_there_are(name, capsys):
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: trl-ext {name} ") and f"python -m trl_ext.scripts.{name} --help" in text
-    assert f"shipped one: {SCRIPTS[name].recipe}\n" in text and resources.recipe(SCRIPTS[name].recipe).is_file()
+    assert f"shipped one: {', '.join(SCRIPTS[name].recipes)}\n" in text
+    assert all(resources.recipe(recipe).is_file() for recipe in SCRIPTS[name].recipes)
 
 
 def test_version(capsys):
@@ -46,7 +47,7 @@ def test_version(capsys):
     ("argv", "sentence"),
     [
         (["grop"], "There is no command 'grop'. Did you mean 'grpo'?"),
-        (["--unknown"], "There is no command '--unknown'. There are: grpo, reward, report, score."),
+        (["--unknown"], "There is no command '--unknown'. There are: grpo, ppo, reward, report, score."),
         (["rewrad"], "There is no command 'rewrad'. Did you mean 'reward'?"),
         (["report", "nowhere"], "There is no trainer_state.json in nowhere"),
     ],

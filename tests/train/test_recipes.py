@@ -9,7 +9,7 @@ from trl_ext import resources
 from trl_ext.cli.main import SCRIPTS
 from trl_ext.scripts.rewards import build_rules
 
-MODULES = {script.recipe: script.module for script in SCRIPTS.values()}
+MODULES = {recipe: script.module for script in SCRIPTS.values() for recipe in script.recipes}
 PATHS = {path.stem: path for path in resources.recipe("quickstart").parent.glob("*.yaml")}
 
 

@@ -23,13 +23,13 @@ class Script:
         module: What `python -m` runs; it has a function `make_parser`.
         purpose: What the command does, in a line.
         example: Its own arguments in the example of the help.
-        recipe: Name of the shipped recipe.
+        recipes: Names of the shipped recipes.
     """
 
     module: str
     purpose: str
     example: str
-    recipe: str
+    recipes: tuple[str, ...]
 
 
 SCRIPTS = {
@@ -38,14 +38,21 @@ SCRIPTS = {
         purpose="train with GRPO on rules as rewards, on one or many processes",
         example="--config recipe.yaml \\\n"
         "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k",
-        recipe="quickstart",
+        recipes=("quickstart",),
+    ),
+    "ppo": Script(
+        module="trl_ext.scripts.ppo",
+        purpose="train with PPO on rules, reward models, or both, on one or many processes",
+        example="--config recipe.yaml \\\n"
+        "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k",
+        recipes=("ppo", "ppo_reward_model"),
     ),
     "reward": Script(
         module="trl_ext.scripts.reward",
         purpose="train a reward model on pairs of answers, on one or many processes",
         example="--config reward \\\n"
         "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name trl-lib/ultrafeedback_binarized",
-        recipe="reward",
+        recipes=("reward",),
     ),
 }
 
@@ -72,7 +79,7 @@ Takes the arguments of two programs and gives each its own:
   {module:<32}  every key of a recipe; an argument that both know goes here
   accelerate launch                 --num_processes, --config_file, --main_process_port and so on
 
-  --config        a YAML recipe, or the name of a shipped one: {script.recipe}
+  --config        a YAML recipe, or the name of a shipped one: {recipes}
   --config_file   an accelerate file, or the name of a shipped one: zero2, zero3, multi_gpu, single_gpu, cpu, ...
 
 All keys:              {module} --help
@@ -98,7 +105,8 @@ def launch_script(name: str, argv: list[str]) -> int:
     """Launch a training script, or explain it."""
     script = SCRIPTS[name]
     if "-h" in argv or "--help" in argv:
-        print(SCRIPT_HELP.format(name=name, script=script, module=f"python -m {script.module}"), end="")
+        recipes, module = ", ".join(script.recipes), f"python -m {script.module}"
+        print(SCRIPT_HELP.format(name=name, script=script, module=module, recipes=recipes), end="")
         return 0
     from trl_ext.cli.launch import launch
 

@@ -51,14 +51,16 @@ class RunKind:
     """What a trainer's runs are described by.
 
     Args:
-        curves: The first one says what the run is about; an entry with a curve on its axis belongs to this kind.
+        curves: The first one says what the run is about.
         title: Heading of the curves in the report.
         held_out_title: Heading of the evaluations.
+        marks: Keys whose entries belong to this kind; unset, those of the curves on the first axis.
     """
 
     curves: tuple[Curve, ...]
     title: str
     held_out_title: str
+    marks: tuple[str, ...] = ()
 
     @property
     def axes(self) -> list[str]:
@@ -67,8 +69,14 @@ class RunKind:
 
     def is_logged_in(self, entry: Entry, prefix: str = "") -> bool:
         """True also where the value is NaN."""
-        marks = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
-        return any(curve.match(key, prefix) for curve in marks for key in entry)
+        if not self.marks:
+            return self.is_scored_in(entry, prefix)
+        return any(prefix + mark in entry for mark in self.marks)
+
+    def is_scored_in(self, entry: Entry, prefix: str = "") -> bool:
+        """Whether the entry has a curve on the first axis; a step on completions of an earlier one has none."""
+        first_axis = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
+        return any(curve.match(key, prefix) for curve in first_axis for key in entry)
 
     def in_order(self, curves: Iterable[Curve]) -> list[Curve]:
         """Different curves in the order of this kind's table, members of a family as they come."""
@@ -82,6 +90,20 @@ GRPO = RunKind(
     curves=(Curve("reward", "reward", "mean reward"), Curve("rewards/*/mean", "*", "mean reward")),
     title="Rewards",
     held_out_title="Held-out problems",
+)
+PPO = RunKind(
+    curves=(
+        Curve("objective/scores", "score", "mean score"),
+        Curve("rewards/*/mean", "*", "mean score"),
+        Curve("objective/kl", "KL", "KL"),
+        Curve("loss/value_avg", "value loss", "value loss"),
+        Curve("ppo/explained_variance", "explained variance", "explained variance"),
+        Curve("ppo/kl_coef", "KL coefficient"),
+    ),
+    title="Scores",
+    held_out_title="Held-out prompts",
+    # An optimizer step on completions of an earlier one logs its losses alone.
+    marks=("ppo/unscored_frac", "loss/value_avg"),
 )
 REWARD_MODEL = RunKind(
     curves=(
@@ -97,10 +119,11 @@ REWARD_MODEL = RunKind(
     title="Reward model",
     held_out_title="Held-out pairs",
 )
-KINDS = (GRPO, REWARD_MODEL)
+# PPO first: its runs log what GRPO's do as well.
+KINDS = (PPO, GRPO, REWARD_MODEL)
 
 # What a RuleSet without a name is called in TRL's metrics.
-_WHOLE_SET = Curve("rewards/rules/mean", "rules", "mean reward")
+_WHOLE_SET = "rewards/rules/mean"
 
 
 def kind_of(log_history: Iterable[Entry]) -> RunKind:
@@ -122,9 +145,9 @@ def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:
     kind = _kind(entry, prefix)
     found = {c: value for curve in (kind.curves if kind else ()) for c, value in curve.values(entry, prefix).items()}
     # A RuleSet is one reward function for TRL, which logs its mean beside the rules' own: it repeats the total.
-    total = found.get(GRPO.curves[0])
-    if total is not None and math.isclose(found.get(_WHOLE_SET, math.inf), total, rel_tol=1e-3, abs_tol=1e-6):
-        del found[_WHOLE_SET]
+    whole, total = number(entry, prefix + _WHOLE_SET), number(entry, f"{prefix}reward")
+    if whole is not None and total is not None and math.isclose(whole, total, rel_tol=1e-3, abs_tol=1e-6):
+        found = {curve: value for curve, value in found.items() if curve.key != _WHOLE_SET}
     return found
 
 

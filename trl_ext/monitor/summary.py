@@ -7,7 +7,7 @@ from statistics import fmean
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Curve, Entry, RunKind
 
-# Log entries averaged at either end of the run; fewer in runs shorter than four times this.
+# Log entries with new completions averaged at either end of the run; fewer in runs shorter than four times this.
 WINDOW_ENTRIES = 5
 
 
@@ -52,14 +52,14 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
     """The run's summary. Metrics that the history lacks are None or missing from their mapping."""
     training = training_entries(log_history)
     held_out = held_out_entries(log_history)
-    window = max(1, min(WINDOW_ENTRIES, len(training) // 4))
+    first, last = _ends(training)
     start = [entry for entry in held_out if not entry.get("step")]
     end = [entry for entry in held_out if entry.get("step")]
     return RunSummary(
         kind=log_keys.kind_of(log_history),
         num_steps=max((int(entry.get("step", 0)) for entry in log_history), default=0),
-        window_steps=sum(num_steps for _, num_steps in list(_with_num_steps(training))[:window]) or 1,
-        training=_changes(_means(training), _means(training[:window]), _means(training[-window:])),
+        window_steps=sum(num_steps for _, num_steps in list(_with_num_steps(training))[: len(first)]) or 1,
+        training=_changes(_means(training), _means(first), _means(last)),
         held_out=_changes(_means(held_out, HELD_OUT), _means(start[-1:], HELD_OUT), _means(end[-1:], HELD_OUT)),
         forwarded_tokens=_total(log_history, _forwarded),
         padded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/padded_tokens")),
@@ -67,6 +67,16 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         phase_s=phase_totals(log_history),
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
     )
+
+
+def _ends(training: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry]]:
+    """The entries that are averaged at either end, each with those that go on with its completions."""
+    kind = log_keys.kind_of(training)
+    starts = [place for place, entry in enumerate(training) if kind.is_scored_in(entry)]
+    window = max(1, min(WINDOW_ENTRIES, len(starts) // 4))
+    if len(starts) <= window:
+        return training, training
+    return training[: starts[window]], training[starts[-window] :]
 
 
 def training_entries(log_history: Sequence[Entry]) -> list[Entry]:

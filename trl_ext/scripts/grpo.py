@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
+from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.rewards import build_rewards
+from trl_ext.scripts.rewards import RewardArguments, build_rewards, described_reward
 
 DESCRIPTION = """\
 Train a language model with GRPO on rules as rewards.
@@ -40,23 +40,9 @@ and an unknown one is an error. The keys that most runs set:
 
 
 @dataclass
-class GRPOScriptArguments(ScriptArguments):
-    """Arguments of the script itself: the dataset (from TRL) and what scores a completion."""
+class GRPOScriptArguments(RewardArguments):
+    """Arguments of the script itself: the dataset, and what scores a completion."""
 
-    rules: list | str | dict | None = field(
-        default=None,
-        metadata={
-            "help": "Rules that score a completion: a list of rules in the recipe, or a mapping with `rules` and "
-            "`clip`; or the path of a YAML file with that mapping."
-        },
-    )
-    reward_funcs: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Further reward functions: accuracy_reward, reasoning_accuracy_reward, think_format_reward, "
-            "get_soft_overlong_punishment, or dotted paths such as my_module.my_reward."
-        },
-    )
     reward_model_name_or_path: str | None = field(
         default=None, metadata={"help": "Reward model with one output, on the hub or a folder."}
     )
@@ -73,23 +59,9 @@ def report_settings(training_args: Any, rewards: Sequence[Any]) -> dict[str, Any
     """What the report shows of this kind of run."""
     return {
         "rewards": ", ".join(described_reward(reward) for reward in rewards),
-        "processes": training_args.world_size,
-        "completions per process and forward": training_args.per_device_train_batch_size,
-        "gradient accumulation": training_args.gradient_accumulation_steps,
-        "completions per prompt": training_args.num_generations,
-        "tokens per completion, at most": training_args.max_completion_length,
-        "learning rate": training_args.learning_rate,
-        "KL penalty": training_args.beta,
-        "temperature": training_args.temperature,
+        **training.rollout_settings(training_args),
         "loss": training_args.loss_type,
     }
-
-
-def described_reward(reward: Any) -> str:
-    """A reward in the report: rules with their weights, else the name."""
-    if getattr(reward, "rules", None):
-        return training.described_rules(reward)
-    return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
 
 
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:

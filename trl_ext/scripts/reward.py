@@ -13,7 +13,7 @@ from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.rewards import build_rules
+from trl_ext.scripts.rewards import build_rules, described_rules
 
 DESCRIPTION = """\
 Train a reward model on pairs of a chosen and a rejected answer.
@@ -115,7 +115,7 @@ def report_settings(script_args: Any, training_args: Any, model_args: Any, rules
     """What the report shows of this kind of run."""
     length = f"{training_args.max_length} ({training_args.max_length_policy})" if training_args.max_length else "any"
     return {
-        "rules": training.described_rules(rules) if rules else "none",
+        "rules": described_rules(rules) if rules else "none",
         "pairs filtered": script_args.filter_pairs,
         "margin from rules": script_args.margin_from_rules,
         "processes": training_args.world_size,
@@ -124,7 +124,7 @@ def report_settings(script_args: Any, training_args: Any, model_args: Any, rules
         "tokens per forward, at most": training_args.max_tokens_per_forward,
         "tokens per answer with its prompt, at most": length,
         "learning rate": training_args.learning_rate,
-        "LoRA": f"rank {model_args.lora_r}, alpha {model_args.lora_alpha}" if model_args.use_peft else "no",
+        "LoRA": training.described_lora(model_args),
         "centering": training_args.center_rewards_coefficient,
     }
 

@@ -4,7 +4,10 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from trl import ScriptArguments
 
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import RuleSet
@@ -12,6 +15,26 @@ from trl_ext.scripts.recipe import nearest
 
 # TRL's own reward functions that its GRPO script accepts by name.
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
+
+
+@dataclass
+class RewardArguments(ScriptArguments):
+    """The dataset (from TRL), and the rules and functions that score a completion."""
+
+    rules: list | str | dict | None = field(
+        default=None,
+        metadata={
+            "help": "Rules that score a completion: a list of rules in the recipe, or a mapping with `rules` and "
+            "`clip`; or the path of a YAML file with that mapping."
+        },
+    )
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Further reward functions: accuracy_reward, reasoning_accuracy_reward, think_format_reward, "
+            "get_soft_overlong_punishment, or dotted paths such as my_module.my_reward."
+        },
+    )
 
 
 def build_rewards(
@@ -29,9 +52,9 @@ def build_rewards(
     Raises:
         ConfigError: Nothing is given, or something cannot be found or built.
     """
-    rewards: list[Any] = [] if rules is None else [build_rules(rules)]
-    rewards += [reward_model] if reward_model else []
-    rewards += [find_function(name) for name in functions or ()]
+    rewards = build_functions(rules, functions)
+    if reward_model:
+        rewards.insert(0 if rules is None else 1, reward_model)
     if not rewards:
         raise ConfigError(
             "There is nothing to score completions with. Give `rules` in the recipe (or --rules FILE.yaml), "
@@ -40,11 +63,31 @@ def build_rewards(
     return rewards
 
 
+def build_functions(
+    rules: str | Sequence[Any] | Mapping[str, Any] | None, functions: Sequence[str] | None
+) -> list[Any]:
+    """`build_rewards` without a reward model, and possibly empty."""
+    own = [] if rules is None else [build_rules(rules)]
+    return [*own, *(find_function(name) for name in functions or ())]
+
+
 def build_rules(rules: str | Sequence[Any] | Mapping[str, Any]) -> RuleSet:
     """Rules from a file, or inline from the recipe."""
     if isinstance(rules, str):
         return RuleSet.from_yaml(rules)
     return RuleSet.from_dict(rules if isinstance(rules, Mapping) else {"rules": rules})
+
+
+def described_reward(reward: Any) -> str:
+    """A reward in the report: rules with their weights, else the name."""
+    if getattr(reward, "rules", None):
+        return described_rules(reward)
+    return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
+
+
+def described_rules(rules: Any) -> str:
+    """The rules of a RuleSet with their weights."""
+    return ", ".join(f"{rule.name} (weight {rule.weight:g})" for rule in rules.rules)
 
 
 def find_function(name: str) -> Any:

@@ -54,8 +54,13 @@ def check_model(model_args: ModelConfig) -> None:
     name = model_args.model_name_or_path
     if not name:
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
+    check_folder(name, "model_name_or_path")
+
+
+def check_folder(name: str, flag: str) -> None:
+    """The folder is there if the name is a path and not one on the hub."""
     if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
-        raise ConfigError(f"There is no folder {name}. Check --model_name_or_path.")
+        raise ConfigError(f"There is no folder {name}. Check --{flag}.")
 
 
 def resume_point(training_args: Any) -> str | bool | None:
@@ -147,9 +152,23 @@ def report_settings(
     return {key: str(value) for key, value in settings.items()}
 
 
-def described_rules(rules: Any) -> str:
-    """The rules of a RuleSet with their weights."""
-    return ", ".join(f"{rule.name} (weight {rule.weight:g})" for rule in rules.rules)
+def rollout_settings(training_args: Any) -> dict[str, Any]:
+    """What the report shows of every run that trains on its own completions."""
+    return {
+        "processes": training_args.world_size,
+        "completions per process and forward": training_args.per_device_train_batch_size,
+        "gradient accumulation": training_args.gradient_accumulation_steps,
+        "completions per prompt": training_args.num_generations,
+        "tokens per completion, at most": training_args.max_completion_length,
+        "learning rate": training_args.learning_rate,
+        "KL penalty": training_args.beta,
+        "temperature": training_args.temperature,
+    }
+
+
+def described_lora(model_args: ModelConfig) -> str:
+    """Rank and alpha, where there is LoRA."""
+    return f"rank {model_args.lora_r}, alpha {model_args.lora_alpha}" if model_args.use_peft else "no"
 
 
 def print_report(trainer: Any, settings: Mapping[str, str]) -> None:

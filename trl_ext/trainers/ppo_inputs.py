@@ -69,7 +69,8 @@ def load_classifier(model: Any, args: Any) -> Any:
     """A sequence classification model with one label: the given one, or loaded from its path."""
     if not isinstance(model, str):
         return model
-    options = dict(args.model_init_kwargs or {})
+    # The revision is one of the actor's repository.
+    options = {k: v for k, v in (args.model_init_kwargs or {}).items() if k != "revision"}
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         options["device_map"] = None
     return AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **options)

@@ -1,0 +1,195 @@
+"""`trl_ext.scripts.ppo` trains from a recipe, and refuses what cannot work before it loads anything."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+
+from tests import tiny
+from tests.ppo_trainers import classifier
+from trl_ext.cli import launch
+from trl_ext.monitor.log_keys import PPO
+from trl_ext.monitor.report import read_log_history, read_settings
+from trl_ext.monitor.summary import summarize
+from trl_ext.scripts import ppo
+
+torch.set_num_threads(1)
+
+RULES = [
+    {"rule": "answer", "gold": "answer", "kind": "exact"},
+    {"rule": "length", "high": 4, "slack": 4, "weight": 0.1},
+]
+LORA = ["--use_peft", "--lora_r", "4", "--lora_target_modules", "all-linear"]
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A tiny policy, a reward model and a LoRA reward model of it, and a folder with train.jsonl and test.jsonl."""
+    folder = tmp_path_factory.mktemp("assets")
+    tiny.model("llama").save_pretrained(folder / "model")
+    classifier().save_pretrained(folder / "judge")
+    reward_lora = LoraConfig(r=2, target_modules="all-linear", task_type="SEQ_CLS", init_lora_weights=False)
+    get_peft_model(classifier(), reward_lora).save_pretrained(folder / "adapter")
+    for name in ("model", "judge"):
+        tiny.tokenizer().save_pretrained(folder / name)
+    rows = [{"prompt": tiny.words(i, *range(3, 3 + i % 4)), "answer": tiny.words(i)} for i in range(3, 19)]
+    (folder / "data").mkdir()
+    for split in ("train", "test"):
+        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def run(assets, tmp_path):
+    """Run the script on the tiny policy; keyword arguments change the recipe, words go to the command line."""
+
+    def start(*argv, **changes):
+        settings = dict(
+            rules=RULES,
+            total_episodes=16,
+            per_device_train_batch_size=4,
+            num_mini_batches=2,
+            num_ppo_epochs=1,
+            response_length=6,
+            per_device_eval_batch_size=8,
+            num_generations_eval=1,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            eval_strategy="steps",
+            eval_steps=4,
+            eval_on_start=True,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            output_dir=str(tmp_path / "out"),
+        )
+        settings.update(changes)
+        kept = {key: value for key, value in settings.items() if value is not None}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(kept))
+        where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
+        ppo.main(["--config", str(tmp_path / "recipe.yaml"), *where, *argv])
+
+    return start
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd):
+    run(*LORA)
+    captured = capfd.readouterr()
+    written = files(tmp_path / "out")
+    assert {"adapter_model.safetensors", "critic/adapter_model.safetensors", "critic/critic.json"} <= written
+    assert {"trainer_state.json", "report.html", "reward.png", "run_settings.json"} <= written
+
+    summary = summarize(read_log_history(tmp_path / "out"))
+    assert summary.kind is PPO and summary.num_steps == 4  # two updates of two optimizer steps
+    training, held_out = (
+        {curve.name: c for curve, c in part.items()} for part in (summary.training, summary.held_out)
+    )
+    names = ["score", "answer", "length", "KL", "value loss", "explained variance", "KL coefficient"]
+    assert list(training) == names and list(held_out) == names[:4]
+    assert None not in (held_out["length"].before, held_out["length"].after)
+    assert summary.forwarded_tokens < summary.padded_tokens
+    assert {"generate", "score", "logps", "update"} <= set(summary.phase_s)
+
+    progress = captured.err
+    assert "held-out after step 0  score " in progress
+    assert "step 1/4  score " in progress and "KL " in progress and "explained variance " in progress
+    assert "step 2/4  value loss " in progress and "{'loss'" not in captured.out + captured.err
+    assert "4 steps in" in captured.out
+    settings = read_settings(tmp_path / "out")
+    assert settings["rules"] == "answer (weight 1), length (weight 0.1)"
+    assert (settings["critic"], settings["LoRA"]) == ("adapter", "rank 4, alpha 32")
+    assert settings["optimizer steps per update"] == "2"
+
+
+def test_true_resumes_from_the_newest_checkpoint(run, tmp_path, capfd):
+    saving = dict(save_strategy="steps", save_steps=2, eval_strategy="no", eval_on_start=False)
+    run(*LORA, total_episodes=8, **saving)
+    capfd.readouterr()
+    run(*LORA, "--resume_from_checkpoint", "true", **saving)
+    progress = capfd.readouterr().err
+    assert "step 3/4" in progress and "step 2/4" not in progress
+    steps = [entry["step"] for entry in read_log_history(tmp_path / "out") if "loss/value_avg" in entry]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_reward_model_value_model_and_reference_come_by_their_paths(run, assets, tmp_path):
+    judge, model = str(assets / "judge"), str(assets / "model")
+    run(reward_model=[judge], value_model=judge, ref_model=model, score_mode="gate", eval_strategy="no")
+    log = read_log_history(tmp_path / "out")
+    assert {"rewards/answer/mean", "rewards/judge/mean"} <= set(log[1])
+    settings = read_settings(tmp_path / "out")
+    assert (settings["critic"], settings["reward models"], settings["score"]) == ("separate", judge, "gate")
+    assert {"model.safetensors", "critic/model.safetensors"} <= files(tmp_path / "out")
+
+
+def test_a_reward_model_needs_no_rules(run, assets, tmp_path):
+    run("--reward_model", str(assets / "judge"), rules=None, eval_strategy="no", eval_on_start=False)
+    assert read_settings(tmp_path / "out")["rules"] == "none"
+    assert "rewards/judge/mean" in read_log_history(tmp_path / "out")[0]
+
+
+def test_a_reward_adapter_is_the_third_lora(run, assets, tmp_path):
+    adapter = str(assets / "adapter")
+    run(*LORA, "--reward_adapter", adapter, rules=None, eval_strategy="no", eval_on_start=False)
+    settings = read_settings(tmp_path / "out")
+    assert (settings["critic"], settings["reward models"], settings["rules"]) == ("adapter", adapter, "none")
+    assert "rewards/adapter/mean" in read_log_history(tmp_path / "out")[0]
+
+
+def test_the_old_names_of_the_models_are_understood(run, assets, tmp_path):
+    old = ["--sft_model_path", str(assets / "model"), "--reward_model_path", str(assets / "judge")]
+    run(*old, rules=None, eval_strategy="no", eval_on_start=False)
+    settings = read_settings(tmp_path / "out")
+    assert (settings["model"], settings["reward models"]) == (old[1], old[3])
+
+
+@pytest.mark.parametrize(
+    ("argv", "changes", "sentence"),
+    [
+        ([], {"rules": None}, "There is nothing to score completions with. Give `rules`"),
+        (["--reward_model", "./nowhere"], {}, "There is no folder ./nowhere. Check --reward_model."),
+        (["--value_model", "./nowhere"], {}, "There is no folder ./nowhere. Check --value_model."),
+        (["--ref_model", "./nowhere"], {}, "There is no folder ./nowhere. Check --ref_model."),
+        (["--reward_adapter", "nowhere"], {}, "There is no folder nowhere. Check --reward_adapter."),
+        (["--model_name_or_path", "./nowhere"], {}, "There is no folder ./nowhere. Check --model_name_or_path."),
+        (["--sft_model_path", "other"], {}, "sft_model_path (other) and model_name_or_path ("),
+        (["--critic", "adapter"], {}, "critic='adapter' is a second LoRA beside the actor's, but the actor has none."),
+        (["--critic", "separate"], {}, "critic='separate' needs value_model"),
+        (["--score_mode", "gate"], {}, "score_mode='gate' needs both"),
+        (["--reward_adapter", "."], {}, "reward_adapter is a third LoRA beside those of actor and critic"),
+        (["--resume_from_checkpoint", "nowhere"], {}, "There is no checkpoint nowhere."),
+        (["--num_mini_batchs", "1"], {}, "Unknown flag --num_mini_batchs. Did you mean --num_mini_batches?"),
+        (["--kl_coef", "0.1", "--beta", "0.2"], {}, "kl_coef=0.1 and beta=0.2 name the same setting."),
+        ([], {"reward_model": "judge"}, "'reward_model' must be a list, not judge. Write [judge]."),
+    ],
+)
+def test_a_slip_is_one_sentence_before_anything_is_loaded(run, argv, changes, sentence, capsys, monkeypatch):
+    monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: pytest.fail("read the dataset"))
+    with pytest.raises(SystemExit) as stop:
+        run(*argv, **changes)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert sentence in error and "Traceback" not in error
+
+
+def test_help_explains_the_keys_that_most_runs_set(capsys):
+    with pytest.raises(SystemExit) as stop:
+        ppo.main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m trl_ext.scripts.ppo [--config RECIPE.yaml]")
+    assert "--value_model VALUE_MODEL" in text and "num_mini_batches optimizer steps" in text
+
+
+def test_each_program_gets_its_own_arguments():
+    argv = ["--num_processes", "4", "--config_file", "zero2", "--config", "ppo", "--critic", "head"]
+    arguments = launch.launch_arguments("trl_ext.scripts.ppo", ppo.make_parser(), argv)
+    assert arguments.num_processes == 4
+    assert arguments.training_script_args[2:] == ["--critic", "head"]

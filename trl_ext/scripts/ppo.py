@@ -1,0 +1,208 @@
+"""Train with PPO: `accelerate launch ... -m trl_ext.scripts.ppo --config recipe.yaml --model_name_or_path MODEL`.
+
+The order is the order of cost: parse, check, read the data, only then load models. What is wrong with the settings or
+the data ends in one sentence and exit code 2; any other exception is a bug and keeps its traceback.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl import DatasetMixtureConfig, ModelConfig
+
+from trl_ext.errors import ConfigError
+from trl_ext.scripts import training
+from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.rewards import RewardArguments, build_functions, described_reward
+
+DESCRIPTION = """\
+Train a language model with PPO on rules, reward models, or both.
+
+  accelerate launch --num_processes 4 --config_file accelerate_configs/zero2.yaml -m trl_ext.scripts.ppo \\
+      --config recipe.yaml --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k \\
+      --use_peft --lora_target_modules all-linear
+
+The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
+and an unknown one is an error. The keys that most runs set:
+
+  model_name_or_path     policy, on the hub or a folder
+  dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file; column prompt
+                         (text or messages) or input_ids
+  rules                  rules in the recipe, or the path of a YAML file with them
+  reward_model           reward models with one output, beside rules or instead of them
+  score_mode             add, gate (reward models only judge what passes the rules), or rules_only
+  output_dir             where the policy, critic/, report.html and reward.png go
+  use_peft, lora_r, lora_target_modules
+                         LoRA: policy, critic and reference on one backbone
+  critic, value_model    adapter, head or separate; for separate, the model that the critic starts from
+  total_episodes         completions to sample; or max_steps, optimizer steps
+  per_device_train_batch_size, gradient_accumulation_steps, num_mini_batches, num_ppo_epochs
+                         an update samples the product of the first three on each process; each epoch over it takes
+                         num_mini_batches optimizer steps
+  response_length        tokens per completion
+  learning_rate, value_learning_rate
+                         of the policy and of the critic
+  kl_coef, kl_target     weight of the KL penalty in the reward; the KL that it is steered to
+  packing                forward real tokens only (on where it is exact)
+  eval_strategy, eval_steps, eval_on_start, eval_temperature
+                         held-out prompts before, during and after
+"""
+
+
+@dataclass
+class PPOScriptArguments(RewardArguments):
+    """Arguments of the script itself: the dataset, what scores a completion, and models beside the policy."""
+
+    reward_model: list[str] | None = field(
+        default=None, metadata={"help": "Reward models with one output, on the hub or folders."}
+    )
+    reward_adapter: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of a LoRA reward model of the policy's backbone, as trl_ext.scripts.reward saves it."
+        },
+    )
+    ref_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "Model that the KL is measured from, on the hub or a folder. Unset: the policy as it starts."
+        },
+    )
+    value_model: str | None = field(
+        default=None,
+        metadata={
+            "help": "Model that a critic of its own starts from, with the policy's tokenizer: a reward model, or the "
+            "policy's base model."
+        },
+    )
+
+
+def make_parser(prog: str | None = None) -> StrictParser:
+    """The parser of this script; `trl-ext ppo` uses it as well."""
+    from trl_ext.trainers.ppo_config import PPOConfig
+
+    return StrictParser((PPOScriptArguments, PPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)
+
+
+def take_old_paths(script_args: Any, training_args: Any, model_args: Any) -> None:
+    """TRL 1.12's `sft_model_path` and `reward_model_path`, where given, become today's arguments.
+
+    Raises:
+        ConfigError: Both an old and a new name are given, and differ.
+    """
+    for old, holder, new in [
+        ("sft_model_path", model_args, "model_name_or_path"),
+        ("reward_model_path", script_args, "reward_model"),
+    ]:
+        path, current = getattr(training_args, old), getattr(holder, new)
+        if path == type(training_args).__dataclass_fields__[old].default:
+            continue
+        value = [path] if new == "reward_model" else path
+        if current not in (None, value):
+            raise ConfigError(f"{old} ({path}) and {new} ({current}) name the same model. Give one of them.")
+        setattr(holder, new, value)
+
+
+def check_paths(script_args: Any, model_args: Any) -> None:
+    """Every model that is named by a path is there."""
+    training.check_model(model_args)
+    for flag in ("ref_model", "value_model"):
+        training.check_folder(getattr(script_args, flag) or "", flag)
+    for name in script_args.reward_model or ():
+        training.check_folder(name, "reward_model")
+    adapter = script_args.reward_adapter
+    if adapter and not Path(adapter).is_dir():
+        raise ConfigError(f"There is no folder {adapter}. Check --reward_adapter.")
+
+
+def scorers(script_args: Any) -> list[Any]:
+    """Rules and reward functions; none where only a reward model scores.
+
+    Raises:
+        ConfigError: Nothing scores, or something cannot be found or built.
+    """
+    functions = build_functions(script_args.rules, script_args.reward_funcs)
+    if not (functions or reward_models(script_args)):
+        raise ConfigError(
+            "There is nothing to score completions with. Give `rules` in the recipe (or --rules FILE.yaml), "
+            "--reward_funcs, --reward_model, or --reward_adapter."
+        )
+    return functions
+
+
+def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
+    """What the trainer refuses, before the data are read; `critic` becomes the one that the run has."""
+    from trl_ext.trainers.actor_critic.critics import choose_critic
+    from trl_ext.trainers.ppo_inputs import check_models
+
+    check_models(
+        training_args,
+        model_args.model_name_or_path,
+        script_args.ref_model,
+        script_args.value_model,
+        reward_models(script_args),
+        reward_funcs,
+    )
+    training_args.critic = choose_critic(
+        training_args, model_args.use_peft, script_args.value_model, script_args.reward_adapter
+    )
+
+
+def reward_models(script_args: Any) -> list[str]:
+    """Whole ones and the adapter."""
+    return [*(script_args.reward_model or ()), *filter(None, [script_args.reward_adapter])]
+
+
+def report_settings(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Any) -> dict[str, Any]:
+    """What the report shows of this kind of run."""
+    return {
+        "rules": ", ".join(described_reward(reward) for reward in reward_funcs) or "none",
+        "reward models": ", ".join(reward_models(script_args)) or "none",
+        "score": training_args.score_mode,
+        "critic": training_args.critic,
+        **training.rollout_settings(training_args),
+        "learning rate of the critic": training_args.value_learning_rate or training_args.learning_rate,
+        "optimizer steps per update": training_args.num_iterations * training_args.num_mini_batches,
+        "LoRA": training.described_lora(model_args),
+    }
+
+
+def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
+    """Check, read the data, train, save, report."""
+    take_old_paths(script_args, training_args, model_args)
+    check_paths(script_args, model_args)
+    checkpoint = training.resume_point(training_args)
+    reward_funcs = scorers(script_args)
+    settle_critic(script_args, training_args, model_args, reward_funcs)
+    train_rows, held_out_rows = training.data_source(script_args, training_args, dataset_args).load()
+    training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
+
+    from trl import get_peft_config, get_quantization_config
+
+    from trl_ext.trainers.ppo import PPOTrainer
+
+    trainer = PPOTrainer(
+        training_args,
+        model=model_args.model_name_or_path,
+        ref_model=script_args.ref_model,
+        reward_model=script_args.reward_model,
+        train_dataset=train_rows,
+        value_model=script_args.value_model,
+        eval_dataset=held_out_rows,
+        peft_config=get_peft_config(model_args),
+        reward_funcs=reward_funcs,
+        reward_adapter=script_args.reward_adapter,
+        quantization_config=get_quantization_config(model_args),
+    )
+    own_settings = report_settings(script_args, training_args, model_args, reward_funcs)
+    settings = training.report_settings(script_args, training_args, model_args, own_settings)
+    training.run(trainer, checkpoint, settings, script_args.dataset_name)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    training.main("trl_ext.scripts.ppo", make_parser, train, argv)
+
+
+if __name__ == "__main__":
+    main()

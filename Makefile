@@ -50,9 +50,13 @@ fix: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
 	$(BIN)/python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json
+	$(BIN)/python benchmarks/ppo.py --output benchmarks/results/ppo_cpu.json
+	$(BIN)/python benchmarks/ppo_memory.py --output benchmarks/results/ppo_memory_cpu.json
 	test -z "$$TRL_EXT_DATA" || $(BIN)/python benchmarks/reward.py --output benchmarks/results/reward_cpu.json
 
 gpu: $(VENV)/.installed
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_gpu.json
+	$(BIN)/python benchmarks/ppo.py --bf16 --output benchmarks/results/ppo_gpu.json
+	$(BIN)/python benchmarks/ppo_memory.py --output benchmarks/results/ppo_memory_gpu.json
 	test -z "$$TRL_EXT_DATA" || $(BIN)/python benchmarks/reward.py --output benchmarks/results/reward_gpu.json

@@ -1,9 +1,9 @@
 """How much more memory than GRPO does PPO need? LoRA on one frozen backbone, same shapes, same completions.
 
-GRPO with a reference: adapter, backbone alone for the reference. PPO: the same, a second adapter with a value head for
-the critic, and its optimizer state. Both checkpoint activations, as TRL does unless told otherwise. The peak is that of
-an update, from the rollout to its last optimizer step: the bytes of all live tensors on a processor, the allocator's
-account on a card.
+GRPO with a reference: an adapter, and the backbone alone for the reference. PPO: the same, a second adapter with a
+value head as critic, and its optimizer state. Both checkpoint activations, as TRL does unless told otherwise. The
+peak is the highest of an update, from the rollout to its last optimizer step: the bytes of all live tensors on a
+processor, the allocator's account on a card.
 
     python benchmarks/ppo_memory.py --output benchmarks/results/ppo_memory_cpu.json
 """
@@ -44,6 +44,8 @@ def settings(task: Task, folder: str) -> dict:
         num_iterations=task.epochs,
         max_steps=task.epochs,
         beta=0.05,
+        # The same for both, so that the sampler deals both the same prompts.
+        num_generations=2,
         temperature=1.0,
         use_cpu=not torch.cuda.is_available(),
         bf16=task.bf16,
@@ -71,7 +73,7 @@ def trainer(name: str, task: Task, meter: Meter, folder: str):
     )
     if name == "ppo":
         return trl_ext.PPOTrainer(trl_ext.PPOConfig(**settings(task, folder), critic="adapter"), **common)
-    return trl_ext.GRPOTrainer(args=trl_ext.GRPOConfig(**settings(task, folder), num_generations=2), **common)
+    return trl_ext.GRPOTrainer(args=trl_ext.GRPOConfig(**settings(task, folder)), **common)
 
 
 def work(name: str, path: Path) -> None:

@@ -45,6 +45,12 @@ class Run:
 
 def run_worker(worker, command, model, output_dir, num_processes, *options, weights="model.safetensors") -> Run:
     """Run the worker to its end, or fail with the tail of its log."""
+    facts = facts_of(worker, command, model, output_dir, num_processes, *options)
+    return Run(facts, loaded(output_dir / weights), output_dir)
+
+
+def facts_of(worker, command, model, output_dir, num_processes, *options) -> dict:
+    """Run the worker to its end, or fail with the tail of its log; what it says of itself."""
     command = [*command, worker, "--model", model, "--output_dir", output_dir, "--num_processes", num_processes]
     command = list(map(str, [*command, *options]))
     log = output_dir.with_suffix(".log")
@@ -56,9 +62,14 @@ def run_worker(worker, command, model, output_dir, num_processes, *options, weig
             code = f"none after {TIMEOUT_S} s"
     if code != 0:
         pytest.fail(f"exit code {code} from {' '.join(command)}\n{log.read_text()[-6000:]}", pytrace=False)
-    loaded = load_file(output_dir / weights)
-    assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
-    return Run(json.loads((output_dir / "facts.json").read_text()), loaded, output_dir)
+    return json.loads((output_dir / "facts.json").read_text())
+
+
+def loaded(path: Path) -> dict:
+    """Weights that a worker saved, all of them in float32."""
+    weights = load_file(path)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    return weights
 
 
 def launched(yaml_name: str, num_processes: int) -> list:

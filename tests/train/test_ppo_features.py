@@ -386,3 +386,22 @@ def test_a_named_adapter_is_trained_and_another_is_its_reference(tmp_path):
     trainer.train()
     assert {name.split(".")[-2] for name in before if "lora" in name} == {"policy", "critic"}
     assert abs(logged(trainer, "objective/kl")[0]) > 1e-4
+
+
+def test_models_may_be_given_as_paths_and_two_roles_by_one_path(tmp_path):
+    """As in TRL 1.12's scripts, where reward and value model start from the same weights."""
+    ppo_trainers.actor().save_pretrained(tmp_path / "actor")
+    ppo_trainers.classifier().save_pretrained(tmp_path / "reward")
+    for folder in ("actor", "reward"):
+        tiny.tokenizer().save_pretrained(tmp_path / folder)
+    args = trl_ext.PPOConfig(
+        str(tmp_path / "out"), use_cpu=True, bf16=False, report_to="none", save_strategy="no", response_length=4,
+        max_steps=1, per_device_train_batch_size=4, num_ppo_epochs=1, logging_steps=1,
+    )  # fmt: skip
+    trainer = trl_ext.PPOTrainer(
+        args, None, str(tmp_path / "actor"), str(tmp_path / "actor"), str(tmp_path / "reward"), ppo_trainers.prompts(4),
+        str(tmp_path / "reward"),
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.reward_func_names == ["reward"]
+    assert logged(trainer, "objective/kl") == pytest.approx([0.0], abs=1e-5)

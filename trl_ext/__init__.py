@@ -20,6 +20,7 @@ _HOME = {
     "Verdict": "trl_ext.rewards",
     "build_pairs": "trl_ext.rewards",
     "filter_pairs": "trl_ext.rewards",
+    "plan": "trl_ext.memory",
 }
 
 __all__ = [
@@ -35,9 +36,11 @@ __all__ = [
     "__version__",
     "build_pairs",
     "filter_pairs",
+    "plan",
 ]
 
 if TYPE_CHECKING:
+    from trl_ext.memory import plan
     from trl_ext.rewards import Rule, RuleSet, Verdict, build_pairs, filter_pairs
     from trl_ext.trainers.grpo import GRPOTrainer
     from trl_ext.trainers.grpo_config import GRPOConfig

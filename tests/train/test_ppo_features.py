@@ -398,10 +398,8 @@ def test_models_may_be_given_as_paths_and_two_roles_by_one_path(tmp_path):
         str(tmp_path / "out"), use_cpu=True, bf16=False, report_to="none", save_strategy="no", response_length=4,
         max_steps=1, per_device_train_batch_size=4, num_ppo_epochs=1, logging_steps=1,
     )  # fmt: skip
-    trainer = trl_ext.PPOTrainer(
-        args, None, str(tmp_path / "actor"), str(tmp_path / "actor"), str(tmp_path / "reward"), ppo_trainers.prompts(4),
-        str(tmp_path / "reward"),
-    )  # fmt: skip
+    actor, scorer = str(tmp_path / "actor"), str(tmp_path / "reward")
+    trainer = trl_ext.PPOTrainer(args, None, actor, actor, scorer, ppo_trainers.prompts(4), scorer)
     trainer.train()
     assert trainer.reward_func_names == ["reward"]
     assert logged(trainer, "objective/kl") == pytest.approx([0.0], abs=1e-5)

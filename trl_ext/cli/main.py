@@ -63,6 +63,7 @@ Trainer extensions for Hugging Face TRL.
 
 commands:
 {scripts}
+  plan      settings that fit the cards, before the run
   report    write report.html and reward.png of a finished run again
   score     check rules: audit them on data, explain a reward, try known cheats
 
@@ -127,6 +128,13 @@ def report(argv: list[str]) -> int:
     return 0
 
 
+def plan(argv: list[str]) -> int:
+    """Settings that fit the cards, by formulas."""
+    from trl_ext.cli.plan import plan as run
+
+    return run(argv)
+
+
 def score(argv: list[str]) -> int:
     """Check rules without a model."""
     from trl_ext.cli.score import score as run
@@ -136,6 +144,7 @@ def score(argv: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     **{name: partial(launch_script, name) for name in SCRIPTS},
+    "plan": plan,
     "report": report,
     "score": score,
 }

@@ -1,0 +1,74 @@
+"""Cards and `--gpus`: every usual spelling is read, and a slip is a sentence."""
+
+import pytest
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import CARDS, CONTEXT_GIB, find_card, parse_gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        ("4xA40-48GB", 4, "A40-48GB"),
+        ("8xA100-80GB", 8, "A100-80GB"),
+        ("2xA100-40", 2, "A100-40GB"),
+        ("6x4090", 6, "RTX4090-24GB"),
+        ("6 x RTX 4090", 6, "RTX4090-24GB"),
+        ("1xNVIDIA GeForce RTX 3090", 1, "RTX3090-24GB"),
+        ("8*h200", 8, "H200-141GB"),
+        ("L40S", 1, "L40S-48GB"),
+        ("8xNVIDIA A100-SXM4-80GB", 8, "A100-80GB"),
+    ],
+)
+def test_usual_spellings_are_read(text, count, name):
+    hardware = parse_gpus(text)
+    assert (hardware.num_gpus, hardware.card.name) == (count, name)
+
+
+def test_there_are_twenty_cards_with_names_of_their_own():
+    assert len({card.name for card in CARDS}) == len(CARDS) == 20
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_every_card_is_found_by_its_name(card):
+    assert find_card(card.name) is card
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_the_name_ends_in_the_memory_that_torch_sees_a_little_less_of(card):
+    printed = float(card.name.rpartition("-")[2].removesuffix("GB"))
+    assert 0.91 * printed < card.total_gib <= printed
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_every_card_computes_in_bf16(card):
+    assert card.capability >= (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("4xA41-48GB", "A40-48GB"),
+        ("4xA100", "A100-40GB, A100-80GB"),
+        ("0xA100-80GB", "no GPU"),
+        ("4xfoo", "--gpu_memory_gib"),
+        ("4xA40-80GB", "not in the table"),
+    ],
+)
+def test_a_slip_is_a_sentence_with_the_way_out(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_gpus(text)
+
+
+def test_a_card_of_which_only_the_memory_is_known_is_let_in():
+    assert parse_gpus("2xfoo", gpu_memory_gib=64).card.usable_gib == 64 - CONTEXT_GIB
+
+
+def test_given_memory_overrides_the_table_and_keeps_the_rates():
+    slice_of = parse_gpus("1xA100-80GB", gpu_memory_gib=20).card
+    assert (slice_of.total_gib, slice_of.bandwidth_gb_s) == (20, find_card("A100-80GB").bandwidth_gb_s)
+
+
+def test_less_memory_than_the_context_takes_is_refused():
+    with pytest.raises(ConfigError, match="CUDA context"):
+        parse_gpus("1xfoo", gpu_memory_gib=1)

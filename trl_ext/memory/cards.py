@@ -1,0 +1,182 @@
+"""Twenty cards as data, and the reading of "4xA40-48GB".
+
+Where the numbers come from: bandwidth, bf16 rate and link kind from the vendors' data sheets (dense rate, half of the
+figure that they print for sparse matrices); `total_gib` is what `torch.cuda.mem_get_info` typically calls the total of
+such a card, a little below the printed GB; the rates over links are typical of what NCCL reaches and are estimates.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from trl_ext.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How cards of one machine talk.
+
+    Args:
+        name: For the reader.
+        gb_s: Bytes that a card sends and receives in a collective, 1e9 a second (estimated).
+        host_gb_s: Between a card and pinned host memory, 1e9 bytes a second (estimated).
+    """
+
+    name: str
+    gb_s: float
+    host_gb_s: float
+
+    @property
+    def is_fast(self) -> bool:
+        """NVLink: fast enough to gather weights in every micro-batch."""
+        return self.name.startswith("NVLink")
+
+
+PCIE4_NO_P2P = Link("PCIe 4 without peer access", 6.5, 20.0)
+PCIE5_NO_P2P = Link("PCIe 5 without peer access", 12.0, 40.0)
+PCIE4 = Link("PCIe 4", 20.0, 20.0)
+PCIE5 = Link("PCIe 5", 40.0, 40.0)
+NVLINK3 = Link("NVLink 3", 230.0, 20.0)
+NVLINK3_400 = Link("NVLink 3, 400 GB/s", 150.0, 20.0)
+NVLINK4 = Link("NVLink 4", 370.0, 40.0)
+NVLINK5 = Link("NVLink 5", 700.0, 40.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU.
+
+    Args:
+        name: As in `--gpus`, with the printed GB.
+        total_gib: What torch calls its total memory.
+        bandwidth_gb_s: Of its memory, 1e9 bytes a second (data sheet).
+        bf16_tflops: Dense bf16 with fp32 sums, 1e12 operations a second (data sheet).
+        link: To its neighbours in the usual machine.
+        capability: CUDA compute capability (data sheet).
+    """
+
+    name: str
+    total_gib: float
+    bandwidth_gb_s: float
+    bf16_tflops: float
+    link: Link
+    capability: tuple[int, int]
+
+    @property
+    def usable_gib(self) -> float:
+        """What is left for tensors beside the CUDA context, its kernels and NCCL."""
+        return self.total_gib - CONTEXT_GIB
+
+
+# CUDA context and loaded kernels 0.55 GiB, NCCL's buffers 0.65 (estimated; one card alone needs no NCCL, but no plan
+# should hang on that).
+CONTEXT_GIB = 1.2
+
+CARDS = (
+    Card("A10-24GB", 22.1, 600, 125, PCIE4, (8, 6)),
+    Card("L4-24GB", 22.1, 300, 121, PCIE4, (8, 9)),
+    Card("RTX3090-24GB", 23.6, 936, 71, PCIE4_NO_P2P, (8, 6)),
+    Card("RTX4090-24GB", 23.6, 1008, 165, PCIE4_NO_P2P, (8, 9)),
+    Card("A5000-24GB", 23.6, 768, 111, PCIE4, (8, 6)),
+    Card("RTX5090-32GB", 31.4, 1792, 210, PCIE5_NO_P2P, (12, 0)),
+    Card("A40-48GB", 44.4, 696, 150, PCIE4, (8, 6)),
+    Card("A6000-48GB", 47.5, 768, 155, PCIE4, (8, 6)),
+    Card("RTX6000Ada-48GB", 47.5, 960, 364, PCIE4, (8, 9)),
+    Card("L40S-48GB", 44.4, 864, 362, PCIE4, (8, 9)),
+    Card("A100-40GB", 39.5, 1555, 312, NVLINK3, (8, 0)),
+    Card("A100-80GB", 79.2, 2039, 312, NVLINK3, (8, 0)),
+    Card("A100-PCIE-80GB", 79.2, 1935, 312, PCIE4, (8, 0)),
+    Card("A800-80GB", 79.2, 2039, 312, NVLINK3_400, (8, 0)),
+    Card("H100-80GB", 79.2, 3350, 989, NVLINK4, (9, 0)),
+    Card("H100-PCIE-80GB", 79.2, 2000, 756, PCIE5, (9, 0)),
+    Card("H20-96GB", 95.1, 4000, 148, NVLINK4, (9, 0)),
+    Card("RTXPRO6000-96GB", 94.9, 1792, 504, PCIE5, (12, 0)),
+    Card("H200-141GB", 139.8, 4800, 989, NVLINK4, (9, 0)),
+    Card("B200-180GB", 178.4, 8000, 2250, NVLINK5, (10, 0)),
+)
+_NOISE = re.compile(r"nvidia|geforce|tesla|quadro|gib|gb|sxm\d?|hbm\w*|blackwell|[^a-z0-9]")
+_COUNTED = re.compile(r"\s*(?P<count>\d+)\s*[xX*]\s*(?P<card>\S.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Cards of one kind in one machine.
+
+    Args:
+        num_gpus: How many.
+        card: Which.
+        host_gib: The machine's memory; None if unknown, and then it refuses nothing.
+    """
+
+    num_gpus: int
+    card: Card
+    host_gib: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.num_gpus}x{self.card.name}"
+
+
+def find_card(name: str) -> Card:
+    """The card called `name`: "A40-48GB", "a40", "RTX 4090", "A100-80".
+
+    Raises:
+        ConfigError: No card or more than one has that name.
+    """
+    wanted = _plain(name)
+    exact = [card for card in CARDS if wanted in _spellings(card)]
+    if len(exact) == 1:
+        return exact[0]
+    if exact:
+        raise ConfigError(f"'{name}' comes in several sizes. Write one of {', '.join(card.name for card in exact)}.")
+    spellings = {spelling: card.name for card in CARDS for spelling in sorted(_spellings(card))}
+    near = {spellings[word]: None for word in get_close_matches(wanted, spellings, n=6, cutoff=0.5)}
+    names = ", ".join(list(near)[:3]) or "A40-48GB, A100-80GB, H100-80GB"
+    raise ConfigError(
+        f"'{name}' is not in the table of cards. Nearest: {names}. For another card say --gpu_memory_gib, its memory "
+        "in GiB."
+    )
+
+
+def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float | None = None) -> Hardware:
+    """Read "4xA40-48GB", or "A40" for one card.
+
+    Args:
+        text: Number and card.
+        gpu_memory_gib: The card's total memory; overrides the table's, and lets unknown cards in as ordinary ones on
+            PCIe 4.
+        host_gib: The machine's memory, if known.
+
+    Raises:
+        ConfigError: No GPU, an unknown card without its memory, or memory that is not positive.
+    """
+    counted = _COUNTED.fullmatch(text)
+    count, name = (int(counted["count"]), counted["card"].strip()) if counted else (1, text.strip())
+    if count < 1:
+        raise ConfigError(f"--gpus {text} has no GPU. Give at least one, such as 1x{name}.")
+    if gpu_memory_gib is None:
+        return Hardware(count, find_card(name), host_gib)
+    if gpu_memory_gib <= CONTEXT_GIB:
+        raise ConfigError(
+            f"--gpu_memory_gib {gpu_memory_gib} leaves nothing beside {CONTEXT_GIB} GiB of CUDA context."
+        )
+    return Hardware(count, _card_with(name, gpu_memory_gib), host_gib)
+
+
+def _card_with(name: str, total_gib: float) -> Card:
+    try:
+        known = find_card(name)
+    except ConfigError:
+        # The slowest current link and a modest rate: times are then upper bounds, memory is as given.
+        return Card(name, total_gib, 600, 100, PCIE4_NO_P2P, (8, 0))
+    return replace(known, total_gib=total_gib)
+
+
+def _plain(name: str) -> str:
+    return _NOISE.sub("", name.lower())
+
+
+def _spellings(card: Card) -> set[str]:
+    """Ways to write a card: with and without its GB, with and without RTX."""
+    full = _plain(card.name)
+    short = _plain(card.name.rpartition("-")[0])
+    return {form for word in (full, short) for form in (word, word.removeprefix("rtx"))}

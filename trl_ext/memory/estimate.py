@@ -1,0 +1,142 @@
+"""The answer for one job on one machine: GiB per GPU by phase and term, host memory, seconds of a step, and whether it
+fits. All from formulas: estimated."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.memory import states
+from trl_ext.memory.cards import CONTEXT_GIB, Hardware
+from trl_ext.memory.generation import check_vllm
+from trl_ext.memory.job import Job, check_batch, check_model
+from trl_ext.memory.phases import PHASE_WORDS, PHASES, Case, Moment, moments, slack_bytes, usable_bytes
+from trl_ext.memory.shapes import ModelShape
+from trl_ext.memory.times import step_seconds
+from trl_ext.memory.units import gib
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a job needs.
+
+    Args:
+        case: Model, job and machine.
+        worst: The worst moment of each phase.
+        host_bytes: Host memory over all processes of the machine: while loading, or while training if that is more.
+        seconds: Of one optimizer step, by part.
+    """
+
+    case: Case
+    worst: Mapping[str, Moment]
+    host_bytes: float
+    seconds: Mapping[str, float]
+
+    @property
+    def job(self) -> Job:
+        return self.case.job
+
+    @property
+    def peak(self) -> Moment:
+        """The worst moment of all."""
+        return max(self.worst.values(), key=lambda moment: moment.num_bytes)
+
+    @property
+    def peak_gib(self) -> float:
+        """Allocated at the peak, vLLM's share included, without the allocator's slack."""
+        return gib(self.peak.num_bytes)
+
+    @property
+    def need_bytes(self) -> float:
+        """Reserved at the worst moment: allocated and slack."""
+        return max(moment.num_bytes + slack_bytes(moment, self.job) for moment in self.worst.values())
+
+    @property
+    def fits(self) -> bool:
+        """On the card, and in host memory if that is known."""
+        host_gib = self.case.hardware.host_gib
+        in_host = host_gib is None or gib(self.host_bytes) <= host_gib
+        return in_host and self.need_bytes <= usable_bytes(self.case.hardware)
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.seconds.values())
+
+    def terms_gib(self, phase: str) -> dict[str, float]:
+        """GiB of a phase's worst moment by term, CUDA context and slack included."""
+        moment = self.worst[phase]
+        terms = {name: gib(value) for name, value in moment.terms.items()}
+        return {**terms, "CUDA context": CONTEXT_GIB, "slack": gib(slack_bytes(moment, self.job))}
+
+    def reason(self) -> str:
+        """Why it does not fit, in a sentence without an end; "" if it fits."""
+        hardware = self.case.hardware
+        if self.need_bytes > usable_bytes(hardware):
+            return self._card_reason()
+        if not self.fits:
+            return f"{gib(self.host_bytes):.0f} GiB of host memory on a machine with {hardware.host_gib:.0f} GiB"
+        return ""
+
+    def _card_reason(self) -> str:
+        usable = gib(usable_bytes(self.case.hardware))
+        peak, where = self.peak_gib, PHASE_WORDS[self.peak.phase]
+        if peak > usable:
+            digits = 0 if peak - usable >= 1 else 1
+            return f"{peak:.{digits}f} GiB {where} on a card with {usable:.{digits}f} GiB"
+        need = gib(self.need_bytes)
+        return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable:.1f} GiB"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        phases = {phase: round(gib(moment.num_bytes), 3) for phase, moment in self.worst.items()}
+        terms = {phase: _rounded(self.terms_gib(phase)) for phase in self.worst}
+        return {
+            "fits": self.fits,
+            "peak_gib": round(self.peak_gib, 3),
+            "reserved_gib": round(gib(self.need_bytes), 3),
+            "usable_gib": round(gib(usable_bytes(self.case.hardware)), 3),
+            "peak_phase": self.peak.phase,
+            "peak_moment": self.peak.what,
+            "phases": phases,
+            "terms": terms,
+            "host_gib": round(gib(self.host_bytes), 1),
+            "step_s": round(self.step_s, 2),
+            "step_parts_s": {name: round(value, 2) for name, value in self.seconds.items()},
+            "basis": "estimated",
+        }
+
+
+def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
+    """What the job needs on the machine.
+
+    Raises:
+        ConfigError: The job does not go with the model or the number of GPUs, or vLLM cannot start.
+    """
+    check_model(job, shape)
+    check_batch(job, hardware.num_gpus)
+    check_vllm(shape, hardware.card, job, hardware.num_gpus)
+    return quick_estimate(job, shape, hardware)
+
+
+def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
+    """The same for settings known to go together, as the search tries them by the hundred."""
+    case = Case.of(shape, job, hardware)
+    worst: dict[str, Moment] = {}
+    for moment in moments(case):
+        if moment.phase not in worst or moment.num_bytes > worst[moment.phase].num_bytes:
+            worst[moment.phase] = moment
+    ordered = {phase: worst[phase] for phase in PHASES if phase in worst}
+    return Estimate(case, ordered, host_bytes(case), step_seconds(case))
+
+
+def host_bytes(case: Case) -> float:
+    """Host memory: every process loads the whole model first (under ZeRO-3 only its share), and what is offloaded."""
+    job, num_gpus = case.job, case.num_gpus
+    value_bytes = 4 if job.dtype == "float32" else 2
+    processes = 1 if job.zero_stage == 3 else num_gpus
+    largest = max(engine.frozen if engine.frozen else engine.trained for engine in case.engines)
+    training = sum(states.host_bytes(engine, job, num_gpus) for engine in case.engines)
+    return max(float(processes * value_bytes * largest), training)
+
+
+def _rounded(terms: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in terms.items()}

@@ -1,0 +1,164 @@
+"""Where a plan's settings land: the recipe of our scripts, DeepSpeed's JSON, accelerate's YAML, the environment.
+
+Every key of a recipe is a field of the trainer's config or of TRL's ModelConfig (a test checks that). Bucket sizes go
+into the nested `zero_optimization` block, the only place where DeepSpeed reads them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.job import Job
+
+# vLLM's sleeping allocator looks at the old name of the variable only, and torch takes it still.
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def recipe(job: Job, model: str, num_gpus: int, deepspeed_file: str | None = None) -> dict[str, Any]:
+    """Keys of a recipe for `trl-ext reward`, `grpo` or `ppo`.
+
+    Args:
+        job: The planned job.
+        model: Name or folder of the model.
+        num_gpus: Processes.
+        deepspeed_file: Path of the JSON that goes with it, None without DeepSpeed.
+    """
+    keys: dict[str, Any] = {"model_name_or_path": model, "dtype": job.dtype, "bf16": True}
+    keys |= _batch(job, num_gpus) | _lengths(job) | _checkpointing(job)
+    keys |= _adapters(job) | _generation(job, num_gpus) | _ppo(job)
+    if job.optim != "adamw_torch_fused":
+        keys["optim"] = job.optim
+    if deepspeed_file:
+        keys["deepspeed"] = deepspeed_file
+    return keys
+
+
+def check_explicit(job: Job, num_gpus: int, explicit: Mapping[str, Any]) -> None:
+    """What the user set himself against what the plan was made for.
+
+    Args:
+        job: The planned job.
+        num_gpus: Processes.
+        explicit: Keys of the user's config or recipe, and only those that he gave.
+
+    Raises:
+        ConfigError: They differ in a key that decides memory.
+    """
+    planned = recipe(job, "", num_gpus)
+    for name in planned.keys() & explicit.keys() - {"model_name_or_path"}:
+        if planned[name] != explicit[name]:
+            raise ConfigError(
+                f"{name} is {explicit[name]}, and the plan was made for {planned[name]}. Remove {name}, or plan again "
+                f"with --{name} {explicit[name]}."
+            )
+
+
+def _batch(job: Job, num_gpus: int) -> dict[str, Any]:
+    keys = {
+        "per_device_train_batch_size": job.per_device_train_batch_size,
+        "gradient_accumulation_steps": job.accumulation(num_gpus),
+    }
+    if job.max_tokens_per_forward:
+        keys["max_tokens_per_forward"] = job.max_tokens_per_forward
+    return keys
+
+
+def _lengths(job: Job) -> dict[str, Any]:
+    if not job.generates:
+        return {"max_length": job.max_length}
+    # No prompt length: TRL's trainers have none. The plan holds for prompts up to the one it was made for.
+    return {"max_completion_length": job.max_completion_length, "num_generations": job.num_generations}
+
+
+def _checkpointing(job: Job) -> dict[str, Any]:
+    keys: dict[str, Any] = {"gradient_checkpointing": job.checkpoint_every > 0}
+    if job.checkpoint_every > 1:
+        keys["gradient_checkpointing_kwargs"] = {"every_n_layers": job.checkpoint_every}
+    if job.activation_offloading:
+        keys["activation_offloading"] = True
+    return keys
+
+
+def _adapters(job: Job) -> dict[str, Any]:
+    if not job.uses_lora:
+        return {}
+    keys: dict[str, Any] = {
+        "use_peft": True,
+        "lora_r": job.lora_r,
+        "lora_dropout": job.lora_dropout,
+        "lora_target_modules": list(job.lora_target_modules),
+    }
+    if job.trainer == "reward":
+        keys["lora_task_type"] = "SEQ_CLS"  # with CAUSAL_LM the score head stays random
+    if job.method == "qlora":
+        keys |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+    return keys
+
+
+def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
+    if not job.generates:
+        return {}
+    keys: dict[str, Any] = {"beta": job.beta} if job.trainer == "grpo" else {}
+    if job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
+        keys["steps_per_generation"] = job.steps_per_generation
+    if job.use_vllm:
+        keys |= {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": job.vllm_gpu_memory_utilization,
+            "vllm_tensor_parallel_size": job.vllm_tensor_parallel_size,
+            "vllm_enable_sleep_mode": job.vllm_enable_sleep_mode,
+            "vllm_max_model_length": job.sequence_tokens,
+        }
+    elif job.zero_stage == 3:
+        keys["ds3_gather_for_generation"] = job.ds3_gather_for_generation
+    return keys
+
+
+def _ppo(job: Job) -> dict[str, Any]:
+    return {"critic": job.critic} if job.trainer == "ppo" else {}
+
+
+def deepspeed(job: Job) -> dict[str, Any] | None:
+    """DeepSpeed's JSON; what the Trainer owns is "auto". None without DeepSpeed."""
+    if not job.zero_stage:
+        return None
+    zero: dict[str, Any] = {"stage": job.zero_stage, "reduce_bucket_size": job.reduce_bucket_size}
+    if job.zero_stage < 3:
+        zero["allgather_bucket_size"] = job.reduce_bucket_size
+    else:
+        zero |= {
+            "stage3_max_live_parameters": job.stage3_max_live_parameters,
+            "stage3_max_reuse_distance": job.stage3_max_live_parameters,
+            "stage3_prefetch_bucket_size": job.stage3_prefetch_bucket_size,
+            "stage3_param_persistence_threshold": "auto",
+            "sub_group_size": job.sub_group_size,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+    if job.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if job.offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    owned: dict[str, Any] = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    owned |= {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    untested = {"zero_allow_untested_optimizer": True} if job.optim == "adamw_bnb_8bit" else {}
+    return {**owned, **untested, "zero_optimization": zero}
+
+
+def accelerate(num_gpus: int) -> dict[str, Any]:
+    """accelerate's launch file. DeepSpeed comes by the recipe's key `deepspeed`: in this file it may not stand
+    twice."""
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MULTI_GPU" if num_gpus > 1 else "NO",
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": num_gpus,
+    }
+
+
+def launch_line(job: Job, folder: str) -> str:
+    """The command that starts the run from the files in `folder`."""
+    variables = "".join(f"{name}={value} " for name, value in (ALLOCATOR if job.expandable_segments else {}).items())
+    files = f"--config_file {folder}/accelerate.yaml --config {folder}/recipe.yaml"
+    return f"{variables}trl-ext {job.trainer} {files} --dataset_name DATASET --output_dir OUT"

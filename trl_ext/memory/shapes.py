@@ -1,0 +1,260 @@
+"""The shape of a language model, and exact parameter counts from it.
+
+A layer is attention (q, k, v, o) and a gated MLP (gate, up, down) or a mixture of them, with norms; the families
+differ in biases, in norms on queries and keys, and in fused projections. `families.py` reads a config.json into one.
+
+Symbols: H hidden, I intermediate, V vocabulary, nq and nkv query and key/value heads, d head width, L layers.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trl_ext.errors import ConfigError
+
+ALL_LINEAR = ("all-linear",)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A projection of a layer, by the name that LoRA targets."""
+
+    name: str
+    fan_in: int
+    fan_out: int
+    bias: bool = False
+
+    @property
+    def num_params(self) -> int:
+        return self.fan_in * self.fan_out + self.bias * self.fan_out
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of MLPs.
+
+    Args:
+        num: Experts of a layer.
+        per_token: Experts that a token visits.
+        intermediate: Width of one expert.
+        shared_intermediate: Width of the expert that every token visits, 0 without.
+        num_dense_layers: Layers that have an ordinary MLP instead.
+        bias: Router and experts have biases (gpt-oss).
+        has_adapters: PEFT's "all-linear" reaches router and experts (Mixtral and Qwen3, in PEFT 0.21).
+    """
+
+    num: int
+    per_token: int
+    intermediate: int
+    shared_intermediate: int = 0
+    num_dense_layers: int = 0
+    bias: bool = False
+    has_adapters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What memory and time depend on.
+
+    Args:
+        name: For the reader.
+        family: transformers' `model_type`.
+        qkv_bias, o_bias, mlp_bias: Which projections have one.
+        qk_norm: "" none, "head" one weight per head width (Qwen3), "full" one per projection (OLMo 2).
+        num_norms: Norms of a layer that are H wide.
+        fused: One projection for q, k, v and one for gate and up (Phi-3).
+        num_sinks: Attention sinks of a layer (gpt-oss).
+        experts: The mixture, None for a dense model.
+        max_positions: Tokens that the model was made for.
+    """
+
+    name: str
+    family: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: str = ""
+    num_norms: int = 2
+    fused: bool = False
+    num_sinks: int = 0
+    experts: Experts | None = None
+    max_positions: int = 0
+
+    def __hash__(self) -> int:
+        # The counts below are cached by shape and asked for thousands of times; the generated hash reads 20 fields.
+        return hash((self.name, self.num_layers, self.hidden))
+
+    @property
+    def q_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def attention_linears(shape: ModelShape) -> list[Linear]:
+    """Projections of a layer's attention."""
+    hidden, q_width, kv_width, bias = shape.hidden, shape.q_width, shape.kv_width, shape.qkv_bias
+    out = Linear("o_proj", q_width, hidden, shape.o_bias)
+    if shape.fused:
+        return [Linear("qkv_proj", hidden, q_width + 2 * kv_width, bias), out]
+    return [
+        Linear("q_proj", hidden, q_width, bias),
+        Linear("k_proj", hidden, kv_width, bias),
+        Linear("v_proj", hidden, kv_width, bias),
+        out,
+    ]
+
+
+def mlp_linears(shape: ModelShape, width: int) -> list[Linear]:
+    """Projections of an ordinary MLP of the given width."""
+    hidden, bias = shape.hidden, shape.mlp_bias
+    down = Linear("down_proj", width, hidden, bias)
+    if shape.fused:
+        return [Linear("gate_up_proj", hidden, 2 * width, bias), down]
+    return [Linear("gate_proj", hidden, width, bias), Linear("up_proj", hidden, width, bias), down]
+
+
+def shared_linears(shape: ModelShape) -> list[Linear]:
+    """Projections of a mixture layer that are modules of their own: the shared expert and its gate."""
+    if shape.experts is None or not shape.experts.shared_intermediate:
+        return []
+    return [*mlp_linears(shape, shape.experts.shared_intermediate), Linear("shared_expert_gate", shape.hidden, 1)]
+
+
+def expert_params(shape: ModelShape) -> int:
+    """The fused experts and the router of one mixture layer."""
+    experts = shape.experts
+    if experts is None:
+        return 0
+    hidden, width = shape.hidden, experts.intermediate
+    biases = experts.bias * (experts.num * (2 * width + hidden) + experts.num)
+    return experts.num * 3 * hidden * width + hidden * experts.num + biases
+
+
+def num_dense_layers(shape: ModelShape) -> int:
+    """Layers with an ordinary MLP."""
+    return shape.num_layers if shape.experts is None else shape.experts.num_dense_layers
+
+
+def norm_params(shape: ModelShape) -> int:
+    """Norms and sinks of one layer."""
+    on_heads = {"": 0, "head": 2 * shape.head_dim, "full": shape.q_width + shape.kv_width}[shape.qk_norm]
+    return shape.num_norms * shape.hidden + on_heads + shape.num_sinks
+
+
+@lru_cache(maxsize=64)
+def model_linears(shape: ModelShape) -> tuple[tuple[Linear, int], ...]:
+    """Every kind of projection in the layers, and how often it occurs in the model."""
+    dense = num_dense_layers(shape)
+    parts = (
+        (attention_linears(shape), shape.num_layers),
+        (mlp_linears(shape, shape.intermediate), dense),
+        (shared_linears(shape), shape.num_layers - dense),
+    )
+    return tuple((linear, count) for linears, count in parts if count for linear in linears)
+
+
+def embedding_params(shape: ModelShape) -> int:
+    """The table of input embeddings: V * H."""
+    return shape.vocab * shape.hidden
+
+
+def head_params(shape: ModelShape) -> int:
+    """The language model's head, 0 if it is the embedding table."""
+    return 0 if shape.tied else shape.vocab * shape.hidden
+
+
+@lru_cache(maxsize=64)
+def largest_weight(shape: ModelShape) -> int:
+    """Elements of the largest weight in the layers: one projection, or the fused experts."""
+    projections = [linear.fan_in * linear.fan_out for linear, _ in model_linears(shape)]
+    experts = shape.experts
+    fused = experts.num * 2 * shape.hidden * experts.intermediate if experts else 0
+    return max(*projections, fused)
+
+
+@lru_cache(maxsize=64)
+def backbone_params(shape: ModelShape) -> int:
+    """Everything but the head: embeddings, layers and the last norm."""
+    sparse_layers = shape.num_layers - num_dense_layers(shape)
+    projections = sum(linear.num_params * count for linear, count in model_linears(shape))
+    rest = shape.num_layers * norm_params(shape) + sparse_layers * expert_params(shape)
+    return embedding_params(shape) + projections + rest + shape.hidden
+
+
+def lm_params(shape: ModelShape) -> int:
+    """A causal language model. Llama-3-8B: 8,030,261,248."""
+    return backbone_params(shape) + head_params(shape)
+
+
+def scorer_params(shape: ModelShape) -> int:
+    """A reward or value model: the backbone and a head of one output without bias. Llama-3-8B: 7,504,928,768."""
+    return backbone_params(shape) + shape.hidden
+
+
+@lru_cache(maxsize=64)
+def active_params(shape: ModelShape) -> int:
+    """Weights that a token is multiplied with: the layers, of a mixture only the experts that it visits."""
+    projections = sum(linear.fan_in * linear.fan_out * count for linear, count in model_linears(shape))
+    if shape.experts is None:
+        return projections
+    visited = shape.experts.per_token * 3 * shape.hidden * shape.experts.intermediate
+    return projections + (shape.num_layers - num_dense_layers(shape)) * visited
+
+
+@lru_cache(maxsize=64)
+def quantised_weights(shape: ModelShape) -> int:
+    """Weights that bitsandbytes stores in 4 or 8 bits: every projection of the layers, without biases and experts."""
+    return sum(linear.fan_in * linear.fan_out * count for linear, count in model_linears(shape))
+
+
+@lru_cache(maxsize=64)
+def lora_linears(shape: ModelShape, targets: tuple[str, ...] = ALL_LINEAR) -> tuple[tuple[Linear, int], ...]:
+    """The projections that adapters sit on.
+
+    Args:
+        shape: The model.
+        targets: Names of projections, or "all-linear".
+
+    Raises:
+        ConfigError: A target that the model does not have.
+    """
+    linears = model_linears(shape)
+    if targets == ALL_LINEAR:
+        return linears
+    names = {linear.name for linear, _ in linears}
+    if unknown := sorted(set(targets) - names):
+        raise ConfigError(f"{shape.name} has no {', '.join(unknown)} for LoRA. It has {', '.join(sorted(names))}.")
+    return tuple((linear, count) for linear, count in linears if linear.name in targets)
+
+
+@lru_cache(maxsize=64)
+def lora_params(shape: ModelShape, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
+    """Parameters of one adapter: rank * (inputs + outputs) on each target. Llama-3-8B, all, rank 16: 41,943,040."""
+    on_linears = sum(rank * (linear.fan_in + linear.fan_out) * count for linear, count in lora_linears(shape, targets))
+    sparse_layers = shape.num_layers - num_dense_layers(shape)
+    return on_linears + (sparse_layers * expert_lora_params(shape, rank) if targets == ALL_LINEAR else 0)
+
+
+def expert_lora_params(shape: ModelShape, rank: int) -> int:
+    """Adapters on the router and on all experts of one layer, the fused gate and up with twice the rank."""
+    experts = shape.experts
+    if experts is None or not experts.has_adapters:
+        return 0
+    hidden, width = shape.hidden, experts.intermediate
+    per_expert = 2 * rank * (hidden + 2 * width) + rank * (width + hidden)
+    return experts.num * per_expert + rank * (hidden + experts.num)
+
+
+def kv_bytes_per_token(shape: ModelShape, bytes_per_value: int = 2) -> int:
+    """Keys and values of one token: 4 * L * nkv * d bytes in bf16. Llama-3-8B: 131,072."""
+    return 2 * bytes_per_value * shape.num_layers * shape.kv_width

@@ -1,0 +1,261 @@
+"""Every private name that the twin replaces, each in a context manager: what, why, and when it can go.
+
+All of them make a place that computes with values, talks to other ranks or starts a GPU kernel allocate what it would
+allocate on a GPU, and nothing else. `ADAPTERS` lists them with the names they hold; a test walks the list.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+@contextmanager
+def replaced(*names: tuple[str, Any]) -> Iterator[None]:
+    """Inside the block each "module:path" is what stands beside it. AttributeError if a name is gone."""
+    with ExitStack() as stack:
+        for where, new in names:
+            owner, name = owner_of(where)
+            getattr(owner, name)
+            stack.enter_context(patch.object(owner, name, new))
+        yield
+
+
+def owner_of(where: str) -> tuple[Any, str]:
+    """The object that holds "module:path", and the last part of the path."""
+    module, _, path = where.partition(":")
+    *outer, name = path.split(".")
+    owner: Any = import_module(module)
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, name
+
+
+# torch ------------------------------------------------------------------------------------------------------------
+
+
+def lists_of_ones() -> AbstractContextManager[None]:
+    """`tolist()` of a fake tensor of whole numbers is ones, of others zeros.
+
+    Why: planning reads ids and masks as lists; torch would ask for the items one by one, thousands of them.
+    Remove when: trainers plan without reading tensors back.
+    """
+
+    def tolist(self: FakeTensor) -> Any:
+        value: Any = 0.0 if self.dtype.is_floating_point else self.dtype != torch.bool and 1
+        for size in reversed(self.shape):
+            value = [value] * size if not isinstance(value, list) else [value for _ in range(size)]
+        return value
+
+    return replaced(("torch._subclasses.fake_tensor:FakeTensor.tolist", tolist))
+
+
+def modules_cast_in_place() -> AbstractContextManager[None]:
+    """`Module.to` sets the data of its parameters.
+
+    Why: torch swaps tensors of subclasses, which fails for fake ones that anything refers to.
+    Remove when: `torch.utils.swap_tensors` works on fake tensors with references.
+    """
+
+    def apply(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        with torch.no_grad():
+            for parameter in self._parameters.values():
+                # Split by ZeRO-3, it has no elements here.
+                if parameter is not None and not (hasattr(parameter, "ds_id") and parameter.numel() == 0):
+                    new = fn(parameter)
+                    if new.dtype != parameter.dtype:
+                        parameter.data = new
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = fn(buffer)
+        return self
+
+    return replaced(("torch.nn:Module._apply", apply))
+
+
+def fakes_are_copied() -> AbstractContextManager[None]:
+    """`copy.deepcopy` of a fake tensor clones it.
+
+    Why: torch's own copies the storage, which a fake tensor has not; PEFT copies the score head.
+    Remove when: FakeTensor has a `__deepcopy__`.
+    """
+
+    def deepcopy(self: FakeTensor, memo: dict[int, Any]) -> Any:
+        new: Any = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, requires_grad=self.requires_grad)
+        memo[id(self)] = new
+        return new
+
+    return replaced(("torch._subclasses.fake_tensor:FakeTensor.__deepcopy__", deepcopy))
+
+
+def adam_makes_its_state_only() -> AbstractContextManager[None]:
+    """Adam's update does nothing, once its state is made.
+
+    Why: the fused kernel of GPUs needs no memory; what stands in for it on fake tensors does.
+    Remove when: `torch._fused_adamw_` takes fake tensors of the CPU.
+    """
+
+    def update(params: Any, grads: Any, exp_avgs: Any, *others: Any, **options: Any) -> None:
+        return None
+
+    names = ("_single_tensor_adam", "_fused_adam", "_multi_tensor_adam")
+    return replaced(*((f"torch.optim.adam:{name}", update) for name in names))
+
+
+# trl_ext and TRL --------------------------------------------------------------------------------------------------
+
+
+def attention_of_a_gpu() -> AbstractContextManager[None]:
+    """Packed attention is torch's varlen kernel, which has a fake version.
+
+    Why: on a CPU `scaled_dot_product_attention` runs segment by segment and saves other tensors.
+    Remove when: never; the twin asks for the choice of another machine.
+    """
+    from trl_ext.packing.attention import varlen_attention
+
+    return replaced(("trl_ext.packing.attention:choose_kernel", lambda *where, **how: varlen_attention))
+
+
+def head_of_a_gpu() -> AbstractContextManager[None]:
+    """TRL's fused head takes its Triton path, with kernels that write into what is there already.
+
+    Why: without Triton it scores every position and makes fp32 tiles, several times 512 MiB.
+    Remove when: never; the twin asks for the path of another machine.
+    """
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            return lambda *tensors, **options: None
+
+    class Triton:
+        cdiv = staticmethod(lambda a, b: -(-a // b))
+
+    head = "trl.kernels.chunked_logprob"
+    stack = ExitStack()
+    stack.enter_context(
+        replaced(
+            (f"{head}:_use_triton", lambda device: True),
+            ("trl.trainer.utils:_use_triton", lambda device: True),
+            (f"{head}:_forward_kernel", Kernel()),
+            (f"{head}:_backward_kernel", Kernel()),
+            (f"{head}:_addmm_fp32", lambda total, a, b: None),
+        )
+    )
+    # Imported by TRL only where Triton is installed.
+    stack.enter_context(patch.object(import_module(head), "triton", Triton, create=True))
+    return stack
+
+
+def reference_from_config(make: Callable[[], Any]) -> AbstractContextManager[None]:
+    """TRL's reference model is made from the config.
+
+    Why: TRL loads it again by the model's name, and the twin has no weights.
+    Remove when: GRPOTrainer takes a reference model.
+    """
+    return replaced(("trl.trainer.grpo_trainer:create_model_from_path", lambda *name, **options: make()))
+
+
+def objects_from_this_rank() -> AbstractContextManager[None]:
+    """Gathered objects are this rank's, once for each rank; broadcast ones stay.
+
+    Why: they are pickled into tensors, whose values a fake process group does not carry.
+    Remove when: never.
+    """
+
+    def gather(objects: list[Any], own: Any, group: Any = None) -> None:
+        objects[:] = [own] * len(objects)
+
+    return replaced(
+        ("torch.distributed:all_gather_object", gather),
+        ("torch.distributed:broadcast_object_list", lambda *objects, **options: None),
+    )
+
+
+# DeepSpeed --------------------------------------------------------------------------------------------------------
+
+RANK_CHECKS = ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")
+
+
+@contextmanager
+def ranks_that_agree() -> Iterator[None]:
+    """DeepSpeed does not compare sizes with its other ranks.
+
+    Why: they do not exist, and what a fake process group hands back is no number. Modules import the two functions by
+    name, hence the walk.
+    Remove when: never.
+    """
+    with ExitStack() as stack:
+        for module in list(sys.modules.values()):
+            for name in RANK_CHECKS:
+                if getattr(module, "__name__", "").startswith("deepspeed") and hasattr(module, name):
+                    stack.enter_context(patch.object(module, name, lambda *sizes, **options: None))
+        yield
+
+
+def no_kernel_is_built() -> AbstractContextManager[None]:
+    """DeepSpeed does not compile its collectives for CPUs.
+
+    Why: it takes a minute, waits for whoever else is compiling, and nothing is communicated.
+    Remove when: never.
+    """
+    return replaced(("deepspeed.comm.torch:build_shm_op", lambda: None))
+
+
+@contextmanager
+def engine_steps(begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+    """Tells when a DeepSpeed engine steps.
+
+    Why: its gradients are cast and copied before the optimizer inside it runs, which torch's hooks see.
+    Remove when: DeepSpeed has a hook for it.
+    """
+    from deepspeed import DeepSpeedEngine
+
+    step = DeepSpeedEngine.step
+
+    def told(self: Any, *args: Any, **options: Any) -> Any:
+        begin()
+        try:
+            return step(self, *args, **options)
+        finally:
+            end()
+
+    with replaced(("deepspeed:DeepSpeedEngine.step", told)):
+        yield
+
+
+# Adapter: the names that it holds.
+ADAPTERS = {
+    "lists_of_ones": ("torch._subclasses.fake_tensor:FakeTensor.tolist",),
+    "modules_cast_in_place": ("torch.nn:Module._apply",),
+    "fakes_are_copied": ("torch._subclasses.fake_tensor:FakeTensor.__deepcopy__",),
+    "adam_makes_its_state_only": (
+        "torch.optim.adam:_single_tensor_adam",
+        "torch.optim.adam:_fused_adam",
+        "torch.optim.adam:_multi_tensor_adam",
+    ),
+    "attention_of_a_gpu": ("trl_ext.packing.attention:choose_kernel",),
+    "head_of_a_gpu": (
+        "trl.kernels.chunked_logprob:_use_triton",
+        "trl.trainer.utils:_use_triton",
+        "trl.kernels.chunked_logprob:_forward_kernel",
+        "trl.kernels.chunked_logprob:_backward_kernel",
+        "trl.kernels.chunked_logprob:_addmm_fp32",
+    ),
+    "reference_from_config": ("trl.trainer.grpo_trainer:create_model_from_path",),
+    "objects_from_this_rank": (
+        "torch.distributed:all_gather_object",
+        "torch.distributed:broadcast_object_list",
+    ),
+    "ranks_that_agree": tuple(f"deepspeed.runtime.zero.utils:{name}" for name in RANK_CHECKS),
+    "no_kernel_is_built": ("deepspeed.comm.torch:build_shm_op",),
+    "engine_steps": ("deepspeed:DeepSpeedEngine.step",),
+}

@@ -1,0 +1,15 @@
+"""Bytes, and the unit in which they are told: GiB (2**30), never GB."""
+
+GIB = 2**30
+BF16_BYTES = 2
+FP32_BYTES = 4
+
+
+def gib(num_bytes: float) -> float:
+    """Bytes as GiB."""
+    return num_bytes / GIB
+
+
+def in_gib(num_bytes: float) -> str:
+    """Bytes for a sentence: "17.4 GiB"."""
+    return f"{gib(num_bytes):.1f} GiB"

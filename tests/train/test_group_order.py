@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests import tiny
-from tests.train.test_grpo_step import prompts, reward, rollout
+from tests.rollouts import rollout
+from tests.train.test_grpo_step import prompts, reward
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.trainers.group_order import regroup, split_is_free
 

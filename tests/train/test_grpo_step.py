@@ -9,26 +9,12 @@ from datasets import Dataset
 
 import trl_ext
 from tests import tiny
+from tests.rollouts import rollout
 
 torch.set_num_threads(1)
 
 WEIGHT_TOLERANCE = 1e-6
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"]
-
-
-def rollout(prompts, trainer):
-    """Fixed ragged completions: a function of the prompt and of its place among equal prompts."""
-    tokenizer = trainer.processing_class
-    prompt_ids = [tokenizer(p)["input_ids"] for p in prompts]
-    seen: dict[str, int] = {}
-    completion_ids = []
-    for prompt in prompts:
-        seen[prompt] = seen.get(prompt, 0) + 1
-        draw = random.Random(f"{prompt}/{seen[prompt]}")
-        ids = [draw.randrange(3, tiny.VOCAB) for _ in range(draw.choice([1, 3, 4, 9, 12]))]
-        # Some end by themselves, the others count as cut off.
-        completion_ids.append([*ids[:-1], tokenizer.eos_token_id] if len(ids) in (3, 9) else ids)
-    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
 
 def reward(completion_ids, **_):

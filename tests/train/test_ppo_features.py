@@ -208,6 +208,14 @@ def test_an_unscored_completion_is_in_no_loss_and_no_statistic(tmp_path):
     assert halves._metrics["train"]["objective/scores"] == pytest.approx(alone._metrics["train"]["objective/scores"])
 
 
+def test_the_table_of_completions_shows_ppos_advantages(tmp_path):
+    trainer = ppo_trainers.trainer("head", tmp_path)
+    output = rollouts(trainer)
+    means = output["advantages"].sum(1) / output["completion_mask"].sum(1)
+    assert list(trainer._logs["advantages"]) == pytest.approx(means.tolist())
+    assert len(set(trainer._logs["advantages"])) > 1
+
+
 def test_nothing_is_scored_and_the_run_goes_on(tmp_path):
     trainer = ppo_trainers.trainer("head", tmp_path, reward_funcs=lambda completions, **_: [None] * len(completions))
     before = ppo_trainers.trained_weights(trainer)

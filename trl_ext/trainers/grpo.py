@@ -238,7 +238,8 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
             return
         load_state(self.reward_funcs, checkpoint)
         state = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
-        if state is not None:
+        # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
+        if state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation):
             self._step, self._buffered_inputs = state
 
     # Generation, phases and counters --------------------------------------------------------------------------------

@@ -178,10 +178,19 @@ class Rollouts:
         advantages, returns = generalized_advantages(rewards, values, mask, self.args.gamma, self.args.lam)
         output["advantages"] = whiten(advantages, mask, total=self._total)
         output["returns"], output["values"] = returns, values
+        self._note_advantages(output["advantages"], mask)
         metrics = self._metrics["train"]
         metrics["ppo/explained_variance"].append(explained_variance(values, returns, mask, self._total).item())
         metrics["ppo/value_mean"].append(self._mean_over_tokens(values, mask))
         metrics["ppo/return_mean"].append(self._mean_over_tokens(returns, mask))
+
+    def _note_advantages(self, advantages: torch.Tensor, mask: torch.Tensor) -> None:
+        """In TRL's table of completions: a completion's mean advantage, instead of GRPO's within groups of one."""
+        means = self.accelerator.gather(advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).tolist()
+        column = self._logs["advantages"]
+        for _ in means:
+            column.pop()
+        column.extend(means)
 
     def _note_objective(self, mode: str, scores: torch.Tensor, kl: torch.Tensor) -> None:
         """Means over the scored completions of all ranks; steers the KL coefficient."""

@@ -149,9 +149,10 @@ def _on_the_one_device(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scalar(func: Any, tensor: torch.Tensor) -> bool | int | float:
-    """What `.item()` gives. Counts are 1, so that nothing is divided by zero; no alarm is raised by a flag."""
+    """What `.item()` gives. Counts are 1, so that nothing is divided by zero; flags (DeepSpeed's overflow is a byte)
+    are down."""
     if func is aten._local_scalar_dense.default:
-        if tensor.dtype == torch.bool:
+        if tensor.dtype in (torch.bool, torch.uint8):
             return False
         return 0.0 if tensor.dtype.is_floating_point else 1
     if func is aten.is_nonzero.default:

@@ -64,6 +64,8 @@ Trainer extensions for Hugging Face TRL.
 commands:
 {scripts}
   plan      settings that fit the cards, before the run
+  check     will this recipe start, and does it fit: keys, tokenizer, eight rows, rules, memory
+  doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
   report    write report.html and reward.png of a finished run again
   score     check rules: audit them on data, explain a reward, try known cheats
 
@@ -135,6 +137,20 @@ def plan(argv: list[str]) -> int:
     return run(argv)
 
 
+def check(argv: list[str]) -> int:
+    """Check a recipe without weights."""
+    from trl_ext.cli.check import check as run
+
+    return run(argv)
+
+
+def doctor(argv: list[str]) -> int:
+    """Look at this machine."""
+    from trl_ext.cli.doctor import doctor as run
+
+    return run(argv)
+
+
 def score(argv: list[str]) -> int:
     """Check rules without a model."""
     from trl_ext.cli.score import score as run
@@ -145,6 +161,8 @@ def score(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     **{name: partial(launch_script, name) for name in SCRIPTS},
     "plan": plan,
+    "check": check,
+    "doctor": doctor,
     "report": report,
     "score": score,
 }

@@ -1,0 +1,90 @@
+"""`trl-ext doctor`: is this machine fit to train, and fit for a plan; a line and a remedy for each finding.
+
+Help answers at once; PyTorch is asked in a process of its own, so that a broken one is a finding, too.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+NOT_FIT = 1  # the exit code for a problem; 2 is a user's mistake
+
+DESCRIPTION = """\
+Look at this machine: cards and their links, driver, versions, attention backends, compiler, host memory, disks, and
+variables that hurt. Changes nothing."""
+EXAMPLES = """\
+examples:
+  trl-ext doctor
+  trl-ext plan --trainer grpo --model 8B --gpus 8xA100-80GB --write plan && trl-ext doctor --plan plan
+
+exit code 0 if nothing stands in the way, 1 if something does: a package outside its window, or a plan that cannot run
+here; 2 if the question cannot be answered"""
+MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]problem[/]"}
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Run the command; the exit code."""
+    arguments = _parser().parse_args(list(argv))
+    from trl_ext.memory.doctor import examine, look
+    from trl_ext.memory.doctor.finding import all_well
+
+    plan = _plan(arguments.plan)
+    facts = look(arguments.output_dir)
+    findings = examine(facts, plan)
+    if arguments.json:
+        print(json.dumps(_as_dict(facts, findings), indent=2))
+    else:
+        print_findings(findings)
+    return 0 if all_well(findings) else NOT_FIT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "trl-ext doctor",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--plan", metavar="PLAN", help="can this plan run here: plan.json, or the folder with it")
+    parser.add_argument("--output_dir", default=".", help="where the run will write (default: here)")
+    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
+    return parser
+
+
+def _plan(path: str | None) -> Any:
+    if path is None:
+        return None
+    from trl_ext.memory import read_plan
+
+    return read_plan(path)
+
+
+def _as_dict(facts: Any, findings: Sequence[Any]) -> dict[str, Any]:
+    from trl_ext.memory.doctor.finding import all_well
+    from trl_ext.memory.doctor.look import as_dict
+
+    return {
+        "ok": all_well(findings),
+        "findings": [finding.as_dict() for finding in findings],
+        "facts": as_dict(facts),
+    }
+
+
+def print_findings(findings: Iterable[Any]) -> None:
+    """A line for each; the remedy follows on the same line."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from trl_ext.cli.score import printable
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        words = printable(f"{finding.what} {finding.advice}".strip())  # rows of a dataset may be quoted
+        table.add_row(MARKS[finding.level], escape(finding.subject), escape(words))
+    Console(highlight=False).print(table)

@@ -1,0 +1,114 @@
+"""What is known of a machine, as data that a test can write down."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trl_ext.memory.cards import CONTEXT_GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A card as the driver tells it.
+
+    Args:
+        name: The driver's: "NVIDIA A40".
+        total_gib: Without what the driver keeps for itself.
+        free_gib: Of it, now.
+        capability: CUDA compute capability.
+        uuid: "GPU-...", by which CUDA_VISIBLE_DEVICES may name it.
+        lanes, max_lanes: PCIe width now and at most; 0 if unknown.
+        is_split: MIG is on.
+    """
+
+    name: str
+    total_gib: float
+    free_gib: float
+    capability: tuple[int, int]
+    uuid: str = ""
+    lanes: int = 0
+    max_lanes: int = 0
+    is_split: bool = False
+
+    @property
+    def usable_gib(self) -> float:
+        """For tensors, on a card that nobody else uses."""
+        return self.total_gib - CONTEXT_GIB
+
+    @property
+    def usable_now_gib(self) -> float:
+        """For tensors, beside what others hold now."""
+        return self.free_gib - CONTEXT_GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What PyTorch says when it is asked to work.
+
+    Args:
+        cuda: CUDA version that it is built for, None without CUDA.
+        num_gpus: Cards that it sees.
+        nccl: Version, "" without.
+        works: Attention backend and "" if it ran on the first card, else why not. Empty without a card.
+    """
+
+    cuda: str | None
+    num_gpus: int
+    nccl: str = ""
+    works: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A place that a run writes to.
+
+    Args:
+        purpose: "output", "model cache" or "shared memory".
+        path: Where.
+        free_gib: Left.
+        is_writable: For this user.
+    """
+
+    purpose: str
+    path: str
+    free_gib: float
+    is_writable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A machine.
+
+    Args:
+        gpus: Cards that CUDA_VISIBLE_DEVICES shows.
+        no_gpus: Why there are none; "" if there are some.
+        driver, driver_cuda: Version of the driver, and of CUDA that it speaks at most; "" without a driver.
+        has_nvlink: All pairs of cards talk over NVLink; None if there are no pairs or the driver does not say.
+        has_peer_access: All pairs reach each other's memory.
+        versions: Installed version of a package, None if it is missing.
+        vllm_window: Which vLLM the installed TRL takes; "" for any.
+        conflicts: Sentences: a package whose own requirement the installed versions do not meet.
+        kernels: What PyTorch can do; None if it did not answer.
+        no_kernels: Why it did not.
+        compiler, ninja: Paths, None if missing.
+        host_total_gib, host_free_gib: Memory, the container's limit if that is less; None if unknown.
+        disks: Where a run writes.
+        environment: Variables that matter, those that are set.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    no_gpus: str = ""
+    driver: str = ""
+    driver_cuda: str = ""
+    has_nvlink: bool | None = None
+    has_peer_access: bool | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    vllm_window: str = ""
+    conflicts: tuple[str, ...] = ()
+    kernels: Kernels | None = None
+    no_kernels: str = ""
+    compiler: str | None = None
+    ninja: str | None = None
+    host_total_gib: float | None = None
+    host_free_gib: float | None = None
+    disks: tuple[Disk, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)

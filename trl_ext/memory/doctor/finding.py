@@ -1,0 +1,45 @@
+"""One thing that was looked at: what is so, whether it hurts, and what to do."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LEVELS = ("ok", "note", "problem")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of a report.
+
+    Args:
+        level: "ok"; "note", worth knowing; "problem", training cannot work as it is.
+        subject: What was looked at, in a word or two.
+        what: What is so, as a sentence with its numbers.
+        advice: What to do, as a sentence; "" if nothing.
+    """
+
+    level: str
+    subject: str
+    what: str
+    advice: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def ok(subject: str, what: str) -> Finding:
+    return Finding("ok", subject, what)
+
+
+def note(subject: str, what: str, advice: str = "") -> Finding:
+    return Finding("note", subject, what, advice)
+
+
+def problem(subject: str, what: str, advice: str = "") -> Finding:
+    return Finding("problem", subject, what, advice)
+
+
+def all_well(findings: Iterable[Finding]) -> bool:
+    """Whether nothing stands in the way."""
+    return not any(finding.level == "problem" for finding in findings)

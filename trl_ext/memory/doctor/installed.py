@@ -1,0 +1,98 @@
+"""Which packages are installed, in which window they must be, and whether their own wishes agree.
+
+The windows of torch, transformers and TRL are `compat.SUPPORTED`; which vLLM goes is TRL's to say. The rest is here,
+and a test holds it to the package's own requirements.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+
+from trl_ext import compat
+
+# Package: least version.
+REQUIRED = {"accelerate": "1.13", "datasets": "4.0", "peft": "0.18"}
+OPTIONAL = {"deepspeed": "0.19", "flash-attn": "2.7"}
+WITHOUT_WINDOW = ("vllm", "bitsandbytes", "ninja")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Versions of a package that work.
+
+    Args:
+        package: As pip calls it.
+        wanted: As pip writes it: ">=1.15,<1.17"; "" for any.
+    """
+
+    package: str
+    wanted: str
+
+    def holds(self, version: str) -> bool:
+        """Whether it lies inside; a local part such as +cu128 does not matter."""
+        from packaging.specifiers import SpecifierSet
+
+        return SpecifierSet(self.wanted).contains(version, prereleases=True)
+
+
+def required_windows() -> Iterator[Window]:
+    """Of packages without which nothing trains."""
+    for package, (low, high) in compat.SUPPORTED.items():
+        yield Window(package, f">={low}" + (f",<{high}" if high else ""))
+    yield from (Window(package, f">={low}") for package, low in REQUIRED.items())
+
+
+def optional_windows(vllm: str) -> Iterator[Window]:
+    """Of packages that some runs need.
+
+    Args:
+        vllm: Which vLLM the installed TRL takes.
+    """
+    yield from (Window(package, f">={low}") for package, low in OPTIONAL.items())
+    yield Window("vllm", vllm)
+    yield Window("bitsandbytes", "")
+
+
+def versions() -> dict[str, str | None]:
+    """The installed version of every package that matters, None for a missing one."""
+    names = (*compat.SUPPORTED, *REQUIRED, *OPTIONAL, *WITHOUT_WINDOW)
+    return {name: installed_version(name) for name in names}
+
+
+def installed_version(package: str) -> str | None:
+    """None if it is missing."""
+    try:
+        return compat.versions(package)[package]
+    except PackageNotFoundError:
+        return None
+
+
+def vllm_window() -> str:
+    """Which vLLM the installed TRL takes, in pip's words; "" if it does not say."""
+    from packaging.requirements import Requirement
+
+    wishes = [Requirement(text) for text in _requirements("trl")]
+    return next((str(wish.specifier) for wish in wishes if wish.name == "vllm"), "")
+
+
+def conflicts(installed: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Requirements between these packages that the installed versions do not meet, as sentences."""
+    return tuple(line for package, version in installed.items() if version for line in _unmet(package, installed))
+
+
+def _unmet(package: str, installed: Mapping[str, str | None]) -> Iterator[str]:
+    from packaging.requirements import Requirement
+
+    for wish in map(Requirement, _requirements(package)):
+        version = installed.get(wish.name)
+        if version is None or (wish.marker and not wish.marker.evaluate({"extra": ""})):
+            continue
+        if not Window(wish.name, str(wish.specifier)).holds(version):
+            yield f"{package} {installed[package]} wants {wish.name}{wish.specifier}, and {version} is installed."
+
+
+def _requirements(package: str) -> list[str]:
+    try:
+        return requires(package) or []
+    except PackageNotFoundError:
+        return []

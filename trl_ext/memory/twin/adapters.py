@@ -40,14 +40,14 @@ def owner_of(where: str) -> tuple[Any, str]:
 
 
 def lists_of_ones() -> AbstractContextManager[None]:
-    """`tolist()` of a fake tensor of whole numbers is ones, of others zeros.
+    """`tolist()` of a fake tensor is ones: token ids, masks without padding, counts that divide.
 
     Why: planning reads ids and masks as lists; torch would ask for the items one by one, thousands of them.
     Remove when: trainers plan without reading tensors back.
     """
 
     def tolist(self: FakeTensor) -> Any:
-        value: Any = 0.0 if self.dtype.is_floating_point else self.dtype != torch.bool and 1
+        value: Any = 1.0 if self.dtype.is_floating_point else 1
         for size in reversed(self.shape):
             value = [value] * size if not isinstance(value, list) else [value for _ in range(size)]
         return value
@@ -109,6 +109,19 @@ def adam_makes_its_state_only() -> AbstractContextManager[None]:
 
     names = ("_single_tensor_adam", "_fused_adam", "_multi_tensor_adam")
     return replaced(*((f"torch.optim.adam:{name}", update) for name in names))
+
+
+def dropout_of_a_gpu() -> AbstractContextManager[None]:
+    """Dropout is the fused kernel, which keeps a mask of one byte a value.
+
+    Why: on a CPU torch multiplies by noise in the input's dtype, and keeps that.
+    Remove when: never; the twin asks for the path of another machine.
+    """
+
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+    return replaced(("torch.nn.functional:dropout", dropout))
 
 
 # trl_ext and TRL --------------------------------------------------------------------------------------------------
@@ -242,6 +255,7 @@ ADAPTERS = {
         "torch.optim.adam:_fused_adam",
         "torch.optim.adam:_multi_tensor_adam",
     ),
+    "dropout_of_a_gpu": ("torch.nn.functional:dropout",),
     "attention_of_a_gpu": ("trl_ext.packing.attention:choose_kernel",),
     "head_of_a_gpu": (
         "trl.kernels.chunked_logprob:_use_triton",

@@ -15,7 +15,6 @@ from trl_ext.memory.shapes import ModelShape
 # Keys of a recipe that are TRL's ModelConfig's and not the trainer's.
 MODEL_KEYS = ("model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 MODEL_KEYS += ("lora_task_type", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "attn_implementation")
-VLLM = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,12 @@ def why_not(simulation: Simulation) -> str:
         ),
         "8-bit optimizers have no fake version.": "8bit" in str(simulation.arguments.get("optim", "")),
         "A third adapter as reward model needs its files; the twin has none.": simulation.reward_model == "adapter",
-        "Several nodes of one process each: the twin has one machine.": simulation.num_gpus < 1,
+        "Compiled models and replaced kernels: fake tensors do not show what they allocate.": any(
+            simulation.arguments.get(name) for name in ("torch_compile", "use_liger_kernel")
+        ),
+        "fp16 scales the loss by what it finds in gradients, which fake ones do not have. Use bf16.": bool(
+            simulation.arguments.get("fp16")
+        ),
     }
     return next((sentence for sentence, is_so in checks.items() if is_so), "")
 
@@ -86,11 +90,11 @@ def simulation_of(job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int
         ConfigError: A mixture of experts as shape: give its config.json.
     """
     recipe = settings.recipe(job, "", num_gpus)
-    arguments = {name: value for name, value in recipe.items() if name not in MODEL_KEYS}
+    num_processes = num_gpus if job.zero_stage else 1
     return Simulation(
         trainer=job.trainer,
         config=config_of(model) if isinstance(model, ModelShape) else dict(model),
-        arguments=without_vllm(arguments),
+        arguments=shortened(job.trainer, recipe, num_processes),
         num_gpus=num_gpus,
         dtype=job.dtype,
         adapter=_adapter(job),
@@ -110,9 +114,43 @@ def _adapter(job: Job) -> dict[str, Any]:
     return {"r": job.lora_r, "lora_dropout": job.lora_dropout, "target_modules": targets, **quantised}
 
 
-def without_vllm(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The trainer's arguments without an engine that needs a card: rollouts are given, not generated."""
-    return {name: value for name, value in arguments.items() if VLLM not in name}
+def shortened(trainer: str, keys: Mapping[str, Any], num_processes: int) -> dict[str, Any]:
+    """The trainer's own keys of a recipe, so that steps are short and memory is the same.
+
+    Two micro-batches are as many as twenty: gradients are there when the second begins. Rollouts are given, so that
+    the size of a group only has to divide them. Each step but the second of two epochs has its own rollouts, so that
+    scoring is seen beside Adam's state.
+
+    Args:
+        trainer: "reward", "grpo" or "ppo".
+        keys: Of a recipe.
+        num_processes: That run: all ranks under DeepSpeed, one of DDP.
+    """
+    dropped = (*MODEL_KEYS, *_LENGTHS_OF_RUNS, *_ABOUT_FILES)
+    kept = {k: v for k, v in keys.items() if k not in dropped and not k.startswith(("vllm", "use_vllm", "eval_"))}
+    kept["gradient_accumulation_steps"] = min(keys.get("gradient_accumulation_steps", 1), 2)
+    if trainer == "grpo":
+        kept["num_iterations"] = min(keys.get("num_iterations", 1), 2)
+        kept["num_generations"] = _group_size(kept, num_processes)
+    if trainer == "ppo":
+        kept |= {"num_iterations": 1, "num_generations": 1}
+    return kept
+
+
+# What says how long a run is, and how often it generates.
+_LENGTHS_OF_RUNS = ("num_train_epochs", "max_steps", "total_episodes", "generation_batch_size", "steps_per_generation")
+_LENGTHS_OF_RUNS += ("num_mini_batches", "num_ppo_epochs", "response_length", "max_length", "warmup_ratio")
+_LENGTHS_OF_RUNS += ("warmup_steps", "max_completion_length", "do_eval", "num_generations_eval")
+_ABOUT_FILES = ("output_dir", "run_name", "report_to", "save_strategy", "save_steps", "logging_steps", "deepspeed")
+_ABOUT_FILES += ("resume_from_checkpoint", "load_best_model_at_end", "push_to_hub", "hub_model_id", "hub_token")
+_ABOUT_FILES += ("log_completions", "logging_strategy", "save_total_limit", "use_cpu", "model_init_kwargs")
+_ABOUT_FILES += ("chat_template_path", "reward_weights", "max_length_policy")
+
+
+def _group_size(keys: Mapping[str, Any], num_processes: int) -> int:
+    """The smallest group that divides what is generated at once."""
+    generated = keys.get("per_device_train_batch_size", 8) * keys["gradient_accumulation_steps"] * num_processes
+    return next((size for size in range(2, generated + 1) if generated % size == 0), 2)
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Operations whose result depends on values, which fake tensors have not, get an a
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 BLOCK_BYTES = 512  # CUDACachingAllocator rounds every request up to that
-LOAD = "load"
+LOAD, UPDATE = "load", "update"
 _MARK = "trl_ext_module"
 
 
@@ -66,6 +66,11 @@ class Tracker(TorchDispatchMode):
         self._phases.pop()
         self._note("")
 
+    def begin_training(self) -> None:
+        """From here on what no phase claims, such as clipping, belongs to the update."""
+        self._phases[0] = UPDATE
+        self._note("")
+
     def name_modules(self, model: torch.nn.Module, prefix: str = "") -> None:
         """What modules are called in the answer."""
         self._names |= {id(module): prefix + name for name, module in model.named_modules()}
@@ -85,9 +90,11 @@ class Tracker(TorchDispatchMode):
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if self._modules:
             self._modules.pop()
-        first = output[0] if isinstance(output, (tuple, list)) and output else output
-        if isinstance(first, torch.Tensor) and first.grad_fn is not None:
-            first.grad_fn.metadata[_MARK] = self._called(module)
+        # A ModelOutput is a dict, and its values are what backward comes through.
+        values = output.values() if isinstance(output, dict) else output
+        for value in values if isinstance(values, Iterable) and not isinstance(values, torch.Tensor) else (values,):
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                value.grad_fn.metadata[_MARK] = self._called(module)
 
     def _called(self, module: torch.nn.Module) -> str:
         return self._names.get(id(module)) or type(module).__name__

@@ -134,3 +134,18 @@ def test_a_zero_2_run_resumed_inside_an_update_ends_with_the_same_bits(critic, r
     assert len(run.facts["prompts_of_steps"]) == 1, "the rollouts of the first update were not taken up"
     assert run.distance(whole) == 0
     assert run.facts["kl_coef"] == whole.facts["kl_coef"]
+
+
+def test_bfloat16_trains_under_zero3(tiny_model, tiny_reward_model, tmp_path):
+    """A float32 value head beside weights that are split in bfloat16 stopped DeepSpeed at its start."""
+    skip_what_cannot_run("zero3")
+    worker = WORKER.with_name("ppo_bf16_worker.py")
+    facts = facts_of(
+        worker, launched("zero3", 2), tiny_model, tmp_path / "out", 2, "--reward_model", tiny_reward_model
+    )
+    for run in facts.values():
+        assert run["zero_stage"] == 3
+        assert run["dtypes"] == ["torch.bfloat16"]
+        assert len(run["value_losses"]) == 2
+        # The same episodes twice: the critic has learned from the first step.
+        assert 0 < run["value_losses"][1] < run["value_losses"][0]

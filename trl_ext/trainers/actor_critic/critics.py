@@ -30,7 +30,7 @@ class HeadCritic:
 
     def __init__(self, trainer: Any):
         model = trainer.model.get_base_model() if is_peft_model(trainer.model) else trainer.model
-        self.head = add_value_head(model)
+        self.head = add_value_head(model, dtype=_head_dtype(trainer, model))
 
     def model(self, actor: Any) -> Any:
         """What to call for values, given how the actor is called."""
@@ -72,7 +72,7 @@ class AdapterCritic(HeadCritic):
         reward_head = None if reward_adapter is None else load_reward_adapter(model, reward_adapter, REWARD)
         self.roles = Roles(model, {CRITIC: CRITIC, REWARD: REWARD})
         base = model.get_base_model()
-        self.head = add_value_head(base, self.roles)
+        self.head = add_value_head(base, self.roles, _head_dtype(trainer, base))
         if reward_head is not None:
             add_reward_head(base, reward_head)
         pin_roles(base, self.roles)
@@ -107,7 +107,7 @@ class SeparateCritic:
     def __init__(self, trainer: Any, value_model: Any):
         self._trainer = trainer
         self.bare = value_model
-        self.head = add_token_values(value_model)
+        self.head = add_token_values(value_model, keep_dtype=trainer.is_deepspeed_enabled)
         if trainer.args.gradient_checkpointing:
             options = trainer.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
             value_model.gradient_checkpointing_enable(options)
@@ -184,6 +184,11 @@ class SeparateCritic:
             self.wrapped.load_checkpoint(str(Path(checkpoint) / critic_files.FOLDER / "engine"))
         else:
             critic_files.load_optimizer(checkpoint, self.optimizer)
+
+
+def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
+    # A model that ZeRO-3 has split at load time is cast no more: another dtype would stop DeepSpeed.
+    return model.dtype if trainer.is_deepspeed_enabled else torch.float32
 
 
 def _decay_groups(trainer: Any, model: Any) -> list[dict[str, Any]]:

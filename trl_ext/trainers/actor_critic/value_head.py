@@ -39,11 +39,10 @@ class TokenValues(ModelOutput):
 
 
 def run_in_fp32(head: nn.Linear) -> nn.Linear:
-    """Let a head of one output compute in float32, whatever the backbone's dtype; returns [..., H] -> [...].
+    """Let a head of one output compute in float32, whatever its own dtype; returns [..., H] -> [...].
 
     A value near 10 has steps of 0.06 in bfloat16: more than most advantages.
     """
-    head.float()
     head.forward = MethodType(_fp32_forward, head)
     return head
 
@@ -54,7 +53,7 @@ def _fp32_forward(self: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
 
 
-def add_value_head(model: Any, roles: Roles | None = None) -> nn.Linear:
+def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = torch.float32) -> nn.Linear:
     """Give a causal model with TRL's fused head a value head, which starts at zero.
 
     Without `roles` each scored forward also returns `token_values`. With them it does not, and
@@ -63,9 +62,10 @@ def add_value_head(model: Any, roles: Roles | None = None) -> nn.Linear:
     Args:
         model: Causal model of transformers, without wrapper.
         roles: Of the PeftModel around it.
+        dtype: Of the head's weights. DeepSpeed wants one dtype for all, and keeps a float32 copy in its optimizer.
     """
     hidden_size = model.config.get_text_config().hidden_size
-    head = nn.Linear(hidden_size, 1, device=model.device)
+    head = nn.Linear(hidden_size, 1, device=model.device, dtype=dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     # A submodule, so that optimizers and wrappers find it.
@@ -101,7 +101,7 @@ def add_reward_head(model: Any, head: nn.Linear) -> None:
     model.role_heads[REWARD] = f"{REWARD}_head"
 
 
-def add_token_values(model: Any) -> nn.Linear:
+def add_token_values(model: Any, keep_dtype: bool = False) -> nn.Linear:
     """Let a sequence or token classification model return `token_values` for `model(..., role="critic")`.
 
     Raises:
@@ -113,7 +113,7 @@ def add_token_values(model: Any) -> nn.Linear:
             f"value_model is a {type(model).__name__} without a layer `score` of one output on top of a backbone. "
             "Load it by AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)."
         )
-    run_in_fp32(head)
+    run_in_fp32(head if keep_dtype else head.float())
     model.forward_scores = model.forward
 
     @functools.wraps(type(model).forward)

@@ -47,7 +47,11 @@ def test_version(capsys):
     ("argv", "sentence"),
     [
         (["grop"], "There is no command 'grop'. Did you mean 'grpo'?"),
-        (["--unknown"], "There is no command '--unknown'. There are: grpo, ppo, reward, plan, check, doctor, report, score."),
+        (
+            ["--unknown"],
+            "There is no command '--unknown'. There are: grpo, ppo, reward, plan, dryrun, check, doctor, "
+            "report, score.",
+        ),
         (["rewrad"], "There is no command 'rewrad'. Did you mean 'reward'?"),
         (["report", "nowhere"], "There is no trainer_state.json in nowhere"),
     ],

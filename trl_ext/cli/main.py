@@ -64,6 +64,7 @@ Trainer extensions for Hugging Face TRL.
 commands:
 {scripts}
   plan      settings that fit the cards, before the run
+  dryrun    the memory of a recipe, counted on fake tensors: no GPU, no weights
   check     will this recipe start, and does it fit: keys, tokenizer, eight rows, rules, memory
   doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
   report    write report.html and reward.png of a finished run again
@@ -144,6 +145,13 @@ def check(argv: list[str]) -> int:
     return run(argv)
 
 
+def dryrun(argv: list[str]) -> int:
+    """Count a recipe's memory on fake tensors."""
+    from trl_ext.cli.dryrun import dryrun as run
+
+    return run(argv)
+
+
 def doctor(argv: list[str]) -> int:
     """Look at this machine."""
     from trl_ext.cli.doctor import doctor as run
@@ -161,6 +169,7 @@ def score(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     **{name: partial(launch_script, name) for name in SCRIPTS},
     "plan": plan,
+    "dryrun": dryrun,
     "check": check,
     "doctor": doctor,
     "report": report,

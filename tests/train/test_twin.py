@@ -1,0 +1,136 @@
+"""The memory twin against the formulas: the real trainers, the real DeepSpeed engine, every byte counted.
+
+The rows are some on which twin and formulas agree today. Others do not (ZeRO-1 with all weights, a separate critic
+beside LoRA, LoRA under ZeRO-3): this guards what holds, and proves no general agreement.
+
+Each simulation is a process of its own. The model has the widths of an 8B model, two layers and a small vocabulary:
+fake tensors cost time by number, not by size.
+"""
+
+import json
+
+import pytest
+
+from trl_ext.cli.dryrun import dryrun
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import Hardware, find_card
+from trl_ext.memory.families import shape_from_config
+from trl_ext.memory.job import Job
+from trl_ext.memory.phases import Case, moments
+from trl_ext.memory.twin import simulate
+from trl_ext.memory.twin.driver import last_words
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+}
+LENGTHS = {"max_length": 1024, "max_prompt_length": 512, "max_completion_length": 512}
+LORA = {"method": "lora"}
+# Of the worst phase.
+TOLERANCE = 0.01
+
+# trainer, GPUs, settings
+AGREE = [
+    ("grpo", 1, LORA),
+    ("grpo", 8, {"zero_stage": 3}),
+    ("reward", 8, {**LORA, "zero_stage": 2}),
+    ("ppo", 8, {**LORA, "zero_stage": 2, "critic": "head"}),
+    ("ppo", 8, {"zero_stage": 2, "critic": "head"}),
+    ("ppo", 8, {"zero_stage": 3, "critic": "separate"}),
+]
+
+
+def job_of(trainer, num_gpus, settings):
+    """Two micro-batches where one process would have no group, else one."""
+    group = 2 if trainer == "grpo" else 1
+    batch = {"num_generations": group, "global_batch": max(num_gpus, group)}
+    return Job(trainer, **{**batch, **LENGTHS, **settings})
+
+
+def formula_bytes(job, num_gpus):
+    case = Case.of(shape_from_config(CONFIG), job, Hardware(num_gpus, find_card("H200")))
+    return max(moment.num_bytes for moment in moments(case) if moment.phase in ("score", "update", "step"))
+
+
+def counted(trainer, num_gpus, settings):
+    if settings.get("zero_stage"):
+        pytest.importorskip("deepspeed")
+    job = job_of(trainer, num_gpus, settings)
+    result = simulate(job, CONFIG, num_gpus)
+    assert not result.refusal, result.refusal
+    return job, result
+
+
+@pytest.mark.parametrize(("trainer", "num_gpus", "settings"), AGREE)
+def test_formulas_and_twin_agree(trainer, num_gpus, settings):
+    job, result = counted(trainer, num_gpus, settings)
+    assert result.peak_bytes == pytest.approx(formula_bytes(job, num_gpus), rel=TOLERANCE)
+    assert result.packed
+
+
+def test_the_adapter_critic_holds_the_checkpoints_of_two_forwards():
+    # One backward for both losses: embeddings and the inputs of both layers are there twice.
+    _, alone = counted("ppo", 8, {**LORA, "zero_stage": 2, "critic": "head"})
+    _, both = counted("ppo", 8, {**LORA, "zero_stage": 2, "critic": "adapter"})
+    tokens = LENGTHS["max_prompt_length"] + LENGTHS["max_completion_length"]
+    checkpoints = 2 * CONFIG["hidden_size"] * CONFIG["num_hidden_layers"] * tokens
+    assert both.peaks["update"].num_bytes - alone.peaks["update"].num_bytes > checkpoints
+    assert both.num_trained == 2 * (alone.num_trained - CONFIG["hidden_size"] - 1) + CONFIG["hidden_size"] + 1
+
+
+# trl-ext dryrun ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": 1024}))
+    path = tmp_path / "recipe.yaml"
+    lines = [f"model_name_or_path: {tmp_path / 'model'}", "dtype: bfloat16", "use_peft: true"]
+    lines += [
+        "lora_target_modules: [all-linear]",
+        "per_device_train_batch_size: 2",
+        "num_generations: 4",
+        "lora_dropout: 0.0",
+    ]
+    lines += ["gradient_accumulation_steps: 8", "max_completion_length: 128", "beta: 0.0"]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_dryrun_puts_the_formula_beside_the_twin(recipe, capsys):
+    assert dryrun([str(recipe), "--gpus", "1xRTX4090", "--max_prompt_length", "128", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    update = answer["phases"]["update"]
+    assert answer["basis"] == "twin" and answer["fits"]
+    assert update["twin_gib"] == pytest.approx(update["formula_gib"], rel=0.03)
+    assert update["op"] and update["module"]
+    assert answer["phases"]["generate"]["twin_gib"] is None
+
+
+def test_dryrun_lets_the_formulas_answer_where_the_twin_cannot_follow(recipe, capsys):
+    recipe.write_text(recipe.read_text() + "\nload_in_4bit: true\n")
+    dryrun([str(recipe), "--gpus", "1xRTX4090", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["basis"] == "formulas"
+    assert answer["refusal"].startswith("Quantised weights")
+    assert answer["peak_gib"] > 0
+
+
+def test_dryrun_refuses_a_misspelt_key(recipe):
+    recipe.write_text(recipe.read_text() + "\nmax_completion_lenght: 5\n")
+    with pytest.raises(ConfigError, match="max_completion_length"):
+        dryrun([str(recipe), "--trainer", "grpo", "--gpus", "1xRTX4090"])
+
+
+def test_a_crash_is_told_by_its_last_words():
+    errors = '[rank0]:   File "stage3.py", line 9, in flatten\n[rank0]:     assert same\n[rank0]: AssertionError\n'
+    assert last_words(errors) == 'AssertionError, File "stage3.py", line 9, in flatten'
+    assert last_words("ValueError: the key 'x' is wrong.\n") == "ValueError: the key 'x' is wrong"

@@ -1,0 +1,189 @@
+"""`trl-ext dryrun`: the real trainer on fake tensors, without GPU and weights: where memory peaks, if it fits.
+
+Help answers at once: the trainers are imported when a recipe is tried.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+DOES_NOT_FIT = 1  # the exit code; 2 is a user's mistake
+
+DESCRIPTION = """\
+Run your recipe's trainer for three steps on tensors without data, as rank 0 of your machine, and count every byte:
+the peak of each phase, the operation and the module that reach it, the formulas beside it. No GPU, no weights, no
+dataset: every prompt, completion and pair has its longest length. Takes seconds to a minute.
+
+Not in the count: CUDA's context, kernels' workspaces and fragmentation, which the verdict adds by estimate; generation
+and vLLM, for which the formulas answer."""
+EXAMPLES = """\
+examples:
+  trl-ext dryrun recipe.yaml --gpus 8xA100-80GB
+  trl-ext dryrun plan/recipe.yaml --trainer ppo --gpus 4xA40-48GB --max_prompt_length 1024 --json
+  trl-ext dryrun recipe.yaml --gpus 8xA100-40GB --model 7B --deepspeed accelerate_configs/zero3.yaml
+
+exit code 0 if it fits, 1 if it does not, 2 if the question cannot be answered"""
+BEFORE_TRAINING = "load"
+
+
+def dryrun(argv: Sequence[str]) -> int:
+    """Run the command; the exit code."""
+    arguments = _parser().parse_args(list(argv))
+    from trl_ext.memory.cards import parse_gpus
+    from trl_ext.memory.twin.recipe import read_question
+
+    hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib)
+    if arguments.max_prompt_length < 1:
+        raise ConfigError(f"--max_prompt_length is {arguments.max_prompt_length}. It must be at least 1.")
+    question = read_question(
+        arguments.recipe,
+        hardware.num_gpus,
+        arguments.trainer,
+        arguments.model,
+        arguments.deepspeed,
+        arguments.max_prompt_length,
+    )
+    answer = _answer(question, hardware, arguments.timeout_s)
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        _print(answer, question, hardware)
+    return 0 if answer["fits"] else DOES_NOT_FIT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "trl-ext dryrun",
+        usage="%(prog)s RECIPE.yaml --gpus NxCARD [options]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", metavar="RECIPE.yaml", help="recipe of trl-ext reward, grpo or ppo")
+    parser.add_argument("--gpus", required=True, help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")
+    parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
+    parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="where the recipe's keys do not tell")
+    parser.add_argument("--model", help="instead of the recipe's: folder, config.json, name on the hub, or such as 8B")
+    parser.add_argument("--deepspeed", metavar="FILE", help="DeepSpeed's JSON or accelerate's YAML, if not in recipe")
+    parser.add_argument("--max_prompt_length", type=int, default=512, help="tokens of the longest prompt (512)")
+    parser.add_argument("--timeout_s", type=float, default=900.0, help="seconds after which the formulas answer (900)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _answer(question: Any, hardware: Any, timeout_s: float) -> dict[str, Any]:
+    """Peaks by phase from the twin and the formulas, and the verdict."""
+    from trl_ext.memory.phases import slack_share
+    from trl_ext.memory.twin.driver import run_apart
+    from trl_ext.memory.twin.recipe import job_of_recipe, simulation_of_recipe
+    from trl_ext.memory.units import gib
+
+    simulation = simulation_of_recipe(question)
+    estimate = _estimate(question, simulation, hardware)
+    result = run_apart(simulation, timeout_s)
+    formula = {} if estimate is None else {name: gib(moment.num_bytes) for name, moment in estimate.worst.items()}
+    # vLLM's share lies beside what the twin counts.
+    vllm = 0.0 if estimate is None else gib(estimate.peak.terms.get("vLLM", 0.0))
+    phases = _phases(result, formula, vllm)
+    if not phases:
+        raise ConfigError(f"{result.refusal} The formulas do not know this model either.")
+    peak = max(_counted(phase) for name, phase in phases.items() if name != BEFORE_TRAINING)
+    share = slack_share(job_of_recipe(question, estimate.case.shape)) if estimate else 0.1
+    reserved = peak + share * (peak - vllm)
+    return {
+        "fits": reserved <= hardware.card.usable_gib,
+        "peak_gib": round(peak, 3),
+        "reserved_gib": round(reserved, 3),
+        "usable_gib": round(hardware.card.usable_gib, 3),
+        "phases": phases,
+        "basis": "formulas" if result.refusal else "twin",
+        "refusal": result.refusal,
+        "packed": result.packed,
+        "num_params": result.num_params,
+        "num_trained": result.num_trained,
+        "seconds": result.seconds,
+        "versions": dict(result.versions or {}),
+    }
+
+
+def _phases(result: Any, formula: dict[str, float], vllm_gib: float) -> dict[str, dict[str, Any]]:
+    """By phase: the twin's count, with vLLM's share while training, and the formula's."""
+    from trl_ext.memory.units import gib
+
+    phases: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys([*result.peaks, *formula]):
+        peak = result.peaks.get(name)
+        beside = 0.0 if name == BEFORE_TRAINING else vllm_gib
+        phases[name] = {
+            "twin_gib": None if peak is None else round(gib(peak.num_bytes) + beside, 3),
+            "formula_gib": round(formula[name], 3) if name in formula else None,
+            "op": "" if peak is None else peak.op,
+            "module": "" if peak is None else peak.module,
+        }
+    return phases
+
+
+def _counted(phase: dict[str, Any]) -> float:
+    """Of a phase: the twin's count, else the formula's."""
+    return phase["formula_gib"] if phase["twin_gib"] is None else phase["twin_gib"]
+
+
+def _estimate(question: Any, simulation: Any, hardware: Any) -> Any:
+    """The formulas' answer; None for a model that they do not know."""
+    from trl_ext.memory.estimate import quick_estimate
+    from trl_ext.memory.families import FAMILIES, shape_from_config
+    from trl_ext.memory.job import check_model
+    from trl_ext.memory.twin.recipe import job_of_recipe
+
+    if simulation.config.get("model_type") not in FAMILIES:
+        return None
+    shape = shape_from_config(simulation.config, question.model)
+    job = job_of_recipe(question, shape)
+    check_model(job, shape)
+    return quick_estimate(job, shape, hardware)
+
+
+# Text -------------------------------------------------------------------------------------------------------------
+
+ORDER = ("load", "generate", "score", "update", "step", "weight_push")
+
+
+def _print(answer: dict[str, Any], question: Any, hardware: Any) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    zero = (question.deepspeed or {}).get("zero_optimization", {}).get("stage")
+    engine = "DDP" if hardware.num_gpus > 1 else "one process"
+    engine = engine if question.deepspeed is None else f"ZeRO-{zero}"
+    console.print(f"{question.trainer} of {escape(question.model)} on {hardware}, {engine}, rank 0")
+    if answer["refusal"]:
+        console.print(f"{escape(answer['refusal'])} The formulas answer.", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in ("phase", "twin GiB", "formula GiB", "at the peak"):
+        table.add_column(heading, justify="right" if "GiB" in heading else "left")
+    for name in sorted(answer["phases"], key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+        phase = answer["phases"][name]
+        where = " in ".join(part for part in (phase["op"], phase["module"]) if part)
+        table.add_row(name, _number(phase["twin_gib"]), _number(phase["formula_gib"]), escape(where))
+    console.print(table)
+    console.print(verdict(answer), soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def verdict(answer: dict[str, Any]) -> str:
+    """Whether it fits, in a sentence."""
+    numbers = (
+        f"{answer['peak_gib']:.1f} GiB allocated at the peak, {answer['reserved_gib']:.1f} with the allocator's slack "
+        f"(estimated), on a card with {answer['usable_gib']:.1f} GiB"
+    )
+    word = "fits" if answer["fits"] else "does not fit"
+    return f"{word}: {numbers}. Counted in {answer['seconds']:.0f} s." if answer["seconds"] else f"{word}: {numbers}."

@@ -21,6 +21,7 @@ from trl_ext.memory.doctor.finding import problem
 from trl_ext.memory.doctor.look import read_answer
 from trl_ext.memory.doctor.nvml import Cards
 from trl_ext.memory.known_models import MODELS
+from trl_ext.memory.launch_files import engine_fields
 from trl_ext.memory.models import find_shape
 
 RULES = [
@@ -294,14 +295,17 @@ def test_an_open_launch_is_planned_and_its_file_named(ask):
 )
 def test_shipped_launch_files_are_read(name, stage, offload):
     launch = check_recipe.read_launch(name)
-    assert (launch.zero_stage, launch.offload) == (stage, offload)
+    fields = engine_fields(launch.engine, find_shape("8B"))
+    assert (fields["zero_stage"], fields["offload"]) == (stage, offload)
     assert check_memory.FILES[stage, offload] == name
 
 
 def test_automatic_buckets_are_hidden_times_hidden(assets):
     shape = find_shape(assets / "8B")
-    assert check_memory._elements(check_recipe.HIDDEN_SQUARED, shape) == 4096**2
-    assert check_recipe.read_launch("multi_gpu") == check_recipe.Launch(None, 0, "none", {})
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    fields = engine_fields({"zero_optimization": zero}, shape)
+    assert (fields["reduce_bucket_size"], fields["stage3_prefetch_bucket_size"]) == (4096**2, int(0.9 * 4096**2))
+    assert check_recipe.read_launch("multi_gpu") == check_recipe.Launch(None, None, is_known=True)
 
 
 def test_a_launch_file_that_is_not_there_is_a_sentence():
@@ -322,7 +326,7 @@ def test_settings_of_a_job_are_those_of_the_recipe(assets, tmp_path):
     wanted = {
         "global_batch": 32,
         "per_device_train_batch_size": 4,
-        "steps_per_generation": 2,
+        "steps_per_generation": 0,  # all of an optimizer step
         "method": "qlora",
         "lora_r": 16,
         "dtype": "bfloat16",

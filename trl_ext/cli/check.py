@@ -100,6 +100,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     """
     from trl_ext.cli import check_data, check_memory, check_models, check_recipe
     from trl_ext.memory.doctor.finding import ok
+    from trl_ext.memory.launch_files import zero_stage
 
     report = Report()
     hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib)
@@ -112,10 +113,10 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         return report.findings
     report.findings.append(ok("recipe", parsed.summary))
     if parsed.deepspeed_file:
-        engine = report.attempt("deepspeed", check_recipe.read_deepspeed, parsed.deepspeed_file)
+        engine = report.attempt("deepspeed", check_recipe.read_recipe_engine, parsed.deepspeed_file)
         if engine is not None:
             launch = engine
-            report.findings.append(ok("deepspeed", f"{parsed.deepspeed_file}: ZeRO-{engine.zero_stage}."))
+            report.findings.append(ok("deepspeed", f"{parsed.deepspeed_file}: ZeRO-{zero_stage(engine.engine)}."))
 
     rewards = report.attempt("rewards", check_models.rewards_of, parsed)
     tokenizer = report.attempt("tokenizer", check_models.load_tokenizer, parsed)

@@ -4,27 +4,24 @@ The run's number of processes and its devices are not here. So the config is bui
 will have, on the CPU, and without the engine that it names; that one is read apart.
 """
 
-import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from trl_ext import resources
-from trl_ext.errors import ConfigError
+from trl_ext.memory.launch_files import read_accelerate, read_deepspeed
 from trl_ext.scripts.arguments import StrictParser, split_config_flag, unknown_argument
 from trl_ext.scripts.recipe import read_recipe
 
 TRAINERS = ("grpo", "ppo", "reward")
 # Keys whose check needs the machine that trains.
 OF_THE_MACHINE = ("deepspeed", "use_cpu", "tf32")
-HIDDEN_SQUARED = "auto"  # what the Trainer makes of it: hidden size times hidden size
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +30,13 @@ class Launch:
 
     Args:
         num_processes: None if the file leaves it open.
-        zero_stage: None if nothing says how the run is launched.
-        offload: "none", "optimizer" or "all".
-        buckets: DeepSpeed's sizes by `Job`'s names, in elements; HIDDEN_SQUARED for "auto".
+        engine: DeepSpeed's settings, None without DeepSpeed.
+        is_known: Whether anything says how the run is launched.
     """
 
     num_processes: int | None = None
-    zero_stage: int | None = None
-    offload: str = "none"
-    buckets: dict[str, int | str] = field(default_factory=dict)
+    engine: dict[str, Any] | None = None
+    is_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,60 +157,13 @@ def read_launch(config_file: str | None) -> Launch:
     Raises:
         ConfigError: There is no such file, or it is not YAML.
     """
-    if config_file is None:
-        return Launch()
-    path = Path(config_file)
-    is_name = not path.is_file() and path.name == config_file and not path.suffix
-    keys = _read(resources.accelerate_config(config_file) if is_name else path, yaml.safe_load)
-    engine = keys.get("deepspeed_config") or {}
-    processes = keys.get("num_processes")
-    if engine.get("deepspeed_config_file"):
-        zero = read_deepspeed(engine["deepspeed_config_file"])
-        return Launch(processes, zero.zero_stage, zero.offload, zero.buckets)
-    places = (engine.get("offload_optimizer_device"), engine.get("offload_param_device"))
-    stage = int(engine.get("zero_stage", 2)) if engine else 0
-    return Launch(processes, stage, _offload(*places), _buckets({}) if engine else {})
+    return Launch() if config_file is None else Launch(*read_accelerate(config_file), is_known=True)
 
 
-def read_deepspeed(path: str) -> Launch:
-    """What a DeepSpeed file decides.
+def read_recipe_engine(file: str) -> Launch:
+    """What the recipe's key `deepspeed` decides.
 
     Raises:
         ConfigError: There is no such file, or it is not JSON.
     """
-    zero = _read(Path(path), json.loads).get("zero_optimization") or {}
-    places = ((zero.get(key) or {}).get("device") for key in ("offload_optimizer", "offload_param"))
-    return Launch(None, int(zero.get("stage", 0)), _offload(*places), _buckets(zero))
-
-
-def _offload(optimizer: str | None, weights: str | None) -> str:
-    if weights in ("cpu", "nvme"):
-        return "all"
-    return "optimizer" if optimizer in ("cpu", "nvme") else "none"
-
-
-def _buckets(zero: dict[str, Any]) -> dict[str, int | str]:
-    """Sizes that memory depends on; DeepSpeed's defaults where the file says nothing (its version 0.19)."""
-    defaults = {
-        "reduce_bucket_size": 500_000_000,
-        "stage3_max_live_parameters": 1_000_000_000,
-        "stage3_prefetch_bucket_size": 50_000_000,
-        "sub_group_size": 1_000_000_000,
-    }
-    return {name: _size(zero.get(name, default)) for name, default in defaults.items()}
-
-
-def _size(value: Any) -> int | str:
-    return HIDDEN_SQUARED if value == HIDDEN_SQUARED else int(value)
-
-
-def _read(path: Path, load: Any) -> dict[str, Any]:
-    try:
-        keys = load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"There is no file {path}. Check the path.") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(keys, dict):
-        raise ConfigError(f"{path} holds no keys. Give a launch file.")
-    return keys
+    return Launch(None, read_deepspeed(file), is_known=True)

@@ -71,12 +71,29 @@ class StrictParser(TrlParser):
         if unknown := self.unknown_arguments(argv):
             raise unknown_argument(unknown[0], option_names(self))
         try:
-            return tuple(self.parse_args_and_config(argv))
+            return self._built(argv)
         except ConfigError:
             raise
         except ValueError as error:
             # Dataclasses of TRL and transformers refuse contradictions with a ValueError.
             raise ConfigError(f"These settings cannot work: {error}") from error
+
+    def _built(self, argv: Sequence[str]) -> tuple[Any, ...]:
+        """The instances, of which configs of ours know what was given and what is a default."""
+        instances = tuple(self.parse_args_and_config(list(argv)))
+        given = frozenset(self._given_keys(argv))
+        for one in instances:
+            if hasattr(one, "given"):
+                one.given = given
+        return instances
+
+    def _given_keys(self, argv: Sequence[str]) -> set[str]:
+        """Keys of the recipe, and flags; `--no_packing` gives `packing`."""
+        flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+        keys = {name if name in self.types_of else name.removeprefix("no_") for name in flags}
+        if _CONFIG_FLAG in argv:
+            keys |= read_recipe(argv[list(argv).index(_CONFIG_FLAG) + 1], self.types_of).keys()
+        return keys & self.types_of.keys()
 
     def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
         """The part of `argv` that no dataclass knows, in order. Checks the recipe; builds no dataclass."""

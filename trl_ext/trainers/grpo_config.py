@@ -1,16 +1,17 @@
-"""Arguments of `trl_ext.GRPOTrainer`: TRL's, and four more."""
+"""Arguments of `trl_ext.GRPOTrainer`: TRL's, ours of packing, and those of memory."""
 
 from dataclasses import dataclass, field
 
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.memory_fields import MemoryFields
 from trl_ext.trainers.packing_field import PACKING, settle_packing
 
 
 @dataclass
-class GRPOConfig(TRLGRPOConfig):
-    """TRL's `GRPOConfig` with packing.
+class GRPOConfig(MemoryFields, TRLGRPOConfig):
+    """TRL's `GRPOConfig` with packing and with memory that is planned.
 
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
     """
@@ -36,6 +37,7 @@ class GRPOConfig(TRLGRPOConfig):
     )
 
     def __post_init__(self):
+        self.settle_memory_fields()
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward <= self.max_completion_length:

@@ -1,18 +1,19 @@
-"""Arguments of `trl_ext.RewardTrainer`: TRL's, and four more."""
+"""Arguments of `trl_ext.RewardTrainer`: TRL's, ours of packing, and those of memory."""
 
 from dataclasses import dataclass, field
 
 from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.memory_fields import MemoryFields
 from trl_ext.trainers.packing_field import PACKING, settle_packing
 
 LENGTH_POLICIES = ("drop", "truncate_prompt")
 
 
 @dataclass
-class RewardConfig(TRLRewardConfig):
-    """TRL's `RewardConfig` with packing.
+class RewardConfig(MemoryFields, TRLRewardConfig):
+    """TRL's `RewardConfig` with packing and with memory that is planned.
 
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
     """
@@ -40,6 +41,7 @@ class RewardConfig(TRLRewardConfig):
     )
 
     def __post_init__(self):
+        self.settle_memory_fields()
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:

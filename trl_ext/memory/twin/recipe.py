@@ -13,20 +13,15 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.job import Job
+from trl_ext.memory.launch_files import read_engine
 from trl_ext.memory.models import cached_config, find_shape
+from trl_ext.memory.run import loaded_dtype, run_fields
 from trl_ext.memory.shapes import ModelShape
 from trl_ext.memory.twin.simulation import Simulation, config_of, shortened
 from trl_ext.scripts.arguments import split_config_flag
 from trl_ext.scripts.recipe import field_types, read_recipe
 
 TRAINERS = ("reward", "grpo", "ppo")
-# DeepSpeed's own values where its file is silent, in elements.
-DEEPSPEED_DEFAULTS = {
-    "reduce_bucket_size": 500_000_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_prefetch_bucket_size": 50_000_000,
-    "sub_group_size": 1_000_000_000,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +68,7 @@ def read_question(
         if given.get(old) is not None:
             keys[new] = given[old]
     return Question(
-        name, keys, given, str(named), _deepspeed(deepspeed or given.get("deepspeed")), num_gpus, prompt_tokens
+        name, keys, given, str(named), read_engine(deepspeed or given.get("deepspeed")), num_gpus, prompt_tokens
     )
 
 
@@ -105,39 +100,6 @@ def _defaults(trainer: str) -> dict[str, Any]:
     plain = (bool, int, float, str, type(None))
     kinds = script.make_parser().dataclass_types
     return {f.name: f.default for kind in kinds for f in fields(kind) if isinstance(f.default, plain)}
-
-
-def _deepspeed(source: Any) -> dict[str, Any] | None:
-    """DeepSpeed's settings: a mapping, the path of its JSON, or of an accelerate file with a `deepspeed_config`."""
-    if source is None or isinstance(source, Mapping):
-        return None if source is None else dict(source)
-    path = Path(str(source))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}. Give DeepSpeed's JSON or accelerate's YAML.") from error
-    if path.suffix == ".json":
-        return json.loads(text)
-    import yaml
-
-    return _from_accelerate(yaml.safe_load(text) or {}, path)
-
-
-def _from_accelerate(launch: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    if launch.get("distributed_type") == "FSDP":
-        raise ConfigError(f"{path} asks for FSDP, which neither the formulas nor the twin know. Use DeepSpeed.")
-    inner = launch.get("deepspeed_config") or {}
-    if inner.get("deepspeed_config_file"):
-        return _deepspeed(str(path.parent / inner["deepspeed_config_file"]))
-    if "zero_stage" not in inner:
-        return None
-    offload = {
-        f"offload_{what}": {"device": inner[f"offload_{what}_device"]}
-        for what in ("optimizer", "param")
-        if inner.get(f"offload_{what}_device", "none") != "none"
-    }
-    owned = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_clipping": "auto"}
-    return {**owned, "zero_optimization": {"stage": int(inner["zero_stage"]), **offload}}
 
 
 # The model --------------------------------------------------------------------------------------------------------
@@ -175,7 +137,7 @@ def simulation_of_recipe(question: Question) -> Simulation:
         config=find_config(question.model),
         arguments=shortened(question.trainer, arguments, num_processes),
         num_gpus=question.num_gpus,
-        dtype=_dtype(keys),
+        dtype=loaded_dtype(keys),
         adapter=_adapter(keys),
         deepspeed=question.deepspeed,
         reward_model="copy" if _has_reward_model(question) else "none",
@@ -186,48 +148,15 @@ def simulation_of_recipe(question: Question) -> Simulation:
 
 def job_of_recipe(question: Question, shape: ModelShape) -> Job:
     """What the formulas look at."""
-    keys, zero = question.keys, (question.deepspeed or {}).get("zero_optimization", {})
-    micro, accumulation = keys["per_device_train_batch_size"], keys["gradient_accumulation_steps"]
-    values = {
-        "trainer": question.trainer,
-        "method": ("qlora" if keys.get("load_in_4bit") else "lora") if keys.get("use_peft") else "full",
-        "reward_model": "copy" if _has_reward_model(question) else "none",
-        "beta": keys.get("beta", 0.0),
-        "global_batch": micro * accumulation * question.num_gpus,
-        "steps_per_generation": keys.get("steps_per_generation") or 0,
-        "checkpoint_every": _checkpoint_every(keys),
-        "dtype": _dtype(keys),
-        "zero_stage": int(zero.get("stage", 0)),
-        "offload": _offload(zero),
-        "max_prompt_length": question.prompt_tokens,
-        "max_tokens_per_forward": keys.get("max_tokens_per_forward") or 0,
-        "packing": keys.get("packing") is not False,
-        "activation_offloading": bool(keys.get("activation_offloading")),
-        **_buckets(zero, shape),
-    }
-    same = ("per_device_train_batch_size", "max_length", "max_completion_length", "num_generations", "lora_r")
-    same += ("lora_dropout", "use_vllm", "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size")
-    same += ("vllm_enable_sleep_mode", "ds3_gather_for_generation")
-    values |= {name: keys[name] for name in same if keys.get(name) is not None}
-    if question.trainer == "ppo":
-        values["critic"] = _critic(keys)
-    if keys.get("use_peft") and keys.get("lora_target_modules"):
-        targets = keys["lora_target_modules"]
-        values["lora_target_modules"] = (targets,) if isinstance(targets, str) else tuple(targets)
-    if "8bit" in str(keys.get("optim")):
-        values["optim"] = "adamw_bnb_8bit"
-    return Job(**values)
+    keys = question.keys
+    fields = run_fields(question.trainer, keys, shape, question.num_gpus, question.deepspeed, question.prompt_tokens)
+    return Job(question.trainer, **fields)
 
 
 def _training_fields(trainer: str) -> set[str]:
     script = import_module(f"trl_ext.scripts.{trainer}")
     config = next(kind for kind in script.make_parser().dataclass_types if hasattr(kind, "gradient_checkpointing"))
     return {f.name for f in fields(config)}
-
-
-def _dtype(keys: Mapping[str, Any]) -> str:
-    name = str(keys.get("dtype") or "float32")
-    return "bfloat16" if name == "auto" else name
 
 
 def _adapter(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,35 +173,3 @@ def _adapter(keys: Mapping[str, Any]) -> dict[str, Any]:
 def _has_reward_model(question: Question) -> bool:
     names = ("reward_model", "reward_model_name_or_path", "reward_funcs_models")
     return question.trainer != "reward" and any(question.given.get(name) for name in names)
-
-
-def _critic(keys: Mapping[str, Any]) -> str:
-    """As PPOTrainer chooses."""
-    if keys.get("critic"):
-        return keys["critic"]
-    if keys.get("value_model"):
-        return "separate"
-    return "adapter" if keys.get("use_peft") else "head"
-
-
-def _checkpoint_every(keys: Mapping[str, Any]) -> int:
-    if not keys.get("gradient_checkpointing", True):
-        return 0
-    return int((keys.get("gradient_checkpointing_kwargs") or {}).get("every_n_layers", 1))
-
-
-def _offload(zero: Mapping[str, Any]) -> str:
-    def is_off(what: str) -> bool:
-        return (zero.get(f"offload_{what}") or {}).get("device", "none") == "none"
-
-    return "all" if not is_off("param") else "none" if is_off("optimizer") else "optimizer"
-
-
-def _buckets(zero: Mapping[str, Any], shape: ModelShape) -> dict[str, int]:
-    """Sizes in elements. The Trainer fills "auto" from the hidden size."""
-    auto = {"reduce_bucket_size": shape.hidden**2, "stage3_prefetch_bucket_size": int(0.9 * shape.hidden**2)}
-    found = {}
-    for name, default in DEEPSPEED_DEFAULTS.items():
-        value = zero.get(name, default)
-        found[name] = int(auto.get(name, default) if value == "auto" else value)
-    return found

@@ -200,7 +200,11 @@ def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tu
     for method in ("lora", "qlora"):
         if method in allow and search.may("method") and search.job.method == "full":
             settings = ppo_defaults(search.job.trainer, method, search.given)
-            yield replace(search, job=replace(search.job, method=method, **settings)), (method,)
+            try:
+                job = replace(search.job, method=method, **settings)
+            except ConfigError:
+                continue  # it does not go with a stage that the user set
+            yield replace(search, job=job), (method,)
 
 
 def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:

@@ -59,11 +59,10 @@ def _unknown(text: str) -> str:
     count, _, card = text.rpartition("x")
     prefix = f"{count}x" if count.isdigit() else ""
     cards = [f"{prefix}{one.name}" for one in CARDS]
-    near = get_close_matches(text.lower(), PRESETS, n=2, cutoff=0.5)
-    near += [name for name in cards if card.lower() and card.lower() in name.lower()][:3]
-    near = near or get_close_matches(text, cards, n=2, cutoff=0.3) or ["4xA40-48GB"]
+    sizes = [name for name in cards if card.lower() in name.lower()]  # "2xA100" leaves its size open
+    near = sizes or get_close_matches(text, cards if prefix else [*PRESETS, *cards], n=3, cutoff=0.5)
     return (
         f"memory is {text!r}, which is neither auto, nor cards, nor a preset, nor the folder of a plan. Nearest: "
-        f"{', '.join(dict.fromkeys(near))}. For a card that is not in the table write a plan: `trl-ext plan "
+        f"{', '.join(near[:3]) or '4xA40-48GB'}. For a card that is not in the table write a plan: `trl-ext plan "
         "--gpu_memory_gib ... --write DIR`, and memory=DIR."
     )

@@ -8,6 +8,8 @@ import pytest
 
 from trl_ext.cli.plan import NOTHING_FITS, plan
 from trl_ext.errors import ConfigError
+from trl_ext.memory.plan_files import read_plan
+from trl_ext.memory.presets import PRESETS
 
 PPO = "--trainer ppo --model meta-llama/Meta-Llama-3-8B --gpus 4xA40-48GB".split()
 K1 = "--max_prompt_length 1024 --max_completion_length 1024".split()
@@ -66,6 +68,26 @@ def test_written_files_are_named(tmp_path, capsys):
     names = {file.name for file in folder.iterdir()}
     assert {"accelerate.yaml", "recipe.yaml", "recipe_smoke.yaml", "recipe_pilot.yaml", "plan.json"} <= names
     assert "written: " in capsys.readouterr().out
+
+
+def test_presets_are_listed_with_their_numbers(capsys):
+    assert plan(["--presets"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text and f"{one.peak_gib:.1f}" in text for name, one in PRESETS.items())
+
+
+def test_a_preset_is_an_answer_with_what_it_refuses(tmp_path, capsys):
+    assert plan(["--preset", "24gb", "--write", str(tmp_path / "plan")]) == 0
+    text = capsys.readouterr().out
+    assert "16 bytes for every weight." in text and "refused" in text
+    assert read_plan(tmp_path / "plan").job == PRESETS["24gb"].job
+
+
+def test_a_preset_takes_no_settings():
+    with pytest.raises(ConfigError, match="--preset 24gb is a frozen plan, and --lora_r would change it"):
+        plan(["--preset", "24gb", "--lora_r", "8"])
+    with pytest.raises(ConfigError, match="The question lacks --model, --gpus"):
+        plan(["--trainer", "grpo"])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 
+ASKED = ("trainer", "model", "gpus")
 NOTHING_FITS = 1  # the exit code; 2 is a user's mistake
 
 DESCRIPTION = """\
@@ -24,6 +25,7 @@ examples:
   trl-ext plan --trainer reward --model 8B --gpus 6x4090 --method lora --lora_r 64 --max_length 8192 --write plan
   trl-ext plan --trainer grpo --model ./my-model --gpus 8xA100-40GB --use_vllm --what-if max_completion_length=8192
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
+  trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
 exit code 0 if something fits, 1 if nothing does, 2 if the question cannot be answered"""
 NUMBERS = {
@@ -71,33 +73,70 @@ SWITCHES = {
 def plan(argv: Sequence[str]) -> int:
     """Run the command; the exit code."""
     arguments = _parser().parse_args(list(argv))
+    if arguments.presets:
+        from trl_ext.cli.plan_tables import print_presets
+
+        print_presets()
+        return 0
     if arguments.stages and not arguments.write:
         raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
-    from trl_ext.memory.cards import parse_gpus
-    from trl_ext.memory.planner import plan as make_plans
-
-    hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib, arguments.host_memory_gib)
-    allow = [word for words in arguments.allow for word in words.split(",")]
-    plans = make_plans(arguments.trainer, arguments.model, hardware, allow=allow, **_settings(arguments))
+    plans = _of_preset(arguments) if arguments.preset else _searched(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
         _write(plans.best, arguments)
     return 0 if plans.plans else NOTHING_FITS
 
 
+def _searched(arguments: argparse.Namespace) -> Any:
+    """The planner's answer.
+
+    Raises:
+        ConfigError: The question lacks trainer, model or cards, or cannot be answered.
+    """
+    missing = [f"--{name}" for name in ASKED if getattr(arguments, name) is None]
+    if missing:
+        raise ConfigError(f"The question lacks {', '.join(missing)}. Give them, or a --preset; --presets lists those.")
+    from trl_ext.memory.cards import parse_gpus
+    from trl_ext.memory.planner import plan as make_plans
+
+    hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib, arguments.host_memory_gib)
+    allow = [word for words in arguments.allow for word in words.split(",")]
+    return make_plans(arguments.trainer, arguments.model, hardware, allow=allow, **_settings(arguments))
+
+
+def _of_preset(arguments: argparse.Namespace) -> Any:
+    """A preset as the planner's answer, with the obvious settings as what it refused.
+
+    Raises:
+        ConfigError: There is no such preset, or other settings are given beside it.
+    """
+    from trl_ext.memory.presets import as_plans, preset
+
+    given = [name for name in ASKED if getattr(arguments, name) is not None] + list(_settings(arguments))
+    if given or arguments.allow or arguments.max:
+        one = (given or ["allow" if arguments.allow else "max"])[0]
+        raise ConfigError(
+            f"--preset {arguments.preset} is a frozen plan, and --{one} would change it. Ask without --preset, or "
+            "look at --what-if."
+        )
+    arguments.model = preset(arguments.preset).model
+    return as_plans(arguments.preset)
+
+
 def _parser() -> argparse.ArgumentParser:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "trl-ext plan",
-        usage="%(prog)s --trainer {reward,grpo,ppo} --model MODEL --gpus NxCARD [settings]",
+        usage="%(prog)s --trainer {reward,grpo,ppo} --model MODEL --gpus NxCARD [settings]\n"
+        "       %(prog)s --preset NAME | --presets",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=plain,
         allow_abbrev=False,
     )
-    parser.add_argument("--trainer", required=True, choices=("reward", "grpo", "ppo"), help="what trains")
-    parser.add_argument("--model", required=True, help="name on the hub, folder, config.json, or a size such as 8B")
-    parser.add_argument("--gpus", required=True, help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")
+    parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="what trains")
+    parser.add_argument("--model", help="name on the hub, folder, config.json, or a size such as 8B")
+    parser.add_argument("--gpus", help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
     parser.add_argument("--host_memory_gib", type=float, help="the machine's memory; not checked if not given")
     parser.add_argument(
@@ -111,6 +150,8 @@ def _parser() -> argparse.ArgumentParser:
         "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, README"
     )
     parser.add_argument("--stages", action="store_true", help="with --write: recipes of a smoke run and a pilot, too")
+    parser.add_argument("--preset", metavar="NAME", help="a frozen plan instead of a question")
+    parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(parser.add_argument_group("settings, which the plan keeps"))
     return parser

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.planner import Plans
+from trl_ext.memory.presets import PRESETS
 from trl_ext.memory.settings import launch_line
 from trl_ext.memory.units import gib
 
@@ -70,6 +71,19 @@ def terms_table(estimate: Estimate) -> Table:
         table.add_row(name, *(_cell(terms.get(name, 0.0)) for terms in columns.values()))
     table.add_row("total", *(f"{sum(terms.values()):.2f}" for terms in columns.values()), style="bold")
     return table
+
+
+def print_presets() -> None:
+    """The frozen plans: name, purpose, GiB."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in ("preset", "cards", "for"):
+        table.add_column(heading, no_wrap=heading != "for")
+    table.add_column("GiB", justify="right")
+    for name, one in PRESETS.items():
+        table.add_row(name, one.gpus, escape(one.purpose), f"{one.peak_gib:.1f}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("\nAll numbers are estimated. `trl-ext plan --preset NAME` shows one, --write DIR writes it.")
 
 
 def _cell(value: float) -> str:

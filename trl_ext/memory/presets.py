@@ -15,7 +15,8 @@ from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models import find_shape
-from trl_ext.memory.planner import Plan
+from trl_ext.memory.ladder import Search
+from trl_ext.memory.planner import Plan, Plans, Refusal
 
 _PPO = {"critic": "adapter", "reward_model": "adapter", "num_generations": 1, "beta": 0.05, "method": "lora"}
 _PPO_FULL = {"method": "full", "critic": "separate", "reward_model": "copy", "zero_stage": 2}
@@ -239,3 +240,17 @@ def preset(name: str) -> Preset:
         near = get_close_matches(name.lower(), PRESETS, n=3, cutoff=0.3) or list(PRESETS)[:3]
         raise ConfigError(f"There is no preset '{name}'. Nearest: {', '.join(near)}.")
     return PRESETS[name]
+
+
+def as_plans(name: str) -> Plans:
+    """The preset called `name` as an answer of the planner, with the obvious settings as what it refuses.
+
+    Raises:
+        ConfigError: There is none; with the nearest names.
+    """
+    one = preset(name)
+    found = one.plan()
+    given = frozenset({"trainer", *one.settings})
+    search = Search(found.job, given, found.estimate.case.shape, found.estimate.case.hardware)
+    refused = (Refusal(one.obvious_estimate()),) if one.obvious else ()
+    return Plans(search, frozenset(), (found,), refused, (one.why,) if one.why else ())

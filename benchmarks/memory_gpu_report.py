@@ -1,0 +1,158 @@
+"""What the memory benchmark says of its rows: prediction, error, verdicts, summary. Imports no torch."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from memory_gpu_rows import Row
+from rich.table import Table
+
+from trl_ext.memory.phases import Case, Moment, moments, slack_bytes, usable_bytes
+from trl_ext.memory.units import gib
+
+# What a row goes through: completions are given, so that nothing is generated.
+PHASES = ("score", "update", "step")
+COLUMNS = (
+    "row",
+    "ranks",
+    "card",
+    "formula",
+    "measured",
+    "error",
+    "reserved",
+    "measured",
+    "error",
+    "says",
+    "is",
+    "twin",
+)
+
+
+def predict(row: Row) -> dict[str, Any]:
+    """The formulas' answer: bytes by phase, the worst of them, what the allocator reserves, whether the card holds it.
+
+    Generation is left out, as it is in the run.
+    """
+    case = Case.of(row.shape, row.job, row.hardware)
+    found = [moment for moment in moments(case) if moment.phase in PHASES]
+    by_phase = {phase: _worst(found, phase) for phase in PHASES}
+    reserved = max(moment.num_bytes + slack_bytes(moment, row.job) for moment in found)
+    return {
+        "phases": {phase: round(num_bytes) for phase, num_bytes in by_phase.items() if num_bytes},
+        "allocated": round(max(by_phase.values())),
+        "reserved": round(reserved),
+        "fits": reserved <= usable_bytes(row.hardware),
+    }
+
+
+def _worst(found: Sequence[Moment], phase: str) -> float:
+    return max((moment.num_bytes for moment in found if moment.phase == phase), default=0.0)
+
+
+def error_pct(predicted: float, measured: float | None) -> float | None:
+    """By how many percent the prediction is above what was measured; None if nothing was."""
+    return 100 * (predicted / measured - 1) if measured else None
+
+
+def record(row: Row, answer: Mapping[str, Any], twin: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """A row of the JSON.
+
+    Args:
+        row: The configuration.
+        answer: Of the worker and of the runner: `status`, and by status `allocated` and `reserved` (bytes by phase),
+            `fits` (None if no card was imitated), `reason`.
+        twin: Bytes by phase.
+    """
+    predicted = predict(row)
+    measured = {kind: _most(answer.get(kind)) for kind in ("allocated", "reserved")}
+    twin_bytes = _most(twin)
+    return {
+        **row.as_dict(),
+        "usable": round(usable_bytes(row.hardware)),
+        **answer,
+        "predicted": predicted,
+        "measured": measured,
+        "twin": dict(twin) if twin else None,
+        "error_pct": {kind: error_pct(predicted[kind], measured[kind]) for kind in measured}
+        | {"twin": error_pct(twin_bytes, measured["allocated"]) if twin_bytes else None},
+    }
+
+
+def _most(by_phase: Mapping[str, int] | None) -> int | None:
+    return max((by_phase[phase] for phase in PHASES if phase in by_phase), default=None) if by_phase else None
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Over all rows: how many were measured, errors in percent, and verdicts."""
+    verdicts = [(one["predicted"]["fits"], one["fits"]) for one in records if one.get("fits") is not None]
+    return {
+        "rows": len(records),
+        **{status: sum(one["status"] == status for one in records) for status in ("measured", "skipped", "failed")},
+        **{kind: _errors([one["error_pct"][kind] for one in records]) for kind in ("allocated", "reserved", "twin")},
+        "verdicts": len(verdicts),
+        "false_fits": sum(says and not fits for says, fits in verdicts),
+        "false_refusals": sum(fits and not says for says, fits in verdicts),
+    }
+
+
+def _errors(found: Sequence[float | None]) -> dict[str, float] | None:
+    """Largest and median size of the error, and the worst prediction that was too low (0 if none was)."""
+    known = [error for error in found if error is not None]
+    if not known:
+        return None
+    sizes = [abs(error) for error in known]
+    return {"max": max(sizes), "median": median(sizes), "too_low": max(0.0, -min(known)), "rows": len(known)}
+
+
+# For the reader ----------------------------------------------------------------------------------------------------
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """One line a row; GiB and percent."""
+    shown = Table(title="Memory of one rank: allocated and reserved, GiB; error of the formula and of the twin, %")
+    for column in COLUMNS:
+        shown.add_column(column, justify="left" if column in ("row", "card") else "right")
+    for one in records:
+        shown.add_row(*_cells(one))
+    return shown
+
+
+def _cells(one: Mapping[str, Any]) -> list[str]:
+    predicted, measured, errors = one["predicted"], one["measured"], one["error_pct"]
+    cells = [one["row"], str(one["num_gpus"]), one["card"]]
+    for kind in ("allocated", "reserved"):
+        cells += [_gib(predicted[kind]), _gib(measured[kind]), _pct(errors[kind])]
+    is_so = one["status"] if one.get("fits") is None else _fits(one["fits"])
+    return [*cells, _fits(predicted["fits"]), is_so, _pct(errors["twin"])]
+
+
+def _gib(num_bytes: float | None) -> str:
+    return "-" if num_bytes is None else f"{gib(num_bytes):.2f}"
+
+
+def _pct(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.1f}"
+
+
+def _fits(fits: bool) -> str:
+    return "fits" if fits else "no"
+
+
+def sentences(total: Mapping[str, Any]) -> list[str]:
+    """The summary in words."""
+    said = [
+        f"{total['measured']} of {total['rows']} rows measured, {total['skipped']} skipped, {total['failed']} failed."
+    ]
+    for kind, words in (("allocated", "Allocated"), ("reserved", "Reserved"), ("twin", "The twin")):
+        errors = total[kind]
+        if errors:
+            said.append(
+                f"{words}: error at most {errors['max']:.1f} %, median {errors['median']:.1f} %, at most "
+                f"{errors['too_low']:.1f} % too low, over {errors['rows']} rows."
+            )
+    if total["verdicts"]:
+        said.append(
+            f"{total['verdicts']} verdicts: {total['false_fits']} said to fit ran out of memory, "
+            f"{total['false_refusals']} said not to fit did."
+        )
+    return said

@@ -1,0 +1,236 @@
+"""One row of the memory benchmark, in a process of its own: three worst-case steps, and what the allocator says.
+
+The trainer, its arguments and data are the memory twin's, on real tensors: random weights made on the device,
+completions given at their longest. With DeepSpeed the real engine runs as rank 0 of N in a process group that is a
+fake: what it gathers are copies of its own share, so that values mean nothing and bytes are true. NCCL is not there.
+
+    python benchmarks/memory_gpu_worker.py TASK.json
+
+The last line printed is the answer: `allocated` and `reserved`, bytes by phase, and `status`: "measured" or "oom".
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trl_ext
+from trl_ext import compat
+from trl_ext.memory.twin import adapters, models, run
+from trl_ext.memory.twin.simulation import Simulation
+from trl_ext.memory.twin.tracker import LOAD, UPDATE, Tracker
+
+PREFIX = "ROW "  # before the JSON: libraries print, too
+# No rehearsal, whose peak is no phase's, and no second try with less after an out-of-memory error.
+UNASSISTED = {"memory_rehearsal": False, "memory_on_oom": "raise"}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a worker is asked.
+
+    Args:
+        simulation: The run.
+        device: "cuda" or "cpu".
+        cap: Bytes that PyTorch may reserve, as on a smaller card; None for all there are.
+    """
+
+    simulation: Simulation
+    device: str
+    cap: int | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> "Task":
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**values | {"simulation": Simulation(**values["simulation"])})
+
+
+# Meters: a stack of phases, as the twin's tracker has ---------------------------------------------------------------
+
+
+class CudaMeter:
+    """The allocator's peaks by phase: read and forgotten whenever a phase begins or ends.
+
+    Attributes:
+        broke_in: The innermost phase that an exception left; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.allocated: dict[str, int] = {}
+        self.reserved: dict[str, int] = {}
+        self.broke_in: str | None = None
+        self._phases = [LOAD]
+
+    def read(self) -> None:
+        """Charge the peak since the last reading to the phase that is on."""
+        phase = self._phases[-1]
+        for kept, peak in (
+            (self.allocated, torch.cuda.max_memory_allocated()),
+            (self.reserved, torch.cuda.max_memory_reserved()),
+        ):
+            kept[phase] = max(kept.get(phase, 0), peak)
+        torch.cuda.reset_peak_memory_stats()
+        # Phases are closed on an exception's way out, too, the innermost first.
+        if self.broke_in is None and sys.exc_info()[0] is not None:
+            self.broke_in = phase
+
+    def push(self, name: str) -> None:
+        self.read()
+        self._phases.append(name)
+
+    def pop(self) -> None:
+        self.read()
+        self._phases.pop()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.push(name)
+        try:
+            yield
+        finally:
+            self.pop()
+
+    def begin_training(self) -> None:
+        """What no phase claims belongs to the update from here on."""
+        self.read()
+        self._phases[0] = UPDATE
+
+    def name_modules(self, model: torch.nn.Module, prefix: str = "") -> None:
+        """Only the twin says where."""
+
+    def __enter__(self) -> "CudaMeter":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.read()
+
+    def answer(self) -> dict[str, Any]:
+        retries = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+        return {"allocated": self.allocated, "reserved": self.reserved, "retries": retries}
+
+
+class LiveMeter(Tracker):
+    """The same on a processor, where no allocator keeps an account: the twin's tracker, on real tensors."""
+
+    broke_in = None
+
+    def answer(self) -> dict[str, Any]:
+        return {"allocated": {name: peak.num_bytes for name, peak in self.peaks.items()}, "reserved": None}
+
+
+# The run ------------------------------------------------------------------------------------------------------------
+
+
+def arguments_of(simulation: Simulation, device: str, folder: str) -> Any:
+    """The trainer's config: as the twin makes it, but for the device, and unassisted."""
+    kind = {"reward": trl_ext.RewardConfig, "grpo": trl_ext.GRPOConfig, "ppo": trl_ext.PPOConfig}[simulation.trainer]
+    values = {**simulation.arguments, **run.QUIET, "use_cpu": device == "cpu", "dataloader_pin_memory": False}
+    values["max_steps"] = simulation.num_steps
+    if simulation.trainer == "reward":
+        values["max_length"] = simulation.completion_tokens
+    else:
+        # Equal prompts stand for different ones, which is the worst case.
+        values |= {"max_completion_length": simulation.completion_tokens, "share_prompt": False}
+    if simulation.deepspeed:
+        values["deepspeed"] = run.with_any_optimizer(simulation.deepspeed)
+    values |= {name: value for name, value in UNASSISTED.items() if name in {field.name for field in fields(kind)}}
+    return kind(output_dir=folder, **values)
+
+
+@contextlib.contextmanager
+def models_on(device: str) -> Iterator[None]:
+    """Weights are made where they are trained: in host memory 14 billion of them take minutes."""
+    made = models._made
+
+    def make(*what: Any) -> Any:
+        with torch.device(device):
+            return made(*what)
+
+    with adapters.replaced(("trl_ext.memory.twin.models:_made", make)):
+        yield
+
+
+@contextlib.contextmanager
+def surroundings(task: Task, meter: Any) -> Iterator[None]:
+    """Of the twin's adapters those that a pretended world needs, and who tells of optimizer steps."""
+    simulation = task.simulation
+    needed = [
+        run.silence(),
+        adapters.reference_from_config(lambda: models.causal_model(simulation)),
+        run.optimizer_steps(meter),
+        models_on(task.device),
+    ]
+    if simulation.deepspeed:
+        needed += [
+            adapters.objects_from_this_rank(),
+            adapters.ranks_that_agree(),
+            adapters.engine_steps(lambda: meter.push(run.STEP), meter.pop),
+        ]
+    with contextlib.ExitStack() as stack:
+        for each in needed:
+            stack.enter_context(each)
+        yield
+
+
+def train(task: Task, meter: Any) -> dict[str, Any]:
+    """Three steps; how long they took and what ran."""
+    begun_s = time.perf_counter()
+    simulation = task.simulation
+    if simulation.deepspeed:
+        run.start_world(simulation.num_gpus)
+    with tempfile.TemporaryDirectory() as folder, surroundings(task, meter), meter:
+        trainer = run.make_trainer(simulation, arguments_of(simulation, task.device, folder))
+        drop_other_meters(trainer)
+        run.follow(trainer, meter)
+        trainer.train()
+    packages = run.PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
+    return {
+        "packed": bool(trainer._packs),
+        **run.count_parameters(trainer),
+        "seconds": round(time.perf_counter() - begun_s, 1),
+        "versions": compat.versions(*packages),
+    }
+
+
+def drop_other_meters(trainer: Any) -> None:
+    """The trainers' own audit resets the allocator's peaks, too."""
+    for callback in list(trainer.callback_handler.callbacks):
+        if type(callback).__name__ == "MemoryWatch":
+            trainer.remove_callback(callback)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the allocator is behind this exception: our trainers tell it in a sentence of theirs."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, trl_ext.errors.OutOfMemoryError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def work(task: Task) -> dict[str, Any]:
+    """Measure a row, or say in which phase it ran out of memory. Any other error ends the process."""
+    if task.cap is not None:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(task.cap / total)
+    meter = CudaMeter() if task.device == "cuda" else LiveMeter()
+    try:
+        facts = train(task, meter)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"status": "oom", "phase": meter.broke_in}
+    return {"status": "measured", **facts, **meter.answer()}
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    print(PREFIX + json.dumps(work(Task.load(Path(sys.argv[1])))), flush=True)

@@ -1,0 +1,329 @@
+"""The memory benchmark for cards, as far as it can be held to account without one: its rows, its arithmetic, its way
+through skipped, failed and resumed rows; and the results of a card, once there are any."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from importlib import import_module
+from io import StringIO
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from trl_ext.memory import estimate
+from trl_ext.memory.job import check_batch, check_model
+from trl_ext.memory.twin import simulation_of, why_not
+from trl_ext.memory.units import GIB
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULTS = sorted((BENCHMARKS / "results").glob("memory_gpu_*.json"))
+TOLERANCE_PCT = 2.0
+
+
+def script(name):
+    """A script of the benchmarks, which import one another as their folder's."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+memory_gpu, rows = script("memory_gpu"), script("memory_gpu_rows")
+report, worker = script("memory_gpu_report"), script("memory_gpu_worker")
+ROWS = {row.name: row for row in rows.ROWS}
+CAP = 10 * GIB
+QUIET = Console(quiet=True)
+
+
+# Rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_enough_rows_and_no_two_of_one_name():
+    assert len(rows.ROWS) >= 24
+    assert len(ROWS) == len(rows.ROWS)
+
+
+@pytest.mark.parametrize("kind", ["reward", "grpo", "ppo-head", "ppo-separate", "ppo-adapter"])
+def test_every_trainer_has_every_method_under_every_stage(kind):
+    there = {tuple(name.split("/")[1:3]) for name in ROWS if name.startswith(f"{kind}/")}
+    wanted = set(product(("full", "lora"), (f"zero{stage}" for stage in range(4))))
+    if kind == "ppo-adapter":  # needs LoRA, and refuses ZeRO-3
+        wanted = {("lora", f"zero{stage}") for stage in range(3)}
+    assert there == wanted
+
+
+def test_models_reach_from_half_a_billion_to_fourteen():
+    assert {name.rsplit("/", 1)[1] for name in ROWS} == {"0.5B", "1B", "1.5B", "3B", "7B", "8B", "14B"}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_planner_accepts_the_row(name):
+    row = ROWS[name]
+    check_model(row.job, row.shape)
+    check_batch(row.job, row.num_gpus)
+    assert estimate(row.job, row.shape, row.hardware).peak_gib > 1
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_twin_can_follow_the_row(name):
+    row = ROWS[name]
+    assert not why_not(simulation_of(row.job, row.config, row.num_gpus))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_survives_json(name):
+    assert rows.Row.from_dict(json.loads(json.dumps(ROWS[name].as_dict()))) == ROWS[name]
+
+
+def test_verdicts_can_go_both_ways():
+    says = [report.predict(row)["fits"] for row in rows.ROWS]
+    assert 5 <= sum(says) <= len(says) - 5
+
+
+def test_a_card_of_80_gb_can_measure_most_rows():
+    room = 78 * GIB
+    assert sum(memory_gpu.ROOM * report.predict(row)["reserved"] <= room for row in rows.ROWS) >= 24
+
+
+# Arithmetic --------------------------------------------------------------------------------------------------------
+
+
+def made_up(status="measured", allocated=None, reserved=None, twin=None, says=True, fits=None):
+    errors = {"allocated": allocated, "reserved": reserved, "twin": twin}
+    return {"status": status, "error_pct": errors, "predicted": {"fits": says}, "fits": fits}
+
+
+def test_the_summary_has_largest_and_median_error_by_size():
+    total = report.summary([made_up(allocated=error) for error in (1.0, -3.0, 0.5, -2.0)])
+    assert total["allocated"] == {"max": 3.0, "median": 1.5, "too_low": 3.0, "rows": 4}
+    assert total["reserved"] is None
+
+
+def test_predictions_that_are_too_high_are_not_too_low():
+    total = report.summary([made_up(reserved=error) for error in (4.0, 2.0)])
+    assert total["reserved"] == {"max": 4.0, "median": 3.0, "too_low": 0.0, "rows": 2}
+
+
+def test_a_false_fit_is_one_that_ran_out_of_memory():
+    verdicts = [(True, True), (True, False), (True, False), (False, True), (False, False), (True, None)]
+    total = report.summary([made_up(says=says, fits=fits) for says, fits in verdicts])
+    assert (total["verdicts"], total["false_fits"], total["false_refusals"]) == (5, 2, 1)
+
+
+def test_rows_without_a_figure_are_counted_by_what_became_of_them():
+    total = report.summary([made_up(), made_up("skipped"), made_up("failed"), made_up("failed")])
+    assert (total["rows"], total["measured"], total["skipped"], total["failed"]) == (4, 1, 1, 2)
+
+
+def test_an_error_is_measured_against_the_worst_phase_without_loading():
+    row = rows.ROWS[0]
+    predicted = report.predict(row)["allocated"]
+    answer = {"status": "measured", "allocated": {"load": 9 * predicted, "update": predicted // 2, "step": 7}}
+    one = report.record(row, {**answer, "fits": None}, twin={"load": 1, "update": predicted // 4})
+    assert one["error_pct"]["allocated"] == pytest.approx(100)
+    assert one["error_pct"]["twin"] == pytest.approx(-50)
+    assert one["error_pct"]["reserved"] is None
+
+
+def test_the_report_can_be_read():
+    one = report.record(rows.ROWS[0], {"status": "skipped", "reason": "peft is not installed."})
+    console = Console(width=170, record=True, file=StringIO())
+    console.print(report.table([one]), *report.sentences(report.summary([one])))
+    said = console.export_text()
+    assert "skipped" in said and "0 of 1 rows measured, 1 skipped, 0 failed." in said
+
+
+# One row -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Lets a test say what workers answer, by whether a card is imitated; notes what they were asked."""
+    caps = []
+
+    def answers(on_card, alone=None):
+        def ask(row, device, cap):
+            caps.append(cap)
+            return on_card if cap else alone
+
+        monkeypatch.setattr(memory_gpu, "ask", ask)
+        return caps
+
+    return answers
+
+
+@pytest.fixture
+def row():
+    return replace(ROWS["reward/lora/zero0/8B"], card="A10-24GB")
+
+
+def test_a_row_that_survives_on_its_card_is_run_once(asked, row):
+    caps = asked({"status": "measured", "allocated": {"update": 5}})
+    assert memory_gpu.run_row(row, "cuda", 140 * GIB)["fits"] is True
+    assert len(caps) == 1 and caps[0] < 24 * GIB
+
+
+def test_a_row_that_does_not_is_measured_without_the_card(asked, row):
+    asked({"status": "oom", "phase": "update"}, {"status": "measured", "allocated": {"update": 5}})
+    answer = memory_gpu.run_row(row, "cuda", 140 * GIB)
+    assert answer["fits"] is False and answer["oom_phase"] == "update" and answer["allocated"] == {"update": 5}
+
+
+def test_a_crash_is_no_verdict(asked, row):
+    asked({"status": "failed", "reason": "ValueError."})
+    assert memory_gpu.run_row(row, "cuda", 140 * GIB)["fits"] is None
+
+
+def test_a_larger_card_than_this_one_cannot_be_imitated(asked, row):
+    caps = asked(None, {"status": "measured", "allocated": {"update": 5}})
+    assert memory_gpu.run_row(replace(row, card="B200-180GB"), "cuda", 140 * GIB)["fits"] is None
+    assert caps == [None]
+
+
+def test_a_row_too_large_for_this_card_is_skipped_with_the_numbers(asked, row):
+    asked(None)
+    answer = memory_gpu.run_row(row, "cuda", 8 * GIB)
+    assert answer["status"] == "skipped" and answer["reason"].endswith("and there are 8.0.")
+
+
+@pytest.mark.parametrize("name", ["peft", "deepspeed"])
+def test_a_missing_library_is_told_by_name(name, asked, monkeypatch):
+    asked(None)
+    monkeypatch.setattr(memory_gpu, "find_spec", lambda asked: None if asked == name else asked)
+    answer = memory_gpu.run_row(ROWS["reward/lora/zero2/8B"], "cuda", 140 * GIB)
+    assert answer == {"status": "skipped", "reason": f"{name} is not installed."}
+
+
+class Allocator:
+    """Stands for torch.cuda: peaks that a test sets."""
+
+    def __init__(self, monkeypatch):
+        self.peak = 0
+        for name in ("allocated", "reserved"):
+            monkeypatch.setattr(torch.cuda, f"max_memory_{name}", lambda: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
+
+    def _reset(self):
+        self.peak = 0
+
+
+def test_peaks_are_charged_to_the_phase_that_was_on(monkeypatch):
+    allocator, meter = Allocator(monkeypatch), worker.CudaMeter()
+    allocator.peak = 5
+    meter.begin_training()
+    with meter.phase("update"):
+        allocator.peak = 9
+        meter.push("step")
+        allocator.peak = 7
+        meter.pop()
+    with meter.phase("update"):
+        allocator.peak = 8
+    assert meter.allocated == {"load": 5, "update": 9, "step": 7}
+
+
+def test_an_exception_is_told_by_the_innermost_phase(monkeypatch):
+    Allocator(monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError), worker.CudaMeter() as meter, meter.phase("update"):
+        with meter.phase("step"):
+            raise torch.OutOfMemoryError("made up")
+    assert meter.broke_in == "step"
+
+
+def test_an_allocators_error_is_found_below_the_trainers_own():
+    try:
+        try:
+            raise torch.OutOfMemoryError("made up")
+        except torch.OutOfMemoryError as error:
+            raise ValueError("a sentence") from error
+    except ValueError as error:
+        assert worker.is_out_of_memory(error)
+    assert not worker.is_out_of_memory(ValueError("another"))
+
+
+# All rows ----------------------------------------------------------------------------------------------------------
+
+
+def options(path, **changes):
+    given = {"resume": path, "output": None, "device": "cpu", "twin": False, "minutes": None, "scale": "tiny"}
+    return argparse.Namespace(**given | changes)
+
+
+def test_resuming_keeps_what_was_measured_and_tries_again_what_failed(tmp_path, monkeypatch):
+    path, measured = tmp_path / "part.json", []
+    answers = {0: {"status": "measured", "allocated": {"update": 1}}, 1: {"status": "failed", "reason": "made up"}}
+
+    def run_row(row, *where):
+        measured.append(row.name)
+        return answers.get(len(measured) - 1, answers[0])
+
+    monkeypatch.setattr(memory_gpu, "run_row", run_row)
+    first, second, third = (row.name for row in rows.ROWS[:3])
+    memory_gpu.measure(options(path), rows.ROWS[:2], QUIET)
+    result = memory_gpu.measure(options(path), rows.ROWS[:3], QUIET)
+    assert measured == [first, second, second, third]
+    assert [one["row"] for one in result["rows"]] == [first, second, third]
+    assert json.loads(path.read_text())["summary"] == json.loads(json.dumps(result["summary"]))
+
+
+def test_no_row_begins_that_would_end_too_late(tmp_path, monkeypatch):
+    seconds = iter(range(0, 10_000, 50))  # of the clock, which is looked at twice a row
+    monkeypatch.setattr(memory_gpu.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(memory_gpu, "run_row", lambda *row: {"status": "measured", "allocated": {"update": 1}})
+    result = memory_gpu.measure(options(tmp_path / "part.json", minutes=5), rows.ROWS, QUIET)
+    # Rows of 50 s begin 50, 150 and 250 s after the start.
+    assert len(result["rows"]) == 3
+
+
+def test_without_a_card_it_says_so_and_the_list_works(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["memory_gpu.py"])
+    assert memory_gpu.main() == 2
+    assert capsys.readouterr().out.startswith("There is no CUDA card here.")
+    monkeypatch.setattr(sys, "argv", ["memory_gpu.py", "--list", "--rows", "grpo/"])
+    assert memory_gpu.main() == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+
+
+def test_a_tiny_row_goes_through_the_whole_benchmark(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("deepspeed")
+    path = tmp_path / "out.json"
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", "reward/lora/zero2", "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", ["memory_gpu.py", *words])
+    assert memory_gpu.main() == 0, capsys.readouterr().out
+    (one,) = json.loads(path.read_text())["rows"]
+    assert one["status"] == "measured", one
+    assert one["allocated"]["step"] > 0 and one["num_trained"] > 0 and one["packed"]
+
+
+# A card's results --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results():
+    """By file."""
+    if not RESULTS:
+        pytest.skip("No card has measured yet: there is no benchmarks/results/memory_gpu_*.json.")
+    return {path.stem: json.loads(path.read_text()) for path in RESULTS}
+
+
+def test_the_formulas_stay_with_what_a_card_measured(results):
+    far = {}
+    for stem, result in results.items():
+        for one in result["rows"]:
+            predicted = report.predict(rows.Row.from_dict(one))["allocated"]
+            error = report.error_pct(predicted, one["measured"]["allocated"])
+            if error is not None and abs(error) > TOLERANCE_PCT:
+                far[f"{stem}: {one['row']}"] = f"{error:+.1f} %"
+    assert not far
+
+
+def test_committed_results_are_of_a_card_and_whole(results):
+    for result in results.values():
+        assert result["basis"] == "measured on a CUDA card" and result["scale"] == "full"
+        assert result["summary"]["failed"] == 0
+        assert result["summary"]["measured"] >= 24

@@ -192,6 +192,13 @@ SEAMS = (
         "advantages of shape [B, T]; the KL is in the reward, so beta is 0 meanwhile; the value loss comes on top",
     ),
     Seam("trl.trainer.utils:FusedCausalLMOutput", ("log_probs", "entropy"), "values stand beside its fields"),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.compute_loss",
+        ("model", "inputs", "return_outputs", "num_items_in_batch"),
+        "a micro-batch goes in pieces when memory runs out",
+    ),
+    Seam("accelerate.utils.memory:should_reduce_batch_size", ("exception",), "which errors are out of memory"),
+    Seam("accelerate.utils.memory:clear_device_cache", ("garbage_collection",), "gives back what a forward held"),
     Seam("trl.models.utils:prepare_deepspeed", ("model", "accelerator"), "reference, reward and value models"),
     Seam("peft.tuners.tuners_utils:BaseTunerLayer.set_adapter", ("adapter_names",), "the state that roles switch"),
     Seam(
@@ -206,6 +213,11 @@ SEAMS = (
     ),
     Seam("accelerate.commands.launch:launch_command_parser", ("subparsers",), "`trl-ext grpo` reads its options"),
     Seam("accelerate.commands.launch:launch_command", ("args",), "`trl-ext grpo` starts the processes with it"),
+    Seam(
+        "accelerate:DistributedDataParallelKwargs",
+        ("gradient_as_bucket_view",),
+        "the accelerator's `ddp_handler`: DDP's gradients live in its buckets",
+    ),
     Seam("transformers:AttentionInterface.register", ("key", "value"), "packed attention is one more implementation"),
     Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: none"),
 )

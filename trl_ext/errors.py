@@ -5,7 +5,8 @@
     ├── DataError        the dataset lacks rows or columns (also a ValueError)
     ├── RuleError        a rule is built wrongly or raised while scoring (also a ValueError)
     ├── PackingError     rows cannot be packed, or the model is not exact when packed (also a ValueError)
-    └── SupportError     a version or an optional package is missing (also an ImportError)
+    ├── SupportError     a version or an optional package is missing (also an ImportError)
+    └── OutOfMemoryError memory ran out and a smaller piece could not be tried (also a RuntimeError)
 
 Each message says what is wrong, with the value, and then what to do. Anything else that escapes is a bug of ours.
 """
@@ -33,3 +34,20 @@ class PackingError(TrlExtError, ValueError):
 
 class SupportError(TrlExtError, ImportError):
     """A version outside the support window, or an optional package that is not installed."""
+
+
+class OutOfMemoryError(TrlExtError, RuntimeError):
+    """Memory ran out where no smaller piece could be tried. Its cause is the allocator's error.
+
+    Attributes:
+        is_own: It ran out in this process; False where another one's failure ends this one.
+    """
+
+    is_own = True
+
+    @classmethod
+    def of_another_rank(cls) -> "OutOfMemoryError":
+        """For the ranks that had enough."""
+        error = cls("Another process ran out of memory in this forward; its message says where, and what would fit.")
+        error.is_own = False
+        return error

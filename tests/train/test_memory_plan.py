@@ -93,6 +93,12 @@ def test_a_generation_is_as_large_as_before(tmp_path):
     trainer.train()
 
 
+@pytest.mark.parametrize("settings", [{"loss_type": "bnpo"}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
+def test_a_loss_that_sees_the_micro_batch_keeps_it(tmp_path, settings):
+    args = grpo_trainer(tmp_path, memory="1xA40-48GB", gradient_accumulation_steps=4, **settings).args
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (8, 4)  # TRL's default of the first
+
+
 def test_what_was_given_stays(tmp_path):
     settings = dict(per_device_train_batch_size=4, gradient_checkpointing=True)
     args = grpo_trainer(tmp_path, memory="1xA40-48GB", gradient_accumulation_steps=2, **settings).args

@@ -14,7 +14,7 @@ from typing import NoReturn
 from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser, argument_problem, option_names, split_config_flag, unknown_argument
-from trl_ext.scripts.exit import USER_ERROR
+from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR
 
 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
@@ -37,7 +37,10 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     except subprocess.CalledProcessError as error:
         return _report_exit(error.returncode)
     except ChildFailedError as error:
-        return _report_exit(error.get_first_failure()[1].exitcode)
+        codes = [failure.exitcode for failure in error.failures.values()]
+        # Processes that lose their neighbour fail, too, and may be noticed in the same moment.
+        code = OUT_OF_MEMORY if OUT_OF_MEMORY in codes else error.get_first_failure()[1].exitcode
+        return _report_exit(code)
     return 0
 
 
@@ -99,6 +102,8 @@ def _config_file(name: str) -> Path:
 
 def _report_exit(code: int) -> int:
     """Say that a process failed, unless it has already explained a user's mistake."""
-    if code != USER_ERROR:
+    if code == OUT_OF_MEMORY:
+        print("\nerror: a process ran out of memory; its message above says what would fit.\n", file=sys.stderr)
+    elif code != USER_ERROR:
         print(f"\nerror: a process stopped with exit code {code}; its own output above says why.\n", file=sys.stderr)
     return code if code > 0 else 1

@@ -3,6 +3,7 @@
 A kind of run is a table of its curves. Keys beside them, of which any may be absent:
     packing/forwarded_tokens, packing/padded_tokens, packing/forwarded_over_raw    mean per optimizer step
     phase/<name>_s                                 seconds per optimizer step, mean over the logging interval
+    memory/<phase>_gib, memory/predicted_<phase>_gib    highest peak over the logging interval and ranks; the plan's
     train_runtime                                  seconds, in the last entry
 """
 
@@ -160,6 +161,17 @@ def step_s(entry: Entry) -> float | None:
     """Seconds of an optimizer step, evaluation left out."""
     seconds = [s for name, s in phases(entry).items() if name != EVALUATE]
     return sum(seconds) if seconds else None
+
+
+def memory(entry: Entry) -> dict[str, float]:
+    """GiB allocated at the peak of every phase."""
+    found = {curve.name: peak for curve, peak in Curve("memory/*_gib", "*").values(entry).items()}
+    return {name: peak for name, peak in found.items() if name != "reserved" and not name.startswith("predicted_")}
+
+
+def predicted_memory(entry: Entry) -> dict[str, float]:
+    """GiB that the plan predicted for every phase, in the first entry."""
+    return {curve.name: peak for curve, peak in Curve("memory/predicted_*_gib", "*").values(entry).items()}
 
 
 def is_training(entry: Entry) -> bool:

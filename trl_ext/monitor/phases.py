@@ -35,6 +35,8 @@ class PhaseClock:
         self._whole: str | None = None
         self._seconds: dict[str, float] = {}
         self._last_reading_s: float | None = None
+        # Told the name that is charged at every reading: the memory audit reads its own meter then.
+        self.on_charge: Callable[[str | None], None] | None = None
 
     @contextmanager
     def phase(self, name: str, whole: bool = False) -> Iterator[None]:
@@ -61,6 +63,10 @@ class PhaseClock:
         seconds, self._seconds = self._seconds, {}
         return seconds
 
+    def mark(self) -> None:
+        """Charge what has passed since the last reading."""
+        self._charge()
+
     def _charge(self) -> None:
         """Give the time since the last reading to the innermost open phase, or to `outside`."""
         if self._sync is not None:
@@ -70,3 +76,5 @@ class PhaseClock:
         if name is not None and self._last_reading_s is not None:
             self._seconds[name] = self._seconds.get(name, 0.0) + now_s - self._last_reading_s
         self._last_reading_s = now_s
+        if self.on_charge is not None:
+            self.on_charge(name)

@@ -88,16 +88,23 @@ def write_report(output_dir: str | Path, log_history: Sequence[Entry], settings:
 
 def summary_table(summary: RunSummary) -> Group:
     """The short table that a run ends with, for rich to print."""
-    header, *rows = _curve_rows(summary)
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
-    table = Table(title=f"{summary.num_steps} steps{time}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = _table(_curve_rows(summary), f"{summary.num_steps} steps{time}")
+    facts = [": ".join(row) for row in _token_rows(summary)]
+    facts += [", ".join(" ".join(row) for row in _phase_rows(summary))]
+    memory = [_table(summary.memory)] if summary.memory else []
+    return Group(table, *(Text(fact) for fact in facts if fact), *memory)
+
+
+def _table(rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """Rows below their header, for rich."""
+    header, *rows = rows
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column, name in enumerate(header):
         table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))  # Text: a rule's name is no markup
-    facts = [": ".join(row) for row in _token_rows(summary)]
-    facts += [", ".join(" ".join(row) for row in _phase_rows(summary))]
-    return Group(table, *(Text(fact) for fact in facts if fact))
+    return table
 
 
 def report_html(log_history: Sequence[Entry], settings: Mapping[str, str], png: bytes | None) -> str:
@@ -110,6 +117,7 @@ def report_html(log_history: Sequence[Entry], settings: Mapping[str, str], png: 
         (kind.title, _html_table(_curve_rows(summary)) + image),
         ("Tokens", _html_table(_token_rows(summary), header=False)),
         ("Time", _html_table(_phase_rows(summary), header=False)),
+        ("Memory", _html_table(summary.memory)),
         ("Settings", _html_table([[key, str(value)] for key, value in settings.items()], header=False)),
         (kind.held_out_title, _html_table(_entry_rows(kind, held_out_entries(log_history), HELD_OUT))),
         ("Steps", _html_table(_entry_rows(kind, training_entries(log_history), ""))),
@@ -177,7 +185,7 @@ def _cell(value: float | None, spec: str) -> str:
     return "-" if value is None else format(value, spec)
 
 
-def _html_table(rows: Rows, header: bool = True) -> str:
+def _html_table(rows: Sequence[Sequence[str]], header: bool = True) -> str:
     """Rows as an HTML table, every cell escaped; empty without rows."""
     if not rows:
         return ""

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Curve, Entry, RunKind
+from trl_ext.monitor.memory_table import memory_rows
 
 # Log entries with new completions averaged at either end of the run; fewer in runs shorter than four times this.
 WINDOW_ENTRIES = 5
@@ -34,6 +35,7 @@ class RunSummary:
         raw_tokens: Tokens without padding and without sharing prompts.
         phase_s: Seconds per phase over the whole run, on rank 0.
         train_s: Wall-clock seconds of `train()`.
+        memory: Rows of the table of memory, empty where none was measured.
     """
 
     kind: RunKind
@@ -46,6 +48,7 @@ class RunSummary:
     raw_tokens: int | None = None
     phase_s: Mapping[str, float] | None = None
     train_s: float | None = None
+    memory: Sequence[Sequence[str]] = ()
 
 
 def summarize(log_history: Sequence[Entry]) -> RunSummary:
@@ -66,6 +69,7 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         raw_tokens=_total(log_history, _raw),
         phase_s=phase_totals(log_history),
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
+        memory=memory_rows(log_history),
     )
 
 

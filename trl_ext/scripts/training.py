@@ -16,6 +16,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data import Source
 from trl_ext.scripts.exit import user_errors
+from trl_ext.trainers.oom.message import out_of_memory_in_words
 
 
 def main(
@@ -24,7 +25,8 @@ def main(
     train: Callable[..., None],
     argv: Sequence[str] | None,
 ) -> None:
-    """Parse and train. What is wrong with the settings or the data ends in one sentence and exit code 2.
+    """Parse and train. What is wrong with the settings or the data ends in one sentence and exit code 2; out of memory
+    in exit code 5, with what would fit.
 
     Args:
         module: The script, as in `python -m`.
@@ -35,7 +37,7 @@ def main(
     # TRL's own code uses the old names, so the user cannot heed these.
     old_names = r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated"
     warnings.filterwarnings("ignore", message=old_names, category=FutureWarning)
-    with user_errors():
+    with user_errors(), out_of_memory_in_words():
         check_processes()
         train(*make_parser(f"python -m {module}").parse(argv))
 
@@ -97,12 +99,16 @@ def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: 
 
 
 def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, Any]:
-    """What `from_pretrained` gets; the training arguments' own `model_init_kwargs` win, as in TRL's script."""
+    """What `from_pretrained` gets; the training arguments' own `model_init_kwargs` win, as in TRL's script.
+
+    A `dtype` that is only TRL's default is left to `memory`.
+    """
+    is_open = training_args.memory is not None and "dtype" not in training_args.given
     return {
         "revision": model_args.model_revision,
         "trust_remote_code": training_args.trust_remote_code,
         "attn_implementation": model_args.attn_implementation,
-        "dtype": model_args.dtype,
+        **({} if is_open else {"dtype": model_args.dtype}),
         **(training_args.model_init_kwargs or {}),
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import is_peft_model
+from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
@@ -16,11 +17,17 @@ from trl_ext import compat
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.data_checks import check_budget, check_dataset, sample_of_prompts
+from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.group_order import regroup, split_is_free
 from trl_ext.trainers.grpo_config import GRPOConfig
 from trl_ext.trainers.launch_check import check_launch
+from trl_ext.trainers.memory_plan import Asked, by_name, settle_memory
+from trl_ext.trainers.oom.pieces import CompletionPieces, why_completions_stay_whole
+from trl_ext.trainers.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.packed_log_probs import joined, plan, score, unpad
 from trl_ext.trainers.packing_switch import PackingSwitch
+from trl_ext.trainers.rehearsal import watch_memory
+from trl_ext.trainers.rehearsal_inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.reward_guard import guard, raise_together
 from trl_ext.trainers.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.rule_state import RuleStates, load_state, start_scoring, synchronise
@@ -29,7 +36,7 @@ from trl_ext.trainers.self_check import check_causal_model
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
+class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
     """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
 
     A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any
@@ -40,6 +47,8 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         packing/padded_over_forwarded: Tokens that a padded batch would take over tokens through the model.
         phase/<name>_s: Seconds spent in generate, score, logps, update and other, on this rank.
     """
+
+    memory_kind = "grpo"
 
     def __init__(
         self,
@@ -60,10 +69,12 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         check_dataset(train_dataset, rewards, "train_dataset")
         check_dataset(eval_dataset, rewards, "eval_dataset")
+        kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
+        self._plan_memory(model, rewards, args, train_dataset, kwargs)
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
-        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, *rest, **kwargs)
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         self._add_models()
         self.add_callback(RuleStates(self.reward_funcs))
         self._max_tokens = getattr(args, "max_tokens_per_forward", None)
@@ -72,6 +83,24 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
             self._check_budget()
         if getattr(args, "packing", True):
             self._start_packing()
+        keep_gradients_in_buckets(self.accelerator)
+        watch_memory(self, ("generate", "score", "update", "step"))
+
+    def _plan_memory(self, model, rewards, args, dataset, options) -> None:
+        """Settle what `args.memory` asks for, before anything loads; adapters may come into `options`."""
+        scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
+        asked = Asked(
+            model,
+            options.get("peft_config"),
+            options.get("quantization_config"),
+            options.get("processing_class"),
+            dataset,
+            "copy" if scores_by_model else "none",
+        )
+        settled = settle_memory(self.memory_kind, args, asked)
+        for name in ("peft_config", "quantization_config"):
+            if getattr(settled, name) is not None:
+                options[name] = getattr(settled, name)
 
     def _add_models(self) -> None:
         """For trainers that train or ask more models than TRL's; called before packing is tried."""
@@ -180,6 +209,8 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
 
     def _prepare_inputs(self, generation_batch):
         """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
+        if self._rescue.serving is not None:  # a piece of what was prepared
+            return generation_batch
         self._check_packing(self.model_wrapped)
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
@@ -192,6 +223,19 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         if self.args.steps_per_generation % per_step == 0:
             self._buffered_inputs = regroup(self._buffered_inputs, per_step)
         return self._buffered_inputs[place]
+
+    # Loss ---------------------------------------------------------------------------------------------------------
+
+    def _pieces(self):
+        return CompletionPieces(self.args), why_completions_stay_whole(self)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Overrides trl.GRPOTrainer.compute_loss: in pieces where memory asks for it."""
+        return self._rescued(super().compute_loss, model, inputs, return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, model, inputs):
+        """Overrides trl.GRPOTrainer._compute_loss: a piece's loss by its share of the whole."""
+        return super()._compute_loss(model, inputs) * self._rescue.share
 
     # Rewards ------------------------------------------------------------------------------------------------------
 
@@ -241,6 +285,19 @@ class GRPOTrainer(PackingSwitch, TRLGRPOTrainer):
         # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
         if state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation):
             self._step, self._buffered_inputs = state
+
+    # Rehearsal ------------------------------------------------------------------------------------------------------
+
+    def _why_not_rehearse(self) -> str:
+        """A reason that all ranks know; empty if there is none."""
+        return "the model takes images, and no size of them is the largest" if self._is_vlm else ""
+
+    def _largest_micro_batch(self) -> MicroBatch:
+        return rollout_batch(self)
+
+    def _rehearse(self, batch: MicroBatch) -> None:
+        """TRL's step on a micro-batch: nothing is generated, and the books are not ours."""
+        TRLGRPOTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 

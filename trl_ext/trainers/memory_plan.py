@@ -7,20 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory import settings
 from trl_ext.memory.cards import Hardware
+from trl_ext.memory.estimate import estimate
 from trl_ext.memory.families import shape_from_config
 from trl_ext.memory.fit import LAUNCHED, SIZES, Run, faster_launch, settle
-from trl_ext.memory.job import Job
+from trl_ext.memory.job import Job, changed
 from trl_ext.memory.planner import Plan
 from trl_ext.memory.run import given_fields, run_fields
 from trl_ext.memory.shapes import ALL_LINEAR, ModelShape
 from trl_ext.memory.units import gib
 from trl_ext.trainers.data_checks import sample_of_prompts
+from trl_ext.trainers.group_order import split_is_free
 
 logger = logging.get_logger(__name__)
 GUESSED_PROMPT = 512  # of a stream, which cannot be looked at
@@ -109,6 +112,37 @@ def this_machine() -> Hardware:
     return hardware_of(cards.gpus, cards.has_nvlink, cards.has_peer_access, host_memory()[1])
 
 
+def plan_of(trainer: Any) -> Plan | None:
+    """The trainer's plan; without one its run as it is, on the cards here, with what it needs by the formulas.
+
+    Returns:
+        None where there are no cards, or the formulas do not know the run.
+    """
+    if getattr(trainer.args, "memory_plan", None) is not None:
+        return trainer.args.memory_plan  # type: ignore[no-any-return]
+    try:
+        run = describe_run(trainer.memory_kind, trainer.args, asked_of(trainer))
+        job = changed(Job(run.trainer), run.fields)
+        return Plan(estimate(job, run.shape, replace(this_machine(), num_gpus=run.num_processes)))
+    except ConfigError as error:
+        logger.info(f"The run is not planned: {error}")
+        return None
+
+
+def asked_of(trainer: Any) -> Asked:
+    """What a trainer that stands was given."""
+    rewards = [*getattr(trainer, "reward_funcs", ())]
+    is_whole = any(isinstance(getattr(reward, "wrapped", reward), torch.nn.Module) for reward in rewards)
+    critic = getattr(trainer, "_critic", None)
+    return Asked(
+        model=trainer.accelerator.unwrap_model(trainer.model),
+        tokenizer=trainer.processing_class,
+        dataset=trainer.train_dataset,
+        reward_model="adapter" if getattr(trainer, "_reward_adapter", None) else "copy" if is_whole else "none",
+        has_value_model=critic is not None and critic.name == "separate",
+    )
+
+
 # The run as it stands ---------------------------------------------------------------------------------------------
 
 
@@ -130,10 +164,16 @@ def describe_run(trainer: str, args: Any, asked: Asked) -> Run:
         given |= {"critic"}
     if keys["dtype"] is not None:
         given |= {"dtype"}
-    if trainer != "grpo" or getattr(args, "loss_type", "") not in SPLIT_FREELY:
+    if trainer != "grpo" or args.loss_type not in SPLIT_FREELY:
         given |= {"steps_per_generation"}
+    if trainer != "reward" and not split_is_free(args, _wants_entropy(args), shape.experts is not None):
+        given |= {"per_device_train_batch_size"}
     local = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     return Run(trainer, shape, fields, given, args.world_size, local)
+
+
+def _wants_entropy(args: Any) -> bool:
+    return bool(args.entropy_coef) or args.use_adaptive_entropy
 
 
 def _shape(args: Any, model: Any) -> ModelShape:

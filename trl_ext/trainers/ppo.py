@@ -4,6 +4,7 @@ GRPO generates, scores and computes the clipped policy loss. PPO adds a critic, 
 advantages and a value loss. Legend: B rows, T completion tokens.
 """
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -21,11 +22,14 @@ from trl_ext.trainers.actor_critic.reference import choose_adapter, choose_refer
 from trl_ext.trainers.actor_critic.scoring import Scoring
 from trl_ext.trainers.actor_critic.value_head import hidden_from_names
 from trl_ext.trainers.actor_critic.value_loss import clipped_value_loss
+from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.grpo import GRPOTrainer
+from trl_ext.trainers.memory_plan import Asked, settle_memory
 from trl_ext.trainers.ppo_config import PPOConfig
 from trl_ext.trainers.ppo_inputs import check_models, listed, load_classifier, load_tokenizer, with_prompts
 from trl_ext.trainers.ppo_models import Models
 from trl_ext.trainers.ppo_rollouts import Rollouts
+from trl_ext.trainers.rehearsal_inputs import MicroBatch, with_targets
 
 logger = logging.get_logger(__name__)
 
@@ -62,6 +66,7 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
 
     _tag_names: ClassVar = ["trl", "ppo"]
     _name = "PPO"
+    memory_kind = "ppo"
     _paper: ClassVar = {
         "title": "Proximal Policy Optimization Algorithms",
         "id": "1707.06347",
@@ -100,6 +105,22 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         check_models(args, model, ref_model, value_model, [*models, *listed(reward_adapter)], self._rules)
         if data_collator is not None:
             logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
+        settled = settle_memory(
+            self.memory_kind,
+            args,
+            Asked(
+                model,
+                peft_config,
+                grpo_options.get("quantization_config"),
+                processing_class,
+                train_dataset,
+                "adapter" if reward_adapter else "copy" if models else "none",
+                has_value_model=value_model is not None,
+            ),
+        )
+        peft_config = settled.peft_config
+        if settled.quantization_config is not None:
+            grpo_options["quantization_config"] = settled.quantization_config
         is_peft = peft_config is not None or (not isinstance(model, str) and is_peft_model(model))
         self._critic_kind = choose_critic(args, is_peft, value_model, reward_adapter)
         if self._critic_kind == "adapter" and args.ddp_find_unused_parameters is None:
@@ -136,6 +157,9 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         finally:
             args.beta = self._kl.value
 
+    def _plan_memory(self, model, rewards, args, dataset, options) -> None:
+        """Overrides trl_ext.GRPOTrainer._plan_memory: it is settled by then, before the critic."""
+
     # Training -----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint=None, **options):
@@ -161,8 +185,14 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
             split_group(optimizer, self._critic.parameters(), self.args.value_learning_rate)
         return optimizer
 
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Overrides trl_ext.GRPOTrainer.compute_loss: keeps the micro-batch for a separate critic."""
+        if self._rescue.serving is None:
+            self._micro_batch = inputs
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
     def _compute_loss(self, model, inputs):
-        """Overrides trl.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
+        """Overrides trl_ext.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
         self._seen_values.clear()
         self.beta, beta = 0.0, self.beta
         try:
@@ -173,7 +203,6 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
             return loss
         self._note("loss/policy_avg", loss.detach() * self.current_gradient_accumulation_steps)
         if not self._critic.is_trained_with_actor:
-            self._micro_batch = inputs
             return loss
         values = self._seen_values[0] if self._critic.comes_with_log_probs else self._batch_values(model, inputs)
         return loss + self._value_loss(values, inputs)
@@ -202,13 +231,39 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
     def training_step(self, model, inputs, num_items_in_batch):
         """Overrides trl_ext.GRPOTrainer.training_step: a separate critic goes backward when the actor has."""
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if self._critic.is_trained_with_actor:
-            return loss
-        with self._clock.phase("update"), self._critic.accumulation():
-            value_loss = self._value_loss(self._batch_values(model, self._micro_batch), self._micro_batch)
-            self._critic.backward_and_step(value_loss)
+        if not self._critic.is_trained_with_actor:
+            with self._clock.phase("update"):
+                loss = loss + self._critic_step(model, self._micro_batch)
         self._micro_batch = None
-        return loss + value_loss.detach()
+        return loss
+
+    def _critic_step(self, model, inputs) -> torch.Tensor:
+        """Forward and backward of a separate critic, in pieces where memory asks for it; the value loss."""
+        losses = []
+
+        def attempt(piece: dict[str, Any], is_last: bool) -> None:
+            wrapped = self._critic.wrapped
+            with nullcontext() if is_last else gradients_unsynced(self.accelerator, wrapped):
+                with self._critic.accumulation():
+                    loss = self._rescue.forward(
+                        wrapped, lambda: self._value_loss(self._batch_values(model, piece), piece)
+                    )
+                    self._critic.backward_and_step(loss)
+            losses.append(loss.detach())
+
+        self._rescue.run("critic", inputs, attempt)
+        return torch.stack(losses).sum()
+
+    def _largest_micro_batch(self) -> MicroBatch:
+        """Overrides trl_ext.GRPOTrainer._largest_micro_batch: with PPO's targets."""
+        return with_targets(super()._largest_micro_batch())
+
+    def _rehearse(self, batch: MicroBatch) -> None:
+        """Overrides trl_ext.GRPOTrainer._rehearse: a separate critic goes backward when the actor has."""
+        self._critic.after_rollout()
+        super()._rehearse(batch)
+        if not self._critic.is_trained_with_actor:
+            self._critic_step(self.model_wrapped, batch.inputs)
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Print completions of the evaluation set with their scores, as TRL 1.12 did.

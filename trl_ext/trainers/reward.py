@@ -5,12 +5,11 @@ different numbers of pairs.
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, gather_object, is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from transformers.modeling_outputs import SequenceClassifierOutput
 from trl.trainer.reward_trainer import RewardTrainer as TRLRewardTrainer
@@ -20,13 +19,19 @@ from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers import preference_data
+from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in_buckets
 from trl_ext.trainers.launch_check import check_launch
+from trl_ext.trainers.memory_plan import Asked, by_name, settle_memory
+from trl_ext.trainers.oom.pieces import PairPieces
+from trl_ext.trainers.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.packing_switch import PackingSwitch
 from trl_ext.trainers.pair_batches import PairSizes, RowsOfPairs, StepSampler
 from trl_ext.trainers.pair_collator import PairCollator
 from trl_ext.trainers.pair_loss import PairStats, combined, pair_losses, pair_stats
 from trl_ext.trainers.pair_rows import SHARED, PairRow, score_row
 from trl_ext.trainers.pooled_head import add_pooled_head
+from trl_ext.trainers.rehearsal import watch_memory
+from trl_ext.trainers.rehearsal_inputs import MicroBatch, pair_batch
 from trl_ext.trainers.reward_config import RewardConfig
 from trl_ext.trainers.reward_evaluation import JudgedPair, evaluation_metrics, judged
 from trl_ext.trainers.reward_peft import for_reward_model, warn_of_frozen_head
@@ -34,7 +39,7 @@ from trl_ext.trainers.reward_self_check import check_reward_model
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class RewardTrainer(PackingSwitch, TRLRewardTrainer):
+class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
     A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA gets the task type SEQ_CLS, with
@@ -50,6 +55,8 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
         phase/<name>_s: Seconds spent in layout, update and other, on this rank.
     Per evaluation: accuracy_rules_agree, accuracy_rules_disagree, rules_agree_frac, score_length_correlation.
     """
+
+    memory_kind = "reward"
 
     def __init__(
         self,
@@ -81,9 +88,14 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
             raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
         preference_data.check_columns(train_dataset, "train_dataset")
         preference_data.check_columns(eval_dataset, "eval_dataset")
-        if peft_config is not None:
-            kwargs["peft_config"] = for_reward_model(peft_config)
-        super().__init__(model, args, data_collator, train_dataset, eval_dataset, *rest, **kwargs)
+        kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)
+        quantization = kwargs.pop("quantization_config", None)
+        settled = settle_memory(self.memory_kind, args, Asked(model, peft_config, quantization))
+        if settled.peft_config is not None:
+            kwargs["peft_config"] = for_reward_model(settled.peft_config)
+        if settled.quantization_config is not None:
+            kwargs["quantization_config"] = settled.quantization_config
+        super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
         self._padded_collator = self.data_collator
         if is_peft_model(self.model):
             warn_of_frozen_head(self.model)
@@ -93,6 +105,8 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
             self._collate_rows()
         if self._max_tokens is not None:
             self._start_budget()
+        keep_gradients_in_buckets(self.accelerator)
+        watch_memory(self, ("update", "step"))
 
     # Data ---------------------------------------------------------------------------------------------------------
 
@@ -240,28 +254,27 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
         """Forward and backward of every row on its own, so that only one row's activations are alive."""
         loss = torch.zeros((), device=self.accelerator.device)
         for i, row in enumerate(rows):
-            with nullcontext() if i == len(rows) - 1 else self._gradients_unsynced(model):
+            with nullcontext() if i == len(rows) - 1 else gradients_unsynced(self.accelerator, model):
                 loss = loss + super().training_step(model, {"rows": [row]}, num_items_in_batch)
         return loss
 
-    @contextmanager
-    def _gradients_unsynced(self, model) -> Iterator[None]:
-        """More rows follow: neither DDP nor DeepSpeed takes this backward for the last one of the step."""
-        state = self.accelerator.gradient_state
-        before = state.sync_gradients
-        state._set_sync_gradients(False)
-        is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
-        try:
-            with nullcontext() if is_deepspeed else self.accelerator.no_sync(model):
-                yield
-        finally:
-            state._set_sync_gradients(before)
+    def _pieces(self):
+        has_budget = self._max_tokens is not None
+        return PairPieces(
+            self.args,
+            lambda pairs: self.data_collator.row(pairs),
+            fills=has_budget and self._packs and self.accelerator.num_processes > 1,
+            is_mean=not (has_budget and self._packs),
+        ), ""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Overrides trl.RewardTrainer.compute_loss: scores of flat rows, and sums over ranks, not gathered logits."""
         if "rows" not in inputs:  # a collator of the user's
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         self._check_packing(model)
+        return self._rescued(self._loss_of_rows, model, inputs, return_outputs, num_items_in_batch)
+
+    def _loss_of_rows(self, model, inputs, return_outputs, num_items_in_batch):
         rows = [row.to(self.accelerator.device) for row in inputs["rows"]]
         self._count(rows)
         if self._packs:
@@ -272,6 +285,7 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
         if not self.model.training:
             chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
             self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
+        loss = loss * self._rescue.share
         return (loss, outputs) if return_outputs else loss
 
     def _packed_loss(self, model, rows, num_items_in_batch) -> tuple[torch.Tensor, Any]:
@@ -295,6 +309,22 @@ class RewardTrainer(PackingSwitch, TRLRewardTrainer):
             return rows
         counts = self.accelerator.gather(torch.tensor([len(rows)], device=self.accelerator.device))
         return self._filled_up(rows, int(counts.max().item()))
+
+    # Rehearsal ------------------------------------------------------------------------------------------------------
+
+    def _why_not_rehearse(self) -> str:
+        """A reason that all ranks know; empty if there is none."""
+        if self._has_own_collator:
+            return "a data_collator is given, whose batches are its own"
+        if not isinstance(self.train_dataset, Dataset) and self.args.max_length is None:
+            return "train_dataset is a stream and max_length is None, so that no pair is the longest"
+        return ""
+
+    def _largest_micro_batch(self) -> MicroBatch:
+        return pair_batch(self)
+
+    def _rehearse(self, batch: MicroBatch) -> None:
+        TRLRewardTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
 
     # Metrics ------------------------------------------------------------------------------------------------------
 

@@ -152,15 +152,20 @@ class SeparateCritic:
         accelerator, args = self._trainer.accelerator, self._trainer.args
         for group in self.optimizer.param_groups:
             group["lr"] = self._trainer.lr_scheduler.get_last_lr()[0] * self._ratio
-        if self._trainer.is_deepspeed_enabled:
-            compat.deepspeed_backward(self.wrapped, loss, accelerator.sync_gradients)
-            return
-        accelerator.backward(loss)
-        if accelerator.sync_gradients:
+        self.backward(loss)
+        if accelerator.sync_gradients and not self._trainer.is_deepspeed_enabled:
             if args.max_grad_norm:
                 accelerator.clip_grad_norm_(self.bare.parameters(), args.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Backward alone; but under DeepSpeed the engine steps within it at the end of an accumulation."""
+        accelerator = self._trainer.accelerator
+        if self._trainer.is_deepspeed_enabled:
+            compat.deepspeed_backward(self.wrapped, loss, accelerator.sync_gradients)
+        else:
+            accelerator.backward(loss)
 
     def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
         """The critic's weights, whole. Collective under ZeRO-3."""

@@ -1,0 +1,36 @@
+"""Several backwards where the training loop knows of one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from accelerate.utils import DistributedType
+
+
+@contextmanager
+def gradients_unsynced(accelerator: Any, model: Any) -> Iterator[None]:
+    """More of the same micro-batch follows: neither DDP nor DeepSpeed takes this backward for the last of the step.
+
+    Args:
+        accelerator: accelerate's.
+        model: As it is called, wrapped.
+    """
+    state = accelerator.gradient_state
+    before = state.sync_gradients
+    state._set_sync_gradients(False)
+    is_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    try:
+        with nullcontext() if is_deepspeed else accelerator.no_sync(model):
+            yield
+    finally:
+        state._set_sync_gradients(before)
+
+
+def keep_gradients_in_buckets(accelerator: Any) -> None:
+    """Let DDP's gradients live in the buckets that it sends, instead of a second time beside them.
+
+    Saves 4 bytes for each trained fp32 weight; the numbers are the same. It is off in accelerate, and no argument of
+    the Trainer. Called before the model is prepared.
+    """
+    if accelerator.ddp_handler is not None:
+        accelerator.ddp_handler.gradient_as_bucket_view = True

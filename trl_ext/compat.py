@@ -197,6 +197,7 @@ SEAMS = (
         ("model", "inputs", "return_outputs", "num_items_in_batch"),
         "a micro-batch goes in pieces when memory runs out",
     ),
+    Seam("accelerate.utils:map_pytorch_optim_to_deepspeed", ("optimizer",), "the second engine's, in host memory"),
     Seam("accelerate.utils.memory:should_reduce_batch_size", ("exception",), "which errors are out of memory"),
     Seam("accelerate.utils.memory:clear_device_cache", ("garbage_collection",), "gives back what a forward held"),
     Seam("trl.models.utils:prepare_deepspeed", ("model", "accelerator"), "reference, reward and value models"),
@@ -505,8 +506,12 @@ def deepspeed_engine(model: Any, optimizer: Any, accelerator: Any) -> Any:
     Accelerate prepares one model only; `accelerator.backward` belongs to that one.
     """
     import deepspeed
+    from accelerate.utils import map_pytorch_optim_to_deepspeed
 
     config = copy.deepcopy(accelerator.state.deepspeed_plugin.deepspeed_config)
+    place = config["zero_optimization"].get("offload_optimizer") or {}
+    if place.get("device", "none") != "none" and config.get("zero_force_ds_cpu_optimizer", True):
+        optimizer = map_pytorch_optim_to_deepspeed(optimizer)  # as accelerate does for its one model
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
 

@@ -21,6 +21,7 @@ CRITICS_OF = {
     "cpu": ("adapter", "head", "separate"),
     "zero1": ("adapter", "head"),
     "zero2": ("adapter", "head", "separate"),
+    "zero2_offload": ("separate",),
     "zero3": ("head", "separate", "adapter"),
 }
 CASES = [(name, critic) for name, critics in CRITICS_OF.items() for critic in critics]

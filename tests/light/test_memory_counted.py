@@ -2,7 +2,8 @@
 
 Each row is the peak of TRL's trainer with the real DeepSpeed engine (rank 0 of N) on fake tensors: every storage
 counted, no GPU. Versions: torch 2.13.0, trl 1.16.0, transformers 5.23.0, deepspeed 0.19.8, peft 0.21.2. The rows of
-PPO are a loop of one backbone with three adapters. Counted without generation: the trainers got ready tensors.
+PPO are PPOTrainer's with an adapter critic, whose backward is the actor's, too; the reward adapter, which the twin has
+no files for, is added (0.16 GiB for rank 16, 0.63 for 64). Counted without generation: the trainers got ready tensors.
 """
 
 import pytest
@@ -11,6 +12,7 @@ from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.job import Job
 from trl_ext.memory.models import find_shape
 from trl_ext.memory.phases import Case, moments
+from trl_ext.memory.shapes import lm_params
 from trl_ext.memory.units import gib
 
 TOLERANCE = 0.015
@@ -63,12 +65,10 @@ ROWS = [
     ("grpo", "7B", 2, {**K1, "method": "lora", "zero_stage": 2}, 15.52),
     ("grpo", "1.5B", 1, {**HALF_K, "method": "lora", "per_device_train_batch_size": 4}, 4.09),
     ("grpo", "1.5B", 1, {**HALF_K, **FP32, "per_device_train_batch_size": 4}, 24.74),
-    ("ppo", "8B", 1, {**SHARED, **K1}, 17.38),
-    ("ppo", "8B", 1, {**SHARED, **K1, "per_device_train_batch_size": 4}, 20.90),
-    ("ppo", "8B", 1, {**SHARED, **K1, "lora_r": 64}, 21.26),
-    ("ppo", "meta-llama/Llama-2-7b", 1, {**SHARED, **K1, "per_device_train_batch_size": 4}, 18.18),
-    ("ppo", "13B", 1, {**SHARED, **K1}, 27.7),
-    ("ppo", "13B", 1, {**SHARED, **K1, "per_device_train_batch_size": 4}, 32.28),
+    ("ppo", "8B", 1, {**SHARED, **K1}, 17.75),
+    ("ppo", "8B", 1, {**SHARED, **K1, "per_device_train_batch_size": 4}, 22.85),
+    ("ppo", "8B", 1, {**SHARED, **K1, "lora_r": 64}, 21.28),
+    ("ppo", "meta-llama/Llama-2-7b", 1, {**SHARED, **K1, "per_device_train_batch_size": 4}, 20.11),
 ]
 
 
@@ -88,10 +88,11 @@ def test_formulas_agree_with_counted_bytes(trainer, model, num_gpus, settings, c
 @pytest.mark.parametrize(
     ("model", "resident", "counted"), [("8B", 101.3, 124.5), ("meta-llama/Llama-2-7b", 87.0, 106.5)]
 )
-def test_full_ppo_under_zero2_is_what_trls_was(model, resident, counted):
-    # TRL 1.12 trained policy and critic in one engine; two engines step one after the other, hence less at the step.
+def test_full_ppo_under_zero2_steps_one_engine_after_the_other(model, resident, counted):
+    # TRL 1.12 trained policy and critic in one engine, with the gradients of both at the step.
     settings = {**K1, "critic": "separate", "reward_model": "copy", "zero_stage": 2, "global_batch": 4}
-    case = Case.of(find_shape(model), Job("ppo", **settings), Hardware(4, find_card("A40")))
-    found = {moment.what: gib(moment.num_bytes) for moment in moments(case)}
-    assert found["the optimizer step"] == pytest.approx(counted, rel=0.05)
-    assert found["the optimizer step"] > resident
+    shape = find_shape(model)
+    case = Case.of(shape, Job("ppo", **settings), Hardware(4, find_card("A40")))
+    found = max(gib(moment.num_bytes) for moment in moments(case) if moment.phase == "step")
+    assert found == pytest.approx(resident + gib(8 * lm_params(shape) / 4), rel=0.01)
+    assert resident < found < counted

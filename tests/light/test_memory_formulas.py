@@ -8,6 +8,8 @@ from trl_ext.memory import activations as act
 from trl_ext.memory import generation, states
 from trl_ext.memory.job import Job
 from trl_ext.memory.models import find_shape
+from trl_ext.memory.partition import first_share
+from trl_ext.memory.roles import parts
 from trl_ext.memory.shapes import lm_params, scorer_params
 from trl_ext.memory.states import Engine
 from trl_ext.memory.units import GIB
@@ -51,29 +53,67 @@ def test_a_padded_batch_repeats_keys_and_values():
 
 
 def test_dropout_keeps_a_mask_and_a_copy_of_each_input():
-    wet = replace(LORA64, lora_dropout=0.05)
+    dry = Job("grpo", method="lora", lora_r=64)
+    wet = replace(dry, lora_dropout=0.05)
     inputs, shared = 6 * 4096 + 14336, 2 * 4096 + 14336
-    assert act.saved_bytes(LLAMA3, wet) - act.saved_bytes(LLAMA3, LORA64) == 3 * inputs - 2 * shared
+    assert act.saved_bytes(LLAMA3, wet) - act.saved_bytes(LLAMA3, dry) == 3 * inputs - 2 * shared
+
+
+@pytest.mark.parametrize("trainer", ["reward", "ppo"])
+def test_trainers_that_disable_dropout_hold_nothing_for_it(trainer):
+    dry = Job(trainer, method="lora")
+    assert act.saved_bytes(LLAMA3, replace(dry, lora_dropout=0.05)) == act.saved_bytes(LLAMA3, dry)
 
 
 def test_the_fused_head_holds_one_tile_of_logits():
     per_token = 2 * 4096 + 28
-    assert act.head_forward_bytes(LLAMA3, 8192) == 2 * 4096 * 32768 + 8192 * per_token
-    assert act.head_forward_bytes(LLAMA3, 8192) < 2 * 8192 * LLAMA3.vocab
+    assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) == 2 * 4096 * 32768 + 8192 * per_token
+    assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) < 2 * 8192 * LLAMA3.vocab
+
+
+def test_the_tile_is_as_wide_as_trls_for_a_small_vocabulary_too():
+    small = replace(LLAMA3, vocab=8192)
+    assert act.head_forward_bytes(small, ZERO2, 512) == act.head_forward_bytes(LLAMA3, ZERO2, 512)
+
+
+def test_autocast_keeps_copies_of_trained_weights_alone():
+    fp32 = replace(REWARD, dtype="float32")
+    assert act.cast_cache_bytes(LLAMA3, fp32) / GIB == pytest.approx(13.0, abs=0.01)
+    assert act.cast_cache_bytes(LLAMA3, replace(LORA64, dtype="float32")) == act.cast_cache_bytes(LLAMA3, ZERO2) == 0
 
 
 def test_a_trained_head_sums_its_gradient_in_fp32_and_casts_it():
-    frozen, trained = (act.head_backward_bytes(LLAMA3, 1024, is_trained) for is_trained in (False, True))
+    frozen, trained = (act.head_backward_bytes(LLAMA3, job, 1024) for job in (replace(LORA64, zero_stage=2), ZERO2))
     assert trained - frozen == 6 * 128256 * 4096
 
 
 def test_zero2_holds_2p_and_20p_over_n_at_the_optimizer_step():
     num_params, num_gpus = scorer_params(LLAMA3), 8
     engine = Engine("policy", num_params)
-    parts = (states.trained_bytes, states.optimizer_bytes, states.gradient_bytes, states.step_bytes)
-    total = sum(part(engine, ZERO2, num_gpus) for part in parts)
+    total = sum(part(engine, ZERO2, num_gpus) for part in (states.trained_bytes, states.optimizer_bytes))
+    total += states.gradient_bytes(engine, ZERO2, num_gpus) + states.step_bytes(LLAMA3, engine, ZERO2, num_gpus)
     assert total == pytest.approx(2 * num_params + 20 * num_params / num_gpus)
     assert total / GIB == pytest.approx(31.45, abs=0.01)
+
+
+def test_a_share_keeps_the_weight_that_it_cuts_whole():
+    share = first_share(LLAMA3, scorer_params(LLAMA3), 8, has_head=False)
+    assert share.num == scorer_params(LLAMA3) / 8
+    assert share.largest == LLAMA3.vocab * LLAMA3.hidden
+    assert share.num < share.touched < share.num + 4096 * 14336
+
+
+def test_a_share_inside_the_table_casts_a_single_piece_to_fp64_for_its_norm():
+    engine = Engine("policy", scorer_params(LLAMA3))
+    assert states.step_bytes(LLAMA3, engine, ZERO2, 64) == 8 * engine.trained / 64
+
+
+def test_a_separate_critic_trains_all_weights_beside_lora():
+    job = Job("ppo", method="lora", critic="separate", reward_model="copy")
+    policy, critic = parts(LLAMA3, job)
+    assert policy.engine.frozen == lm_params(LLAMA3)
+    assert critic.engine == Engine("critic", scorer_params(LLAMA3))
+    assert critic.job.method == "full"
 
 
 def test_zero3_splits_sixteen_bytes_a_parameter():
@@ -108,7 +148,13 @@ def test_the_optimizer_in_host_memory_leaves_the_card_and_takes_18_bytes_a_param
 
 def test_a_small_model_stays_gathered_under_zero3_defaults():
     small, job = find_shape("0.5B"), replace(REWARD, zero_stage=3, stage3_max_live_parameters=1_000_000_000)
-    assert states.gathered_bytes(small, lm_params(small), job) == 2 * lm_params(small)
+    assert states.gathered_bytes(small, job, has_head=False, in_backward=True) == 2 * scorer_params(small)
+
+
+def test_the_fused_heads_weight_stays_gathered_through_all_of_backward():
+    job = Job("grpo", zero_stage=3)
+    with_head, without = (states.gathered_bytes(LLAMA3, job, has_head, in_backward=True) for has_head in (True, False))
+    assert with_head - without == 2 * LLAMA3.vocab * LLAMA3.hidden
 
 
 def test_sixteen_completions_of_2048_tokens_keep_four_gib_of_keys_and_values():

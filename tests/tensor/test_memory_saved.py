@@ -62,6 +62,7 @@ def test_the_formula_is_exact(family):
     assert formula(family) == pytest.approx(saved_per_token_and_layer(family), rel=1e-3)
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "mixtral", "gemma3_text", "phi3", "olmo2", "granite"])
+# Phi-3 keeps its fused projection where attention is not the packed kernel; the twin holds its formula.
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe", "mixtral", "gemma3_text", "olmo2", "granite"])
 def test_the_formula_is_close(family):
     assert formula(family) == pytest.approx(saved_per_token_and_layer(family), rel=0.06)

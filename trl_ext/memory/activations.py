@@ -2,14 +2,16 @@
 
 Derived from what each module saves: a norm keeps its input in fp32 and its scaled output (6H + 2H), attention its
 queries, output, keys, values and log-sum-exp, the gated MLP four tensors of its width. Flash-type attention is
-assumed: no T x T matrix. Counted on fake tensors in transformers 5.23: Llama, Mistral, Qwen2, Qwen3 and Gemma agree to
-0.1 %; Gemma 2 and 3, OLMo 2, Phi-3 and mixtures have a fitted remainder and agree within a few percent.
+assumed: no T x T matrix. Counted on fake tensors in transformers 5.23: Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma
+agree to 0.1 %, Gemma 3 at the widths of its 1B model to 1 %; Gemma 2, OLMo 2 and mixtures have a fitted remainder and
+agree within a few percent.
 
 Four ways of computing differ (`Mode`): bf16 weights (DeepSpeed, all weights), fp32 weights under autocast (DDP, all
 weights), bf16 adapters (DeepSpeed), fp32 adapters under autocast (DDP).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from trl_ext.memory.job import Job
@@ -39,26 +41,35 @@ class Extra:
     """What a family holds beyond a Llama, in multiples of H per token and layer.
 
     Args:
-        trained: Saved where norms are trained in bf16.
-        frozen: Saved under LoRA.
-        peak: Above what is saved, at the peak of a layer's backward.
+        saved: Saved for backward, by mode; modes left out have nothing.
+        peak: Above what is saved, at the peak of a layer's backward, by mode.
     """
 
-    trained: float = 0.0
-    frozen: float = 0.0
-    peak: float = 0.0
+    saved: Mapping[Mode, float] = field(default_factory=dict)
+    peak: Mapping[Mode, float] = field(default_factory=dict)
 
 
 # Projections that read the same input.
 _INPUTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
 
-# Gemma's norms multiply in fp32 and keep it; Gemma 2 and 3 have two more of them in a layer, after the blocks.
+
+def _by_training(trained: float, frozen: float) -> dict[Mode, float]:
+    """The same with and without autocast."""
+    whole = {Mode.BF16: trained, Mode.AUTOCAST: trained}
+    return whole | {Mode.LORA_BF16: frozen, Mode.LORA_AUTOCAST: frozen}
+
+
+# Gemma's norms multiply in fp32 and keep it; Gemma 2 and 3 have two more of them in a layer, after the blocks. Phi-3
+# casts the input of a fused projection once where a Llama does it three times, and twice for the MLP; with adapters
+# its peak is where the fused projection of twice the width adds up.
 EXTRAS = {
-    "gemma": Extra(4, 0, 0),
-    "gemma2": Extra(20, 8, 6),
-    "gemma3_text": Extra(20, 8, 6),
-    "olmo2": Extra(4, 1, 4.5),
-    "phi3": Extra(4.5, 4.3, 0),
+    "gemma": Extra(_by_training(4, 0)),
+    "gemma2": Extra(_by_training(20, 8), _by_training(6, 6)),
+    "gemma3_text": Extra(
+        _by_training(20, 8), {**_by_training(6, 6), Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 2.4}
+    ),  # fitted at the widths of the 1B model, whose peak is in the norm after the MLP
+    "olmo2": Extra(_by_training(4, 1), _by_training(4.5, 4.5)),
+    "phi3": Extra({Mode.AUTOCAST: -6, Mode.LORA_AUTOCAST: -6}, {Mode.LORA_BF16: 4}),
 }
 
 
@@ -104,7 +115,7 @@ def saved_bytes(shape: ModelShape, job: Job) -> float:
     extra = EXTRAS.get(shape.family, Extra())
     is_trained = not job.uses_lora
     saved = 16 * hidden + attention_bytes(shape, is_trained) + mlp_bytes(shape)
-    saved += (extra.trained if is_trained else extra.frozen) * hidden
+    saved += extra.saved.get(mode, 0.0) * hidden
     saved += {Mode.BF16: 0, Mode.AUTOCAST: 10, Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 4}[mode] * hidden
     return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding_bytes(shape, job)
 
@@ -117,7 +128,7 @@ def lora_bytes(shape: ModelShape, job: Job) -> float:
     """
     linears = [linear for linear, _ in lora_linears(shape, job.lora_target_modules)]
     saved = 2.0 * job.lora_r * len(linears)
-    if job.lora_dropout:
+    if job.lora_dropout and job.trainer == "grpo":  # the others' `disable_dropout` is on by default
         replaced = {_INPUTS.get(linear.name, linear.name): linear.fan_in for linear in linears}
         replaced.pop("o_proj", None)
         saved += 3 * sum(linear.fan_in for linear in linears) - 2 * sum(replaced.values())
@@ -154,14 +165,14 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
 
     Llama-3-8B: 266,904 in bf16, 300,184 under autocast, 345,616 with fp32 adapters of rank 64.
     """
-    hidden, width, head = shape.hidden, mlp_width(shape), shape.head_dim
+    hidden, width, head, mode = shape.hidden, mlp_width(shape), shape.head_dim, mode_of(job)
     above = {
         Mode.BF16: 2 * hidden + 4 * width + 4 * head + 16,
         Mode.AUTOCAST: 4 * width + 8 * head + 16,
         Mode.LORA_BF16: 2 * hidden + 4 * width + 4 * head + 16,
         Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
-    }[mode_of(job)]
-    return saved_bytes(shape, job) + above + EXTRAS.get(shape.family, Extra()).peak * hidden
+    }[mode]
+    return saved_bytes(shape, job) + above + EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
@@ -176,25 +187,40 @@ def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
 
 
 def no_grad_bytes(shape: ModelShape, job: Job) -> float:
-    """Of a forward without gradients, for each token: one layer at a time. bf16 weights: 6I + 8H + 4d."""
+    """Of a forward without gradients, for each token: one layer at a time. bf16 weights: 6I + 8H + 4d; a fused
+    projection of gate and up lives as long as its halves, 2I more, and under LoRA is added up whole, 4I more."""
     hidden, width, head = shape.hidden, mlp_width(shape), shape.head_dim
-    return {
-        Mode.BF16: 6 * width + 8 * hidden + 4 * head,
-        Mode.AUTOCAST: 6 * width + 16 * hidden + 8 * head,
-        Mode.LORA_BF16: 8 * width + 8 * hidden + 4 * head,
-        Mode.LORA_AUTOCAST: 8 * width + 12 * hidden + 4 * head,
-    }[mode_of(job)]
+    fused = (4 if job.uses_lora else 2) * width if shape.fused else 0
+    return (
+        fused
+        + {
+            Mode.BF16: 6 * width + 8 * hidden + 4 * head,
+            Mode.AUTOCAST: 6 * width + 16 * hidden + 8 * head,
+            Mode.LORA_BF16: 8 * width + 8 * hidden + 4 * head,
+            Mode.LORA_AUTOCAST: 8 * width + 12 * hidden + 4 * head,
+        }[mode_of(job)]
+    )
 
 
-def head_forward_bytes(shape: ModelShape, num_scored: int) -> float:
-    """TRL's fused head over `num_scored` tokens: a tile of logits in bf16, a copy of the hidden states (2H) and 28
-    bytes of sums a token. 4,096 tokens and more: the tile is 256 MiB."""
-    tile = 2 * min(num_scored, TOKEN_CHUNK) * min(VOCAB_CHUNK, shape.vocab)
-    return tile + num_scored * (2 * shape.hidden + 28)
+def cast_cache_bytes(shape: ModelShape, job: Job) -> float:
+    """bf16 copies of trained fp32 weights that autocast keeps until its block ends: of the whole model, since the
+    forward is one block. Frozen weights are cast at each use."""
+    return 2.0 * quantised_weights(shape) if has_fp32_weights(job) and not job.uses_lora else 0.0
 
 
-def head_backward_bytes(shape: ModelShape, num_scored: int, is_trained: bool) -> float:
+def head_forward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
+    """TRL's fused head over `num_scored` tokens: a tile of logits in bf16, a copy of the hidden states (2H; from an
+    fp32 stream two and the cast one, 10H) and 28 bytes of sums a token; and of an fp32 head the tile's weights in
+    bf16. The tile has TRL's width, whatever the vocabulary is. 4,096 tokens and more: 256 MiB."""
+    is_fp32 = has_fp32_weights(job)
+    tile = 2 * min(num_scored, TOKEN_CHUNK) * VOCAB_CHUNK
+    weights = 2 * min(VOCAB_CHUNK, shape.vocab) * shape.hidden if is_fp32 else 0
+    return tile + weights + num_scored * ((10 if is_fp32 else 2) * shape.hidden + 28)
+
+
+def head_backward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
     """Its backward: fp32 gradients of the hidden states (4H a token), and of the head if it is trained: 4VH summed in
-    fp32 and 2VH cast. Llama-3-8B, trained: 2.9 GiB for that alone."""
-    weight = 6 * shape.vocab * shape.hidden if is_trained else 0
-    return head_forward_bytes(shape, num_scored) + num_scored * 4 * shape.hidden + weight
+    fp32 and, for a bf16 head, 2VH cast. Llama-3-8B, trained: 2.9 GiB for that alone."""
+    each = 0 if job.uses_lora else 4 if has_fp32_weights(job) else 6
+    gradients = each * shape.vocab * shape.hidden + num_scored * 4 * shape.hidden
+    return head_forward_bytes(shape, job, num_scored) + gradients

@@ -4,15 +4,19 @@ A phase holds several moments whose terms differ (the backward of the top layer 
 bottom layer all gradients); its peak is its worst moment. All byte counts are estimates from formulas.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from trl_ext.memory import activations as act
 from trl_ext.memory import generation, roles, states
 from trl_ext.memory.cards import Hardware
+from trl_ext.memory.case import Case, Moment, Terms, plus
 from trl_ext.memory.job import Job
-from trl_ext.memory.shapes import ModelShape, embedding_params, lm_params
+from trl_ext.memory.roles import Part
+from trl_ext.memory.shapes import lm_params
 from trl_ext.memory.units import GIB
+from trl_ext.memory.update import gathered_head, gathered_layer, gradients_of_others, update_moments
+
+__all__ = ["PHASES", "PHASE_WORDS", "Case", "Moment", "moments", "plus", "resident", "slack_bytes", "usable_bytes"]
 
 PHASES = ("generate", "score", "update", "step", "weight_push")
 PHASE_WORDS = {
@@ -22,46 +26,6 @@ PHASE_WORDS = {
     "step": "at the optimizer step",
     "weight_push": "while weights go to vLLM",
 }
-OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading keeps on the card, on their way
-Terms = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A point in a step where memory may peak.
-
-    Args:
-        phase: One of PHASES.
-        what: For the reader: "backward of the top layer".
-        terms: Bytes by term; they add up.
-    """
-
-    phase: str
-    what: str
-    terms: Terms
-
-    @property
-    def num_bytes(self) -> float:
-        return sum(self.terms.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What the formulas look at: model, job and machine, and which models the run therefore holds."""
-
-    shape: ModelShape
-    job: Job
-    hardware: Hardware
-    engines: Sequence[states.Engine]
-    copies: Sequence[roles.FrozenCopy]
-
-    @classmethod
-    def of(cls, shape: ModelShape, job: Job, hardware: Hardware) -> "Case":
-        return cls(shape, job, hardware, roles.engines(shape, job), roles.frozen_copies(shape, job))
-
-    @property
-    def num_gpus(self) -> int:
-        return self.hardware.num_gpus
 
 
 def moments(case: Case) -> Iterator[Moment]:
@@ -69,9 +33,9 @@ def moments(case: Case) -> Iterator[Moment]:
     base = resident(case)
     if case.job.generates:
         yield from _generate(case, base)
-        yield _score(case, base)
-    yield from _update(case, base)
-    yield _step(case, base)
+        yield from _score(case, base)
+    yield from update_moments(case, base)
+    yield from _step(case, base)
     if case.job.use_vllm:
         yield _weight_push(case, base)
 
@@ -80,14 +44,15 @@ def resident(case: Case) -> Terms:
     """There in every phase, from the second optimizer step on: Adam's state appears in the first."""
     job, num_gpus = case.job, case.num_gpus
     terms: Terms = {}
-    for engine in case.engines:
-        weights = states.trained_bytes(engine, job, num_gpus) + states.frozen_bytes(engine, job, num_gpus)
+    for part in case.parts:
+        engine, own = part.engine, part.job
+        weights = states.trained_bytes(engine, own, num_gpus) + states.frozen_bytes(engine, own, num_gpus)
         terms[f"{engine.role} weights"] = weights
-        terms = plus(terms, {"optimizer": states.optimizer_bytes(engine, job, num_gpus)})
+        terms = plus(terms, {"optimizer": states.optimizer_bytes(engine, own, num_gpus)})
         if job.zero_stage in (0, 3):
-            terms = plus(terms, {"buckets": states.bucket_bytes(engine, job, num_gpus)})
+            terms = plus(terms, {"buckets": states.bucket_bytes(engine, own, num_gpus)})
         if job.zero_stage == 3:
-            terms = plus(terms, {"gradients": states.gradient_bytes(engine, job, num_gpus)})
+            terms = plus(terms, {"gradients": states.gradient_bytes(engine, own, num_gpus)})
     for copy in case.copies:
         terms[f"{copy.role} weights"] = copy.bytes_per_gpu(job, num_gpus)
     if job.use_vllm:
@@ -115,126 +80,53 @@ def _generate(case: Case, base: Terms) -> Iterator[Moment]:
 def _gathered_to_generate(case: Case) -> Terms:
     if case.job.zero_stage == 3 and case.job.ds3_gather_for_generation:
         return {"gathered weights": 2.0 * lm_params(case.shape)}
-    return _gathered(case)
+    return gathered_layer(case, case.parts[0], in_backward=False)
 
 
-def _gathered(case: Case) -> Terms:
-    gathered = states.gathered_bytes(case.shape, lm_params(case.shape), case.job)
-    return {"gathered weights": gathered} if gathered else {}
+# Scoring ----------------------------------------------------------------------------------------------------------
 
 
-def _gathered_head(case: Case) -> Terms:
-    """Under ZeRO-3 the head is whole while it works, among what may stay gathered."""
-    job = case.job
-    if job.zero_stage != 3:
-        return {}
-    live = max(embedding_params(case.shape), job.stage3_max_live_parameters)
-    return {"gathered weights": 2.0 * min(live, lm_params(case.shape))}
-
-
-def _score(case: Case, base: Terms) -> Moment:
-    shape, job = case.shape, case.job
+def _score(case: Case, base: Terms) -> Iterator[Moment]:
+    """Forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights until they end."""
+    shape, job, part = case.shape, case.job, case.parts[0]
     layers = job.forward_tokens * act.no_grad_bytes(shape, job)
+    gathered = gathered_layer(case, part, in_backward=False)
+    yield Moment("score", "a layer's forward", plus(base, {"layer work": layers}, gathered))
+    if not roles.num_scoring_passes(job):
+        return
     num_scored = min(job.scored_tokens, job.forward_tokens)
-    head = act.head_forward_bytes(shape, num_scored) + job.forward_tokens * 8 * shape.hidden
-    in_layers = Moment("score", "a layer's forward", plus(base, {"layer work": layers}, _gathered(case)))
-    in_head = Moment("score", "the head's forward", plus(base, {"head": head}, _gathered_head(case)))
-    return max(in_layers, in_head, key=lambda moment: moment.num_bytes)
+    head = act.head_forward_bytes(shape, job, num_scored) + job.forward_tokens * 8 * shape.hidden
+    casts = {"cast weights": act.cast_cache_bytes(shape, job)}
+    yield Moment("score", "the head's forward", plus(base, {"head": head}, casts, gathered_head(case, part)))
 
 
-def _update(case: Case, base: Terms) -> Iterator[Moment]:
-    shape, job = case.shape, case.job
-    num_tokens, num_held = job.forward_tokens, job.held_tokens
-    gathered, buckets = _gathered(case), _buckets(case)
-    checkpoints, saved = act.held_bytes(shape, job)
-    held = {"checkpoints": num_held * checkpoints, "saved layers": num_held * saved}
-    if job.activation_offloading:
-        held = {"checkpoints": OFFLOAD_STASH * num_tokens * float(act.checkpoint_bytes(shape, job))}
-    before = _gradients_before(case)
-    work = {"layer work": num_tokens * _top_layer_bytes(case)}
-    yield Moment(
-        "update", "backward of the top layer", plus(base, before, buckets, held, work, gathered, _cast_weights(case))
-    )
-    if job.generates:
-        head = {"head": act.head_backward_bytes(shape, job.scored_tokens, not job.uses_lora)}
-        tail, whole = {"layer work": num_held * 8.0 * shape.hidden}, _gathered_head(case)
-        yield Moment("update", "backward of the head", plus(base, before, buckets, held, tail, head, whole))
-    yield _bottom(case, base)
-    yield _embedding(case, base)
+# The optimizer step -----------------------------------------------------------------------------------------------
 
 
-def _top_layer_bytes(case: Case) -> float:
-    """Beyond what is held: all of a recomputed layer; of one that was not checkpointed only what backward adds, and
-    the tail of the model."""
-    work = act.work_bytes(case.shape, case.job)
-    if case.job.checkpoint_every == 1:
-        return work
-    return work - act.saved_bytes(case.shape, case.job) + 8 * case.shape.hidden
+def _step(case: Case, base: Terms) -> Iterator[Moment]:
+    for part in case.parts:
+        others = gradients_of_others(case, part) if case.job.zero_stage else {}
+        own = {"step copies": states.step_bytes(case.shape, part.engine, part.job, case.num_gpus, part.has_head)}
+        own["gradients"] = _gradients_to_step(case, part)
+        yield Moment("step", "the optimizer step", plus(base, others, own, _embedding_output(case, part)))
 
 
-def _bottom(case: Case, base: Terms) -> Moment:
-    shape, job = case.shape, case.job
-    if job.checkpoint_every:
-        per_token = {"checkpoints": float(act.checkpoint_bytes(shape, job)), "layer work": act.work_bytes(shape, job)}
-    else:
-        per_token = {"layer work": act.work_bytes(shape, job)}
-    work = {name: job.forward_tokens * each for name, each in per_token.items()}
-    gradients = {name: value - _embedding_to_come(case) for name, value in _gradients(case).items()}
-    terms = plus(base, gradients, _buckets(case), work, _gathered(case), _cast_weights(case))
-    return Moment("update", "backward of the bottom layer", terms)
-
-
-def _embedding_to_come(case: Case) -> float:
-    """Of all gradients, the embedding table's comes last; a tied head has made it already, and so has an earlier
-    micro-batch."""
-    shape, job = case.shape, case.job
-    is_there = (shape.tied and job.generates) or job.accumulation(case.num_gpus) > 1
-    if is_there or job.uses_lora or job.zero_stage > 1:
-        return 0.0
-    return embedding_params(shape) * (2.0 if job.zero_stage else states.trained_value_bytes(job))
-
-
-def _embedding(case: Case, base: Terms) -> Moment:
-    """Gradients of all but the table are there; in DeepSpeed a table larger than the bucket goes past it."""
-    shape, job = case.shape, case.job
-    table = states.embedding_gradient_bytes(shape, case.engines[0], job, case.num_gpus)
-    rest = {"embedding gradient": table, "layer work": 4.0 * shape.hidden * job.forward_tokens}
-    return Moment("update", "backward of the embedding", plus(base, _gradients(case), _buckets(case), rest))
-
-
-def _gradients(case: Case) -> Terms:
-    """All gradients of a micro-batch; ZeRO-3's flat ones are resident."""
+def _gradients_to_step(case: Case, part: Part) -> float:
+    """DeepSpeed's own share; without it, all gradients of all engines."""
+    if case.job.zero_stage == 0:
+        return sum(states.gradient_bytes(one.engine, one.job, case.num_gpus) for one in case.parts)
     if case.job.zero_stage == 3:
+        return 0.0
+    return states.share_gradient_bytes(case.shape, part.engine, part.job, case.num_gpus, part.has_head)
+
+
+def _embedding_output(case: Case, part: Part) -> Terms:
+    """With adapters and checkpointing transformers lets the embedding's output require gradients, so that it is there
+    with its own until the next forward: 4H a token."""
+    job = part.job
+    if not job.uses_lora or not job.checkpoint_every:
         return {}
-    return {"gradients": sum(states.gradient_bytes(engine, case.job, case.num_gpus) for engine in case.engines)}
-
-
-def _gradients_before(case: Case) -> Terms:
-    """Gradients that stand when the last backward begins: of earlier micro-batches, and of the actor's backward."""
-    if case.job.accumulation(case.num_gpus) > 1:
-        return _gradients(case)
-    gradients = _gradients(case)
-    if case.job.trainer == "ppo" and case.job.critic == "adapter":
-        return {name: value / 2 for name, value in gradients.items()}
-    first = [states.gradient_bytes(engine, case.job, case.num_gpus) for engine in case.engines[:-1]]
-    return {"gradients": sum(first)} if gradients and first else {}
-
-
-def _buckets(case: Case) -> Terms:
-    """DeepSpeed's while gradients come; under DDP and ZeRO-3 they are resident."""
-    if case.job.zero_stage in (0, 3):
-        return {}
-    return {"buckets": states.bucket_bytes(case.engines[0], case.job, case.num_gpus)}
-
-
-def _cast_weights(case: Case) -> Terms:
-    return {"cast weights": act.cast_weight_bytes(case.shape, case.job)}
-
-
-def _step(case: Case, base: Terms) -> Moment:
-    extra = max(states.step_bytes(engine, case.job, case.num_gpus) for engine in case.engines)
-    buckets = _buckets(case) if case.job.zero_stage == 1 else {}
-    return Moment("step", "the optimizer step", plus(base, _gradients(case), buckets, {"step copies": extra}))
+    return {"layer work": 4.0 * case.shape.hidden * job.forward_tokens}
 
 
 def _weight_push(case: Case, base: Terms) -> Moment:
@@ -248,15 +140,6 @@ def _weight_push(case: Case, base: Terms) -> Moment:
     awake = generation.vllm_weight_bytes(shape, job) + generation.RESIDUE_BYTES
     vllm = awake if job.vllm_enable_sleep_mode else base["vLLM"]
     return Moment("weight_push", "weights on their way", plus({**base, "vLLM": vllm}, {"gathered weights": pushed}))
-
-
-def plus(*parts: Terms) -> Terms:
-    """Terms added by name, those of zero left out."""
-    total: Terms = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total.get(name, 0.0) + value
-    return {name: value for name, value in total.items() if value}
 
 
 def slack_share(job: Job) -> float:

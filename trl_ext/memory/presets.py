@@ -14,8 +14,8 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
-from trl_ext.memory.models import find_shape
 from trl_ext.memory.ladder import Search
+from trl_ext.memory.models import find_shape
 from trl_ext.memory.planner import Plan, Plans, Refusal
 
 _PPO = {"critic": "adapter", "reward_model": "adapter", "num_generations": 1, "beta": 0.05, "method": "lora"}
@@ -74,8 +74,8 @@ PRESETS: dict[str, Preset] = {
         "ppo",
         "meta-llama/Llama-2-7b",
         "4xA100-80GB",
-        {**_PPO, **_2K, "per_device_train_batch_size": 4, "checkpoint_every": 0, "zero_stage": 1},
-        55.48,
+        {**_PPO, **_2K, "per_device_train_batch_size": 2, "checkpoint_every": 0, "zero_stage": 1},
+        55.16,
         _PPO_FULL,
         103.51,
         "Policy and critic with all weights, and whole copies of reference and reward model on every card.",
@@ -85,10 +85,10 @@ PRESETS: dict[str, Preset] = {
         "ppo",
         "meta-llama/Llama-2-13b",
         "4xA100-80GB",
-        {**_PPO, **_2K, "per_device_train_batch_size": 4, "checkpoint_every": 2, "zero_stage": 1},
-        60.21,
+        {**_PPO, **_2K, "per_device_train_batch_size": 2, "checkpoint_every": 2, "zero_stage": 1},
+        59.8,
         _PPO_FULL,
-        198.87,
+        198.99,
         "Policy and critic with all weights, and whole copies of reference and reward model on every card.",
     ),
     "ppo-8b-4xa40-48gb": Preset(
@@ -97,9 +97,9 @@ PRESETS: dict[str, Preset] = {
         "meta-llama/Meta-Llama-3-8B",
         "4xA40-48GB",
         {**_PPO, **_2K, "per_device_train_batch_size": 4, "steps_per_generation": 2},
-        21.31,
+        23.46,
         _PPO_FULL,
-        119.73,
+        119.92,
         "ZeRO-2 splits neither the weights of four models nor the copies of two of them.",
     ),
     "reward-8b-6x4090-8192": Preset(
@@ -144,9 +144,9 @@ PRESETS: dict[str, Preset] = {
         "8xA100-80GB",
         {**_8K, **_AWAKE, "zero_stage": 2, "checkpoint_every": 2, "vllm_gpu_memory_utilization": 0.2}
         | {"vllm_tensor_parallel_size": 2},
-        73.09,
+        73.11,
         _FP32_DDP,
-        188.29,
+        195.12,
         "DDP keeps weights, gradients, buckets and Adam in float32, whole, on every card.",
     ),
     "grpo-7b-8xa100-40gb": Preset(
@@ -156,9 +156,9 @@ PRESETS: dict[str, Preset] = {
         "8xA100-40GB",
         {**_2K, **_AWAKE, "zero_stage": 3, "per_device_train_batch_size": 8, "vllm_gpu_memory_utilization": 0.26}
         | {"vllm_tensor_parallel_size": 2},
-        32.73,
+        33.9,
         _FP32_DDP,
-        145.63,
+        145.02,
         "DDP keeps weights, gradients, buckets and Adam in float32, whole, on every card.",
     ),
     "24gb": Preset(
@@ -169,7 +169,7 @@ PRESETS: dict[str, Preset] = {
         {**_2K, **_ASLEEP, "method": "lora", "per_device_train_batch_size": 4, "vllm_gpu_memory_utilization": 0.5},
         17.88,
         {"method": "full", **_FP32_DDP},
-        50.39,
+        53.98,
         "16 bytes for every weight.",
     ),
     "40gb": Preset(
@@ -221,11 +221,11 @@ PRESETS: dict[str, Preset] = {
         "grpo",
         "Qwen/Qwen2.5-7B",
         "1xH200-141GB",
-        {**_2K, **_ASLEEP, "dtype": "float32", "per_device_train_batch_size": 4, "vllm_gpu_memory_utilization": 0.17},
-        121.64,
+        {**_2K, **_ASLEEP, "dtype": "float32", "per_device_train_batch_size": 2, "vllm_gpu_memory_utilization": 0.17},
+        129.19,
         {"checkpoint_every": 0},
-        183.75,
-        "Without checkpointing every layer of 8,192 tokens is kept, and a bf16 copy of every weight.",
+        155.56,
+        "Without checkpointing every layer of 4,096 tokens is kept, and a bf16 copy of every weight.",
     ),
 }
 

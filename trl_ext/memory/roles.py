@@ -4,7 +4,7 @@ A reference is needed by PPO and by GRPO with a KL penalty; under LoRA it is the
 nothing. Below ZeRO-3 a frozen copy is whole on every GPU (TRL gives it DeepSpeed's stage 0).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trl_ext.memory.job import Job
 from trl_ext.memory.shapes import ModelShape, lm_params, lora_params, scorer_params
@@ -29,6 +29,35 @@ class FrozenCopy:
         return self.num_params * self.value_bytes / (num_gpus if job.zero_stage == 3 else 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An engine with what its forward and backward look like.
+
+    Args:
+        engine: Its weights.
+        job: The run as this engine is trained: a separate critic has all its weights trained, LoRA beside it or not.
+        has_head: Its backward begins in a language model's head.
+    """
+
+    engine: Engine
+    job: Job
+    has_head: bool
+
+
+def parts(shape: ModelShape, job: Job) -> list[Part]:
+    """What goes backward, one after the other."""
+    jobs = {"policy": job, "critic": critic_job(job)}
+    return [
+        Part(engine, jobs[engine.role], job.generates and engine.role == "policy") for engine in engines(shape, job)
+    ]
+
+
+def critic_job(job: Job) -> Job:
+    """The run as a separate critic sees it: PPOTrainer gives `peft_config` to the policy alone, and DDP leaves the
+    critic in the dtype that it was loaded in."""
+    return replace(job, method="full") if job.uses_lora and job.critic == "separate" else job
+
+
 def engines(shape: ModelShape, job: Job) -> list[Engine]:
     """What is trained: one engine, two with PPO's separate critic."""
     adapter = lora_params(shape, job.lora_r, job.lora_target_modules) if job.uses_lora else 0
@@ -45,7 +74,8 @@ def _ppo_engines(shape: ModelShape, job: Job, adapter: int) -> list[Engine]:
         return [base_engine("policy", shape, whole, 2 * adapter + head, job)]
     if job.critic == "head":
         return [base_engine("policy", shape, whole + (0 if job.uses_lora else head), adapter + head, job)]
-    critic = base_engine("critic", shape, scorer_params(shape), adapter + head, job)
+    # Its score has no bias.
+    critic = base_engine("critic", shape, scorer_params(shape), 0, critic_job(job))
     return [base_engine("policy", shape, whole, adapter, job), critic]
 
 

@@ -9,7 +9,16 @@ of its share master 4, Adam 8, gradients 2, their flat copy 2, and fp32 gradient
 from dataclasses import dataclass
 
 from trl_ext.memory.job import Job
-from trl_ext.memory.shapes import ModelShape, embedding_params, largest_weight, quantised_weights
+from trl_ext.memory.partition import Share, first_share
+from trl_ext.memory.shapes import (
+    Linear,
+    ModelShape,
+    embedding_params,
+    largest_weight,
+    mlp_linears,
+    quantised_weights,
+    scorer_params,
+)
 
 # bitsandbytes NF4: half a byte, an 8-bit scale for 64 weights, an fp32 scale for 256 of those (double quantisation).
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -84,16 +93,41 @@ def gradient_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
     return 2.0 * engine.trained / (1 if job.zero_stage == 1 else num_gpus)
 
 
-def step_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
+def gradient_value_bytes(job: Job) -> int:
+    """Of one gradient as backward makes it."""
+    return 2 if job.zero_stage else trained_value_bytes(job)
+
+
+def share_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool) -> float:
+    """ZeRO-1 and 2: rank 0's share of the gradients, with every weight that it cuts whole; nothing if they leave."""
+    return 0.0 if job.offload != "none" else 2.0 * share_of(shape, engine, num_gpus, has_head).touched
+
+
+def share_of(shape: ModelShape, engine: Engine, num_gpus: int, has_head: bool) -> Share:
+    """Rank 0's share; adapters are too small to be cut."""
+    if engine.frozen:
+        each = engine.trained / num_gpus
+        return Share(each, each, min(each, _largest_adapter(shape)), 2)
+    return first_share(shape, engine.trained, num_gpus, has_head)
+
+
+def _largest_adapter(shape: ModelShape) -> float:
+    return 64.0 * max(shape.hidden, shape.intermediate)
+
+
+def step_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool = False) -> float:
     """What the optimizer step holds beyond weights, gradients and state.
 
-    ZeRO-1: a flat bf16 copy of its share. ZeRO-2: that and fp32 gradients of its share. ZeRO-3: both, one sub-group at
-    a time. The fused Adam of DDP needs nothing.
+    ZeRO-1 and 2: first one gradient after the other in fp64 for the norm, 8 bytes; then a flat copy of the share (none
+    of a single piece) and its fp32 gradients, 2 + 4. ZeRO-3: the latter two, one sub-group at a time. The fused Adam
+    of DDP needs nothing. Llama-3-8B over 8: the table in fp64, 3.9 GiB, against 5.6.
     """
     if job.zero_stage == 0 or job.offload != "none":
         return 0.0
-    share = engine.trained / num_gpus
-    return {1: 2 * share, 2: 6 * share, 3: 6 * min(share, job.sub_group_size)}[job.zero_stage]
+    if job.zero_stage == 3:
+        return 6.0 * min(engine.trained / num_gpus, job.sub_group_size)
+    share = share_of(shape, engine, num_gpus, has_head)
+    return max(8 * share.largest, (6 if share.num_pieces > 1 else 4) * share.num)
 
 
 def bucket_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
@@ -107,27 +141,98 @@ def bucket_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
     return float(engine.trained * trained_value_bytes(job)) if num_gpus > 1 else 0.0
 
 
-def gathered_bytes(shape: ModelShape, num_params: int, job: Job) -> float:
-    """Weights that ZeRO-3 has gathered while a layer runs: those it may keep, those it fetches ahead, and the
-    largest one at hand; never more than the model. A model below stage3_max_live_parameters stays gathered."""
+def gathered_bytes(shape: ModelShape, job: Job, has_head: bool, in_backward: bool) -> float:
+    """Weights that ZeRO-3 has gathered while a layer runs.
+
+    The head is no module that TRL's fused forward calls, so DeepSpeed takes it for a weight of the whole model: there
+    until the whole forward, or backward, has ended. A layer that is recomputed and goes backward keeps its weights,
+    frozen ones until its end, trained ones because they are soon used again. The reward trainer has no such head,
+    which leaves room to fetch ahead: those it may keep, those it fetches, and the largest one at hand.
+    """
     if job.zero_stage != 3:
         return 0.0
-    ahead = job.stage3_max_live_parameters + job.stage3_prefetch_bucket_size
-    return 2.0 * min(num_params, ahead + largest_weight(shape))
+    layer = quantised_weights(shape) / shape.num_layers
+    if job.trainer == "reward":
+        ahead = job.stage3_max_live_parameters + job.stage3_prefetch_bucket_size + largest_weight(shape)
+        return 2.0 * min(scorer_params(shape), max(ahead, layer))
+    head = embedding_params(shape) if has_head else 0
+    return 2.0 * (head + (layer if in_backward else largest_weight(shape)))
 
 
-def embedding_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:
-    """The embedding table's gradient at the end of backward, beyond what `gradient_bytes` counts.
+def fetched_last_bytes(shape: ModelShape, job: Job) -> float:
+    """Of those, what a layer that is more than DeepSpeed may keep fetches only after its peak: its largest weight."""
+    may_keep = job.stage3_max_live_parameters + job.stage3_prefetch_bucket_size
+    is_late = (
+        job.zero_stage == 3 and job.trainer == "reward" and quantised_weights(shape) > may_keep * shape.num_layers
+    )
+    return 2.0 * largest_weight(shape) if is_late else 0.0
 
-    DeepSpeed holds it and a flat copy of it before it is reduced (2 * 2VH). Without DeepSpeed it *is* the gradient in
-    the first micro-batch of a step, and is added to it in later ones; a tied head adds it once more.
-    """
+
+def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> tuple[float, float]:
+    """Gradients of the MLP that stand while a layer goes backward, the first in a micro-batch: when the projection
+    down has its own, and when that of up comes to it. DeepSpeed's bucket takes those that are not larger than it, and
+    a large one waits for the next."""
+    if engine.frozen:
+        return 0.0, 0.0
+    down, up = (float(linear.num_params) for linear in _mlp(shape))
+    each = gradient_value_bytes(job)
+    is_kept = job.zero_stage < 2 and job.accumulation(num_gpus) == 1
+    waits = is_kept or (job.zero_stage > 0 and down > job.reduce_bucket_size)
+    return each * (down if waits else 0.0), each * ((down if waits else 0.0) + up)
+
+
+def _mlp(shape: ModelShape) -> tuple[Linear, Linear]:
+    """The projections down and up of the widest MLP."""
+    width = shape.intermediate if shape.experts is None else shape.experts.shared_intermediate or shape.intermediate
+    *_, up, down = mlp_linears(shape, width)
+    return down, up
+
+
+def embedding_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, has_head: bool) -> float:
+    """The embedding table's gradient, as backward makes it; ZeRO-3 holds it and a flat copy before it is reduced. A
+    tied head's is added to it into a third one."""
     if engine.frozen:
         return 0.0
-    if job.zero_stage:
-        return 4.0 * embedding_params(shape)
-    num_copies = 2 if shape.tied and job.generates else int(job.accumulation(num_gpus) > 1)
-    return float(num_copies * trained_value_bytes(job) * embedding_params(shape))
+    is_added = job.zero_stage == 3 or (shape.tied and has_head)
+    each = gradient_value_bytes(job) * (2 if is_added else 1)
+    return float(each * embedding_params(shape))
+
+
+def later_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:
+    """Gradients that this micro-batch has made before the embedding's, if it is the first: all others below ZeRO-2."""
+    if job.zero_stage > 1 or job.accumulation(num_gpus) > 1:
+        return 0.0
+    table = 0 if engine.frozen else embedding_params(shape)
+    return float((engine.trained - table) * gradient_value_bytes(job))
+
+
+def bottom_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:
+    """Gradients that this micro-batch has made before the bottom layer goes backward."""
+    made = later_gradient_bytes(shape, engine, job, num_gpus)
+    if not made or engine.frozen:
+        return made
+    return made - gradient_value_bytes(job) * quantised_weights(shape) / shape.num_layers
+
+
+def reduction_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool) -> float:
+    """Gradients while ZeRO-1 and 2 reduce the last of them, beyond those that earlier micro-batches have left: ZeRO-1
+    all of them and rank 0's share, ZeRO-2 the table's and the share. A table that goes into the bucket is gone; one
+    that does not is sent by slices of one rank each, flattened together until they are more than a bucket."""
+    if job.offload != "none":
+        return 0.0 if engine.frozen else 2.0 * embedding_params(shape)
+    is_first = job.accumulation(num_gpus) == 1
+    share = share_gradient_bytes(shape, engine, job, num_gpus, has_head)
+    is_large = not engine.frozen and embedding_params(shape) > job.reduce_bucket_size
+    copy = 2.0 * _flattened(embedding_params(shape), engine.trained / num_gpus, job) if is_large else 0.0
+    if job.zero_stage == 1:  # the table is the first one, and the share's buffer made for its reduced gradient
+        return max(share, copy) + (2.0 * engine.trained if is_first else 0.0)
+    return (share if is_first else 0.0) + copy + (2.0 * embedding_params(shape) if is_large else 0.0)
+
+
+def _flattened(num: int, share: float, job: Job) -> float:
+    """Elements of a gradient's slices that `allreduce_no_retain` flattens into a copy; one slice needs none."""
+    num_slices = int(job.reduce_bucket_size // share) + 1
+    return min(num_slices * share, num) if num_slices > 1 and num > share else 0.0
 
 
 def host_bytes(engine: Engine, job: Job, num_gpus: int) -> float:

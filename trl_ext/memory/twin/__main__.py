@@ -1,4 +1,7 @@
-"""`python -m trl_ext.memory.twin JOB.json`: run one simulation and print its answer as one line of JSON."""
+"""`python -m trl_ext.memory.twin JOB.json`: run one simulation and print its answer as one line of JSON.
+
+`--serve` instead of a file answers many, see `server`.
+"""
 
 import json
 import sys
@@ -11,6 +14,11 @@ from trl_ext.memory.twin.simulation import Simulation
 
 def main() -> None:
     warnings.filterwarnings("ignore")
+    if sys.argv[1] == "--serve":
+        from trl_ext.memory.twin.server import serve
+
+        serve()
+        return
     simulation = Simulation(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     from trl_ext.memory.twin.run import run
 

@@ -96,14 +96,14 @@ def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResul
     return read_answer(process.stdout, process.stderr)
 
 
-def environment(simulation: Simulation) -> dict[str, str]:
+def environment(simulation: Simulation | None) -> dict[str, str]:
     """The variables of the simulating process: no GPU, no network, and DeepSpeed's place as rank 0."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FSDP_"))}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         variables.pop(name, None)
     variables |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     variables |= {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    if simulation.deepspeed:
+    if simulation is not None and simulation.deepspeed:
         world = str(simulation.num_gpus)
         variables |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         # Nobody connects: the process group is a fake. DeepSpeed wants to read them.

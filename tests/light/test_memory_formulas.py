@@ -122,10 +122,11 @@ def test_zero3_splits_sixteen_bytes_a_parameter():
     assert sum(part(engine, job, 8) for part in parts) == 16 * 1000 / 8
 
 
-def test_ddp_holds_gradients_twice_and_one_gpu_once():
-    engine, job = Engine("policy", 1000), replace(REWARD, dtype="float32")
+@pytest.mark.parametrize(("is_view", "num_bytes"), [(True, 4000), (False, 8000)])
+def test_ddp_holds_gradients_in_its_buckets_and_trls_twice(is_view, num_bytes):
+    engine, job = Engine("policy", 1000), replace(REWARD, dtype="float32", gradient_as_bucket_view=is_view)
     parts = (states.gradient_bytes, states.bucket_bytes)
-    assert [sum(part(engine, job, num_gpus) for part in parts) for num_gpus in (1, 2)] == [4000, 8000]
+    assert [sum(part(engine, job, num_gpus) for part in parts) for num_gpus in (1, 2)] == [4000, num_bytes]
 
 
 def test_eight_bit_adam_keeps_two_bytes_instead_of_eight():

@@ -54,6 +54,7 @@ class Job:
         ds3_gather_for_generation: Gather all weights of ZeRO-3 before generating.
         use_vllm, vllm_gpu_memory_utilization, vllm_tensor_parallel_size, vllm_enable_sleep_mode: vLLM on the training
             GPUs.
+        gradient_as_bucket_view: DDP's gradients live in its buckets, as our trainers set it; TRL's are there twice.
         expandable_segments: PYTORCH_CUDA_ALLOC_CONF says so; less fragmentation.
     """
 
@@ -89,6 +90,7 @@ class Job:
     vllm_gpu_memory_utilization: float = 0.3
     vllm_tensor_parallel_size: int = 1
     vllm_enable_sleep_mode: bool = False
+    gradient_as_bucket_view: bool = True
     expandable_segments: bool = True
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ _2K = {"max_prompt_length": 1024, "max_completion_length": 1024}
 _8K = {"max_prompt_length": 1024, "max_completion_length": 7168}
 _ASLEEP = {"use_vllm": True, "vllm_enable_sleep_mode": True}
 _AWAKE = {"use_vllm": True, "vllm_enable_sleep_mode": False}
-_FP32_DDP = {"zero_stage": 0, "dtype": "float32", "use_vllm": False}
+_FP32_DDP = {"zero_stage": 0, "dtype": "float32", "use_vllm": False, "gradient_as_bucket_view": False}
 
 
 @dataclass(frozen=True, slots=True)

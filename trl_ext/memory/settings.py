@@ -25,7 +25,7 @@ def recipe(job: Job, model: str, num_gpus: int, deepspeed_file: str | None = Non
     """
     keys: dict[str, Any] = {"model_name_or_path": model, "dtype": job.dtype, "bf16": True}
     keys |= _batch(job, num_gpus) | _lengths(job) | _checkpointing(job)
-    keys |= _adapters(job) | _generation(job, num_gpus) | _ppo(job)
+    keys |= _adapters(job) | _generation(job, num_gpus) | _ppo(job, model)
     if job.optim != "adamw_torch_fused":
         keys["optim"] = job.optim
     if deepspeed_file:
@@ -45,7 +45,7 @@ def check_explicit(job: Job, num_gpus: int, explicit: Mapping[str, Any]) -> None
         ConfigError: They differ in a key that decides memory.
     """
     planned = recipe(job, "", num_gpus)
-    for name in planned.keys() & explicit.keys() - {"model_name_or_path"}:
+    for name in planned.keys() & explicit.keys() - {"model_name_or_path", "value_model"}:
         if planned[name] != explicit[name]:
             raise ConfigError(
                 f"{name} is {explicit[name]}, and the plan was made for {planned[name]}. Remove {name}, or plan again "
@@ -115,8 +115,11 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
     return keys
 
 
-def _ppo(job: Job) -> dict[str, Any]:
-    return {"critic": job.critic} if job.trainer == "ppo" else {}
+def _ppo(job: Job, model: str) -> dict[str, Any]:
+    if job.trainer != "ppo":
+        return {}
+    # A critic of its own starts from the policy's weights, unless its user has a reward model to start from.
+    return {"critic": job.critic, **({"value_model": model} if job.critic == "separate" else {})}
 
 
 def deepspeed(job: Job) -> dict[str, Any] | None:

@@ -83,14 +83,21 @@ def optimizer_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
 def gradient_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
     """All gradients at the end of a micro-batch.
 
-    DDP and ZeRO-1 keep them whole, ZeRO-2 its share, ZeRO-3 a flat share that is there always. With the optimizer in
-    host memory they leave as they come.
+    DDP and ZeRO-1 keep them whole (DDP's live in its buckets), ZeRO-2 its share, ZeRO-3 a flat share that is there
+    always. With the optimizer in host memory they leave as they come.
     """
+    if live_in_buckets(job, num_gpus):
+        return 0.0
     if job.zero_stage == 0:
         return float(engine.trained * trained_value_bytes(job))
     if job.offload != "none":
         return 0.0
     return 2.0 * engine.trained / (1 if job.zero_stage == 1 else num_gpus)
+
+
+def live_in_buckets(job: Job, num_gpus: int) -> bool:
+    """Whether DDP's gradients are views of the buckets that it sends."""
+    return job.zero_stage == 0 and num_gpus > 1 and job.gradient_as_bucket_view
 
 
 def gradient_value_bytes(job: Job) -> int:
@@ -133,8 +140,8 @@ def step_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_h
 def bucket_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
     """Where gradients wait for their reduction.
 
-    DDP holds a second copy of all of them from the start (`gradient_as_bucket_view` is off and no argument of the
-    Trainer). DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come.
+    DDP's are there from the start, of all gradients, and hold them or, without `gradient_as_bucket_view`, a second
+    copy. DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come.
     """
     if job.zero_stage:
         return 2.0 * job.reduce_bucket_size
@@ -168,6 +175,19 @@ def fetched_last_bytes(shape: ModelShape, job: Job) -> float:
     return 2.0 * largest_weight(shape) if is_late else 0.0
 
 
+def gathered_with_table_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
+    """The same in the bottom layer's backward, at the two points of its MLP, where the embedding table is there as
+    well: DeepSpeed fetches ahead when what is left of the layer is less than it may keep, however large the next
+    weight is. 0 where there is no room, or another order of fetching (the fused head's)."""
+    if job.zero_stage != 3 or job.trainer != "reward":
+        return 0.0, 0.0
+    layer, table = quantised_weights(shape) / shape.num_layers, embedding_params(shape)
+    down, up = (linear.num_params for linear in _mlp(shape))
+    may_keep = job.stage3_max_live_parameters
+    first = 2.0 * (layer + table) if layer - down <= may_keep else 0.0
+    return first, 2.0 * (layer - down + table) if layer - down - up <= may_keep else 0.0
+
+
 def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> tuple[float, float]:
     """Gradients of the MLP that stand while a layer goes backward, the first in a micro-batch: when the projection
     down has its own, and when that of up comes to it. DeepSpeed's bucket takes those that are not larger than it, and
@@ -176,7 +196,7 @@ def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: in
         return 0.0, 0.0
     down, up = (float(linear.num_params) for linear in _mlp(shape))
     each = gradient_value_bytes(job)
-    is_kept = job.zero_stage < 2 and job.accumulation(num_gpus) == 1
+    is_kept = job.zero_stage < 2 and job.accumulation(num_gpus) == 1 and not live_in_buckets(job, num_gpus)
     waits = is_kept or (job.zero_stage > 0 and down > job.reduce_bucket_size)
     return each * (down if waits else 0.0), each * ((down if waits else 0.0) + up)
 
@@ -200,7 +220,7 @@ def embedding_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, has_he
 
 def later_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:
     """Gradients that this micro-batch has made before the embedding's, if it is the first: all others below ZeRO-2."""
-    if job.zero_stage > 1 or job.accumulation(num_gpus) > 1:
+    if job.zero_stage > 1 or job.accumulation(num_gpus) > 1 or live_in_buckets(job, num_gpus):
         return 0.0
     table = 0 if engine.frozen else embedding_params(shape)
     return float((engine.trained - table) * gradient_value_bytes(job))
@@ -221,12 +241,13 @@ def reduction_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, 
     if job.offload != "none":
         return 0.0 if engine.frozen else 2.0 * embedding_params(shape)
     is_first = job.accumulation(num_gpus) == 1
+    # Of this micro-batch: ZeRO-2 adds it to that of the earlier ones when all of it is there.
     share = share_gradient_bytes(shape, engine, job, num_gpus, has_head)
     is_large = not engine.frozen and embedding_params(shape) > job.reduce_bucket_size
     copy = 2.0 * _flattened(embedding_params(shape), engine.trained / num_gpus, job) if is_large else 0.0
     if job.zero_stage == 1:  # the table is the first one, and the share's buffer made for its reduced gradient
         return max(share, copy) + (2.0 * engine.trained if is_first else 0.0)
-    return (share if is_first else 0.0) + copy + (2.0 * embedding_params(shape) if is_large else 0.0)
+    return share + copy + (2.0 * embedding_params(shape) if is_large else 0.0)
 
 
 def _flattened(num: int, share: float, job: Job) -> float:

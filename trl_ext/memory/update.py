@@ -37,7 +37,7 @@ def _backward(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     yield from _embedding(case, part, base)
 
 
-def _layer(case: Case, part: Part, what: str, rest: Terms, work: float) -> Iterator[Moment]:
+def _layer(case: Case, part: Part, what: str, rest: Terms, work: float, is_bottom: bool = False) -> Iterator[Moment]:
     """Two points in a layer's MLP: its product's backward, with the most activations; and one with fewer of them but
     all else. That is the backward of the projection up, when 6I a token have gone, 2H have come, and so has its
     gradient; with adapters, which have small ones, the end of recomputation, 4I and 8H. Fetching ahead, ZeRO-3 has one
@@ -46,11 +46,14 @@ def _layer(case: Case, part: Part, what: str, rest: Terms, work: float) -> Itera
     down, up = states.mlp_gradient_bytes(shape, part.engine, job, case.num_gpus)
     gathered = states.gathered_bytes(shape, job, part.has_head, in_backward=True)
     fetched = states.fetched_last_bytes(shape, job)
-    first = {"layer work": work, "gradients": down, "gathered weights": gathered - fetched if gathered else 0.0}
+    with_table = states.gathered_with_table_bytes(shape, job) if is_bottom else (0.0, 0.0)
+    early = max(gathered - fetched, with_table[0]) if gathered else 0.0
+    first = {"layer work": work, "gradients": down, "gathered weights": early}
     yield Moment("update", what, plus(rest, first))
     mlps, hiddens = (4.0, 8.0) if job.uses_lora else (6.0, 2.0)
     gone = job.forward_tokens * (mlps * act.mlp_width(shape) - hiddens * shape.hidden)
-    second = {"layer work": max(work - max(gone, 0.0), 0.0), "gradients": up, "gathered weights": gathered}
+    late = max(gathered, with_table[1])
+    second = {"layer work": max(work - max(gone, 0.0), 0.0), "gradients": up, "gathered weights": late}
     yield Moment("update", what, plus(rest, second))
 
 
@@ -103,10 +106,12 @@ def _bottom(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     shape, job = case.shape, part.job
     work = job.forward_tokens * act.work_bytes(shape, job)
     new = {"gradients": states.bottom_gradient_bytes(shape, part.engine, job, case.num_gpus)}
+    if job.zero_stage == 2 and part.engine.frozen:  # adapters of other layers have filled this micro-batch's share
+        new["gradients"] += states.share_gradient_bytes(shape, part.engine, job, case.num_gpus, part.has_head)
     if job.checkpoint_every:
         new["checkpoints"] = job.forward_tokens * float(act.checkpoint_bytes(shape, job))
     rest = plus(base, new, _pending(case, part), _buckets(case, part), _cast_weights(case, part))
-    yield from _layer(case, part, "backward of the bottom layer", rest, work)
+    yield from _layer(case, part, "backward of the bottom layer", rest, work, is_bottom=True)
 
 
 def _embedding(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
@@ -116,8 +121,10 @@ def _embedding(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     work = {"layer work": 4.0 * shape.hidden * job.forward_tokens}
     all_others = states.later_gradient_bytes(shape, engine, job, case.num_gpus)
     table = {"embedding gradient": states.embedding_gradient_bytes(shape, engine, job, part.has_head)}
+    was_fetched = states.gathered_with_table_bytes(shape, job)[1] > 0
+    whole = {"gathered weights": 2.0 * embedding_params(shape) if was_fetched else 0.0}
     buckets = _buckets(case, part)
-    terms = plus(base, {"gradients": all_others}, _pending(case, part), buckets, table, work)
+    terms = plus(base, {"gradients": all_others}, _pending(case, part), buckets, table, whole, work)
     yield Moment("update", "backward of the embedding", terms)
     if job.zero_stage in (1, 2):
         reduced = states.reduction_bytes(shape, engine, job, case.num_gpus, part.has_head)
@@ -162,6 +169,7 @@ def _head_gradient(case: Case, part: Part) -> Terms:
     if shape.tied:
         return _pending(case, part)
     is_new = job.zero_stage < 2 and job.accumulation(case.num_gpus) == 1
+    is_new = is_new and not states.live_in_buckets(job, case.num_gpus)
     return {"gradients": float(head_params(shape) * states.gradient_value_bytes(job))} if is_new else {}
 
 

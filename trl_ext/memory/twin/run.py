@@ -4,7 +4,7 @@ Runs in a process of its own, whose environment `driver` sets: a process group c
 a second simulation in one process has crashed in torch's autocast.
 
 Not covered: generation (rollouts are given), evaluation, saving, CUDA's context, kernels' workspaces and
-fragmentation. DDP cannot be built on fake tensors: a single process runs, and its buckets are added by formula.
+fragmentation. DDP cannot be built on fake tensors: a single process runs, its gradients where DDP has its buckets.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from trl_ext import compat
 from trl_ext.memory.twin import adapters, models
 from trl_ext.memory.twin.simulation import Simulation
-from trl_ext.memory.twin.tracker import LOAD, Tracker
+from trl_ext.memory.twin.tracker import Tracker
 
 # What the trainers' clocks call it: the planner's name of the phase.
 PHASES = {"update": "update", "logps": "score", "score": "score", "generate": "score", "layout": "update"}
@@ -44,8 +44,8 @@ def run(simulation: Simulation) -> dict[str, Any]:
         with FakeTensorMode(allow_non_fake_inputs=True), tracker:
             trainer = make_trainer(simulation, arguments)
             follow(trainer, tracker)
-            trainer.train()
-    add_buckets(simulation, trainer, tracker)
+            with gradients_in_buckets(simulation, trainer):
+                trainer.train()
     counts = count_parameters(trainer)
     packages = PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
     return {
@@ -256,13 +256,19 @@ def _numel(parameter: torch.nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def add_buckets(simulation: Simulation, trainer: Any, tracker: Tracker) -> None:
-    """DDP's second copy of all gradients, there from the first forward on (`gradient_as_bucket_view` is off)."""
+@contextlib.contextmanager
+def gradients_in_buckets(simulation: Simulation, trainer: Any) -> Iterator[None]:
+    """DDP's buckets, in which the gradients live from the first forward on: there before any gradient is, and never
+    given back."""
     if simulation.deepspeed or simulation.num_gpus == 1:
+        yield
         return
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    if getattr(trainer, "_value_model", None) is not None:
-        trained += [p for p in trainer._value_model.parameters() if p.requires_grad]
-    num_bytes = sum(p.numel() * p.element_size() for p in trained)
-    for phase, peak in tracker.peaks.items():
-        peak.num_bytes += 0 if phase == LOAD else num_bytes
+    models = [trainer.model, getattr(trainer, "_value_model", None)]
+    for parameter in (p for model in models if model is not None for p in model.parameters() if p.requires_grad):
+        parameter.grad = torch.zeros_like(parameter)
+    kept = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
+    torch.nn.Module.zero_grad = torch.optim.Optimizer.zero_grad = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad = kept  # type: ignore[method-assign]

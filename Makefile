@@ -59,4 +59,5 @@ gpu: $(VENV)/.installed
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_gpu.json
 	$(BIN)/python benchmarks/ppo.py --bf16 --output benchmarks/results/ppo_gpu.json
 	$(BIN)/python benchmarks/ppo_memory.py --output benchmarks/results/ppo_memory_gpu.json
+	$(BIN)/python benchmarks/memory_gpu.py --twin --output benchmarks/results/memory_gpu.json
 	test -z "$$TRL_EXT_DATA" || $(BIN)/python benchmarks/reward.py --output benchmarks/results/reward_gpu.json

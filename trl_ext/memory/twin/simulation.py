@@ -15,6 +15,7 @@ from trl_ext.memory.shapes import ModelShape
 # Keys of a recipe that are TRL's ModelConfig's and not the trainer's.
 MODEL_KEYS = ("model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
 MODEL_KEYS += ("lora_task_type", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "attn_implementation")
+MODEL_KEYS += ("value_model",)  # the script's own
 
 
 @dataclass(frozen=True, slots=True)

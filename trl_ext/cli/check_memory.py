@@ -6,6 +6,7 @@ from trl_ext.cli.check_data import Lengths
 from trl_ext.cli.check_recipe import Launch, Parsed
 from trl_ext.memory.cards import Hardware, parse_gpus
 from trl_ext.memory.doctor.finding import Finding, note, ok, problem
+from trl_ext.memory.fit import FILES
 from trl_ext.memory.phases import PHASE_WORDS
 from trl_ext.memory.planner import Plans, plan
 from trl_ext.memory.run import BNB_ADAM, FREE, given_fields, optimizer_name, run_fields
@@ -14,9 +15,6 @@ from trl_ext.memory.units import gib
 
 SUBJECT = "memory"
 GUESSED_PROMPT = 512  # a prompt's length is rounded up to a multiple of this
-# The shipped launch file of a stage and an offload.
-FILES = {(0, "none"): "multi_gpu", (1, "none"): "zero1", (2, "none"): "zero2", (3, "none"): "zero3"}
-FILES |= {(2, "optimizer"): "zero2_offload", (3, "all"): "zero3_offload"}
 
 
 def machine(gpus: str | None, gpu_memory_gib: float | None) -> Hardware | None:

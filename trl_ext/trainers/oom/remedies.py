@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trl_ext.memory.estimate import Estimate, quick_estimate
+from trl_ext.memory.fit import FILES
 from trl_ext.memory.job import Job
 from trl_ext.memory.ladder import CHECKPOINTING, TECHNIQUES, Search, fewer_at_once, most_frugal, techniques
 from trl_ext.memory.phases import slack_bytes
@@ -15,14 +16,6 @@ from trl_ext.memory.plan_words import describe
 from trl_ext.memory.planner import Plan
 from trl_ext.memory.units import gib
 
-# accelerate_configs, by ZeRO stage and offload.
-LAUNCH_FILES = {
-    (1, "none"): "zero1",
-    (2, "none"): "zero2",
-    (3, "none"): "zero3",
-    (2, "optimizer"): "zero2_offload",
-    (3, "all"): "zero3_offload",
-}
 NUM_REMEDIES = 3
 WORTH_GIB = 0.1  # a setting that saves less is none
 
@@ -127,7 +120,7 @@ def _later_rungs(search: Search) -> list[Job]:
 
 
 def _launch(before: Job, job: Job) -> str:
-    file = LAUNCH_FILES.get((job.zero_stage, job.offload))
+    file = FILES.get((job.zero_stage, job.offload))
     written = f"--config_file {file}" if file else f"zero_stage={job.zero_stage} offload={job.offload}"
     return written if job.dtype == before.dtype else f"{written} dtype={job.dtype}"
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,22 +129,6 @@ class LiveMeter(Tracker):
 # The run ------------------------------------------------------------------------------------------------------------
 
 
-def arguments_of(simulation: Simulation, device: str, folder: str) -> Any:
-    """The trainer's config: as the twin makes it, but for the device, and unassisted."""
-    kind = {"reward": trl_ext.RewardConfig, "grpo": trl_ext.GRPOConfig, "ppo": trl_ext.PPOConfig}[simulation.trainer]
-    values = {**simulation.arguments, **run.QUIET, "use_cpu": device == "cpu", "dataloader_pin_memory": False}
-    values["max_steps"] = simulation.num_steps
-    if simulation.trainer == "reward":
-        values["max_length"] = simulation.completion_tokens
-    else:
-        # Equal prompts stand for different ones, which is the worst case.
-        values |= {"max_completion_length": simulation.completion_tokens, "share_prompt": False}
-    if simulation.deepspeed:
-        values["deepspeed"] = run.with_any_optimizer(simulation.deepspeed)
-    values |= {name: value for name, value in UNASSISTED.items() if name in {field.name for field in fields(kind)}}
-    return kind(output_dir=folder, **values)
-
-
 @contextlib.contextmanager
 def models_on(device: str) -> Iterator[None]:
     """Weights are made where they are trained: in host memory 14 billion of them take minutes."""
@@ -187,7 +171,8 @@ def train(task: Task, meter: Any) -> dict[str, Any]:
     if simulation.deepspeed:
         run.start_world(simulation.num_gpus)
     with tempfile.TemporaryDirectory() as folder, surroundings(task, meter), meter:
-        trainer = run.make_trainer(simulation, arguments_of(simulation, task.device, folder))
+        arguments = run.make_arguments(simulation, folder, use_cpu=task.device == "cpu", **UNASSISTED)
+        trainer = run.make_trainer(simulation, arguments)
         drop_other_meters(trainer)
         run.follow(trainer, meter)
         trainer.train()

@@ -10,6 +10,7 @@ from trl_ext.memory import settings
 from trl_ext.memory.job import Job
 from trl_ext.memory.presets import PRESETS
 from trl_ext.memory.stages import STAGES
+from trl_ext.scripts.ppo import PPOScriptArguments
 
 CONFIGS = {
     "reward": ("trl_ext.trainers.reward_config", "RewardConfig"),
@@ -27,9 +28,15 @@ JOBS = [
 
 
 def fields_of(trainer):
+    """Of the trainer's config and of ModelConfig, and what the script of PPO asks beside them."""
     module, name = CONFIGS[trainer]
     config = getattr(import_module(module), name)
-    return {field.name for config_class in (config, ModelConfig) for field in dataclasses.fields(config_class)}
+    own = (
+        {"value_model"} & {field.name for field in dataclasses.fields(PPOScriptArguments)}
+        if trainer == "ppo"
+        else set()
+    )
+    return own | {field.name for config_class in (config, ModelConfig) for field in dataclasses.fields(config_class)}
 
 
 @pytest.mark.parametrize(("name", "job"), JOBS)

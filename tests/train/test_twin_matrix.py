@@ -1,7 +1,8 @@
 """Formulas and twin agree within 1 %: architectures x trainers and critics x all weights or LoRA x ZeRO stages.
 
-By default each combination is run on one of the architectures, in turn. `TRL_EXT_TWIN=all` runs every combination on
-every one. What a Job refuses is left out by name: an adapter critic without LoRA or under ZeRO-3.
+By default half of the combinations are run, with two ZeRO stages for each trainer, critic and method, on one of the
+architectures in turn. `TRL_EXT_TWIN=each` runs every combination so, `TRL_EXT_TWIN=all` every one on every
+architecture. What a Job refuses is left out by name: an adapter critic without LoRA or under ZeRO-3.
 
 The widths are those of real models, with two layers: fake tensors cost time by number, not by size. Vocabularies are
 shortened but stay larger than DeepSpeed's bucket, as real ones are.
@@ -82,10 +83,12 @@ APART: dict[tuple, float] = {
 
 def rows():
     """(architecture, trainer, critic, method, stage)."""
-    if os.environ.get("TRL_EXT_TWIN") == "all":
+    names, chosen = list(CONFIGS), os.environ.get("TRL_EXT_TWIN")
+    if chosen == "all":
         return [(name, *one) for one in COMBINATIONS for name in CONFIGS]
-    names = list(CONFIGS)
-    return [(names[place % len(names)], *one) for place, one in enumerate(COMBINATIONS)]
+    each = [(names[place % len(names)], *one) for place, one in enumerate(COMBINATIONS)]
+    groups = list(dict.fromkeys(row[1:4] for row in each))
+    return [row for row in each if chosen == "each" or row[4] in ((0, 3), (1, 2))[groups.index(row[1:4]) % 2]]
 
 
 def job_of(trainer, critic, method, stage, **changes):

@@ -148,8 +148,8 @@ class TrainingBegins(TrainerCallback):
 # Building ---------------------------------------------------------------------------------------------------------
 
 
-def make_arguments(simulation: Simulation, folder: str) -> Any:
-    """The trainer's config."""
+def make_arguments(simulation: Simulation, folder: str, **others: Any) -> Any:
+    """The trainer's config, with `others` over what a simulation has."""
     import trl_ext
 
     kinds = {"reward": trl_ext.RewardConfig, "grpo": trl_ext.GRPOConfig, "ppo": trl_ext.PPOConfig}
@@ -162,7 +162,7 @@ def make_arguments(simulation: Simulation, folder: str) -> Any:
         values |= {"max_completion_length": simulation.completion_tokens, "share_prompt": False}
     if simulation.deepspeed:
         values["deepspeed"] = with_any_optimizer(simulation.deepspeed)
-    return kinds[simulation.trainer](output_dir=folder, **values)
+    return kinds[simulation.trainer](output_dir=folder, **{**values, **others})
 
 
 def with_any_optimizer(config: Any) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Two processes that rehearse before step 1 train the bits of two that do not, under DDP and every ZeRO stage.
+"""Two processes that rehearse before step 1 train the bits of two that do not, under DDP, ZeRO-2 and ZeRO-3; with
+`TRL_EXT_THOROUGH=1` also under ZeRO-1 and the offload files.
 
 A launch trains each kind of model twice; most of its time are imports.
 """
 
 import functools
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,9 @@ from tests.multi.launching import JSONS, Run, facts_of, launched, skip_what_cann
 from tests.multi.rehearsal_worker import KINDS, NUM_STEPS
 
 WORKER = Path(__file__).with_name("rehearsal_worker.py")
-KINDS_OF = {name: KINDS for name in ("cpu", "zero1", "zero2", "zero3")}
-# DeepSpeed takes no second engine's optimizer into host memory.
-KINDS_OF |= {name: ("grpo", "reward") for name in ("zero2_offload", "zero3_offload")}
+KINDS_OF = {name: KINDS for name in ("cpu", "zero2", "zero3")}
+if os.environ.get("TRL_EXT_THOROUGH"):  # minutes more
+    KINDS_OF |= {"zero1": KINDS} | {name: ("grpo", "reward") for name in ("zero2_offload", "zero3_offload")}
 
 
 @pytest.fixture(scope="module")

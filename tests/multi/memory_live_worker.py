@@ -13,7 +13,8 @@ import contextlib
 import gc
 import json
 import tempfile
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +107,29 @@ def bytes_by_term(engine, known: Collection[int]) -> dict[str, int]:
     return terms | {"other": sum(live.values())}
 
 
+@contextlib.contextmanager
+def collectives_that_let_go() -> Iterator[None]:
+    """An all-reduce ends when gloo has let go of the tensor, too.
+
+    Its thread holds a bucket for a moment after the result is there: on a busy machine until backward has gone on, and
+    then peaks are a bucket higher, 4 % here.
+    """
+    reduce = torch.distributed.all_reduce
+
+    def reduced(tensor, *args, **options):
+        before = tensor._use_count()
+        handle = reduce(tensor, *args, **options)
+        while handle is None and tensor._use_count() > before:
+            time.sleep(0)
+        return handle
+
+    torch.distributed.all_reduce = reduced
+    try:
+        yield
+    finally:
+        torch.distributed.all_reduce = reduce
+
+
 # Moments ----------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +198,7 @@ def train(job: Job, config: dict, num_processes: int) -> dict:
         arguments = twin.make_arguments(simulation, folder)
         stack.enter_context(twin.optimizer_steps(tracker))
         stack.enter_context(engine_steps(lambda: tracker.push(twin.STEP), tracker.pop))
+        stack.enter_context(collectives_that_let_go())
         stack.enter_context(tracker)
         trainer = twin.make_trainer(simulation, arguments)
         twin.follow(trainer, tracker)

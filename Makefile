@@ -35,7 +35,7 @@ quickstart: $(VENV)/.installed
 		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --seed $(SEED)
 
 test: $(VENV)/.installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 light: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from tests.multi.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
 YAMLS = {path.stem: path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml"))}
@@ -54,7 +55,7 @@ def facts_of(worker, command, model, output_dir, num_processes, *options) -> dic
     command = [*command, worker, "--model", model, "--output_dir", output_dir, "--num_processes", num_processes]
     command = list(map(str, [*command, *options]))
     log = output_dir.with_suffix(".log")
-    with log.open("w") as file, subprocess.Popen(command, env=ENVIRONMENT, stdout=file, stderr=file) as process:
+    with log.open("w") as file, subprocess.Popen(command, env=environment(), stdout=file, stderr=file) as process:
         try:
             code = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -65,6 +66,11 @@ def facts_of(worker, command, model, output_dir, num_processes, *options) -> dic
     return json.loads((output_dir / "facts.json").read_text())
 
 
+def environment() -> dict[str, str]:
+    """Of every launch. torch starts the ranks with the Python that `PYTHON_EXEC` names."""
+    return ENVIRONMENT | {"PYTHON_EXEC": str(warm_python())}
+
+
 def loaded(path: Path) -> dict:
     """Weights that a worker saved, all of them in float32."""
     weights = load_file(path)
@@ -73,8 +79,9 @@ def loaded(path: Path) -> dict:
 
 
 def launched(yaml_name: str, num_processes: int) -> list:
+    """accelerate's launch, by a Python that is warm."""
     # Port 0 lets accelerate choose a free one.
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", 0]
+    launcher = [warm_python(), "-m", "accelerate.commands.launch", "--main_process_port", 0]
     return [*launcher, "--num_processes", num_processes, "--config_file", YAMLS[yaml_name]]
 
 

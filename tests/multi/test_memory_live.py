@@ -15,7 +15,8 @@ from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.families import shape_from_config
 from trl_ext.memory.job import Job
 from trl_ext.memory.phases import Case, moments, resident
-from trl_ext.memory.twin import simulate
+from trl_ext.memory.twin.server import serving
+from trl_ext.memory.twin.simulation import simulation_of
 
 pytest.importorskip("deepspeed")
 
@@ -172,9 +173,15 @@ def test_the_formulas_have_the_peak_of_the_update(name, live):
     assert worst(name, "update") == pytest.approx(peak(live[name], "update"), rel=TOLERANCE)
 
 
+@pytest.fixture(scope="module")
+def twin():
+    with serving() as run:
+        yield run
+
+
 @pytest.mark.parametrize("name", BY_TWIN)
-def test_the_twin_has_the_peaks_of_the_real_run(name, live):
-    result = simulate(JOBS[name], CONFIG, NUM_PROCESSES)
+def test_the_twin_has_the_peaks_of_the_real_run(name, live, twin):
+    result = twin(simulation_of(JOBS[name], CONFIG, NUM_PROCESSES))
     assert not result.refusal, result.refusal
     for phase in ("load", "update", "step"):
         # The twin is the first of the two processes.

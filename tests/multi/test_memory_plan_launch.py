@@ -1,11 +1,11 @@
 """`memory` under a launcher: the engine works with what the plan set, and the training is the one of before."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.multi.launching import launched, run_worker, skip_what_cannot_run
+from tests.multi.warm import warm_python
 from trl_ext.memory.job import Job
 
 WORKER = Path(__file__).with_name("memory_plan_worker.py")
@@ -16,7 +16,7 @@ CARDS = "2xA40-48GB"
 @pytest.fixture(scope="module")
 def by_hand(tiny_reward_model, tmp_path_factory):
     """One process in micro-batches of one pair, every layer checkpointed."""
-    return run_worker(WORKER, [sys.executable], tiny_reward_model, tmp_path_factory.mktemp("hand") / "out", 1)
+    return run_worker(WORKER, [warm_python()], tiny_reward_model, tmp_path_factory.mktemp("hand") / "out", 1)
 
 
 @pytest.mark.parametrize("name", ["cpu", "zero2", "zero3"])

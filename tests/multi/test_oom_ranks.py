@@ -15,6 +15,7 @@ import yaml
 
 from tests.multi import launching
 from tests.multi.launching import Run, facts_of, launched, loaded, run_worker, skip_what_cannot_run
+from tests.multi.warm import warm_python
 from trl_ext.scripts.exit import OUT_OF_MEMORY
 
 HERE = Path(__file__).parent
@@ -59,9 +60,7 @@ def check_both_went_on(ranks: list[dict], num_failed: int, role: str = "actor") 
 
 @pytest.fixture(scope="module")
 def grpo(tiny_model, tmp_path_factory):
-    return run_worker(
-        HERE / "zero_worker.py", [sys.executable], tiny_model, tmp_path_factory.mktemp("grpo") / "out", 1
-    )
+    return run_worker(HERE / "zero_worker.py", [warm_python()], tiny_model, tmp_path_factory.mktemp("grpo") / "out", 1)
 
 
 @pytest.mark.parametrize("name", ["cpu", "zero2"])
@@ -78,7 +77,7 @@ def test_two_processes_split_together_in_grpo(name, grpo, out_of_memory, tiny_mo
 @pytest.fixture(scope="module")
 def reward(tiny_reward_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reward") / "out"
-    return run_worker(HERE / "reward_worker.py", [sys.executable], tiny_reward_model, folder, 1, "--library", "trl")
+    return run_worker(HERE / "reward_worker.py", [warm_python()], tiny_reward_model, folder, 1, "--library", "trl")
 
 
 def test_two_processes_with_unequal_pairs_split_together(reward, out_of_memory, tiny_reward_model, tmp_path):
@@ -116,7 +115,7 @@ def test_a_separate_critic_splits_on_its_own(name, out_of_memory, tiny_model, ti
 @pytest.fixture(scope="module")
 def ppo(tiny_model, tiny_reward_model, tmp_path_factory):
     models = (tiny_model, tiny_reward_model)
-    return ppo_run(HERE / "ppo_worker.py", [sys.executable], 1, models, tmp_path_factory.mktemp("ppo") / "out")
+    return ppo_run(HERE / "ppo_worker.py", [warm_python()], 1, models, tmp_path_factory.mktemp("ppo") / "out")
 
 
 # Both end ---------------------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ def script(tiny_model, tmp_path):
         log = tmp_path / "log"
         with log.open("w") as file:
             process = subprocess.Popen(
-                command, env=launching.ENVIRONMENT, stdout=file, stderr=file, start_new_session=True
+                command, env=launching.environment(), stdout=file, stderr=file, start_new_session=True
             )
             try:
                 code = process.wait(TIMEOUT_S)

@@ -6,7 +6,6 @@ gloo, on a tiny random Llama. A process trains its critics one after the other: 
 """
 
 import functools
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.multi.conftest import HIDDEN_SIZE
 from tests.multi.launching import Run, facts_of, launched, loaded, skip_what_cannot_run
+from tests.multi.warm import warm_python
 
 WORKER = Path(__file__).with_name("ppo_worker.py")
 TOLERANCE = 1e-6
@@ -52,7 +52,7 @@ def start(tiny_model, tiny_reward_model, tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(start):
     """One process, no launcher, padded batches."""
-    return start("plain", [sys.executable], 1, CRITICS_OF["cpu"])
+    return start("plain", [warm_python()], 1, CRITICS_OF["cpu"])
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_the_plain_runs_clip_every_step_and_leave_unscored_rows_out(plain):
 
 
 def test_a_run_that_loses_its_clipping_would_be_noticed(plain, start):
-    unclipped = start("unclipped", [sys.executable], 1, plain, "--max_grad_norm", 1e9)
+    unclipped = start("unclipped", [warm_python()], 1, plain, "--max_grad_norm", 1e9)
     for critic, run in plain.items():
         for part in ("critic/", ""):
             weights = {name: w for name, w in run.weights.items() if name.startswith("critic/") == bool(part)}

@@ -3,7 +3,6 @@
 On the CPU in fp32, over gloo, on a tiny random Llama; twenty optimizer steps with margins, centring and clipping.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from tests.multi.launching import launched, run_worker, skip_what_cannot_run
+from tests.multi.warm import warm_python
 
 WORKER = Path(__file__).with_name("reward_worker.py")
 WEIGHT_TOLERANCE = 2e-6
@@ -27,7 +27,7 @@ BUDGET = 110  # of the longest pairs, two do not fit; of the shortest, ten do
 def padded(tiny_reward_model, tmp_path_factory):
     """One process of TRL's trainer."""
     folder = tmp_path_factory.mktemp("padded") / "out"
-    return run_worker(WORKER, [sys.executable], tiny_reward_model, folder, 1, "--library", "trl")
+    return run_worker(WORKER, [warm_python()], tiny_reward_model, folder, 1, "--library", "trl")
 
 
 def scores_of(model) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_the_padded_run_moves_the_weights_and_the_loss(padded, tiny_reward_model
 
 
 def test_one_process_under_a_budget_is_trls(padded, tiny_reward_model, tmp_path):
-    run = run_worker(WORKER, [sys.executable], tiny_reward_model, tmp_path / "out", 1, "--budget", BUDGET)
+    run = run_worker(WORKER, [warm_python()], tiny_reward_model, tmp_path / "out", 1, "--budget", BUDGET)
     check_against(padded, run)
 
 
@@ -97,7 +97,7 @@ def padded_lora(tiny_reward_model, tmp_path_factory):
     """One process of TRL's trainer, with an adapter."""
     folder = tmp_path_factory.mktemp("padded_lora") / "out"
     options = ("--library", "trl", "--lora")
-    return run_worker(WORKER, [sys.executable], tiny_reward_model, folder, 1, *options, weights=ADAPTER)
+    return run_worker(WORKER, [warm_python()], tiny_reward_model, folder, 1, *options, weights=ADAPTER)
 
 
 @pytest.mark.parametrize(

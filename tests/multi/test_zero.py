@@ -5,7 +5,6 @@ on the CPU in fp32, over gloo, on a tiny random Llama. A run takes about 10 s, n
 compiles a helper in its first run on a machine, and its CPU Adam in the first one that offloads (a minute each).
 """
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.multi.conftest import HIDDEN_SIZE
 from tests.multi.launching import JSONS, YAMLS, Run, launched, run_worker, skip_what_cannot_run
+from tests.multi.warm import warm_python
 
 WORKER = Path(__file__).with_name("zero_worker.py")
 TOLERANCE = 1e-6
@@ -21,7 +21,7 @@ TOLERANCE = 1e-6
 @pytest.fixture(scope="session")
 def plain(tiny_model, tmp_path_factory):
     """One process, no launcher, padded batches."""
-    return run_worker(WORKER, [sys.executable], tiny_model, tmp_path_factory.mktemp("plain") / "out", 1)
+    return run_worker(WORKER, [warm_python()], tiny_model, tmp_path_factory.mktemp("plain") / "out", 1)
 
 
 def check_against(plain: Run, run: Run, name: str) -> None:
@@ -44,7 +44,7 @@ def test_the_plain_run_moves_the_weights_and_clips_every_step(plain, tiny_model)
 
 
 def test_a_run_that_loses_its_clipping_would_be_noticed(plain, tiny_model, tmp_path):
-    unclipped = run_worker(WORKER, [sys.executable], tiny_model, tmp_path / "out", 1, "--max_grad_norm", 1e9)
+    unclipped = run_worker(WORKER, [warm_python()], tiny_model, tmp_path / "out", 1, "--max_grad_norm", 1e9)
     assert unclipped.distance(plain) > 1e3 * TOLERANCE
 
 

@@ -4,13 +4,14 @@
 until its input ends. Every simulation is still a process of its own.
 """
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import IO, Any
@@ -62,8 +63,8 @@ def _ask(server: "subprocess.Popen[str]", simulation: Simulation, errors: IO[str
 
 def serve() -> None:
     """Answer simulations until the input ends."""
-    for name in PRELOADED:
-        _import_if_there(name)
+    preload(PRELOADED)
+    gc.freeze()  # a fork copies a page when it first writes to it, and collecting would write to all
     # What libraries print must not stand between the answers.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
@@ -72,12 +73,14 @@ def serve() -> None:
             answers.flush()
 
 
-def _import_if_there(name: str) -> None:
-    try:
-        import_module(name)
-    except ImportError:
-        if not name.startswith("deepspeed"):
-            raise
+def preload(names: Iterable[str]) -> None:
+    """Import the modules; DeepSpeed's if it is installed."""
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError:
+            if not name.startswith("deepspeed"):
+                raise
 
 
 def _in_a_fork(simulation: Simulation) -> dict[str, str]:

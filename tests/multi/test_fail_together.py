@@ -11,12 +11,13 @@ from tests.conftest import ROOT
 TIMEOUT_S = 240  # the process group's own patience is 30 minutes
 
 
-def launch(*command: str, **environment: str) -> subprocess.CompletedProcess:
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+def launch(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess:
+    """Two processes, started by and as `python`."""
+    launcher = [python, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
     return subprocess.run(
         [*launcher, "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), "--num_processes", "2", *command],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

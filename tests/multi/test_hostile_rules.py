@@ -6,6 +6,7 @@ import pytest
 
 from tests.multi.hostile_rules import WAYS
 from tests.multi.test_fail_together import launch
+from tests.multi.warm import warm_python
 
 NUM_STEPS = 50
 STOP_S = 15
@@ -14,7 +15,7 @@ STOP_S = 15
 @pytest.fixture(scope="module")
 def going_on(tmp_path_factory) -> str:
     folder = str(tmp_path_factory.mktemp("floor"))
-    done = launch("-m", "tests.multi.hostile_worker", folder, "floor", str(NUM_STEPS))
+    done = launch("-m", "tests.multi.hostile_worker", folder, "floor", str(NUM_STEPS), python=str(warm_python()))
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 
@@ -30,7 +31,7 @@ def test_every_way_to_fail_was_met_and_counted(way, going_on):
 
 
 def test_told_to_stop_all_ranks_stop_at_once_with_the_rules_name(tmp_path):
-    done = launch("-m", "tests.multi.hostile_worker", str(tmp_path), "stop", "50")
+    done = launch("-m", "tests.multi.hostile_worker", str(tmp_path), "stop", "50", python=str(warm_python()))
     assert done.returncode != 0
     assert "KeyError: 'gold'" in done.stdout and "Rule 'raise'" in done.stdout
     seconds = [float(s) for s in re.findall(r"rank \d trained for ([\d.]+) s", done.stdout)]

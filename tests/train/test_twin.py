@@ -55,6 +55,17 @@ def test_the_adapter_critic_holds_the_checkpoints_of_two_forwards():
     assert both.num_trained == 2 * (alone.num_trained - CONFIG["hidden_size"] - 1) + CONFIG["hidden_size"] + 1
 
 
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_what_is_reserved_covers_what_is_allocated_in_every_phase(zero_stage):
+    _, result = counted("reward", 8 if zero_stage else 1, {"zero_stage": zero_stage})
+    for expandable in (False, True):
+        reserved = result.reserved(expandable).reserved_bytes
+        assert reserved.keys() == result.peaks.keys()
+        for phase in ("update", "step"):  # loading is host memory's in part
+            assert reserved[phase] >= result.peaks[phase].num_bytes
+    assert result.reserved(expandable=True).peak_bytes < 1.3 * result.peak_bytes
+
+
 # trl-ext dryrun ---------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +96,20 @@ def test_dryrun_puts_the_formula_beside_the_twin(recipe, capsys):
     assert answer["phases"]["generate"]["twin_gib"] is None
 
 
+def test_dryrun_says_what_the_allocator_reserves_with_either_policy(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    dryrun([str(recipe), "--gpus", "1xRTX4090", "--max_prompt_length", "128", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    # Generation is more than training here, and the formulas'.
+    assert answer["reserved_basis"] == "share"
+    assert answer["reserved_gib"] == answer["phases"]["generate"]["reserved_gib"]
+    assert answer["expandable_segments"] and not answer["other_policy"]["expandable_segments"]
+    assert answer["alloc_retries"] == 0
+    for name in ("score", "update", "step"):
+        phase = answer["phases"][name]
+        assert phase["twin_gib"] <= phase["reserved_gib"] <= answer["reserved_gib"]
+
+
 def test_dryrun_lets_the_formulas_answer_where_the_twin_cannot_follow(recipe, capsys):
     recipe.write_text(recipe.read_text() + "\nload_in_4bit: true\n")
     dryrun([str(recipe), "--gpus", "1xRTX4090", "--json"])
@@ -92,6 +117,8 @@ def test_dryrun_lets_the_formulas_answer_where_the_twin_cannot_follow(recipe, ca
     assert answer["basis"] == "formulas"
     assert answer["refusal"].startswith("Quantised weights")
     assert answer["peak_gib"] > 0
+    assert answer["reserved_basis"] == "share"
+    assert answer["reserved_gib"] > answer["peak_gib"]
 
 
 def test_dryrun_refuses_a_misspelt_key(recipe):

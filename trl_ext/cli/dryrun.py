@@ -14,11 +14,12 @@ DOES_NOT_FIT = 1  # the exit code; 2 is a user's mistake
 
 DESCRIPTION = """\
 Run your recipe's trainer for three steps on tensors without data, as rank 0 of your machine, and count every byte:
-the peak of each phase, the operation and the module that reach it, the formulas beside it. No GPU, no weights, no
-dataset: every prompt, completion and pair has its longest length. Takes seconds to a minute.
+the peak of each phase, the operation and the module that reach it, the formulas beside it, and what CUDA's caching
+allocator reserves for it, by a replica. No GPU, no weights, no dataset: every prompt, completion and pair has its
+longest length. Takes half a minute to some minutes.
 
-Not in the count: CUDA's context, kernels' workspaces and fragmentation, which the verdict adds by estimate; generation
-and vLLM, for which the formulas answer."""
+Not in the count: CUDA's context, which is taken off the card; kernels' workspaces; generation and vLLM, for which the
+formulas answer. Whether segments expand is read in the environment, in the recipe's `env`, or in its plan."""
 EXAMPLES = """\
 examples:
   trl-ext dryrun recipe.yaml --gpus 8xA100-80GB
@@ -46,11 +47,13 @@ def dryrun(argv: Sequence[str]) -> int:
         arguments.deepspeed,
         arguments.max_prompt_length,
     )
-    answer = _answer(question, hardware, arguments.timeout_s)
+    answer = _answer(question, hardware, arguments.recipe, arguments.timeout_s)
     if arguments.json:
         print(json.dumps(answer, indent=2))
     else:
-        _print(answer, question, hardware)
+        from trl_ext.cli.dryrun_text import print_answer
+
+        print_answer(answer, question, hardware)
     return 0 if answer["fits"] else DOES_NOT_FIT
 
 
@@ -75,11 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _answer(question: Any, hardware: Any, timeout_s: float) -> dict[str, Any]:
-    """Peaks by phase from the twin and the formulas, and the verdict."""
-    from trl_ext.memory.phases import slack_share
+def _answer(question: Any, hardware: Any, recipe: str, timeout_s: float) -> dict[str, Any]:
+    """Peaks by phase from the twin and the formulas, what is reserved for them, and the verdict."""
+    from trl_ext.cli.dryrun_reserved import Allocated, reserved_beside_the_other, segments_expand
     from trl_ext.memory.twin.driver import run_apart
-    from trl_ext.memory.twin.recipe import job_of_recipe, simulation_of_recipe
+    from trl_ext.memory.twin.recipe import simulation_of_recipe
     from trl_ext.memory.units import gib
 
     simulation = simulation_of_recipe(question)
@@ -91,13 +94,16 @@ def _answer(question: Any, hardware: Any, timeout_s: float) -> dict[str, Any]:
     phases = _phases(result, formula, vllm)
     if not phases:
         raise ConfigError(f"{result.refusal} The formulas do not know this model either.")
-    peak = max(_counted(phase) for name, phase in phases.items() if name != BEFORE_TRAINING)
-    share = slack_share(job_of_recipe(question, estimate.case.shape)) if estimate else 0.1
-    reserved = peak + share * (peak - vllm)
+    counted = {name: _counted(phase) for name, phase in phases.items() if name != BEFORE_TRAINING}
+    job = None if estimate is None else estimate.job
+    allocated = Allocated(counted, vllm, hardware.card.usable_gib, job, result)
+    reserved = reserved_beside_the_other(allocated, segments_expand(recipe))
+    for name, phase in phases.items():
+        phase["reserved_gib"] = reserved["phases"].get(name)
     return {
-        "fits": reserved <= hardware.card.usable_gib,
-        "peak_gib": round(peak, 3),
-        "reserved_gib": round(reserved, 3),
+        "fits": reserved["fits"],
+        "peak_gib": round(max(counted.values()), 3),
+        **{name: value for name, value in reserved.items() if name not in ("fits", "phases")},
         "usable_gib": round(hardware.card.usable_gib, 3),
         "phases": phases,
         "basis": "formulas" if result.refusal else "twin",
@@ -145,45 +151,3 @@ def _estimate(question: Any, simulation: Any, hardware: Any) -> Any:
     job = job_of_recipe(question, shape)
     check_model(job, shape)
     return quick_estimate(job, shape, hardware)
-
-
-# Text -------------------------------------------------------------------------------------------------------------
-
-ORDER = ("load", "generate", "score", "update", "step", "weight_push")
-
-
-def _print(answer: dict[str, Any], question: Any, hardware: Any) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    zero = (question.deepspeed or {}).get("zero_optimization", {}).get("stage")
-    engine = "DDP" if hardware.num_gpus > 1 else "one process"
-    engine = engine if question.deepspeed is None else f"ZeRO-{zero}"
-    console.print(f"{question.trainer} of {escape(question.model)} on {hardware}, {engine}, rank 0")
-    if answer["refusal"]:
-        console.print(f"{escape(answer['refusal'])} The formulas answer.", soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in ("phase", "twin GiB", "formula GiB", "at the peak"):
-        table.add_column(heading, justify="right" if "GiB" in heading else "left")
-    for name in sorted(answer["phases"], key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
-        phase = answer["phases"][name]
-        where = " in ".join(part for part in (phase["op"], phase["module"]) if part)
-        table.add_row(name, _number(phase["twin_gib"]), _number(phase["formula_gib"]), escape(where))
-    console.print(table)
-    console.print(verdict(answer), soft_wrap=True)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def verdict(answer: dict[str, Any]) -> str:
-    """Whether it fits, in a sentence."""
-    numbers = (
-        f"{answer['peak_gib']:.1f} GiB allocated at the peak, {answer['reserved_gib']:.1f} with the allocator's slack "
-        f"(estimated), on a card with {answer['usable_gib']:.1f} GiB"
-    )
-    word = "fits" if answer["fits"] else "does not fit"
-    return f"{word}: {numbers}. Counted in {answer['seconds']:.0f} s." if answer["seconds"] else f"{word}: {numbers}."

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trl_ext.memory.job import Job
 from trl_ext.memory.shapes import ModelShape
 from trl_ext.memory.twin.simulation import Simulation, simulation_of, why_not
+from trl_ext.memory.twin.trace import Replay, Trace, replay
 from trl_ext.memory.units import gib
 
 TIMEOUT_S = 900.0
@@ -45,6 +46,7 @@ class TwinResult:
         seconds: What the simulation took.
         versions: Of the packages that ran.
         refusal: Why the twin could not follow, as a sentence; then there are no peaks, and formulas must answer.
+        trace: All allocations and frees; None where the twin could not follow.
     """
 
     peaks: Mapping[str, TwinPeak]
@@ -54,6 +56,7 @@ class TwinResult:
     seconds: float = 0.0
     versions: Mapping[str, str] | None = None
     refusal: str = ""
+    trace: Trace | None = field(default=None, repr=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -63,6 +66,15 @@ class TwinResult:
     @property
     def peak_gib(self) -> float:
         return gib(self.peak_bytes)
+
+    def reserved(self, expandable: bool, cap_bytes: int | None = None) -> Replay:
+        """What the allocator reserves by phase, by replaying the trace: a second for some hundred thousand events.
+
+        Args:
+            expandable: Whether `expandable_segments:True` is set.
+            cap_bytes: What the card has for it; None for no end.
+        """
+        return replay(self.trace or Trace(), expandable, cap_bytes)
 
 
 def simulate(
@@ -118,7 +130,8 @@ def read_answer(output: str, errors: str) -> TwinResult:
         return TwinResult({}, refusal=f"The twin cannot follow this run: {last_words(errors)}.")
     answer = json.loads(lines[-1].removeprefix(PREFIX))
     peaks = {phase: TwinPeak(**peak) for phase, peak in answer.pop("peaks").items()}
-    return TwinResult(peaks, **answer)
+    trace = Trace.unpacked(answer.pop("trace"))
+    return TwinResult(peaks, trace=trace, **answer)
 
 
 def last_words(errors: str) -> str:

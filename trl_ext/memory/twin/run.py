@@ -3,8 +3,8 @@
 Runs in a process of its own, whose environment `driver` sets: a process group cannot be changed in a running one, and
 a second simulation in one process has crashed in torch's autocast.
 
-Not covered: generation (rollouts are given), evaluation, saving, CUDA's context, kernels' workspaces and
-fragmentation. DDP cannot be built on fake tensors: a single process runs, its gradients where DDP has its buckets.
+Not covered: generation (rollouts are given), evaluation, saving, CUDA's context and kernels' workspaces. DDP cannot be
+built on fake tensors: a single process runs, its gradients where DDP has its buckets.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 
 from trl_ext import compat
 from trl_ext.memory.twin import adapters, models
+from trl_ext.memory.twin.card import CacheAtTheStart, emptied_caches
 from trl_ext.memory.twin.simulation import Simulation
 from trl_ext.memory.twin.tracker import Tracker
 
@@ -43,6 +44,8 @@ def run(simulation: Simulation) -> dict[str, Any]:
         arguments = make_arguments(simulation, folder)
         with FakeTensorMode(allow_non_fake_inputs=True), tracker:
             trainer = make_trainer(simulation, arguments)
+            tracker.trace.land()
+            trainer.add_callback(CacheAtTheStart(tracker.trace, simulation.zero_stage))
             follow(trainer, tracker)
             with gradients_in_buckets(simulation, trainer):
                 trainer.train()
@@ -52,6 +55,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
         "peaks": {phase: asdict(peak) for phase, peak in tracker.peaks.items()},
         **counts,
         "packed": bool(trainer._packs),
+        "trace": tracker.trace.packed(),
         "seconds": round(time.perf_counter() - begun_s, 1),
         "versions": compat.versions(*packages),
     }
@@ -93,6 +97,7 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
         adapters.reference_from_config(lambda: models.causal_model(simulation)),
         adapters.objects_from_this_rank(),
         optimizer_steps(tracker),
+        emptied_caches(tracker.trace),
         tracker.following_modules(),
     ]
     if simulation.deepspeed:

@@ -1,6 +1,8 @@
 """Counts the bytes of all live tensors while a trainer runs on fake ones, and remembers where each phase peaked.
 
-A storage counts once, from the operation that made it until it is freed, in the allocator's units of 512 bytes.
+A storage counts once, from the operation that made it until it is freed, in the allocator's units of 512 bytes. Both
+events go into a trace, in their order, for the replica of the allocator. What kernels take besides, cuBLAS's workspace
+or the accumulators of flash attention's backward, fake tensors do not show.
 Operations whose result depends on values, which fake tensors have not, get an answer that a worst case would give.
 """
 
@@ -14,9 +16,11 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trl_ext.memory.twin.pools import rounded
+from trl_ext.memory.twin.trace import LOAD, Trace
+
 aten = torch.ops.aten
-BLOCK_BYTES = 512  # CUDACachingAllocator rounds every request up to that
-LOAD, UPDATE = "load", "update"
+UPDATE = "update"
 _MARK = "trl_ext_module"
 
 
@@ -35,13 +39,15 @@ class Tracker(TorchDispatchMode):
     Attributes:
         live: Bytes of all tensors now.
         peaks: By phase.
+        trace: All allocations and frees.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
         self.peaks: dict[str, Peak] = {}
-        self._sizes: dict[int, int] = {}
+        self.trace = Trace()
+        self._sizes: dict[int, tuple[int, int]] = {}  # bytes, and the number of the allocation in the trace
         self._phases = [LOAD]
         self._modules: list[torch.nn.Module] = []
         self._names: dict[int, str] = {}
@@ -60,16 +66,20 @@ class Tracker(TorchDispatchMode):
 
     def push(self, name: str) -> None:
         self._phases.append(name)
-        self._note("")
+        self._begin()
 
     def pop(self) -> None:
         self._phases.pop()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.trace.begin(self._phases[-1])
         self._note("")
 
     def begin_training(self) -> None:
         """From here on what no phase claims, such as clipping, belongs to the update."""
         self._phases[0] = UPDATE
-        self._note("")
+        self._begin()
 
     def name_modules(self, model: torch.nn.Module, prefix: str = "") -> None:
         """What modules are called in the answer."""
@@ -118,14 +128,17 @@ class Tracker(TorchDispatchMode):
         key = storage._cdata
         if key in self._sizes:
             return
-        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-        self._sizes[key] = size
+        size = rounded(storage.nbytes())
+        self._sizes[key] = size, self.trace.allocate(size) if size else -1
         self.live += size
         weakref.finalize(storage, self._free, key)
         self._note(op)
 
     def _free(self, key: int) -> None:
-        self.live -= self._sizes.pop(key)
+        size, number = self._sizes.pop(key)
+        self.live -= size
+        if size:
+            self.trace.free(number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = _on_the_one_device(kwargs or {})

@@ -1,0 +1,81 @@
+"""What `trl-ext dryrun` prints: a table of the phases, and the verdict in sentences."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+ORDER = ("load", "generate", "score", "update", "step", "weight_push")
+HEADINGS = ("phase", "twin GiB", "formula GiB", "reserved GiB", "at the peak")
+WORTH_SAYING_FRAC = 0.02  # by which the other policy differs
+EXPANDABLE = "expandable_segments:True"
+POLICIES = {True: EXPANDABLE, False: "native segments"}
+
+
+def print_answer(answer: dict[str, Any], question: Any, hardware: Any) -> None:
+    """The whole answer.
+
+    Args:
+        answer: As `--json` prints it.
+        question: The recipe, read.
+        hardware: The machine.
+    """
+    console = Console(highlight=False)
+    zero = (question.deepspeed or {}).get("zero_optimization", {}).get("stage")
+    engine = "DDP" if hardware.num_gpus > 1 else "one process"
+    engine = engine if question.deepspeed is None else f"ZeRO-{zero}"
+    console.print(f"{question.trainer} of {escape(question.model)} on {hardware}, {engine}, rank 0")
+    if answer["refusal"]:
+        console.print(f"{escape(answer['refusal'])} The formulas answer.", soft_wrap=True)
+    console.print(phase_table(answer["phases"]))
+    console.print(verdict(answer), soft_wrap=True)
+
+
+def phase_table(phases: dict[str, dict[str, Any]]) -> Table:
+    """A row a phase, in the order of a step."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if "GiB" in heading else "left")
+    for name in sorted(phases, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+        phase = phases[name]
+        where = " in ".join(part for part in (phase["op"], phase["module"]) if part)
+        numbers = (_number(phase[key]) for key in ("twin_gib", "formula_gib", "reserved_gib"))
+        table.add_row(name, *numbers, escape(where))
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def verdict(answer: dict[str, Any]) -> str:
+    """Whether it fits, with which policy of the allocator, and what the other one would take."""
+    word = "fits" if answer["fits"] else "does not fit"
+    by_share = "" if answer["reserved_basis"] != "share" else " (estimated)"
+    numbers = (
+        f"{answer['peak_gib']:.1f} GiB allocated at the peak, {answer['reserved_gib']:.1f} reserved{by_share} with "
+        f"{POLICIES[answer['expandable_segments']]}, on a card with {answer['usable_gib']:.1f} GiB"
+    )
+    counted = f"Counted in {answer['seconds']:.0f} s." if answer["seconds"] else ""
+    return " ".join(filter(None, (f"{word}{_retries(answer)}: {numbers}.", _other(answer), counted)))
+
+
+def _retries(answer: dict[str, Any]) -> str:
+    times = answer["alloc_retries"]
+    if not answer["fits"] or not times:
+        return ""
+    often = "once" if times == 1 else f"{times} times"
+    remedy = "take fewer tokens at once" if answer["expandable_segments"] else f"set {EXPANDABLE}"
+    return f", but the allocator has to empty its cache {often} in three steps ({remedy})"
+
+
+def _other(answer: dict[str, Any]) -> str:
+    """A sentence where the other policy differs by enough to be chosen or avoided."""
+    other = answer["other_policy"]
+    differs = abs(other["reserved_gib"] - answer["reserved_gib"]) > WORTH_SAYING_FRAC * answer["reserved_gib"]
+    if not differs and other["fits"] == answer["fits"]:
+        return ""
+    word = "which fits" if other["fits"] else "which does not fit"
+    said = f", {word}" if other["fits"] != answer["fits"] else ""
+    return f"With {POLICIES[other['expandable_segments']]} {other['reserved_gib']:.1f} would be reserved{said}."

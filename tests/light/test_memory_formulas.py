@@ -147,17 +147,6 @@ def test_the_optimizer_in_host_memory_leaves_the_card_and_takes_18_bytes_a_param
     assert states.host_bytes(engine, job, 4) == 18_000
 
 
-def test_a_small_model_stays_gathered_under_zero3_defaults():
-    small, job = find_shape("0.5B"), replace(REWARD, zero_stage=3, stage3_max_live_parameters=1_000_000_000)
-    assert states.gathered_bytes(small, job, has_head=False, in_backward=True) == 2 * scorer_params(small)
-
-
-def test_the_fused_heads_weight_stays_gathered_through_all_of_backward():
-    job = Job("grpo", zero_stage=3)
-    with_head, without = (states.gathered_bytes(LLAMA3, job, has_head, in_backward=True) for has_head in (True, False))
-    assert with_head - without == 2 * LLAMA3.vocab * LLAMA3.hidden
-
-
 def test_sixteen_completions_of_2048_tokens_keep_four_gib_of_keys_and_values():
     job = Job("grpo", global_batch=16, max_prompt_length=1024, max_completion_length=1024)
     assert generation.cache_bytes(LLAMA3, job, 1) / GIB == pytest.approx(4.0 * 33 / 32)

@@ -14,7 +14,7 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.roles import Part
 from trl_ext.memory.shapes import lm_params
 from trl_ext.memory.units import GIB
-from trl_ext.memory.update import gathered_head, gathered_layer, gradients_of_others, update_moments
+from trl_ext.memory.update import forwards, gathered, gathered_by, gradients_of_others, update_moments
 
 __all__ = ["PHASES", "PHASE_WORDS", "Case", "Moment", "moments", "plus", "resident", "slack_bytes", "usable_bytes"]
 
@@ -67,20 +67,20 @@ def _generate(case: Case, base: Terms) -> Iterator[Moment]:
     if job.use_vllm:
         yield Moment("generate", "vLLM at work", {**base, "vLLM": generation.vllm_bytes(case.hardware.card, job)})
         return
-    gathered = _gathered_to_generate(case)
+    whole = _gathered_to_generate(case)
     cache = generation.cache_bytes(shape, job, num_gpus)
     prompt_share = job.max_prompt_length / job.sequence_tokens
     prompts = job.generated_at_once(num_gpus) * job.max_prompt_length
     prefill = {"KV cache": cache * prompt_share, "layer work": prompts * act.no_grad_bytes(shape, job)}
     decode = {"KV cache": cache, "head": generation.sampling_bytes(shape, job, num_gpus)}
-    yield Moment("generate", "reading the prompts", plus(base, prefill, gathered))
-    yield Moment("generate", "the last token of all completions", plus(base, decode, gathered))
+    yield Moment("generate", "reading the prompts", plus(base, prefill, whole))
+    yield Moment("generate", "the last token of all completions", plus(base, decode, whole))
 
 
 def _gathered_to_generate(case: Case) -> Terms:
     if case.job.zero_stage == 3 and case.job.ds3_gather_for_generation:
         return {"gathered weights": 2.0 * lm_params(case.shape)}
-    return gathered_layer(case, case.parts[0], in_backward=False)
+    return gathered(max((ahead.attention for ahead in gathered_by(case, case.parts[0]).forward), default=0.0))
 
 
 # Scoring ----------------------------------------------------------------------------------------------------------
@@ -89,15 +89,16 @@ def _gathered_to_generate(case: Case) -> Terms:
 def _score(case: Case, base: Terms) -> Iterator[Moment]:
     """Forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights until they end."""
     shape, job, part = case.shape, case.job, case.parts[0]
-    layers = job.forward_tokens * act.no_grad_bytes(shape, job)
-    gathered = gathered_layer(case, part, in_backward=False)
-    yield Moment("score", "a layer's forward", plus(base, {"layer work": layers}, gathered))
+    for what, terms in forwards(case, part, base):
+        yield Moment("score", f"forward of a layer's {what}", terms)
     if not roles.num_scoring_passes(job):
         return
     num_scored = min(job.scored_tokens, job.forward_tokens)
     head = act.head_forward_bytes(shape, job, num_scored) + job.forward_tokens * 8 * shape.hidden
     casts = {"cast weights": act.cast_cache_bytes(shape, job)}
-    yield Moment("score", "the head's forward", plus(base, {"head": head}, casts, gathered_head(case, part)))
+    yield Moment(
+        "score", "the head's forward", plus(base, {"head": head}, casts, gathered(gathered_by(case, part).head))
+    )
 
 
 # The optimizer step -----------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ PRESETS: dict[str, Preset] = {
         "8xA100-40GB",
         {**_2K, **_AWAKE, "zero_stage": 3, "per_device_train_batch_size": 8, "vllm_gpu_memory_utilization": 0.26}
         | {"vllm_tensor_parallel_size": 2},
-        33.9,
+        33.77,
         _FP32_DDP,
         145.02,
         "DDP keeps weights, gradients, buckets and Adam in float32, whole, on every card.",

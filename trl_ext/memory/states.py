@@ -14,10 +14,8 @@ from trl_ext.memory.shapes import (
     Linear,
     ModelShape,
     embedding_params,
-    largest_weight,
     mlp_linears,
     quantised_weights,
-    scorer_params,
 )
 
 # bitsandbytes NF4: half a byte, an 8-bit scale for 64 weights, an fp32 scale for 256 of those (double quantisation).
@@ -148,57 +146,18 @@ def bucket_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
     return float(engine.trained * trained_value_bytes(job)) if num_gpus > 1 else 0.0
 
 
-def gathered_bytes(shape: ModelShape, job: Job, has_head: bool, in_backward: bool) -> float:
-    """Weights that ZeRO-3 has gathered while a layer runs.
-
-    The head is no module that TRL's fused forward calls, so DeepSpeed takes it for a weight of the whole model: there
-    until the whole forward, or backward, has ended. A layer that is recomputed and goes backward keeps its weights,
-    frozen ones until its end, trained ones because they are soon used again. The reward trainer has no such head,
-    which leaves room to fetch ahead: those it may keep, those it fetches, and the largest one at hand.
-    """
-    if job.zero_stage != 3:
-        return 0.0
-    layer = quantised_weights(shape) / shape.num_layers
-    if job.trainer == "reward":
-        ahead = job.stage3_max_live_parameters + job.stage3_prefetch_bucket_size + largest_weight(shape)
-        return 2.0 * min(scorer_params(shape), max(ahead, layer))
-    head = embedding_params(shape) if has_head else 0
-    return 2.0 * (head + (layer if in_backward else largest_weight(shape)))
-
-
-def fetched_last_bytes(shape: ModelShape, job: Job) -> float:
-    """Of those, what a layer that is more than DeepSpeed may keep fetches only after its peak: its largest weight."""
-    may_keep = job.stage3_max_live_parameters + job.stage3_prefetch_bucket_size
-    is_late = (
-        job.zero_stage == 3 and job.trainer == "reward" and quantised_weights(shape) > may_keep * shape.num_layers
-    )
-    return 2.0 * largest_weight(shape) if is_late else 0.0
-
-
-def gathered_with_table_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
-    """The same in the bottom layer's backward, at the two points of its MLP, where the embedding table is there as
-    well: DeepSpeed fetches ahead when what is left of the layer is less than it may keep, however large the next
-    weight is. 0 where there is no room, or another order of fetching (the fused head's)."""
-    if job.zero_stage != 3 or job.trainer != "reward":
-        return 0.0, 0.0
-    layer, table = quantised_weights(shape) / shape.num_layers, embedding_params(shape)
-    down, up = (linear.num_params for linear in _mlp(shape))
-    may_keep = job.stage3_max_live_parameters
-    first = 2.0 * (layer + table) if layer - down <= may_keep else 0.0
-    return first, 2.0 * (layer - down + table) if layer - down - up <= may_keep else 0.0
-
-
-def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> tuple[float, float]:
+def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> dict[str, float]:
     """Gradients of the MLP that stand while a layer goes backward, the first in a micro-batch: when the projection
-    down has its own, and when that of up comes to it. DeepSpeed's bucket takes those that are not larger than it, and
-    a large one waits for the next."""
+    down has made its own, what is kept of it, and when that of up comes to it (`points.Point.gradients`). DeepSpeed's
+    bucket takes those that are not larger than it, and a large one waits for the next."""
     if engine.frozen:
-        return 0.0, 0.0
+        return dict.fromkeys(("none", "down", "kept", "up"), 0.0)
     down, up = (float(linear.num_params) for linear in _mlp(shape))
     each = gradient_value_bytes(job)
     is_kept = job.zero_stage < 2 and job.accumulation(num_gpus) == 1 and not live_in_buckets(job, num_gpus)
     waits = is_kept or (job.zero_stage > 0 and down > job.reduce_bucket_size)
-    return each * (down if waits else 0.0), each * ((down if waits else 0.0) + up)
+    kept = each * down if waits else 0.0
+    return {"none": 0.0, "down": each * down, "kept": kept, "up": kept + each * up}
 
 
 def _mlp(shape: ModelShape) -> tuple[Linear, Linear]:
@@ -208,14 +167,13 @@ def _mlp(shape: ModelShape) -> tuple[Linear, Linear]:
     return down, up
 
 
-def embedding_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, has_head: bool) -> float:
-    """The embedding table's gradient, as backward makes it; ZeRO-3 holds it and a flat copy before it is reduced. A
-    tied head's is added to it into a third one."""
+def embedding_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool) -> float:
+    """The embedding table's gradient, as backward makes it. A tied head's is added to it into a third one; beside one
+    alone ZeRO-3 makes its share of the reduced one."""
     if engine.frozen:
         return 0.0
-    is_added = job.zero_stage == 3 or (shape.tied and has_head)
-    each = gradient_value_bytes(job) * (2 if is_added else 1)
-    return float(each * embedding_params(shape))
+    beside = 1.0 if shape.tied and has_head else 1 / num_gpus if job.zero_stage == 3 else 0.0
+    return (1.0 + beside) * gradient_value_bytes(job) * embedding_params(shape)
 
 
 def later_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:

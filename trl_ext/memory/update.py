@@ -3,22 +3,28 @@
 The head comes first, then the layers from the top, then the embedding table; gradients grow while checkpoints shrink.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 from trl_ext.memory import activations as act
-from trl_ext.memory import states
+from trl_ext.memory import gathering, states
 from trl_ext.memory.case import Case, Moment, Terms, plus
+from trl_ext.memory.gathering import Ahead, Gathered
 from trl_ext.memory.job import Job
+from trl_ext.memory.points import points_of
 from trl_ext.memory.roles import Part
-from trl_ext.memory.shapes import embedding_params, head_params
+from trl_ext.memory.shapes import ModelShape, embedding_params, head_params
 
 OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading keeps on the card, on their way
 
 
 def update_moments(case: Case, base: Terms) -> Iterator[Moment]:
     """Of each engine in turn. Those that come after the first find its gradients, unless it has stepped before."""
-    for part in case.parts:
-        yield from _backward(case, part, plus(base, gradients_of_others(case, part), _gradients_before(case, part)))
+    for place, part in enumerate(case.parts):
+        # Engines that have scored and go backward later.
+        left = gathered(sum(gathered_by(case, other).left for other in case.parts[place + 1 :]))
+        before = _gradients_before(case, part)
+        yield from _backward(case, part, plus(base, left, gradients_of_others(case, part), before))
 
 
 def _backward(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
@@ -28,48 +34,59 @@ def _backward(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     held = {"checkpoints": num_held * checkpoints, "saved layers": num_held * saved}
     if job.activation_offloading:
         held = {"checkpoints": OFFLOAD_STASH * job.forward_tokens * float(act.checkpoint_bytes(shape, job))}
+    if job.zero_stage == 3:
+        one = job.held_tokens * (checkpoints + saved) / shape.num_layers
+        for what, terms in forwards(case, part, base, 0.0 if job.activation_offloading else one):
+            yield Moment("update", f"forward of a layer's {what}", terms)
     if part.has_head:
         yield from _head(case, part, plus(base, held), num_held)
     rest = plus(base, held, _head_gradient(case, part), _buckets(case, part), _cast_weights(case, part))
     work = job.forward_tokens * _top_layer_bytes(case, part) + _other_tail_bytes(case, part)
-    yield from _layer(case, part, "backward of the top layer", rest, work)
+    whole = gathered_by(case, part)
+    yield _layer(case, part, "backward of the top layer", rest, work, whole.top)
+    for place, between in whole.middle:
+        gone = _checkpoints_gone(job, shape, shape.num_layers - 1 - place)
+        yield _layer(case, part, "backward of a layer", plus(rest, gone), work, between)
     yield from _bottom(case, part, base)
     yield from _embedding(case, part, base)
 
 
-def _layer(case: Case, part: Part, what: str, rest: Terms, work: float, is_bottom: bool = False) -> Iterator[Moment]:
-    """Two points in a layer's MLP: its product's backward, with the most activations; and one with fewer of them but
-    all else. That is the backward of the projection up, when 6I a token have gone, 2H have come, and so has its
-    gradient; with adapters, which have small ones, the end of recomputation, 4I and 8H. Fetching ahead, ZeRO-3 has one
-    weight more there."""
+def _layer(case: Case, part: Part, what: str, rest: Terms, work: float, whole: Sequence[float]) -> Moment:
+    """The worst point of a layer's backward, with the weights that ZeRO-3 has gathered at each (`whole`)."""
     shape, job = case.shape, part.job
-    down, up = states.mlp_gradient_bytes(shape, part.engine, job, case.num_gpus)
-    gathered = states.gathered_bytes(shape, job, part.has_head, in_backward=True)
-    fetched = states.fetched_last_bytes(shape, job)
-    with_table = states.gathered_with_table_bytes(shape, job) if is_bottom else (0.0, 0.0)
-    early = max(gathered - fetched, with_table[0]) if gathered else 0.0
-    first = {"layer work": work, "gradients": down, "gathered weights": early}
-    yield Moment("update", what, plus(rest, first))
-    mlps, hiddens = (4.0, 8.0) if job.uses_lora else (6.0, 2.0)
-    gone = job.forward_tokens * (mlps * act.mlp_width(shape) - hiddens * shape.hidden)
-    late = max(gathered, with_table[1])
-    second = {"layer work": max(work - max(gone, 0.0), 0.0), "gradients": up, "gathered weights": late}
-    yield Moment("update", what, plus(rest, second))
+    gradients = states.mlp_gradient_bytes(shape, part.engine, job, case.num_gpus)
+    widths = act.mlp_width(shape), shape.hidden, shape.q_width
+    choices = [
+        {
+            "layer work": max(work + job.forward_tokens * point.more(*widths), 0.0),
+            "gradients": gradients[point.gradients],
+            "gathered weights": num_bytes,
+        }
+        for point, num_bytes in zip(points_of(shape, job), whole or repeat(0.0), strict=False)
+    ]
+    return Moment("update", what, plus(rest, max(choices, key=lambda terms: sum(terms.values()))))
+
+
+def _checkpoints_gone(job: Job, shape: ModelShape, num_above: int) -> Terms:
+    """Below so many layers, if every layer has one."""
+    if job.checkpoint_every != 1 or job.activation_offloading:
+        return {}
+    return {"checkpoints": -float(num_above * job.forward_tokens * act.checkpoint_bytes(shape, job))}
 
 
 def _head(case: Case, part: Part, base: Terms, num_held: int) -> Iterator[Moment]:
     """The fused head, forward (with all of autocast's copies) and backward. DeepSpeed makes its bucket for the first
     gradient: of a value head on the same hidden states, if there is one, or else later."""
     shape, job = case.shape, part.job
-    tail, whole = {"layer work": num_held * 8.0 * shape.hidden}, gathered_head(case, part)
+    tail, whole = {"layer work": num_held * 8.0 * shape.hidden}, gathered_by(case, part)
     forward = {
         "head": act.head_forward_bytes(shape, job, job.scored_tokens),
         "cast weights": act.cast_cache_bytes(shape, job),
     }
-    yield Moment("update", "forward of the head", plus(base, tail, forward, whole))
+    yield Moment("update", "forward of the head", plus(base, tail, forward, gathered(whole.head)))
     backward = {"head": act.head_backward_bytes(shape, job, job.scored_tokens)}
     buckets = _buckets(case, part) if job.trainer == "ppo" and job.critic == "head" else {}
-    yield Moment("update", "backward of the head", plus(base, tail, backward, buckets, whole))
+    yield Moment("update", "backward of the head", plus(base, tail, backward, buckets, gathered(whole.head_backward)))
 
 
 def _other_tail_bytes(case: Case, part: Part) -> float:
@@ -111,7 +128,7 @@ def _bottom(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     if job.checkpoint_every:
         new["checkpoints"] = job.forward_tokens * float(act.checkpoint_bytes(shape, job))
     rest = plus(base, new, _pending(case, part), _buckets(case, part), _cast_weights(case, part))
-    yield from _layer(case, part, "backward of the bottom layer", rest, work, is_bottom=True)
+    yield _layer(case, part, "backward of the bottom layer", rest, work, gathered_by(case, part).bottom)
 
 
 def _embedding(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
@@ -120,9 +137,8 @@ def _embedding(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     shape, job, engine = case.shape, part.job, part.engine
     work = {"layer work": 4.0 * shape.hidden * job.forward_tokens}
     all_others = states.later_gradient_bytes(shape, engine, job, case.num_gpus)
-    table = {"embedding gradient": states.embedding_gradient_bytes(shape, engine, job, part.has_head)}
-    was_fetched = states.gathered_with_table_bytes(shape, job)[1] > 0
-    whole = {"gathered weights": 2.0 * embedding_params(shape) if was_fetched else 0.0}
+    table = {"embedding gradient": states.embedding_gradient_bytes(shape, engine, job, case.num_gpus, part.has_head)}
+    whole = gathered(gathered_by(case, part).embedding)
     buckets = _buckets(case, part)
     terms = plus(base, {"gradients": all_others}, _pending(case, part), buckets, table, whole, work)
     yield Moment("update", "backward of the embedding", terms)
@@ -191,11 +207,23 @@ def _cast_weights(case: Case, part: Part) -> Terms:
     return {"cast weights": act.cast_weight_bytes(case.shape, part.job)}
 
 
-def gathered_layer(case: Case, part: Part, in_backward: bool) -> Terms:
-    gathered = states.gathered_bytes(case.shape, part.job, part.has_head, in_backward)
-    return {"gathered weights": gathered} if gathered else {}
+def forwards(case: Case, part: Part, base: Terms, checkpoints: float = 0.0) -> Iterator[tuple[str, Terms]]:
+    """A layer's forward, where ZeRO-3 has most beside it: its attention, 13H a token, and its MLP. `checkpoints` are
+    bytes that each layer below has left."""
+    job, whole = part.job, gathered_by(case, part).forward or (Ahead(0, 0.0, 0.0),)
+    works = 13.0 * case.shape.hidden, act.no_grad_bytes(case.shape, job)
+    for what, work, place in (("attention", works[0], 1), ("MLP", works[1], 2)):
+        worst = max(whole, key=lambda ahead: ahead[place] + checkpoints * ahead.place)
+        terms = {"layer work": job.forward_tokens * work, "checkpoints": checkpoints * worst.place}
+        yield what, plus(base, terms, gathered(worst[place]))
 
 
-def gathered_head(case: Case, part: Part) -> Terms:
-    """Under ZeRO-3 the head is whole while it works."""
-    return {"gathered weights": 2.0 * embedding_params(case.shape)} if part.job.zero_stage == 3 else {}
+def gathered_by(case: Case, part: Part) -> Gathered:
+    """What ZeRO-3 has gathered in this engine's passes."""
+    num_passes = part.job.steps_per_generation or part.job.accumulation(case.num_gpus)
+    return gathering.gathered(case.shape, part.job, part.has_head, num_passes)
+
+
+def gathered(num_bytes: float) -> Terms:
+    """As a term."""
+    return {"gathered weights": num_bytes}

@@ -138,6 +138,10 @@ class Job:
         """Micro-batches of an optimizer step on one GPU."""
         return self.global_batch // (self.per_device_train_batch_size * num_gpus)
 
+    def num_backwards(self, num_gpus: int) -> int:
+        """Backward passes of an optimizer step on one GPU: each adds its gradients to those of the ones before."""
+        return self.accumulation(num_gpus) * -(-self.micro_batch_tokens // self.held_tokens)
+
     def generated_at_once(self, num_gpus: int) -> int:
         """Completions that one GPU generates at once."""
         steps = self.steps_per_generation or self.accumulation(num_gpus)

@@ -154,7 +154,7 @@ def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: in
         return dict.fromkeys(("none", "down", "kept", "up"), 0.0)
     down, up = (float(linear.num_params) for linear in _mlp(shape))
     each = gradient_value_bytes(job)
-    is_kept = job.zero_stage < 2 and job.accumulation(num_gpus) == 1 and not live_in_buckets(job, num_gpus)
+    is_kept = job.zero_stage < 2 and job.num_backwards(num_gpus) == 1 and not live_in_buckets(job, num_gpus)
     waits = is_kept or (job.zero_stage > 0 and down > job.reduce_bucket_size)
     kept = each * down if waits else 0.0
     return {"none": 0.0, "down": each * down, "kept": kept, "up": kept + each * up}
@@ -178,7 +178,7 @@ def embedding_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gp
 
 def later_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:
     """Gradients that this micro-batch has made before the embedding's, if it is the first: all others below ZeRO-2."""
-    if job.zero_stage > 1 or job.accumulation(num_gpus) > 1 or live_in_buckets(job, num_gpus):
+    if job.zero_stage > 1 or job.num_backwards(num_gpus) > 1 or live_in_buckets(job, num_gpus):
         return 0.0
     table = 0 if engine.frozen else embedding_params(shape)
     return float((engine.trained - table) * gradient_value_bytes(job))
@@ -198,7 +198,7 @@ def reduction_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, 
     that does not is sent by slices of one rank each, flattened together until they are more than a bucket."""
     if job.offload != "none":
         return 0.0 if engine.frozen else 2.0 * embedding_params(shape)
-    is_first = job.accumulation(num_gpus) == 1
+    is_first = job.num_backwards(num_gpus) == 1
     # Of this micro-batch: ZeRO-2 adds it to that of the earlier ones when all of it is there.
     share = share_gradient_bytes(shape, engine, job, num_gpus, has_head)
     is_large = not engine.frozen and embedding_params(shape) > job.reduce_bucket_size

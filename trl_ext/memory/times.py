@@ -91,7 +91,7 @@ def communication_seconds(case: Case) -> float:
 
 
 def _sent_bytes(case: Case, engine: Engine) -> float:
-    job, micro_steps = case.job, case.job.accumulation(case.num_gpus)
+    job, micro_steps = case.job, case.job.num_backwards(case.num_gpus)
     gradients = 2.0 * engine.trained
     if job.zero_stage == 0:
         return 2 * gradients * (2 if mode_of(job).value.startswith("fp32") else 1)
@@ -108,7 +108,7 @@ def offload_seconds(case: Case) -> float:
         return _activation_offload_seconds(case)
     trained = sum(engine.trained for engine in case.engines)
     whole = trained + sum(engine.frozen for engine in case.engines)
-    micro_steps = job.accumulation(case.num_gpus)
+    micro_steps = job.num_backwards(case.num_gpus)
     moved = 2.0 * trained / case.num_gpus * (micro_steps + 1)
     if job.offload == "all":
         moved += 2 * 2.0 * whole / case.num_gpus * micro_steps

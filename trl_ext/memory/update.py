@@ -47,6 +47,7 @@ def _backward(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     for place, between in whole.middle:
         gone = _checkpoints_gone(job, shape, shape.num_layers - 1 - place)
         yield _layer(case, part, "backward of a layer", plus(rest, gone), work, between)
+    yield from _with_share(case, part, base, (checkpoints, saved))
     yield from _bottom(case, part, base)
     yield from _embedding(case, part, base)
 
@@ -118,6 +119,21 @@ def _top_layer_bytes(case: Case, part: Part) -> float:
     return added - (4.0 * shape.hidden if is_unneeded else 0.0)
 
 
+def _with_share(case: Case, part: Part, base: Terms, held: tuple[float, float]) -> Iterator[Moment]:
+    """Rank 0 of ZeRO-2 makes the buffer of its share of the gradients for the first of them: a norm's, which are
+    shared out on their own, so that it is there when an N-th of the layers, and their checkpoints, are left."""
+    shape, job = case.shape, part.job
+    num_left = shape.num_layers // case.num_gpus
+    if job.zero_stage != 2 or part.engine.frozen or not num_left:
+        return
+    checkpoints, saved = (job.held_tokens * num / shape.num_layers * num_left for num in held)
+    left = {"checkpoints": 0.0 if job.activation_offloading else checkpoints, "saved layers": saved}
+    left["gradients"] = states.share_gradient_bytes(shape, part.engine, job, case.num_gpus, part.has_head)
+    rest = plus(base, left, _pending(case, part), _buckets(case, part), _cast_weights(case, part))
+    work = job.forward_tokens * _top_layer_bytes(case, part)
+    yield _layer(case, part, "backward of the first layer with a share of the gradients", rest, work, ())
+
+
 def _bottom(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     """All layers above have their gradients."""
     shape, job = case.shape, part.job
@@ -156,7 +172,7 @@ def gradients_of_others(case: Case, part: Part) -> Terms:
     if case.job.zero_stage == 3:
         return {}
     is_second = part is not case.parts[0]
-    waits = case.job.accumulation(case.num_gpus) > (2 if is_second and case.job.zero_stage else 1)
+    waits = case.job.num_backwards(case.num_gpus) > (2 if is_second and case.job.zero_stage else 1)
     stand = waits or (is_second and not case.job.zero_stage)
     others = [other for other in case.parts if other is not part] if stand else []
     return {"gradients": sum(standing_bytes(case, other) for other in others)}
@@ -164,7 +180,7 @@ def gradients_of_others(case: Case, part: Part) -> Terms:
 
 def _gradients_before(case: Case, part: Part) -> Terms:
     """Its own of earlier micro-batches."""
-    if case.job.zero_stage == 3 or case.job.accumulation(case.num_gpus) == 1:
+    if case.job.zero_stage == 3 or case.job.num_backwards(case.num_gpus) == 1:
         return {}
     return {"gradients": standing_bytes(case, part)}
 
@@ -184,7 +200,7 @@ def _head_gradient(case: Case, part: Part) -> Terms:
         return {}
     if shape.tied:
         return _pending(case, part)
-    is_new = job.zero_stage < 2 and job.accumulation(case.num_gpus) == 1
+    is_new = job.zero_stage < 2 and job.num_backwards(case.num_gpus) == 1
     is_new = is_new and not states.live_in_buckets(job, case.num_gpus)
     return {"gradients": float(head_params(shape) * states.gradient_value_bytes(job))} if is_new else {}
 
@@ -220,7 +236,7 @@ def forwards(case: Case, part: Part, base: Terms, checkpoints: float = 0.0) -> I
 
 def gathered_by(case: Case, part: Part) -> Gathered:
     """What ZeRO-3 has gathered in this engine's passes."""
-    num_passes = part.job.steps_per_generation or part.job.accumulation(case.num_gpus)
+    num_passes = part.job.steps_per_generation or part.job.num_backwards(case.num_gpus)
     return gathering.gathered(case.shape, part.job, part.has_head, num_passes)
 
 

@@ -53,7 +53,7 @@ SETTINGS = {
     if trainer == "reward" or stage == 2
 }
 JOBS = {name: Job(**settings) for name, settings in SETTINGS.items()}
-BY_TWIN = ["reward, full, ZeRO-1", "reward, lora, ZeRO-3"]
+BY_TWIN = ["reward, full, ZeRO-1", "reward, full, ZeRO-3", "reward, lora, ZeRO-3"]
 
 
 @pytest.fixture(scope="module")

@@ -285,9 +285,10 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
     """Arguments by name: those of the plan's fields that differ from the run's, and what follows from them."""
     keys, fields = settings.recipe(job, "", args.world_size), run.fields
     wanted = {
-        name: keys[name]
-        for name in keys.keys() - {"bf16", "optim"}
-        if hasattr(args, name) and (name not in fields or fields[name] != getattr(job, name))
+        name: value
+        for name, value in keys.items()
+        if name not in ("bf16", "optim") and hasattr(args, name)
+        if name not in fields or fields[name] != getattr(job, name)
     }
     if "dtype" not in run.given:
         wanted["model_init_kwargs"] = {**_loading(args), "dtype": job.dtype}

@@ -1,5 +1,6 @@
 """The two kinds of memory pool of CUDA's caching allocator: segments, and an arena that grows. See `allocator`."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Block:
             self.after.before = self
 
 
-class Pool:
+class Pool(ABC):
     """Free blocks, sorted by size and address.
 
     Args:
@@ -87,18 +88,18 @@ class Pool:
         block = self._blocks.pop(self._order.pop(place)[1])
         return self._given(block, size)
 
+    @abstractmethod
     def grow(self, size: int, room: float) -> Block | None:
         """A block from new memory of at most `room` bytes; None if that is too little."""
-        raise NotImplementedError
 
     def give_back(self, block: Block) -> None:
         """Join a block with its free neighbours."""
         block.is_free = True
         self._insert(self._joined(block))
 
+    @abstractmethod
     def release(self) -> None:
         """Hand back to the card what is free as a whole."""
-        raise NotImplementedError
 
     def _fitting(self, size: int) -> int:
         return bisect_left(self._order, (size,))

@@ -29,7 +29,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 quickstart: $(VENV)/.installed
-	assets=$$($(BIN)/python -m trl_ext.scripts.quickstart_assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
+	assets=$$($(BIN)/python -m trl_ext.scripts.quickstart.assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
 	$(BIN)/accelerate launch --num_processes 2 --config_file accelerate_configs/zero2.yaml \
 		-m trl_ext.scripts.grpo --config trl_ext/recipes/quickstart.yaml \
 		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --seed $(SEED)

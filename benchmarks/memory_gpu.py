@@ -35,11 +35,11 @@ from memory_gpu_report import predict, record, sentences, summary, table
 from memory_gpu_rows import ROWS, Row, tiny
 from rich.console import Console
 
-from trl_ext.memory.phases import usable_bytes
-from trl_ext.memory.settings import ALLOCATOR
-from trl_ext.memory.twin.driver import environment, last_words, simulate
-from trl_ext.memory.twin.simulation import Simulation, simulation_of
+from trl_ext.memory.files.settings import ALLOCATOR
+from trl_ext.memory.formulas.phases import usable_bytes
 from trl_ext.memory.units import gib
+from trl_ext.twin.driver import environment, last_words, simulate
+from trl_ext.twin.simulation import Simulation, simulation_of
 
 WORKER = Path(__file__).with_name("memory_gpu_worker.py")
 PREFIX = "ROW "  # the worker's, before its answer

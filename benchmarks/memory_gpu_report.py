@@ -7,7 +7,7 @@ from typing import Any
 from memory_gpu_rows import Row
 from rich.table import Table
 
-from trl_ext.memory.phases import Case, Moment, moments, slack_bytes, usable_bytes
+from trl_ext.memory.formulas.phases import Case, Moment, moments, slack_bytes, usable_bytes
 from trl_ext.memory.units import gib
 
 # What a row goes through: completions are given, so that nothing is generated.

@@ -12,8 +12,8 @@ from typing import Any
 
 from trl_ext.memory import Job, find_card, find_shape
 from trl_ext.memory.cards import Hardware
-from trl_ext.memory.known_models import MODELS
-from trl_ext.memory.shapes import ModelShape
+from trl_ext.memory.models.known import MODELS
+from trl_ext.memory.models.shapes import ModelShape
 
 NAMES = {
     "0.5B": "Qwen/Qwen2.5-0.5B",

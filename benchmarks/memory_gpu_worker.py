@@ -24,9 +24,9 @@ import torch
 
 import trl_ext
 from trl_ext import compat
-from trl_ext.memory.twin import adapters, models, run
-from trl_ext.memory.twin.simulation import Simulation
-from trl_ext.memory.twin.tracker import LOAD, UPDATE, Tracker
+from trl_ext.twin import adapters, models, run
+from trl_ext.twin.simulation import Simulation
+from trl_ext.twin.tracker import LOAD, UPDATE, Tracker
 
 PREFIX = "ROW "  # before the JSON: libraries print, too
 # No rehearsal, whose peak is no phase's, and no second try with less after an out-of-memory error.
@@ -138,7 +138,7 @@ def models_on(device: str) -> Iterator[None]:
         with torch.device(device):
             return made(*what)
 
-    with adapters.replaced(("trl_ext.memory.twin.models:_made", make)):
+    with adapters.replaced(("trl_ext.twin.models:_made", make)):
         yield
 
 

@@ -51,7 +51,7 @@ from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
 import trl_ext
-from trl_ext.scripts.quickstart_assets import cache_folder
+from trl_ext.scripts.quickstart.assets import cache_folder
 
 PEER = "trl==1.12.0"
 HERE = Path(__file__).parent

@@ -33,7 +33,7 @@ from rich.table import Table
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, TrainerCallback
 
 import trl_ext
-from trl_ext.scripts.quickstart_assets import prepare
+from trl_ext.scripts.quickstart.assets import prepare
 
 DATA = Path(os.environ.get("TRL_EXT_DATA", "data"))
 FILE = "hh_harmless_1800.jsonl.gz"

@@ -33,7 +33,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 import trl_ext
-from trl_ext.scripts.quickstart_assets import prepare
+from trl_ext.scripts.quickstart.assets import prepare
 
 DATA = Path(os.environ.get("TRL_EXT_DATA", "data"))
 FILE = "gsm8k_pairs_500q.jsonl"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "GRPOConfig": "trl_ext.trainers.grpo_config",
-    "GRPOTrainer": "trl_ext.trainers.grpo",
-    "PPOConfig": "trl_ext.trainers.ppo_config",
-    "PPOTrainer": "trl_ext.trainers.ppo",
-    "RewardConfig": "trl_ext.trainers.reward_config",
-    "RewardTrainer": "trl_ext.trainers.reward",
+    "GRPOConfig": "trl_ext.trainers.grpo.config",
+    "GRPOTrainer": "trl_ext.trainers.grpo.trainer",
+    "PPOConfig": "trl_ext.trainers.ppo.config",
+    "PPOTrainer": "trl_ext.trainers.ppo.trainer",
+    "RewardConfig": "trl_ext.trainers.reward.config",
+    "RewardTrainer": "trl_ext.trainers.reward.trainer",
     "Rule": "trl_ext.rewards",
     "RuleSet": "trl_ext.rewards",
     "Verdict": "trl_ext.rewards",
@@ -42,12 +42,12 @@ __all__ = [
 if TYPE_CHECKING:
     from trl_ext.memory import plan
     from trl_ext.rewards import Rule, RuleSet, Verdict, build_pairs, filter_pairs
-    from trl_ext.trainers.grpo import GRPOTrainer
-    from trl_ext.trainers.grpo_config import GRPOConfig
-    from trl_ext.trainers.ppo import PPOTrainer
-    from trl_ext.trainers.ppo_config import PPOConfig
-    from trl_ext.trainers.reward import RewardTrainer
-    from trl_ext.trainers.reward_config import RewardConfig
+    from trl_ext.trainers.grpo.config import GRPOConfig
+    from trl_ext.trainers.grpo.trainer import GRPOTrainer
+    from trl_ext.trainers.ppo.config import PPOConfig
+    from trl_ext.trainers.ppo.trainer import PPOTrainer
+    from trl_ext.trainers.reward.config import RewardConfig
+    from trl_ext.trainers.reward.trainer import RewardTrainer
 
 
 def __getattr__(name: str) -> Any:

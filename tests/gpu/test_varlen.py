@@ -6,7 +6,7 @@ from datasets import Dataset
 
 from tests import tiny
 from tests.batches import RAGGED, alone, batch, gradient
-from tests.tensor.test_packed_attention import packed_logits
+from tests.tensor.packing.test_packed_attention import packed_logits
 from trl_ext import GRPOConfig, GRPOTrainer, compat
 from trl_ext.packing import attention
 

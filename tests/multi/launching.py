@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.multi.warm import warm_python
 
 ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
 YAMLS = {path.stem: path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml"))}
 JSONS = {path.stem: path for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))}
 TIMEOUT_S = 300  # a run that compiles first takes 60

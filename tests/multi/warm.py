@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from trl_ext.memory.twin import server
+from trl_ext.twin import server
 
 # What launches and workers import on their way.
 PRELOADED = (

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from trl_ext.memory import estimate
 from trl_ext.memory.job import check_batch, check_model
-from trl_ext.memory.twin import simulation_of, why_not
 from trl_ext.memory.units import GIB
+from trl_ext.twin import simulation_of, why_not
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = sorted((BENCHMARKS / "results").glob("memory_gpu_*.json"))

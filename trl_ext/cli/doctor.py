@@ -26,8 +26,8 @@ MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]
 def doctor(argv: Sequence[str]) -> int:
     """Run the command; the exit code."""
     arguments = _parser().parse_args(list(argv))
-    from trl_ext.memory.doctor import examine, look
-    from trl_ext.memory.doctor.finding import all_well
+    from trl_ext.doctor import examine, look
+    from trl_ext.doctor.finding import all_well
 
     plan = _plan(arguments.plan)
     facts = look(arguments.output_dir)
@@ -62,8 +62,8 @@ def _plan(path: str | None) -> Any:
 
 
 def _as_dict(facts: Any, findings: Sequence[Any]) -> dict[str, Any]:
-    from trl_ext.memory.doctor.finding import all_well
-    from trl_ext.memory.doctor.look import as_dict
+    from trl_ext.doctor.finding import all_well
+    from trl_ext.doctor.look import as_dict
 
     return {
         "ok": all_well(findings),
@@ -78,7 +78,7 @@ def print_findings(findings: Iterable[Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from trl_ext.cli.score import printable
+    from trl_ext.cli.score.command import printable
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

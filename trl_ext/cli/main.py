@@ -133,21 +133,21 @@ def report(argv: list[str]) -> int:
 
 def plan(argv: list[str]) -> int:
     """Settings that fit the cards, by formulas."""
-    from trl_ext.cli.plan import plan as run
+    from trl_ext.cli.plan.command import plan as run
 
     return run(argv)
 
 
 def check(argv: list[str]) -> int:
     """Check a recipe without weights."""
-    from trl_ext.cli.check import check as run
+    from trl_ext.cli.check.command import check as run
 
     return run(argv)
 
 
 def dryrun(argv: list[str]) -> int:
     """Count a recipe's memory on fake tensors."""
-    from trl_ext.cli.dryrun import dryrun as run
+    from trl_ext.cli.dryrun.command import dryrun as run
 
     return run(argv)
 
@@ -161,7 +161,7 @@ def doctor(argv: list[str]) -> int:
 
 def score(argv: list[str]) -> int:
     """Check rules without a model."""
-    from trl_ext.cli.score import score as run
+    from trl_ext.cli.score.command import score as run
 
     return run(argv)
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.memory import states
 from trl_ext.memory.cards import CONTEXT_GIB, Hardware
-from trl_ext.memory.generation import check_vllm
+from trl_ext.memory.formulas import states
+from trl_ext.memory.formulas.generation import check_vllm
+from trl_ext.memory.formulas.phases import PHASE_WORDS, PHASES, Case, Moment, moments, slack_bytes, usable_bytes
+from trl_ext.memory.formulas.times import step_seconds
 from trl_ext.memory.job import Job, check_batch, check_model
-from trl_ext.memory.phases import PHASE_WORDS, PHASES, Case, Moment, moments, slack_bytes, usable_bytes
-from trl_ext.memory.shapes import ModelShape
-from trl_ext.memory.times import step_seconds
+from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.units import gib
 
 

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.shapes import ALL_LINEAR, ModelShape, lora_linears
+from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape, lora_linears
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "trainer": ("reward", "grpo", "ppo"),

@@ -24,23 +24,23 @@ from typing import Any, TypeVar
 import yaml
 
 from trl_ext.errors import ConfigError, RuleError
-from trl_ext.rewards.answer import Answer
-from trl_ext.rewards.code import Code
-from trl_ext.rewards.cosine import Cosine
-from trl_ext.rewards.grammar import Grammar
-from trl_ext.rewards.instructions import Instructions
-from trl_ext.rewards.json_schema import JsonSchema
-from trl_ext.rewards.keywords import Keywords
-from trl_ext.rewards.language import Language
-from trl_ext.rewards.length import Length
-from trl_ext.rewards.maths import Math
-from trl_ext.rewards.overlong import SoftOverlong
-from trl_ext.rewards.pattern import Pattern
-from trl_ext.rewards.procedural import Procedural
-from trl_ext.rewards.relevance import Relevance
-from trl_ext.rewards.repetition import Repetition
 from trl_ext.rewards.rule import Rule, snake_case
-from trl_ext.rewards.tags import Tags
+from trl_ext.rewards.rules.answer import Answer
+from trl_ext.rewards.rules.code import Code
+from trl_ext.rewards.rules.cosine import Cosine
+from trl_ext.rewards.rules.grammar import Grammar
+from trl_ext.rewards.rules.instructions import Instructions
+from trl_ext.rewards.rules.json_schema import JsonSchema
+from trl_ext.rewards.rules.keywords import Keywords
+from trl_ext.rewards.rules.language import Language
+from trl_ext.rewards.rules.length import Length
+from trl_ext.rewards.rules.maths import Math
+from trl_ext.rewards.rules.overlong import SoftOverlong
+from trl_ext.rewards.rules.pattern import Pattern
+from trl_ext.rewards.rules.procedural import Procedural
+from trl_ext.rewards.rules.relevance import Relevance
+from trl_ext.rewards.rules.repetition import Repetition
+from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.workers.limits import Limits
 
 _RULES: tuple[type[Rule], ...] = (

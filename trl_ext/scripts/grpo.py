@@ -50,7 +50,7 @@ class GRPOScriptArguments(RewardArguments):
 
 def make_parser(prog: str | None = None) -> StrictParser:
     """The parser of this script; `trl-ext grpo` uses it as well."""
-    from trl_ext.trainers.grpo_config import GRPOConfig
+    from trl_ext.trainers.grpo.config import GRPOConfig
 
     return StrictParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)
 
@@ -74,7 +74,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
     from trl import get_peft_config, get_quantization_config
 
-    from trl_ext.trainers.grpo import GRPOTrainer
+    from trl_ext.trainers.grpo.trainer import GRPOTrainer
 
     trainer = GRPOTrainer(
         model=model_args.model_name_or_path,

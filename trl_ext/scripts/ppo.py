@@ -80,7 +80,7 @@ class PPOScriptArguments(RewardArguments):
 
 def make_parser(prog: str | None = None) -> StrictParser:
     """The parser of this script; `trl-ext ppo` uses it as well."""
-    from trl_ext.trainers.ppo_config import PPOConfig
+    from trl_ext.trainers.ppo.config import PPOConfig
 
     return StrictParser((PPOScriptArguments, PPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)
 
@@ -133,8 +133,8 @@ def scorers(script_args: Any) -> list[Any]:
 
 def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
     """What the trainer refuses, before the data are read; `critic` becomes the one that the run has."""
-    from trl_ext.trainers.actor_critic.critics import choose_critic
-    from trl_ext.trainers.ppo_inputs import check_models
+    from trl_ext.trainers.ppo.critic.critics import choose_critic
+    from trl_ext.trainers.ppo.inputs import check_models
 
     check_models(
         training_args,
@@ -180,7 +180,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
     from trl import get_peft_config, get_quantization_config
 
-    from trl_ext.trainers.ppo import PPOTrainer
+    from trl_ext.trainers.ppo.trainer import PPOTrainer
 
     trainer = PPOTrainer(
         training_args,

@@ -104,7 +104,7 @@ class RewardModelConfig(ModelConfig):
 
 def make_parser(prog: str | None = None) -> StrictParser:
     """The parser of this script; `trl-ext reward` uses it as well."""
-    from trl_ext.trainers.reward_config import RewardConfig
+    from trl_ext.trainers.reward.config import RewardConfig
 
     return StrictParser(
         (RewardScriptArguments, RewardConfig, RewardModelConfig, DatasetMixtureConfig), prog, DESCRIPTION
@@ -146,7 +146,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
     from trl import get_peft_config, get_quantization_config
 
-    from trl_ext.trainers.reward import RewardTrainer
+    from trl_ext.trainers.reward.trainer import RewardTrainer
 
     trainer = RewardTrainer(
         model=model_args.model_name_or_path,

@@ -16,7 +16,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data import Source
 from trl_ext.scripts.exit import user_errors
-from trl_ext.trainers.oom.message import out_of_memory_in_words
+from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 
 
 def main(

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_ext.rewards.explanation import one_line
 from trl_ext.rewards.rule import Verdict
+from trl_ext.rewards.totals.explanation import one_line
 
 # Kinds of failure, in the order of the table, and what the row's gold did.
 FAULTS = {

@@ -18,9 +18,9 @@ from trl_ext.rewards.auditing.audit import data_rows, ideal_of, plain_numbers
 from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
 from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, prompt_text, tags_of
-from trl_ext.rewards.explanation import Explanation
 from trl_ext.rewards.rows import completion_text
 from trl_ext.rewards.ruleset import RuleSet, require_columns
+from trl_ext.rewards.totals.explanation import Explanation
 
 _ROUNDING = 1e-9
 _BAR_DELAY_S = 2.0

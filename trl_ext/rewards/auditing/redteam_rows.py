@@ -7,11 +7,11 @@ from typing import Any
 
 from trl_ext.errors import DataError
 from trl_ext.rewards.auditing.audit import gold_key, ideal_of
-from trl_ext.rewards.keywords import Keywords
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.rules.keywords import Keywords
+from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.shaping import applies
-from trl_ext.rewards.tags import Tags
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import re
 
 from trl_ext.rewards.instruction_kinds.spec import Instruction, count, positive, text
-from trl_ext.rewards.json_schema import MAX_DEPTH, nesting, strict_json
+from trl_ext.rewards.rules.json_schema import MAX_DEPTH, nesting, strict_json
 
 _BULLET = re.compile(r"^[ \t]*+[*+-][ \t]++(?=[^\n]*\w)", re.MULTILINE)
 # Asterisks on both sides, and neither of the inner sides a space: "2 * 3 * 4" highlights nothing.

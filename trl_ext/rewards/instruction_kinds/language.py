@@ -5,8 +5,8 @@ from typing import Any
 
 from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.instruction_kinds.spec import Instruction
-from trl_ext.rewards.language import Language
 from trl_ext.rewards.rule import Row
+from trl_ext.rewards.rules.language import Language
 
 
 @lru_cache(maxsize=64)

@@ -11,12 +11,12 @@ Every search is one pass over the text.
 import re
 from dataclasses import dataclass
 
-from trl_ext.rewards.anchors import DENIAL, after_think, denied, visible
-from trl_ext.rewards.mathematics.boxes import answer_tags, boxes
 from trl_ext.rewards.mathematics.limits import MAX_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.mathematics.values import value_of
-from trl_ext.rewards.numbers import read_number
+from trl_ext.rewards.text.anchors import DENIAL, after_think, denied, visible
+from trl_ext.rewards.text.boxes import answer_tags, boxes
+from trl_ext.rewards.text.numbers import read_number
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _DENIAL_CHARS = 100  # before an answer, where a denial is looked for

@@ -1,0 +1,97 @@
+"""The quickstart's data holds out whole pairs of operands, and its folder is built once and whole."""
+
+import json
+import threading
+
+import pytest
+
+from trl_ext.scripts.quickstart import data
+from trl_ext.scripts.quickstart.assets import build_once, cache_folder
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
+    pytest.importorskip("reasoning_gym")
+    folder = tmp_path_factory.mktemp("data")
+    data.build_data(folder)
+    return {
+        split: [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
+        for split in ("train", "test")
+    }
+
+
+def expression(row):
+    """`4 + 3` of a row's question."""
+    return row["prompt"][0]["content"].partition(": ")[2].partition(" =")[0]
+
+
+def operands(row):
+    left, _, right = expression(row).split()
+    return frozenset({left, right})
+
+
+def test_there_are_2000_rows_to_train_on_and_64_different_ones_held_out(splits):
+    assert len(splits["train"]) == 2000
+    assert len({expression(row) for row in splits["test"]}) == len(splits["test"]) == 64
+
+
+def test_no_held_out_problem_shares_its_operands_with_a_training_problem(splits):
+    assert not {operands(row) for row in splits["train"]} & {operands(row) for row in splits["test"]}
+
+
+def test_every_answer_is_right(splits):
+    for row in [*splits["train"], *splits["test"]]:
+        left, sign, right = expression(row).split()
+        assert int(row["answer"]) == int(left) + (int(right) if sign == "+" else -int(right))
+
+
+def test_a_prompt_is_one_user_message_that_asks_for_the_number_only(splits):
+    (message,) = splits["test"][0]["prompt"]
+    assert message["role"] == "user" and message["content"].endswith(" = ?\nAnswer with the equation only.")
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TRL_EXT_CACHE", raising=False)
+    assert cache_folder() == tmp_path / "trl_ext" / "quickstart"
+    monkeypatch.setenv("TRL_EXT_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own" / "quickstart"
+
+
+def test_a_folder_is_built_once(tmp_path):
+    builds = []
+
+    def build(folder):
+        builds.append(folder)
+        (folder / "file").write_text("x")
+
+    for _ in range(2):
+        build_once(tmp_path / "model", build)
+    assert len(builds) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path):
+    def build(folder):
+        (folder / "half").write_text("x")
+        raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        build_once(tmp_path / "model", build)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_builds_at_once_one_wins_and_both_return(tmp_path):
+    both_building = threading.Barrier(2)
+
+    def build(folder):
+        (folder / "file").write_text("x")
+        both_building.wait(timeout=10)
+
+    threads = [threading.Thread(target=build_once, args=(tmp_path / "model", build)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "file").read_text() == "x"

@@ -1,0 +1,230 @@
+"""`trl-ext score`: files in, a table and an exit code out; slips are one sentence."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trl_ext.cli.main import main
+from trl_ext.cli.score.command import printable
+
+RULES = """\
+rules:
+  - {rule: answer}
+  - {rule: length, low: 1, high: 200, unit: words, weight: 0.1, gate: answer}
+"""
+HEAVY = ("torch", "trl", "transformers", "datasets", "rich", "yaml")
+ASKED = [{"role": "user", "content": "What is 6 * 7?"}]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "rules.yaml").write_text(RULES)
+    write("data.jsonl", [{"prompt": ASKED, "answer": "42"}, {"prompt": "What is 1 + 1?", "answer": "2"}])
+    return tmp_path
+
+
+def write(name, rows):
+    with open(name, "w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def stopped(argv, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error.strip()
+
+
+@pytest.mark.parametrize("argv", [["score"], ["score", "--help"], ["score", "redteam", "--help"]])
+def test_help_imports_nothing_heavy(argv):
+    code = (
+        "import sys; from trl_ext.cli.main import main\n"
+        f"try: main({argv})\nexcept SystemExit: pass\nprint([m for m in {HEAVY} if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["audit", "explain", "redteam"])
+def test_help_says_what_it_is_for_and_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["score", command, "--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0 and f"  trl-ext score {command} rules.yaml" in text and "?" in text
+
+
+def test_main_help_names_the_command(capsys):
+    main(["--help"])
+    assert "\n  score " in capsys.readouterr().out
+
+
+def test_audit_is_quiet_about_data_that_fits(folder, capsys):
+    write("data.jsonl", [{"answer": "#### 42"}, {"answer": "18"}])
+    assert main(["score", "audit", "rules.yaml", "data.jsonl"]) == 0
+    assert "ok: every gold is read" in capsys.readouterr().out
+
+
+def test_audit_exits_with_1_and_names_the_row(folder, capsys):
+    write("data.jsonl", [{"answer": "42"}, {"answer": "forty"}])
+    assert main(["score", "audit", "rules.yaml", "data.jsonl"]) == 1
+    assert "answer, row 1: its gold cannot be read" in capsys.readouterr().out
+    assert main(["score", "audit", "rules.yaml", "data.jsonl", "--limit", "1"]) == 0
+
+
+@pytest.mark.parametrize("command", [["audit", "rules.yaml", "data.jsonl"], ["redteam", "rules.yaml"]])
+def test_json_is_nothing_but_json(folder, capsys, command):
+    code = main(["score", *command, "--json"])
+    assert json.loads(capsys.readouterr().out)["ok"] is (code == 0)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_audit_reads_the_formats_that_training_reads(folder, capsys, suffix):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"answer": "42"}, {"answer": "18"}])
+    getattr(data, f"to_{suffix[:4] if suffix != 'parquet' else suffix}")(f"data.{suffix}")
+    assert main(["score", "audit", "rules.yaml", f"data.{suffix}"]) == 0
+
+
+def test_audit_reads_a_saved_dataset_and_its_splits(folder, capsys):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"answer": "42"}])
+    data.save_to_disk("one")
+    datasets.DatasetDict({"validation": data}).save_to_disk("several")
+    capsys.readouterr()
+    assert main(["score", "audit", "rules.yaml", "one"]) == 0
+    assert main(["score", "audit", "rules.yaml", "several", "--split", "validation"]) == 0
+    error = stopped(["score", "audit", "rules.yaml", "several"], capsys)
+    assert error == "error: several has no split 'train', only validation. Name one with --split."
+
+
+def test_redteam_prints_every_cheat_and_exits_with_1_when_one_pays(folder, capsys):
+    (folder / "rules.yaml").write_text("rules: [{rule: answer, where: all}]")
+    assert main(["score", "redteam", "rules.yaml"]) == 1
+    text = capsys.readouterr().out
+    assert "\nprompt copied " in text and "answer only in the thoughts, row 0: " in text
+
+
+def test_redteam_exits_with_0_when_none_pays(folder, capsys):
+    (folder / "rules.yaml").write_text("rules: [{rule: length, low: 1, high: 90, unit: words}]")
+    assert main(["score", "redteam", "rules.yaml"]) == 0
+
+
+def test_redteam_cheats_on_the_users_rows(folder, capsys):
+    write("data.jsonl", [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "?", "answer": "18"}])
+    main(["score", "redteam", "rules.yaml", "--data", "data.jsonl", "--limit", "1"])
+    assert " cheats on 1 row, " in capsys.readouterr().out
+
+
+def test_explain_prints_rules_columns_and_text(folder, capsys):
+    write(
+        "table.jsonl", [{"prompt": "?", "completion": "A: 1", "answer": "2"}, {"completion": "A: 42", "answer": "42"}]
+    )
+    assert main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "completion: A: 42" in text and "total   1.100" in text
+    assert "answer='42'" in text and "where 'answer' is at least 1" in text
+
+
+def test_explain_reads_trls_table_and_joins_the_dataset(folder, capsys):
+    datasets = pytest.importorskip("datasets")
+    row = {
+        "step": 10,
+        "prompt": [{**ASKED[0], "name": None}],  # as parquet gives messages back when others have a name
+        "completion": [{"role": "assistant", "content": "It is 42."}],
+        "rules": 1.1,
+        "answer": 0.5,  # a reward, under the name of a rule and of a column
+        "advantage": 0.7,
+    }
+    datasets.Dataset.from_list([row, {**row, "rules": 0.0}]).to_parquet("completions.parquet")
+    command = ["score", "explain", "rules.yaml", "completions.parquet", "--data", "data.jsonl"]
+    write("data.jsonl", [{"prompt": ASKED, "answer": "42"}, {"prompt": [{**ASKED[0], "content": "?"}], "answer": "2"}])
+    assert main([*command, "--row", "0"]) == 0
+    text = capsys.readouterr().out
+    assert "step 10" in text and "answer='42'" in text and "total   1.100" in text
+    assert text.endswith("total in the log: 1.100, advantage in the log: 0.700\n")
+    main([*command, "--row", "1"])
+    assert "total in the log: 0.000" in (text := capsys.readouterr().out) and "The log differs" in text
+
+
+def test_explain_takes_columns_under_other_names(folder, capsys):
+    write("table.jsonl", [{"question": "?", "response": "A: 42", "solution": "42"}])
+    names = ["--column", "completion=response", "--column", "answer=solution"]
+    assert main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0", *names]) == 0
+    assert "total   1.100" in capsys.readouterr().out
+
+
+def test_explain_takes_token_ids_from_the_table(folder, capsys):
+    (folder / "rules.yaml").write_text("rules: [{rule: length, high: 2}]")
+    write("table.jsonl", [{"completion": "A: 42", "completion_ids": [5, 6, 7]}])
+    main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0"])
+    assert "3 tokens" in capsys.readouterr().out
+
+
+TABLE = [{"prompt": "What is 1 + 1?", "completion": "A: 2", "step": 1, "answer": 1.0, "advantage": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["audit", "rules.yaml", "nowhere.jsonl"], "There is no file or folder nowhere.jsonl."),
+        (["audit", "nowhere.yaml", "data.jsonl"], "nowhere.yaml cannot be read"),
+        (["audit", "rules.yaml", "rules.yaml"], "rules.yaml is none of .jsonl, .json, .parquet, .csv."),
+        (["audit", "rules.yaml", "data.jsonl", "--limit", "0"], "--limit is 0. Give at least 1."),
+        (["audit", "rules.yaml", "data.jsonl", "--others", "-1"], "others is -1."),
+        (["audit", "rules.yaml", "empty.jsonl"], "empty.jsonl cannot be read"),
+        (["audit", "rules.yaml", "broken.jsonl"], "broken.jsonl cannot be read"),
+        (["audit", "rules.yaml", "other.jsonl"], "Rule 'answer' reads the column 'answer', which the dataset lacks"),
+        (["redteam", "rules.yaml", "--shape", "A:"], "shape is 'A:'. Write [answer]"),
+        (["explain", "rules.yaml", "table.jsonl", "--row", "1"], "table.jsonl has 1 rows, counted from 0"),
+        (["explain", "rules.yaml", "table.jsonl", "--row", "-1"], "table.jsonl has 1 rows, counted from 0"),
+        (
+            ["explain", "rules.yaml", "table.jsonl", "--row", "0"],
+            "The rules read the column 'answer', which this table",
+        ),
+        (["explain", "rules.yaml", "other.jsonl", "--row", "0"], "other.jsonl has no column 'completion'"),
+        (
+            ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "other.jsonl"],
+            "other.jsonl or the table has no column 'prompt' to join by.",
+        ),
+        (
+            ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "unlike.jsonl"],
+            "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
+        ),
+        (
+            ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "twice.jsonl"],
+            "Rows 0, 1 of twice.jsonl have this prompt and differ.",
+        ),
+        (["explain", "rules.yaml", "table.jsonl", "--row", "0", "--column", "answer"], "--column is 'answer'."),
+        (["explain", "tokens.yaml", "table.jsonl", "--row", "0"], "Rule 'length' raised RuleError"),
+    ],
+)
+def test_a_slip_is_one_sentence(folder, capsys, argv, sentence):
+    write("table.jsonl", TABLE)
+    write("empty.jsonl", [])
+    (folder / "broken.jsonl").write_text('{"answer": \n')
+    write("other.jsonl", [{"solution": "18"}])
+    write("unlike.jsonl", [{"prompt": "?", "answer": "2"}])
+    write("twice.jsonl", [{"prompt": "What is 1 + 1?", "answer": answer} for answer in ("2", "3")])
+    (folder / "tokens.yaml").write_text("rules: [{rule: length}]")
+    assert stopped(["score", *argv], capsys).startswith(f"error: {sentence}")
+
+
+def test_a_rule_of_tokens_names_the_option(folder, capsys):
+    (folder / "rules.yaml").write_text("rules: [{rule: length}]")
+    write("table.jsonl", TABLE)
+    error = stopped(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0"], capsys)
+    assert error.endswith("On the command line: --tokenizer MODEL.")
+
+
+def test_an_unknown_option_exits_with_2(folder, capsys):
+    assert "unrecognized arguments: --lmit" in stopped(["score", "redteam", "rules.yaml", "--lmit", "3"], capsys)
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_sent():
+    assert printable("a\x1b[2J\nb\u202e\ud800") == "a\\x1b[2J\nb\\x202e\\xd800"

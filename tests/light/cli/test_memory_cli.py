@@ -1,0 +1,104 @@
+"""`trl-ext plan`: a question in, a table or JSON and an exit code out."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trl_ext.cli.plan.command import NOTHING_FITS, plan
+from trl_ext.errors import ConfigError
+from trl_ext.memory.files.plan import read_plan
+from trl_ext.memory.planner.presets import PRESETS
+
+PPO = "--trainer ppo --model meta-llama/Meta-Llama-3-8B --gpus 4xA40-48GB".split()
+K1 = "--max_prompt_length 1024 --max_completion_length 1024".split()
+HEAVY = ("torch", "trl", "transformers", "datasets", "numpy", "accelerate", "deepspeed")
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+
+
+def test_planning_imports_nothing_heavy():
+    code = (
+        "import sys, trl_ext.memory, trl_ext.cli.plan.command as p; import contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()): p.plan('--trainer grpo --model 7B --gpus 1x4090'.split())\n"
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_table_tells_plans_terms_refusals_and_the_launch_line(capsys):
+    assert plan([*PPO, *K1, "--allow", "lora"]) == 0
+    text = capsys.readouterr().out
+    for words in ("LoRA r=16", "policy weights", "CUDA context", "slack", "optimizer step", "refused", "trl-ext ppo"):
+        assert words in text
+    assert "ZeRO-2, all weights: 120 GiB at the optimizer step on a card with 43 GiB" in text
+    assert "estimated" in text
+
+
+def test_json_has_the_documented_keys(capsys):
+    assert plan([*PPO, *K1, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"fits", "peak_gib", "phases", "terms", "settings", "launch"} <= answer["plans"][0].keys()
+    assert {"peak_gib", "settings", "reason"} <= answer["refused"][0].keys()
+    assert answer["plans"][0]["phases"].keys() == {"generate", "score", "update", "step"}
+    assert answer["plans"][0]["basis"] == "estimated"
+
+
+def test_what_if_and_max_come_with_the_plans(capsys):
+    assert plan([*PPO, *K1, "--allow", "lora", "--what-if", "zero=2", "--max", "max_prompt_length", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["what_if"]["changes"] == {"zero": "2"} and answer["what_if"]["peak_gib"] > 0
+    assert answer["largest"]["max_prompt_length"] >= 1024
+
+
+def test_what_does_not_fit_exits_1_with_the_word_that_would_help(capsys):
+    assert plan("--trainer grpo --model 7B --gpus 1x4090 --zero_stage 0".split()) == NOTHING_FITS
+    assert "--allow lora: " in capsys.readouterr().out
+
+
+def test_written_files_are_named(tmp_path, capsys):
+    folder = tmp_path / "plan"
+    assert plan([*PPO, *K1, "--allow", "lora", "--write", str(folder), "--stages"]) == 0
+    names = {file.name for file in folder.iterdir()}
+    assert {"accelerate.yaml", "recipe.yaml", "recipe_smoke.yaml", "recipe_pilot.yaml", "plan.json"} <= names
+    assert "written: " in capsys.readouterr().out
+
+
+def test_presets_are_listed_with_their_numbers(capsys):
+    assert plan(["--presets"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text and f"{one.peak_gib:.1f}" in text for name, one in PRESETS.items())
+
+
+def test_a_preset_is_an_answer_with_what_it_refuses(tmp_path, capsys):
+    assert plan(["--preset", "24gb", "--write", str(tmp_path / "plan")]) == 0
+    text = capsys.readouterr().out
+    assert "16 bytes for every weight." in text and "refused" in text
+    assert read_plan(tmp_path / "plan").job == PRESETS["24gb"].job
+
+
+def test_a_preset_takes_no_settings():
+    with pytest.raises(ConfigError, match="--preset 24gb is a frozen plan, and --lora_r would change it"):
+        plan(["--preset", "24gb", "--lora_r", "8"])
+    with pytest.raises(ConfigError, match="The question lacks --model, --gpus"):
+        plan(["--trainer", "grpo"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--what-if max_length", "KEY=VALUE"),
+        ("--stages", "there is no --write"),
+        ("--max dtype", "cannot be searched for"),
+        ("--what-if max_lenth=3", "Nearest: max_length"),
+    ],
+)
+def test_a_slip_is_a_sentence(words, message):
+    with pytest.raises(ConfigError, match=message):
+        plan([*PPO, *K1, *words.split()])

@@ -1,0 +1,508 @@
+"""The doctor: machines written down as facts, and what he says of them."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.conftest import ROOT
+from trl_ext import compat
+from trl_ext.cli import doctor as cli
+from trl_ext.cli.plan.command import plan as plan_command
+from trl_ext.doctor import Disk, Facts, Gpu, Kernels, examine, installed, look
+from trl_ext.doctor.finding import LEVELS, all_well
+from trl_ext.doctor.look import read_answer
+from trl_ext.doctor.machine import hardware_of, known_card
+from trl_ext.doctor.nvml import read_cards, shown_by
+from trl_ext.doctor.variables import HARMS, OLD_NAME
+from trl_ext.errors import ConfigError
+from trl_ext.memory import Job, estimate, find_card, find_shape, parse_gpus, plan, write_plan
+from trl_ext.memory.job import changed
+from trl_ext.memory.units import gib
+
+A40 = Gpu("NVIDIA A40", 44.4, 44.0, (8, 6), "GPU-a")
+HEALTHY = Facts(
+    gpus=(A40,) * 4,
+    driver="570.1",
+    driver_cuda="12.8",
+    has_nvlink=False,
+    has_peer_access=True,
+    versions={
+        "torch": "2.13.0+cu128",
+        "transformers": "5.23.0",
+        "trl": "1.16.0",
+        "accelerate": "1.15.0",
+        "datasets": "5.2.0",
+        "peft": "0.21.2",
+        "deepspeed": "0.19.8",
+        "vllm": "0.31.0",
+        "bitsandbytes": "0.48.0",
+        "flash-attn": None,
+    },
+    vllm_window=">=0.22.0,<=0.31.0",
+    kernels=Kernels("12.8", 4, "2.27.3", {"sdpa": "", "varlen": "", "flash-attn": "not installed"}),
+    compiler="/usr/bin/c++",
+    ninja="/usr/bin/ninja",
+    host_total_gib=512.0,
+    host_free_gib=480.0,
+    disks=(Disk("output", "/out", 900.0), Disk("model cache", "/cache", 900.0), Disk("shared memory", "/dev/shm", 64)),
+    environment={OLD_NAME: "expandable_segments:True"},
+)
+
+
+def llama_plan(gpus="4xA40-48GB", **settings):
+    return plan("grpo", "8B", gpus, **{"zero_stage": 2, "method": "lora", **settings}).best
+
+
+def levels(facts, subject, planned=None):
+    return {finding.level for finding in examine(facts, planned) if finding.subject.startswith(subject)}
+
+
+def words(facts, level, planned=None):
+    return " ".join(f"{f.subject}: {f.what} {f.advice}" for f in examine(facts, planned) if f.level == level)
+
+
+def with_versions(**changes):
+    return replace(
+        HEALTHY, versions={**HEALTHY.versions, **{name.replace("_", "-"): v for name, v in changes.items()}}
+    )
+
+
+def with_environment(**variables):
+    return replace(HEALTHY, environment={**HEALTHY.environment, **variables})
+
+
+# Judging ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_machine_has_no_problem_and_one_note_on_its_links():
+    assert words(HEALTHY, "problem") == ""
+    assert [f.subject for f in examine(HEALTHY) if f.level == "note"] == ["links"]
+
+
+def test_every_finding_is_a_sentence_with_a_known_level():
+    machines = [HEALTHY, Facts(no_gpus="there is no NVIDIA driver"), replace(HEALTHY, kernels=None, no_kernels="boom")]
+    for finding in (found for facts in machines for found in examine(facts, llama_plan())):
+        assert finding.level in LEVELS
+        assert finding.what.endswith(".") and not finding.what.endswith("..")
+        assert not finding.advice or finding.advice[0].isalpha() or finding.advice[0] == "`"
+
+
+def test_a_machine_without_a_card_is_a_note_and_not_a_crash():
+    facts = Facts(no_gpus="there is no NVIDIA driver", versions=HEALTHY.versions)
+    assert levels(facts, "cards") == {"note"}
+    assert all_well(examine(facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "subject", "words_said"),
+    [
+        (replace(HEALTHY, gpus=(A40, A40, A40, replace(A40, name="NVIDIA A100"))), "cards", "3 x NVIDIA A40"),
+        (replace(HEALTHY, gpus=(A40,) * 3 + (replace(A40, free_gib=10.0),)), "cards", "34.4 of 44.4 GiB are taken"),
+        (replace(HEALTHY, gpus=(replace(A40, is_split=True),) * 4), "cards", "MIG"),
+        (replace(HEALTHY, gpus=(replace(A40, lanes=4, max_lanes=16),) * 4), "cards", "4 of 16 PCIe lanes"),
+        (replace(HEALTHY, gpus=(replace(A40, capability=(7, 0)),) * 4), "cards", "no bf16 units"),
+        (replace(HEALTHY, has_peer_access=False), "links", "Avoid ZeRO-3"),
+        (replace(HEALTHY, has_nvlink=None), "links", "does not tell"),
+        (with_versions(vllm="0.9.0"), "versions", "pip install 'vllm>=0.22.0,<=0.31.0'"),
+        (replace(HEALTHY, conflicts=("vllm 0.31.0 wants transformers<5.18.",)), "versions", "wants transformers<5.18"),
+        (replace(HEALTHY, compiler=None), "compiler", "Not on the PATH: a C++ compiler,"),
+        (replace(HEALTHY, ninja=None), "compiler", "Not on the PATH: ninja,"),
+        (replace(HEALTHY, host_free_gib=8.0), "host memory", "8 of 512 GiB"),
+        (replace(HEALTHY, disks=(Disk("shared memory", "/dev/shm", 0.06),)), "shared memory", "--shm-size"),
+        (replace(HEALTHY, disks=(Disk("output", "/out", 12.0),)), "disk", "12 GiB free"),
+        (replace(HEALTHY, environment={}), "allocator", "export PYTORCH_CUDA_ALLOC_CONF"),
+        (
+            replace(HEALTHY, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+            "allocator",
+            "under PYTORCH_ALLOC_CONF alone",
+        ),
+        (with_environment(NCCL_P2P_DISABLE="1"), "environment", "NCCL_P2P_DISABLE=1"),
+        (with_environment(NCCL_DEBUG="info"), "environment", "WARN"),
+        (with_environment(NCCL_SOCKET_IFNAME="lo"), "environment", "loopback"),
+        (with_environment(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"), "environment", "wait for ever"),
+    ],
+)
+def test_what_hurts_is_a_note_with_its_number_and_a_remedy(facts, subject, words_said):
+    notes = [f for f in examine(facts) if f.level == "note" and f.subject.startswith(subject)]
+    assert words_said in " ".join(f"{f.what} {f.advice}" for f in notes)
+    assert all_well(examine(facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words_said"),
+    [
+        (with_versions(trl="1.14.0"), "pip install 'trl>=1.15,<1.17'"),
+        (with_versions(trl="1.17.0"), "pip install 'trl>=1.15,<1.17'"),
+        (with_versions(torch="2.10.0+cu128"), "torch 2.10.0+cu128 is outside the window >=2.11"),
+        (with_versions(peft=None), "peft is not installed"),
+        (replace(HEALTHY, kernels=Kernels(None, 0)), "built without CUDA"),
+        (replace(HEALTHY, kernels=Kernels("13.0", 0)), "up to CUDA 12.8; PyTorch is built for CUDA 13.0"),
+        (replace(HEALTHY, kernels=Kernels("12.8", 3)), "the driver shows 4 cards and PyTorch sees 3"),
+        (replace(HEALTHY, kernels=None, no_kernels="libc10.so is gone"), "libc10.so is gone"),
+        (replace(HEALTHY, kernels=Kernels("12.8", 4, "2", {"sdpa": "no kernel image"})), "no kernel image"),
+        (replace(HEALTHY, disks=(Disk("output", "/out", 0.2),)), "0.2 GiB free at /out"),
+        (replace(HEALTHY, disks=(Disk("model cache", "/cache", 99.0, False),)), "Set HF_HOME"),
+    ],
+)
+def test_what_stops_a_run_is_a_problem(facts, words_said):
+    assert words_said in words(facts, "problem")
+
+
+def test_a_build_for_another_cuda_is_within_its_window():
+    assert installed.Window("torch", ">=2.11").holds("2.11.0+cu128")
+    assert not installed.Window("torch", ">=2.11").holds("2.10.1")
+
+
+def test_switching_peer_access_off_is_right_where_there_is_none():
+    facts = replace(with_environment(NCCL_P2P_DISABLE="1"), has_peer_access=False)
+    assert levels(facts, "environment") == {"ok"}
+
+
+def test_a_harmless_value_of_a_harmful_variable_passes():
+    harmless = {
+        "NCCL_P2P_DISABLE": "0",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_BUFFSIZE": "4194304",
+    }
+    assert levels(with_environment(**harmless), "environment") == {"ok"}
+
+
+def test_every_harm_can_be_triggered():
+    examples = {"NCCL_BUFFSIZE": "16777216", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"}
+    examples |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    for harm in HARMS:
+        for name in harm.name.split("|"):
+            off = "0" if "ERROR_HANDLING" in name else "1"
+            assert levels(with_environment(**{name: examples.get(name, off)}), "environment") == {"note"}, name
+
+
+# A plan -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_for_this_machine_can_run():
+    assert levels(HEALTHY, "plan", llama_plan()) == {"ok"}
+    assert "can run here" in words(HEALTHY, "ok", llama_plan())
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "words_said"),
+    [
+        (replace(HEALTHY, gpus=(A40,) * 2), {}, "cards found here: 2"),
+        (Facts(no_gpus="none", versions=HEALTHY.versions), {}, "cards found here: 0"),
+        (replace(HEALTHY, gpus=(replace(A40, total_gib=15.0),) * 4), {}, "card 0 has 13.8 usable"),
+        (replace(HEALTHY, gpus=(A40,) * 3 + (replace(A40, free_gib=5.0),)), {}, "of card 3 only 3.8 are usable"),
+        (replace(HEALTHY, gpus=(replace(A40, capability=(7, 5)),) * 4), {}, "bf16, which card 0 has not"),
+        (with_versions(deepspeed=None), {}, "ZeRO-2; deepspeed is missing"),
+        (with_versions(bitsandbytes=None), {"method": "qlora"}, "bitsandbytes is missing"),
+        (with_versions(vllm=None), {"use_vllm": True}, "use_vllm; vllm is missing"),
+        (replace(HEALTHY, compiler=None), {"method": "full", "offload": "optimizer"}, "no C++ compiler"),
+        (replace(HEALTHY, ninja=None), {"method": "full", "offload": "optimizer"}, "ninja, which builds"),
+        (replace(HEALTHY, host_free_gib=20.0), {}, "GiB of host memory (estimated), and 20 are free"),
+        (
+            replace(HEALTHY, disks=(Disk("output", "/out", 5.0),)),
+            {"method": "full", "offload": "optimizer"},
+            "trained weights take 15 GiB",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_run_here_says_why(facts, settings, words_said):
+    planned = llama_plan(**settings)
+    assert words_said in words(facts, "problem", planned)
+    assert "can run here" not in words(facts, "ok", planned)
+
+
+def test_a_plan_without_deepspeed_does_not_ask_for_it():
+    assert levels(with_versions(deepspeed=None), "plan", llama_plan(zero_stage=0)) == {"ok"}
+
+
+def test_a_small_model_cache_is_noted_for_the_model_of_the_plan():
+    facts = replace(HEALTHY, disks=(Disk("model cache", "/cache", 10.0),))
+    assert "15 GiB in bf16, and 10 are free at /cache" in words(facts, "note", llama_plan())
+    assert "in bf16" not in words(HEALTHY, "note", llama_plan())
+
+
+def test_checkpoints_that_do_not_fit_twice_are_noted():
+    planned = llama_plan(method="full", offload="optimizer")
+    facts = replace(HEALTHY, disks=(Disk("output", "/out", 100.0),))
+    assert "A checkpoint with its optimizer takes 105 GiB" in words(facts, "note", planned)
+    assert levels(HEALTHY, "plan", planned) == {"ok", "note"}
+
+
+def test_offload_with_one_thread_is_noted():
+    planned = llama_plan(method="full", offload="optimizer")
+    assert "OMP_NUM_THREADS" in words(HEALTHY, "note", planned)
+    assert "OMP_NUM_THREADS" not in words(with_environment(OMP_NUM_THREADS="8"), "note", planned)
+
+
+def test_zero_3_planned_over_nvlink_is_noted_where_there_is_none():
+    planned = llama_plan("4xA100-80GB", method="full", zero_stage=3)
+    a100 = replace(A40, name="NVIDIA A100-SXM4-80GB", total_gib=79.2, free_gib=79.0)
+    facts = replace(HEALTHY, gpus=(a100,) * 4)
+    assert "ZeRO-3 over NVLink 3; here it is PCIe 4" in words(facts, "note", planned)
+    assert "ZeRO-3 over" not in words(replace(facts, has_nvlink=True), "note", planned)
+
+
+# Looking ----------------------------------------------------------------------------------------------------------
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Driver(SimpleNamespace):
+    """As much of pynvml as is asked, over two cards without NVLink."""
+
+    NVMLError = NVMLError
+    nvmlMemory_v2 = 2
+    NVML_P2P_CAPS_INDEX_READ, NVML_P2P_CAPS_INDEX_NVLINK, NVML_P2P_STATUS_OK = 0, 2, 0
+
+    def __getattr__(self, name):
+        answers = {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}f".encode(),
+            "nvmlDeviceGetName": lambda handle: b"NVIDIA A40",
+            "nvmlSystemGetDriverVersion": lambda: "570.1",
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
+            "nvmlDeviceGetP2PStatus": lambda one, other, kind: 0 if kind == 0 else 5,
+            "nvmlDeviceGetMemoryInfo": self._memory,
+            "nvmlDeviceGetCudaComputeCapability": lambda handle: (8, 6),
+            "nvmlDeviceGetCurrPcieLinkWidth": lambda handle: 16,
+            "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
+            "nvmlDeviceGetMigMode": self._refuse,
+        }
+        return answers[name]
+
+    @staticmethod
+    def _memory(handle, version=None):
+        return SimpleNamespace(total=45 * 2**30, free=44 * 2**30, reserved=2**29)
+
+    @staticmethod
+    def _refuse(handle):
+        raise NVMLError("not supported")
+
+
+def test_cards_are_read_as_the_driver_tells_them():
+    cards = read_cards(Driver(), None)
+    assert cards.gpus[1] == Gpu("NVIDIA A40", 44.5, 44.0, (8, 6), "GPU-1f", 16, 16)
+    assert (cards.driver, cards.driver_cuda) == ("570.1", "12.8")
+    assert (cards.has_nvlink, cards.has_peer_access) == (False, True)
+
+
+def test_one_card_has_no_link_to_judge():
+    cards = read_cards(Driver(), "1")
+    assert len(cards.gpus) == 1 and cards.has_nvlink is None
+    assert levels(replace(HEALTHY, gpus=cards.gpus, has_nvlink=None), "links") == set()
+
+
+def test_a_driver_that_does_not_answer_is_told():
+    class Absent(Driver):
+        def __getattr__(self, name):
+            return lambda: (_ for _ in ()).throw(NVMLError("Driver Not Loaded"))
+
+    cards = read_cards(Absent(), None)
+    assert cards.gpus == () and "Driver Not Loaded" in cards.no_gpus
+
+
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("", []), ("-1", []), ("0,7,1", [0]), ("GPU-b", [1]), ("GPU", [])],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(visible, shown):
+    assert shown_by(visible, ["GPU-a", "GPU-b"]) == shown
+
+
+def test_pynvml_has_every_name_that_we_ask_for():
+    pynvml = pytest.importorskip("pynvml")
+    source = (ROOT / "trl_ext/doctor/nvml.py").read_text()
+    names = {word for word in source.replace("(", " ").replace(")", " ").replace(",", " ").replace(":", " ").split()}
+    asked = {name.split(".")[1] for name in names if name.startswith("nvml.") and name.count(".") == 1}
+    assert len(asked) > 10 and [name for name in asked if not hasattr(pynvml, name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "card"),
+    [
+        ("NVIDIA A40", "A40-48GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIE-80GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090-24GB"),
+        ("NVIDIA RTX A6000", "A6000-48GB"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000Ada-48GB"),
+        ("NVIDIA L40S", "L40S-48GB"),
+        ("NVIDIA H200", "H200-141GB"),
+    ],
+)
+def test_the_drivers_name_finds_the_card_of_the_table(name, card):
+    assert known_card(name).name == card
+
+
+def test_an_unknown_card_is_planned_for_by_its_memory():
+    hardware = hardware_of((Gpu("NVIDIA X9", 60.0, 60.0, (9, 9)),) * 2, True, True)
+    assert (hardware.num_gpus, hardware.card.total_gib, hardware.card.link.is_fast) == (2, 60.0, True)
+    with pytest.raises(ConfigError, match="--gpus"):
+        hardware_of((), None, None)
+
+
+def test_unlike_cards_are_planned_for_by_the_smallest():
+    assert hardware_of((A40, replace(A40, total_gib=20.0)), None, None).card.total_gib == 20.0
+
+
+def test_what_pytorch_answers_is_read_and_what_it_complains_about_told():
+    line = json.dumps({"cuda": "12.8", "num_gpus": 1, "nccl": "2.27", "works": {"sdpa": ""}})
+    assert read_answer(f"a warning\n{line}\n", "", 0) == (Kernels("12.8", 1, "2.27", {"sdpa": ""}), "")
+    assert read_answer("", "Traceback\nImportError: libc10.so", 1) == (None, "ImportError: libc10.so")
+    assert read_answer("", "", -11) == (None, "exit code -11")
+
+
+def test_looking_works_on_this_machine_whatever_it_has(tmp_path):
+    facts = look(str(tmp_path / "deep" / "out"), probe_s=0)
+    assert facts.versions["trl"] and bool(facts.gpus) != bool(facts.no_gpus)
+    assert {disk.purpose for disk in facts.disks} >= {"output", "model cache"}
+    assert examine(facts)
+
+
+def test_windows_are_those_of_the_packages_own_requirements():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    wanted = {r.name: r for r in map(Requirement, [*project["dependencies"], *optional["deepspeed"]])}
+    wanted |= {r.name: r for r in map(Requirement, optional["flash-attn"])}
+    windows = [*installed.required_windows(), *installed.optional_windows("")]
+    for window in windows:
+        if window.wanted:
+            assert str(wanted[window.package].specifier) == str(Requirement(f"x{window.wanted}").specifier)
+
+
+def test_a_wish_that_is_not_met_is_told(monkeypatch):
+    wishes = {"vllm": ["transformers<5.18,>=5.10", "peft>=0.1", 'trl<1; extra == "x"', "unheard>=3"]}
+    monkeypatch.setattr(installed, "requires", lambda package: wishes.get(package))
+    told = installed.conflicts({"vllm": "0.31.0", "transformers": "5.23.0", "peft": "0.21", "trl": "1.16.0"})
+    assert told == ("vllm 0.31.0 wants transformers<5.18,>=5.10, and 5.23.0 is installed.",)
+
+
+def test_trl_says_which_vllm_goes():
+    assert installed.vllm_window().startswith(("<", ">"))
+    assert set(compat.SUPPORTED) <= set(installed.versions())
+
+
+# The page for a run that has died ----------------------------------------------------------------------------------
+
+
+PAGE = (ROOT / "docs" / "oom.md").read_text()
+ASKED = "global_batch=64 per_device_train_batch_size=8 expandable_segments=false dtype=float32"
+# DeepSpeed's own, where nothing is said.
+BUCKETS = "reduce_bucket_size=500000000 stage3_max_live_parameters=1000000000 sub_group_size=1000000000"
+RL_LENGTHS = "max_prompt_length=1024 max_completion_length=1024"
+PAGE_JOBS = {
+    "reward": "max_length=4096",
+    "grpo": RL_LENGTHS,
+    "ppo": f"{RL_LENGTHS} num_generations=1 beta=0.05 reward_model=copy",
+}
+PAGE_ROW = re.compile(r"\| (\+|or) \| .*? \| (?:`([^`]*)`)? ?\| ([\d.]+) \| (\d+) \|")
+
+
+def pairs_of(text):
+    return dict(pair.split("=") for pair in text.split())
+
+
+@pytest.mark.parametrize(("place", "trainer"), enumerate(PAGE_JOBS))
+def test_every_number_of_the_page_is_what_the_formulas_say_today(place, trainer):
+    rows = [
+        PAGE_ROW.fullmatch(line) for line in PAGE.split("### ")[1 + place].splitlines() if line[:3] in ("| +", "| o")
+    ]
+    assert len(rows) > 8 and None not in rows
+    base = changed(Job(trainer), pairs_of(f"{ASKED} {BUCKETS} {PAGE_JOBS[trainer]}"))
+    for mark, words_of_row, gib_told, seconds_told in (row.groups() for row in rows):
+        job = changed(base, pairs_of(words_of_row or ""))
+        base = job if mark == "+" else base
+        found = estimate(job, find_shape("meta-llama/Llama-3.1-8B"), parse_gpus("8xA100-80GB"))
+        assert gib(found.need_bytes) == pytest.approx(float(gib_told), abs=0.06), words_of_row
+        assert found.step_s == pytest.approx(float(seconds_told), abs=0.6), words_of_row
+
+
+def test_the_page_opens_with_the_error_that_people_search_for():
+    assert PAGE.splitlines()[3].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
+    assert "**estimated**" in PAGE
+
+
+@pytest.mark.parametrize("card", ["RTX4090-24GB", "A100-40GB", "A40-48GB", "A100-80GB"])
+def test_the_page_tells_what_a_card_has_for_tensors(card):
+    assert f"{find_card(card).usable_gib:.1f}" in PAGE
+
+
+def test_the_plan_commands_of_the_page_are_accepted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    lines = PAGE.replace("\\\n", " ").splitlines()
+    commands = [line.partition(" #")[0].split()[2:] for line in lines if line.startswith("trl-ext plan")]
+    assert len(commands) == 4
+    for command in commands:
+        assert plan_command(command) in (0, 1), command
+
+
+# The command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Let the command look at another machine."""
+
+    def put(facts):
+        monkeypatch.setattr("trl_ext.doctor.look", lambda output_dir: facts)
+
+    return put
+
+
+def test_the_command_prints_a_line_for_each_finding(machine, capsys):
+    machine(HEALTHY)
+    assert cli.doctor([]) == 0
+    text = capsys.readouterr().out
+    for subject in ("cards", "links", "driver", "versions", "attention", "compiler", "host memory", "allocator"):
+        assert subject in text
+    assert "4 x NVIDIA A40, 43.2 GiB usable each" in text
+
+
+def test_a_plan_that_cannot_run_exits_1(machine, tmp_path, capsys):
+    write_plan(llama_plan(), tmp_path)
+    machine(HEALTHY)
+    assert cli.doctor(["--plan", str(tmp_path)]) == 0
+    machine(replace(HEALTHY, gpus=(A40,)))
+    assert cli.doctor(["--plan", str(tmp_path / "plan.json")]) == cli.NOT_FIT
+    assert "cards found here: 1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_json_holds_findings_and_facts(machine, capsys):
+    machine(HEALTHY)
+    assert cli.doctor(["--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] and answer["facts"]["gpus"][0]["name"] == "NVIDIA A40"
+    assert answer["findings"][0].keys() == {"level", "subject", "what", "advice"}
+
+
+def test_a_missing_plan_is_a_sentence(machine):
+    machine(HEALTHY)
+    with pytest.raises(ConfigError, match="There is no plan"):
+        cli.doctor(["--plan", "nowhere"])
+
+
+def test_the_doctor_imports_nothing_heavy():
+    heavy = ("torch", "trl", "transformers", "datasets", "numpy", "accelerate", "deepspeed")
+    code = (
+        "import sys, trl_ext.cli.doctor\nfrom trl_ext.doctor import examine, look\n"
+        f"examine(look(probe_s=0)); print([m for m in {heavy} if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

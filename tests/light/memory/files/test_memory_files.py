@@ -1,0 +1,139 @@
+"""A plan as files: read back it is the same plan, and each file keeps the conventions of the shipped ones."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from trl_ext.errors import ConfigError
+from trl_ext.memory.files import settings
+from trl_ext.memory.files.plan import read_plan, write_plan
+from trl_ext.memory.files.stages import STAGES, write_stages
+from trl_ext.memory.planner.planner import Plan, plan
+from trl_ext.memory.planner.presets import PRESETS
+
+
+@pytest.fixture
+def written(tmp_path):
+    best = plan("grpo", "7B", "8xA100-40GB", max_prompt_length=1024, max_completion_length=1024, zero_stage=3).best
+    write_plan(best, tmp_path / "plan", "Qwen/Qwen2.5-7B")
+    return best, tmp_path / "plan"
+
+
+def test_a_plan_read_back_is_the_plan(written):
+    best, folder = written
+    assert read_plan(folder) == read_plan(folder / "plan.json") == best
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_its_files(name, tmp_path):
+    one = PRESETS[name].plan()
+    write_plan(one, tmp_path)
+    assert read_plan(tmp_path) == one
+
+
+def test_a_mixture_and_a_card_of_ones_own_survive(tmp_path):
+    from trl_ext.memory.cards import parse_gpus
+
+    best = plan("grpo", "Qwen/Qwen3-30B-A3B", parse_gpus("4xfoo", gpu_memory_gib=200)).best
+    write_plan(best, tmp_path)
+    assert read_plan(tmp_path) == best
+
+
+def test_the_recipe_keeps_the_global_batch(written):
+    best, folder = written
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"] * 8 == best.job.global_batch
+
+
+def test_bucket_sizes_stand_in_the_block_that_deepspeed_reads(written):
+    zero = json.loads((written[1] / "deepspeed.json").read_text())["zero_optimization"]
+    assert zero["stage"] == 3
+    assert {"reduce_bucket_size", "stage3_max_live_parameters", "stage3_prefetch_bucket_size"} <= zero.keys()
+
+
+def test_the_trainers_own_keys_are_auto_as_in_the_shipped_files(written):
+    mine = json.loads((written[1] / "deepspeed.json").read_text())
+    shipped = json.loads((ROOT / "deepspeed_configs" / "zero3.json").read_text())
+    assert {**mine, "zero_optimization": None} == {**shipped, "zero_optimization": None}
+
+
+@pytest.mark.parametrize(("num_gpus", "name"), [(1, "single_gpu"), (4, "multi_gpu")])
+def test_the_launch_file_is_the_shipped_one_with_its_number_of_processes(num_gpus, name):
+    shipped = yaml.safe_load((ROOT / "accelerate_configs" / f"{name}.yaml").read_text())
+    assert settings.accelerate(num_gpus) == {**shipped, "num_processes": num_gpus}
+
+
+def test_without_deepspeed_there_is_no_file_for_it(tmp_path):
+    one = PRESETS["24gb"].plan()
+    names = {file.name for file in write_plan(one, tmp_path)}
+    assert "deepspeed.json" not in names
+    assert "deepspeed" not in yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+
+
+def test_a_second_plan_replaces_the_first_whole(written):
+    write_plan(PRESETS["24gb"].plan(), written[1])
+    assert not (written[1] / "deepspeed.json").exists()
+
+
+def test_the_readme_says_that_numbers_are_estimated_and_how_to_launch(written):
+    text = (written[1] / "README.md").read_text()
+    assert "estimated" in text and f"--config {written[1]}/recipe.yaml" in text
+
+
+def test_the_allocator_is_told_by_its_old_name(written):
+    assert settings.launch_line(written[0].job, "x").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
+
+
+def test_every_stage_keeps_the_settings_that_decide_memory(written):
+    recipe = yaml.safe_load((written[1] / "recipe.yaml").read_text())
+    for stage, file in zip(STAGES, write_stages(written[1]), strict=True):
+        assert yaml.safe_load(file.read_text()) == {**recipe, **stage.keys}
+
+
+def test_the_smoke_run_meets_adams_state():
+    assert STAGES[0].keys["max_steps"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "There is no plan"), ("{", "cannot be read"), ('{"schema": 99}', "version 99"), ("[]", "version None")],
+)
+def test_a_file_that_is_no_plan_of_this_version_is_a_sentence(text, words, tmp_path):
+    if text is not None:
+        (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_plan(tmp_path)
+
+
+def test_a_damaged_plan_is_a_sentence(written):
+    stored = json.loads((written[1] / "plan.json").read_text())
+    del stored["job"]["trainer"]
+    (written[1] / "plan.json").write_text(json.dumps(stored))
+    with pytest.raises(ConfigError, match="damaged"):
+        read_plan(written[1])
+
+
+def test_qlora_asks_for_its_4_bits():
+    job = plan("grpo", "7B", "1x4090", method="qlora").best.job
+    recipe = settings.recipe(job, "7B", 1)
+    assert recipe["load_in_4bit"] and recipe["use_bnb_nested_quant"]
+
+
+def test_a_reward_models_adapter_is_for_classification():
+    job = plan("reward", "7B", "1xA100-80GB", method="lora").best.job
+    assert settings.recipe(job, "7B", 1)["lora_task_type"] == "SEQ_CLS"
+
+
+def test_the_written_folder_must_be_one_that_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="Give another folder"):
+        write_plan(Plan(PRESETS["24gb"].plan().estimate), tmp_path / "file" / "plan")
+
+
+def test_a_plan_that_fights_an_explicit_argument_is_a_sentence(written):
+    job = written[0].job
+    settings.check_explicit(job, 8, {"per_device_train_batch_size": job.per_device_train_batch_size, "seed": 1})
+    with pytest.raises(ConfigError, match="gradient_accumulation_steps is 99, and the plan was made for"):
+        settings.check_explicit(job, 8, {"gradient_accumulation_steps": 99})

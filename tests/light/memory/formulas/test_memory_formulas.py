@@ -1,0 +1,160 @@
+"""Worked numbers of the formulas, each as its docstring tells it."""
+
+from dataclasses import replace
+
+import pytest
+
+from trl_ext.memory.formulas import activations as act
+from trl_ext.memory.formulas import generation, states
+from trl_ext.memory.formulas.engines import parts
+from trl_ext.memory.formulas.partition import first_share
+from trl_ext.memory.formulas.states import Engine
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.models.shapes import lm_params, scorer_params
+from trl_ext.memory.units import GIB
+
+LLAMA3 = find_shape("meta-llama/Llama-3.1-8B")
+REWARD = Job("reward")
+ZERO2 = replace(REWARD, zero_stage=2)
+LORA64 = replace(REWARD, method="lora", lora_r=64)
+
+
+def test_a_layer_saves_200840_bytes_a_token():
+    assert act.saved_bytes(LLAMA3, ZERO2) == 200_840
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"), [(ZERO2, 266_904), (replace(REWARD, dtype="float32"), 300_184), (LORA64, 345_616)]
+)
+def test_work_of_the_layer_in_backward(job, expected):
+    assert act.work_bytes(LLAMA3, job) == expected
+
+
+def test_a_checkpoint_doubles_where_the_residual_stream_is_fp32():
+    assert act.checkpoint_bytes(LLAMA3, ZERO2) == 8192
+    assert act.checkpoint_bytes(LLAMA3, replace(REWARD, dtype="float32")) == 16384
+
+
+@pytest.mark.parametrize(("every", "checkpointed"), [(1, 32), (2, 16), (3, 11), (0, 0)])
+def test_every_nth_layer_is_checkpointed_and_the_others_are_saved(every, checkpointed):
+    job = replace(ZERO2, checkpoint_every=every)
+    assert act.held_bytes(LLAMA3, job) == (checkpointed * 8192, (32 - checkpointed) * 200_840)
+
+
+def test_queries_and_keys_with_norms_save_more():
+    qwen3 = find_shape("Qwen/Qwen3-8B")
+    assert act.saved_bytes(qwen3, ZERO2) - act.saved_bytes(replace(qwen3, qk_norm=""), ZERO2) == 6 * 5120 + 4 * 40
+
+
+def test_a_padded_batch_repeats_keys_and_values():
+    padded = replace(ZERO2, packing=False)
+    assert act.saved_bytes(LLAMA3, padded) - act.saved_bytes(LLAMA3, ZERO2) == 4 * (4096 - 1024)
+
+
+def test_dropout_keeps_a_mask_and_a_copy_of_each_input():
+    dry = Job("grpo", method="lora", lora_r=64)
+    wet = replace(dry, lora_dropout=0.05)
+    inputs, shared = 6 * 4096 + 14336, 2 * 4096 + 14336
+    assert act.saved_bytes(LLAMA3, wet) - act.saved_bytes(LLAMA3, dry) == 3 * inputs - 2 * shared
+
+
+@pytest.mark.parametrize("trainer", ["reward", "ppo"])
+def test_trainers_that_disable_dropout_hold_nothing_for_it(trainer):
+    dry = Job(trainer, method="lora")
+    assert act.saved_bytes(LLAMA3, replace(dry, lora_dropout=0.05)) == act.saved_bytes(LLAMA3, dry)
+
+
+def test_the_fused_head_holds_one_tile_of_logits():
+    per_token = 2 * 4096 + 28
+    assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) == 2 * 4096 * 32768 + 8192 * per_token
+    assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) < 2 * 8192 * LLAMA3.vocab
+
+
+def test_the_tile_is_as_wide_as_trls_for_a_small_vocabulary_too():
+    small = replace(LLAMA3, vocab=8192)
+    assert act.head_forward_bytes(small, ZERO2, 512) == act.head_forward_bytes(LLAMA3, ZERO2, 512)
+
+
+def test_autocast_keeps_copies_of_trained_weights_alone():
+    fp32 = replace(REWARD, dtype="float32")
+    assert act.cast_cache_bytes(LLAMA3, fp32) / GIB == pytest.approx(13.0, abs=0.01)
+    assert act.cast_cache_bytes(LLAMA3, replace(LORA64, dtype="float32")) == act.cast_cache_bytes(LLAMA3, ZERO2) == 0
+
+
+def test_a_trained_head_sums_its_gradient_in_fp32_and_casts_it():
+    frozen, trained = (act.head_backward_bytes(LLAMA3, job, 1024) for job in (replace(LORA64, zero_stage=2), ZERO2))
+    assert trained - frozen == 6 * 128256 * 4096
+
+
+def test_zero2_holds_2p_and_20p_over_n_at_the_optimizer_step():
+    num_params, num_gpus = scorer_params(LLAMA3), 8
+    engine = Engine("policy", num_params)
+    total = sum(part(engine, ZERO2, num_gpus) for part in (states.trained_bytes, states.optimizer_bytes))
+    total += states.gradient_bytes(engine, ZERO2, num_gpus) + states.step_bytes(LLAMA3, engine, ZERO2, num_gpus)
+    assert total == pytest.approx(2 * num_params + 20 * num_params / num_gpus)
+    assert total / GIB == pytest.approx(31.45, abs=0.01)
+
+
+def test_a_share_keeps_the_weight_that_it_cuts_whole():
+    share = first_share(LLAMA3, scorer_params(LLAMA3), 8, has_head=False)
+    assert share.num == scorer_params(LLAMA3) / 8
+    assert share.largest == LLAMA3.vocab * LLAMA3.hidden
+    assert share.num < share.touched < share.num + 4096 * 14336
+
+
+def test_a_share_inside_the_table_casts_a_single_piece_to_fp64_for_its_norm():
+    engine = Engine("policy", scorer_params(LLAMA3))
+    assert states.step_bytes(LLAMA3, engine, ZERO2, 64) == 8 * engine.trained / 64
+
+
+def test_a_separate_critic_trains_all_weights_beside_lora():
+    job = Job("ppo", method="lora", critic="separate", reward_model="copy")
+    policy, critic = parts(LLAMA3, job)
+    assert policy.engine.frozen == lm_params(LLAMA3)
+    assert critic.engine == Engine("critic", scorer_params(LLAMA3))
+    assert critic.job.method == "full"
+
+
+def test_zero3_splits_sixteen_bytes_a_parameter():
+    engine, job = Engine("policy", 1000), replace(REWARD, zero_stage=3)
+    parts = (states.trained_bytes, states.optimizer_bytes, states.gradient_bytes)
+    assert sum(part(engine, job, 8) for part in parts) == 16 * 1000 / 8
+
+
+@pytest.mark.parametrize(("is_view", "num_bytes"), [(True, 4000), (False, 8000)])
+def test_ddp_holds_gradients_in_its_buckets_and_trls_twice(is_view, num_bytes):
+    engine, job = Engine("policy", 1000), replace(REWARD, dtype="float32", gradient_as_bucket_view=is_view)
+    parts = (states.gradient_bytes, states.bucket_bytes)
+    assert [sum(part(engine, job, num_gpus) for part in parts) for num_gpus in (1, 2)] == [4000, num_bytes]
+
+
+def test_eight_bit_adam_keeps_two_bytes_instead_of_eight():
+    engine, job = Engine("policy", 1000), replace(REWARD, dtype="float32")
+    assert states.optimizer_bytes(engine, job, 1) == 8000
+    assert states.optimizer_bytes(engine, replace(job, optim="adamw_bnb_8bit"), 1) == 2000
+
+
+def test_a_4_bit_base_of_8b_takes_five_and_a_half_gib():
+    engine = states.base_engine("policy", LLAMA3, lm_params(LLAMA3), 1, replace(REWARD, method="qlora"))
+    held = states.frozen_bytes(engine, replace(REWARD, method="qlora"), 1)
+    assert held / GIB == pytest.approx(5.3, abs=0.05)
+
+
+def test_the_optimizer_in_host_memory_leaves_the_card_and_takes_18_bytes_a_parameter():
+    engine, job = Engine("policy", 1000), replace(ZERO2, offload="optimizer")
+    assert states.optimizer_bytes(engine, job, 4) == states.gradient_bytes(engine, job, 4) == 0
+    assert states.host_bytes(engine, job, 4) == 18_000
+
+
+def test_sixteen_completions_of_2048_tokens_keep_four_gib_of_keys_and_values():
+    job = Job("grpo", global_batch=16, max_prompt_length=1024, max_completion_length=1024)
+    assert generation.cache_bytes(LLAMA3, job, 1) / GIB == pytest.approx(4.0 * 33 / 32)
+
+
+def test_vllm_takes_its_share_of_the_whole_card():
+    from trl_ext.memory.cards import find_card
+
+    job = Job("grpo", use_vllm=True, vllm_gpu_memory_utilization=0.3)
+    assert generation.vllm_bytes(find_card("A100-40GB"), job) / GIB == pytest.approx(0.3 * 39.5)
+    assert generation.vllm_cache_tokens(find_shape("7B"), find_card("A100-40GB"), job) < 0

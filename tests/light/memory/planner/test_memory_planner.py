@@ -1,0 +1,270 @@
+"""The contract of a plan: the optimisation stays, the user's settings stay, and what is refused has its number."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import CARDS, Hardware, find_card, parse_gpus
+from trl_ext.memory.estimate import estimate
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.planner.planner import plan
+from trl_ext.memory.planner.question import ALLOW
+from trl_ext.memory.units import gib
+
+K1 = {"max_prompt_length": 1024, "max_completion_length": 1024}
+LLAMA3 = "meta-llama/Meta-Llama-3-8B"
+CASES = [
+    ("reward", LLAMA3, "6x4090", {"method": "lora", "lora_r": 64, "max_length": 4096, "global_batch": 48}),
+    ("reward", "8B", "8xA100-80GB", {"max_length": 4096}),
+    ("grpo", "7B", "8xA100-40GB", {**K1, "use_vllm": True}),
+    ("grpo", "7B", "2xA100-40GB", {**K1, "method": "lora", "global_batch": 128}),
+    ("grpo", "Qwen/Qwen3-30B-A3B", "8xH200", K1),
+    ("ppo", LLAMA3, "4xA40-48GB", K1),
+    ("ppo", LLAMA3, "4xA40-48GB", {**K1, "method": "lora"}),
+    ("ppo", "13B", "4xA100-80GB", {**K1, "method": "lora", "critic": "head"}),
+]
+# What a plan may choose without a word: everything else is the optimisation's.
+FREE = {
+    "zero_stage",
+    "offload",
+    "checkpoint_every",
+    "activation_offloading",
+    "dtype",
+    "per_device_train_batch_size",
+    "steps_per_generation",
+    "ds3_gather_for_generation",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_sleep_mode",
+}
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+
+
+@pytest.mark.parametrize(("trainer", "model", "gpus", "settings"), CASES)
+def test_without_a_word_a_plan_changes_only_what_the_optimisation_does_not_see(trainer, model, gpus, settings):
+    plans = plan(trainer, model, gpus, **settings)
+    assert plans.plans
+    asked = plans.search.job
+    for one in plans.plans:
+        changed = {field.name for field in fields(Job) if getattr(one.job, field.name) != getattr(asked, field.name)}
+        assert changed <= FREE
+        assert one.opt_ins == ()
+
+
+@pytest.mark.parametrize(("trainer", "model", "gpus", "settings"), CASES)
+def test_the_global_batch_is_the_one_asked_for(trainer, model, gpus, settings):
+    plans = plan(trainer, model, gpus, **settings)
+    num_gpus = plans.search.hardware.num_gpus
+    for one in plans.plans:
+        assert one.job.per_device_train_batch_size * one.job.accumulation(num_gpus) * num_gpus == one.job.global_batch
+        assert one.job.global_batch == plans.search.job.global_batch
+
+
+@pytest.mark.parametrize(("trainer", "model", "gpus", "settings"), CASES)
+def test_every_plan_fits_and_the_fastest_is_first(trainer, model, gpus, settings):
+    plans = plan(trainer, model, gpus, **settings).plans
+    assert all(one.estimate.fits for one in plans)
+    assert [one.estimate.step_s for one in plans] == sorted(one.estimate.step_s for one in plans)
+
+
+@pytest.mark.parametrize(("trainer", "model", "gpus", "settings"), CASES)
+def test_every_refused_setting_names_the_number_that_refuses_it(trainer, model, gpus, settings):
+    for refusal in plan(trainer, model, gpus, **settings).refused:
+        assert not refusal.estimate.fits
+        assert " GiB " in refusal.reason and "on a card with" in refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("zero_stage", 3), ("per_device_train_batch_size", 2), ("checkpoint_every", 4), ("offload", "optimizer")],
+)
+def test_what_the_user_set_stays(name, value):
+    plans = plan("grpo", "3B", "4xA100-80GB", **{name: value}).plans
+    assert plans and {getattr(one.job, name) for one in plans} == {value}
+
+
+def test_the_users_micro_batch_and_accumulation_fix_the_global_batch():
+    search = plan("grpo", "3B", "4xA100-80GB", per_device_train_batch_size=2, gradient_accumulation_steps=6).search
+    assert search.job.global_batch == 48
+
+
+@pytest.mark.parametrize("word", ALLOW)
+def test_a_word_is_used_only_if_it_was_said(word):
+    plans = plan("ppo", LLAMA3, "4xA40-48GB", allow=[word], **K1).plans
+    assert {used for one in plans for used in one.opt_ins} <= {word}
+
+
+def test_full_ppo_of_an_8b_under_zero2_is_refused_at_the_optimizer_step():
+    reasons = [refusal.reason for refusal in plan("ppo", LLAMA3, "4xA40-48GB", **K1).refused]
+    assert "ZeRO-2, all weights: 120 GiB at the optimizer step on a card with 43 GiB" in reasons
+
+
+def test_with_lora_allowed_ppo_of_an_8b_needs_no_sharding():
+    best = plan("ppo", LLAMA3, "4xA40-48GB", allow=["lora"], **K1).best
+    assert (best.job.method, best.job.critic, best.opt_ins) == ("lora", "adapter", ("lora",))
+    assert best.job.zero_stage < 3 and best.job.offload == "none"
+
+
+def test_lora_is_not_put_under_zero3_where_less_will_do():
+    plans = plan("reward", LLAMA3, "6x4090", method="lora", lora_r=64, max_length=4096, global_batch=48).plans
+    assert {one.job.zero_stage for one in plans} <= {0, 1, 2}
+
+
+def test_adapters_for_two_roles_are_never_put_under_zero3():
+    plans = plan("ppo", "13B", "4x4090", method="lora", **K1)
+    stages = {one.job.zero_stage for one in plans.plans} | {one.estimate.job.zero_stage for one in plans.refused}
+    assert 3 not in stages
+
+
+def test_frozen_and_sharded_weights_are_bfloat16_and_a_sole_master_copy_is_not():
+    dtypes = {one.job.zero_stage > 0: one.job.dtype for one in plan("grpo", "1.5B", "4xH200", **K1).plans}
+    assert dtypes.get(True, "bfloat16") == "bfloat16" and dtypes.get(False, "float32") == "float32"
+    assert {one.job.dtype for one in plan("grpo", "1.5B", "4xH200", method="lora").plans} == {"bfloat16"}
+
+
+def test_where_nothing_fits_the_error_says_which_word_would_help():
+    plans = plan("grpo", "7B", "1x4090", zero_stage=0)
+    assert not plans.plans
+    assert any(sentence.startswith("--allow ") for sentence in plans.advice)
+    with pytest.raises(ConfigError, match="Nothing that keeps the optimisation fits"):
+        _ = plans.best
+
+
+def test_shorter_is_the_longest_half_that_fits():
+    plans = plan("reward", "8B", "1x4090", method="lora", max_length=65536, offload="none", allow=["shorter"])
+    assert plans.best.opt_ins == ("shorter",)
+    lengths = plans.best.job.max_length
+    assert 65536 % lengths == 0
+    twice = plan("reward", "8B", "1x4090", method="lora", max_length=2 * lengths, offload="none")
+    assert not twice.plans
+
+
+def test_host_memory_refuses_where_it_is_known():
+    hardware = parse_gpus("4xA40-48GB", host_gib=128)
+    reasons = [refusal.reason for refusal in plan("ppo", LLAMA3, hardware, **K1).refused]
+    assert any("GiB of host memory on a machine with 128 GiB" in reason for reason in reasons)
+
+
+def test_what_if_keeps_everything_else():
+    best = plan("grpo", "7B", "8xA100-80GB", **K1).best
+    other = best.what_if(zero=3, max_completion_length="2048")
+    assert (other.job.zero_stage, other.job.max_completion_length) == (3, 2048)
+    assert other.job.checkpoint_every == best.job.checkpoint_every
+
+
+@pytest.mark.parametrize("field", ["max_completion_length", "lora_r"])
+def test_the_largest_value_fits_and_the_next_does_not(field):
+    settings = {**K1, "method": "lora", "offload": "none", "steps_per_generation": 1}
+    largest = plan("grpo", "7B", "1x4090", **settings).largest(field)
+    assert largest > 1
+    assert plan("grpo", "7B", "1x4090", **{**settings, field: largest}).plans
+    assert not plan("grpo", "7B", "1x4090", **{**settings, field: largest + 1}).plans
+
+
+# Monotony ----------------------------------------------------------------------------------------------------------
+
+SHAPE = find_shape("7B")
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_more_gpus_never_need_more_a_gpu(zero_stage, method):
+    dtype = "float32" if zero_stage == 0 and method == "full" else "bfloat16"
+    job = Job("grpo", method=method, zero_stage=zero_stage, dtype=dtype, **K1)
+    needs = [estimate(job, SHAPE, Hardware(num_gpus, find_card("H200"))).peak_gib for num_gpus in (2, 4, 8)]
+    assert needs == sorted(needs, reverse=True)
+
+
+@pytest.mark.parametrize("trainer", ["reward", "grpo", "ppo"])
+def test_a_smaller_micro_batch_never_needs_more(trainer):
+    hardware = parse_gpus("4xH200")
+    # Of several: a single one has no gradients of earlier ones beside it.
+    jobs = [Job(trainer, zero_stage=2, per_device_train_batch_size=size, **K1) for size in (1, 2, 4, 8)]
+    assert jobs[-1].accumulation(hardware.num_gpus) > 1
+    needs = [estimate(job, SHAPE, hardware).worst["update"].num_bytes for job in jobs]
+    assert needs == sorted(needs)
+
+
+def test_fewer_checkpoints_never_need_less():
+    hardware = parse_gpus("4xH200")
+    needs = [
+        estimate(Job("grpo", zero_stage=2, checkpoint_every=every, **K1), SHAPE, hardware).worst["update"].num_bytes
+        for every in (1, 2, 4, 0)
+    ]
+    assert needs == sorted(needs)
+
+
+def test_a_token_budget_of_grpo_bounds_the_work_and_not_the_checkpoints():
+    wide = Job("grpo", zero_stage=2, per_device_train_batch_size=16, **K1)
+    bounded = replace(wide, max_tokens_per_forward=4096)
+    terms = [estimate(job, SHAPE, parse_gpus("4xH200")).terms_gib("update") for job in (wide, bounded)]
+    assert terms[0]["checkpoints"] == terms[1]["checkpoints"]
+    assert sum(terms[1].values()) < sum(terms[0].values())
+
+
+def test_a_token_budget_of_the_reward_trainer_makes_micro_batches():
+    narrow = Job("reward", zero_stage=2, per_device_train_batch_size=1, max_length=2048, global_batch=64)
+    bounded = replace(narrow, per_device_train_batch_size=8, max_tokens_per_forward=4096)
+    tokens = [(job.forward_tokens, job.held_tokens) for job in (narrow, bounded)]
+    assert tokens[0] == tokens[1] == (4096, 4096)
+
+
+def test_terms_add_up_to_the_phase():
+    one = estimate(Job("ppo", zero_stage=2, reward_model="copy", **K1), SHAPE, parse_gpus("4xH200"))
+    for phase, moment in one.worst.items():
+        terms = one.terms_gib(phase)
+        assert sum(terms.values()) - terms["CUDA context"] - terms["slack"] == pytest.approx(gib(moment.num_bytes))
+
+
+def test_every_role_of_full_ppo_has_its_weights():
+    one = estimate(Job("ppo", zero_stage=2, reward_model="copy", **K1), SHAPE, parse_gpus("4xH200"))
+    weights = {name for name in one.terms_gib("update") if name.endswith(" weights")}
+    assert weights == {"policy weights", "critic weights", "reference weights", "reward model weights"}
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_small_lora_run_fits_every_card(card):
+    assert plan("grpo", "1.5B", Hardware(1, card), method="lora").plans
+
+
+# Slips -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_completion_length": 40_000}, "positions"),
+        ({"critic": "seperate"}, "Use one of adapter, head, separate"),
+        ({"zero_stage": 4}, "Use one of 0, 1, 2, 3"),
+        ({"global_batch": 13}, "does not divide by 8 GPUs"),
+        ({"global_batch": 64, "num_generations": 7}, "num_generations 7"),
+        ({"max_completions": 3}, "Nearest: max_completion_length"),
+        ({"lora_r": "many"}, "no whole number"),
+        ({"lora_r": 0}, "at least 1"),
+        ({"offload": "all", "zero_stage": 2}, "which is ZeRO-3's"),
+        ({"method": "qlora", "zero_stage": 3}, "4-bit base under ZeRO-3"),
+        ({"method": "lora", "lora_target_modules": "q_proj,foo"}, "has no foo for LoRA"),
+        ({"use_vllm": True, "vllm_gpu_memory_utilization": 0.05}, "its weights take 14.2 GiB"),
+        ({"use_vllm": True, "vllm_gpu_memory_utilization": 30}, "share between 0 and 1"),
+        ({"activation_offloading": True}, "reward trainer's"),
+    ],
+)
+def test_settings_that_cannot_work_are_a_sentence(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        plan("grpo", "7B", "8xA100-80GB", **settings)
+
+
+def test_an_unknown_word_is_a_sentence():
+    with pytest.raises(ConfigError, match="nearest is qlora"):
+        plan("grpo", "7B", "8xA100-80GB", allow=["qlra"])
+
+
+def test_asking_for_an_adapter_critic_asks_for_lora():
+    assert plan("ppo", "7B", "8xA100-80GB", critic="adapter").search.job.method == "lora"

@@ -1,0 +1,237 @@
+"""What `memory` names, held against a run: the contract, the launch, and words of the user. All by formulas."""
+
+import pytest
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import Hardware, parse_gpus
+from trl_ext.memory.files.plan import write_plan
+from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.planner.presets import PRESETS, preset
+from trl_ext.memory.run.fields import FREE, run_fields
+from trl_ext.memory.run.settle import FILES, LAUNCHED, Run, faster_launch, settle
+from trl_ext.memory.run.source import read_source
+
+KEYS = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 8,
+    "max_length": 1024,
+    "max_completion_length": 512,
+    "num_generations": 8,
+    "beta": 0.0,
+    "optim": "adamw_torch_fused",
+    "gradient_checkpointing": True,
+}
+LORA = {"use_peft": True, "lora_r": 16, "lora_dropout": 0.0, "lora_target_modules": ["all-linear"]}
+ZERO2 = {"zero_optimization": {"stage": 2}}
+ZERO3 = {"zero_optimization": {"stage": 3}}
+
+
+def run(trainer="grpo", model="8B", num_processes=4, engine=None, given=(), prompt_tokens=512, **keys):
+    shape = find_shape(model)
+    tokens = None if trainer == "reward" else prompt_tokens
+    fields = run_fields(trainer, {**KEYS, **keys}, shape, num_processes, engine, tokens)
+    given = frozenset(given) | LAUNCHED | {"steps_per_generation"} | ({"method"} if keys.get("use_peft") else set())
+    return Run(trainer, shape, fields, given, num_processes, num_processes)
+
+
+@pytest.fixture(autouse=True)
+def expandable_segments(monkeypatch):
+    """As a config with `memory` sets it."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def settled(one, memory, allow=(), machine=None):
+    return settle(one, read_source(memory), frozenset(allow), lambda: machine)
+
+
+# Searched ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainer", ["reward", "grpo"])
+@pytest.mark.parametrize("engine", [ZERO2, ZERO3])
+def test_only_what_leaves_the_optimisation_unchanged_is_turned(trainer, engine):
+    one = run(trainer, engine=engine, num_processes=8)
+    job = settled(one, "8xA100-80GB").job
+    sizes = {name for name in one.fields if name.endswith(("_size", "_parameters")) and name != "per_device"}
+    kept = one.fields.keys() - FREE - sizes
+    assert {"global_batch", "max_length" if trainer == "reward" else "beta", "method", "optim"} <= kept
+    assert {name: getattr(job, name) for name in kept} == {name: one.fields[name] for name in kept}
+
+
+def test_the_launch_is_a_fact():
+    for engine, stage in ((ZERO2, 2), (ZERO3, 3)):
+        assert settled(run(engine=engine, num_processes=8), "8xA100-80GB").job.zero_stage == stage
+
+
+def test_what_the_user_gave_stays():
+    one = run("reward", num_processes=8, engine=ZERO2, given={"per_device_train_batch_size", "checkpoint_every"})
+    job = settled(one, "8xA100-80GB").job
+    assert (job.per_device_train_batch_size, job.checkpoint_every) == (8, 1)
+
+
+def test_a_global_batch_is_split():
+    one = run("reward", **LORA, global_batch=96)
+    job = settled(one, "4xA40-48GB").job
+    assert job.global_batch == 96 and job.accumulation(4) * job.per_device_train_batch_size * 4 == 96
+
+
+def test_a_launch_in_which_nothing_fits_names_the_one_that_does():
+    with pytest.raises(ConfigError, match=r"as launched\. DDP, all weights: .* Launch with --config_file") as told:
+        settled(run(num_processes=8), "8xA100-80GB")
+    assert any(f"--config_file {file}:" in str(told.value) for file in FILES.values())
+
+
+def test_where_no_launch_helps_a_word_does():
+    one = run("reward", model="70B", num_processes=4, engine=ZERO3, given={"checkpoint_every"})
+    with pytest.raises(ConfigError, match=r"files that `trl-ext plan .* --write DIR` makes"):
+        settled(one, "4xA100-80GB")
+    small = Hardware(4, parse_gpus("A100-80GB").card, host_gib=256.0)  # too little for an optimizer of 70B
+    with pytest.raises(ConfigError, match=r"on a card with 78 GiB.* memory_allow=lora: "):
+        settled(one, "auto", machine=small)
+
+
+def test_adapters_come_by_the_users_word_only():
+    one = run("reward", num_processes=1)
+    with pytest.raises(ConfigError, match="Nothing that keeps the optimisation fits on 1xRTX4090"):
+        settled(one, "1x4090")
+    plan = settled(one, "1x4090", allow=["lora"])
+    assert plan.opt_ins == ("lora",) and plan.job.method == "lora" and plan.job.dtype == "bfloat16"
+
+
+def test_ppo_gets_its_adapter_critic_with_its_adapters():
+    plan = settled(run("ppo", num_processes=4, engine=ZERO2, num_generations=1), "4xA40-48GB", allow=["lora"])
+    assert (plan.job.method, plan.job.critic) == ("lora", "adapter")
+    assert plan.job.reward_model == "none"  # nothing can conjure one up
+
+
+def test_a_faster_launch_is_named():
+    one_pair = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
+    slow = run("reward", engine=ZERO3, given=one_pair, **one_pair, **LORA, max_length=512)
+    sentence = faster_launch(slow, settled(slow, "4x4090"), frozenset())
+    assert sentence.startswith("Launched with --config_file ") and "instead of" in sentence
+    good = run("reward", **LORA)
+    assert faster_launch(good, settled(good, "4xA100-80GB"), frozenset()) == ""
+
+
+# The machine ------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_the_cards_of_the_machine():
+    plan = settled(run("reward", **LORA), "auto", machine=parse_gpus("4xA40"))
+    assert str(plan.estimate.case.hardware) == "4xA40-48GB"
+
+
+def test_auto_leaves_cards_idle_but_never_shares_one():
+    assert settled(run("reward", **LORA, num_processes=2), "auto", machine=parse_gpus("4xA40")).estimate.fits
+    with pytest.raises(ConfigError, match="4 processes were launched here, and there are 2 cards"):
+        settled(run("reward", **LORA), "auto", machine=parse_gpus("2xA40"))
+
+
+def test_another_number_of_processes_contradicts_the_plan():
+    with pytest.raises(ConfigError, match=r"is for 4xA40-48GB, and 2 processes were launched.*--num_processes 4"):
+        settled(run(num_processes=2), "4xA40-48GB")
+
+
+# Frozen -----------------------------------------------------------------------------------------------------------
+
+
+def engine_of(name):
+    job = preset(name).job
+    zero = {"stage": job.zero_stage}
+    return {"zero_optimization": zero} if job.zero_stage else None
+
+
+def preset_run(name, **changes):
+    """A run whose maker heeds the preset: its model, launch, method, lengths, with a batch of his own."""
+    job, given = preset(name).job, ()
+    lora = {**LORA, "lora_r": job.lora_r} if job.uses_lora else {}
+    keys = {
+        **lora,
+        "max_length": job.max_length,
+        "max_completion_length": job.max_completion_length,
+        "num_generations": job.num_generations,
+        "beta": job.beta,
+        "critic": job.critic,
+        "reward_adapter": job.reward_model == "adapter",
+        "use_vllm": job.use_vllm,
+        "vllm_gpu_memory_utilization": 0.3,
+        "vllm_tensor_parallel_size": 1,
+        "vllm_enable_sleep_mode": False,
+    }
+    num_processes = parse_gpus(preset(name).gpus).num_gpus
+    keys |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    return run(
+        job.trainer,
+        preset(name).model,
+        num_processes,
+        engine_of(name),
+        given,
+        job.max_prompt_length,
+        **{**keys, **changes},
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_serves_a_run_of_its_kind_and_keeps_its_batch(name):
+    one = preset_run(name)
+    plan = settled(one, name)
+    assert plan.estimate.fits
+    assert plan.job.global_batch == one.fields["global_batch"]
+    assert plan.job.checkpoint_every == preset(name).job.checkpoint_every
+    assert plan.job.per_device_train_batch_size <= preset(name).job.per_device_train_batch_size
+
+
+def test_a_preset_of_another_launch_is_refused():
+    one = preset_run("grpo-7b-8xa100-40gb")
+    plain = Run(one.trainer, one.shape, {**one.fields, "zero_stage": 0}, one.given, 8, 8)
+    with pytest.raises(ConfigError, match=r"planned with ZeRO-3, and the run was launched with no DeepSpeed"):
+        settled(plain, "grpo-7b-8xa100-40gb")
+
+
+def test_a_preset_that_fights_a_given_setting_is_refused():
+    one = preset_run("40gb", gradient_checkpointing=False)
+    with pytest.raises(ConfigError, match=r"checkpoint_every is 0, and memory=40gb was planned with 1\. Remove"):
+        settled(Run(one.trainer, one.shape, one.fields, one.given | {"checkpoint_every"}, 1, 1), "40gb")
+
+
+def test_a_preset_with_adapters_needs_the_word():
+    one = preset_run("24gb", use_peft=False)
+    one = Run(one.trainer, one.shape, one.fields, LAUNCHED, 1, 1)
+    with pytest.raises(ConfigError, match=r"trains adapters, and this run all weights .*memory_allow=lora"):
+        settled(one, "24gb")
+    plan = settled(one, "24gb", allow=["lora"])
+    assert plan.opt_ins == ("lora",) and plan.job.lora_r == preset("24gb").job.lora_r
+
+
+def test_a_preset_is_held_against_the_runs_own_lengths():
+    with pytest.raises(ConfigError, match=r"made for sequences of 2048 tokens .* With 30720 tokens"):
+        settled(preset_run("24gb", max_completion_length=29696), "24gb")
+
+
+def test_a_preset_of_another_trainer_is_refused():
+    with pytest.raises(ConfigError, match="is for ppo, and this is a grpo run"):
+        settled(run(engine=None, num_processes=4), "ppo-8b-4xa40-48gb")
+
+
+def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
+    one = run("reward", **LORA)
+    plan = settled(one, "4xA40-48GB")
+    write_plan(plan, tmp_path / "plan")
+    assert settled(one, str(tmp_path / "plan")).job == plan.job
+
+
+# Bad words --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [
+        ("4xA41-48GB", "neither auto, nor cards, nor a preset.*Nearest: 4xA40-48GB"),
+        ("ppo-8b", "Nearest: ppo-8b-4xa40-48gb"),
+        ("2xA100", "Nearest: 2xA100-40GB, 2xA100-80GB"),
+        ("./no-plan", "There is no plan"),
+    ],
+)
+def test_what_names_nothing_is_a_sentence(memory, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        read_source(memory)

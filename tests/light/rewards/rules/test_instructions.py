@@ -1,0 +1,184 @@
+"""Instructions: the column, strictness, bad rows, and texts that try to break the tests."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Verdict
+from trl_ext.rewards.rules.instructions import KNOWN, Instructions
+
+NO_COMMA, TITLE = "punctuation:no_comma", "detectable_format:title"
+TWO = {"instruction_id_list": [NO_COMMA, TITLE], "kwargs": [{}, {}]}
+
+ARGUMENTS = {
+    **{
+        "keywords": ["sun", "a"],
+        "keyword": "a",
+        "frequency": 3,
+        "relation": "at least",
+        "forbidden_words": ["cat", "."],
+    },
+    **{"letter": "a", "let_frequency": 2, "let_relation": "at least", "capital_frequency": 3},
+    **{"capital_relation": "less than", "num_words": 10, "num_sentences": 3, "num_paragraphs": 3, "nth_paragraph": 2},
+    **{"first_word": "so", "postscript_marker": "P.P.S", "num_placeholders": 2, "prompt_to_repeat": "Say it"},
+    **{"end_phrase": "Any more?", "num_bullets": 2, "num_highlights": 2, "section_spliter": "#", "num_sections": 3},
+    **{"language": "zh"},
+}
+ALL = [{"id": name, **{key: ARGUMENTS[key] for key in KNOWN[name].arguments}} for name in KNOWN]
+
+
+def judged(text: str, instructions: object, **fields: object) -> Verdict:
+    return Instructions(**fields).score(Row(None, text, None, {"instructions": instructions}))
+
+
+def test_the_25_kinds_of_the_paper_are_there():
+    assert len(KNOWN) == 25
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        TWO,
+        json.dumps(TWO),
+        [{"id": NO_COMMA}, {"id": TITLE}],
+        json.dumps([{"id": NO_COMMA}, {"id": TITLE}]),
+        {"key": 1, "instruction_id_list": [NO_COMMA, TITLE], "kwargs": [None, {"num_words": None}]},
+    ],
+)
+def test_a_cell_has_one_of_several_shapes(cell):
+    assert judged("<<Ode>> to joy", cell).value == 1.0
+    assert judged("Ode, to joy", cell).value == 0.0
+
+
+def test_strict_wants_all_and_else_the_share_counts():
+    assert judged("Ode to joy", TWO).value == 0.0
+    assert judged("Ode to joy", TWO, strict=False).value == 0.5
+    assert judged("Ode to joy", TWO).detail == f"failed: {TITLE}"
+
+
+def test_reasoning_is_not_part_of_the_response():
+    assert judged("<think>well, well</think><<Ode>>", TWO).value == 1.0
+
+
+@pytest.mark.parametrize("text", ["", " \n", "\u200b", "<think>no comma here"])
+def test_a_blank_response_follows_nothing(text):
+    assert judged(text, [{"id": NO_COMMA}]).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        None,
+        7,
+        "",
+        "x",
+        [],
+        {},
+        [3],
+        "[" * 10_000,
+        {"instruction_id_list": [NO_COMMA], "kwargs": []},
+        {"instruction_id_list": [NO_COMMA], "kwargs": [3]},
+        [{"id": "no:such"}],
+        [{"id": None}],
+        [{"id": NO_COMMA, "commas": 0}],
+        [{"id": "keywords:existence"}],
+        [{"id": "keywords:existence", "keywords": []}],
+        [{"id": "keywords:existence", "keywords": "sun"}],
+        [{"id": "keywords:existence", "keywords": ["\u200b"]}],
+        [{"id": "keywords:frequency", "keyword": "a", "frequency": 1.5, "relation": "at least"}],
+        [{"id": "keywords:frequency", "keyword": "a", "frequency": True, "relation": "at least"}],
+        [{"id": "keywords:frequency", "keyword": "a", "frequency": 2, "relation": "around"}],
+        [{"id": "keywords:letter_frequency", "letter": "ab", "let_frequency": 1, "let_relation": "at least"}],
+        [{"id": "length_constraints:number_paragraphs", "num_paragraphs": 0}],
+        [{"id": "startend:end_checker", "end_phrase": '"'}],
+        [{"id": "language:response_language", "language": "xx"}],
+        [{"id": NO_COMMA}] * 65,
+    ],
+)
+def test_a_bad_row_has_no_value(cell):
+    verdict = judged("sun", cell)
+    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+
+
+@pytest.mark.parametrize("fields", [{"column": ""}, {"column": 3}, {"strict": "yes"}])
+def test_fields_that_cannot_work_are_refused(fields):
+    with pytest.raises(RuleError, match="instructions"):
+        Instructions(**fields)
+
+
+def test_whole_numbers_may_come_as_floats():
+    assert judged(
+        "a a", [{"id": "keywords:frequency", "keyword": "a", "frequency": 2.0, "relation": "at least"}]
+    ).value
+
+
+UNITS = [
+    ".",
+    "*",
+    "* ",
+    "-",
+    "<<",
+    "[",
+    "[a",
+    "a.",
+    '."',
+    "1. ",
+    "\n ",
+    "```json\n",
+    "{",
+    "p.",
+    "#1",
+    "*a ",
+    "\u0301",
+    "*a*\n",
+]
+
+
+@pytest.mark.parametrize(
+    "text", [*(unit * (100_000 // len(unit)) for unit in UNITS), "- " + " " * 100_000, "." * 100_000 + "x"]
+)
+def test_hostile_texts_are_judged_within_a_second(text):
+    start = time.process_time()
+    judged(text, ALL, strict=False)
+    assert time.process_time() - start < 1.0
+
+
+def test_a_text_beyond_the_limit_is_not_read():
+    assert judged("a " * 200_000, ALL).status == "too_long"
+
+
+PIECES = [
+    "*",
+    "**",
+    "***",
+    "******",
+    "<<",
+    ">>",
+    "[",
+    "]",
+    '"',
+    "\n",
+    "\n\n",
+    "P.P.S",
+    " so ",
+    "Any more?",
+    "Say it",
+    "# 1",
+    "```",
+    ".",
+    "A",
+    "中",
+]
+TEXTS = st.text(st.characters(exclude_categories=())) | st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
+
+
+@given(text=TEXTS)
+@settings(max_examples=300, deadline=None)
+def test_any_completion_gets_a_share(text):
+    verdict = judged(text, ALL, strict=False)
+    assert verdict.value is not None and 0.0 <= verdict.value <= 1.0
+    assert judged(text, ALL).value == float(verdict.value == 1.0)

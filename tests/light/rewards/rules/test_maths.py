@@ -1,0 +1,228 @@
+"""Math as a rule: statuses, golds, extraction, profiles, the copy of a prompt, the cache key, threads."""
+
+import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from trl_ext.errors import RuleError, SupportError
+from trl_ext.rewards.rule import Row, Verdict
+from trl_ext.rewards.rules.maths import Math
+
+pytest.importorskip("math_verify")
+
+
+def judge(text: str, gold: object, prompt: object = None, **fields: str) -> Verdict:
+    return Math(**fields).score(Row(prompt, text, None, {"answer": gold}))
+
+
+def value(text: str, gold: object, **fields: str) -> float | None:
+    return judge(text, gold, **fields).value
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        r"3\sqrt{13}",
+        r"$3\sqrt{13}$",
+        r"$$3\sqrt{13}$$",
+        r"\[3\sqrt{13}\]",
+        r"\(3\sqrt{13}\)",
+        r"\boxed{3\sqrt{13}}",
+        r"#### 3\sqrt{13}",
+        r"The distance is $\sqrt{9^2 + 6^2} = \boxed{3\sqrt{13}}.$",
+        r"We add 81 and 36. The answer is $3\sqrt{13}$.",
+    ],
+)
+def test_a_gold_is_read_whole_in_every_usual_wrapping(gold):
+    assert value(r"\boxed{\sqrt{117}}", gold) == 1.0
+    assert value(r"\boxed{3}", gold) == value(r"\boxed{13}", gold) == 0.0
+
+
+@pytest.mark.parametrize("gold", [18, 18.0, "18", "9 * 2 = 18\n#### 18", "A: 18", "$18.00"])
+def test_a_number_is_a_gold_in_every_usual_spelling(gold):
+    assert value("A: 18", gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        None,
+        True,
+        ["18"],
+        float("nan"),
+        "",
+        "  ",
+        "$",
+        r"\boxed{}",
+        r"3\sqrt{",
+        r"\frac{1}",
+        "3}",
+        r"\boxed{3} or \boxed{4}",
+        "no answer was written down here because the task was too hard for us",
+        "1" * 10_000,
+        "{" * 100 + "3" + "}" * 100,
+    ],
+)
+def test_a_gold_that_cannot_be_read_has_no_value(gold):
+    verdict = judge("A: 3", gold)
+    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{5} and that is it. A: 6", "5"),
+        (r"\fbox{5}", "5"),
+        (r"\boxed 5", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"Write \boxed{}. So \boxed{5}", "5"),
+        (r"\boxed{\frac{1}{2}} and }", "0.5"),
+        ("\\[ \\boxed{\n\\frac{1}{2}\n} \\]", "0.5"),
+        ("<answer>5</answer> A: 6", "5"),
+        (r"<answer>$\frac12$</answer>", "0.5"),
+        ("<answer>$5 a day</answer>", "5"),
+        ("2 + 3 = 5\n#### 5", "5"),
+        (r"The only number that is not prime is \boxed{9}.", "9"),
+        (r"so $7! \times 2!=\boxed{10,\!080}$", "10080"),
+        ("so $7! \\times 2!=10,\\!080$ and the answer is $10080$", "10080"),
+        ("The final answer is 5.", "5"),
+        ("The final answer is:\n\n$$\\frac{1}{2}$$\n", "0.5"),
+        (r"**Answer:** $\frac12$", "0.5"),
+        ("The answer is **5**.", "5"),
+        ("The answer is therefore 5 eggs", "5"),
+        (r"The answer is $3\sqrt2\text{ meters}$.", r"3\sqrt2"),
+        ("A: 5\nThat took 3 steps.", "5"),
+        ("the answer is 7. No, the answer is 5", "5"),
+        ("The answer is <<2+3=5>>5", "5"),
+        ("The answer is 3 * 5 = 15 eggs", "15"),
+        ("答案是5", "5"),
+        ("The answer is (B) Paris.", "B"),
+        ("$x = 5$", "5"),
+        (r"\frac12", "0.5"),
+        ("so $x = 5$.", "5"),
+        ("So she has 5 eggs left.", "5"),
+    ],
+)
+def test_the_answer_is_found_where_it_is_stated(text, answer):
+    assert value(text, answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("", "no_answer"),
+        ("no idea", "no_answer"),
+        (r"\boxed{}", "no_answer"),
+        (r"\boxed{3", "no_answer"),
+        (r"\boxed{\frac{1}}", "no_answer"),
+        (r"<think>\boxed{3}", "no_answer"),
+        ("The answer is not 3", "no_answer"),
+        (r"\boxed{3} \boxed{4}", "conflict"),
+        ("<answer>3</answer> <answer>4</answer>", "conflict"),
+        ("The answer is $3$ or $4$", "conflict"),
+        (rf"\boxed{{{'1+' * 1500}1}}", "too_long"),
+        (rf"\boxed{{{'1+' * 500}1}}", "too_complex"),
+        (r"\boxed{9^{9^9}}", "too_complex"),
+        (r"\boxed{4}", "ok"),
+    ],
+)
+def test_a_fault_of_the_completion_earns_the_floor_and_says_which(text, status):
+    verdict = judge(text, "3")
+    assert (verdict.value, verdict.status) == (0.0, status)
+
+
+def test_boxes_that_agree_are_one_answer():
+    assert value(r"\boxed{0.5} so \boxed{\frac12}", r"\frac{1}{2}") == 1.0
+
+
+def test_the_last_box_decides_where_that_is_asked_for():
+    assert value(r"\boxed{3} no, \boxed{4}", "4", multiple="last") == 1.0
+    assert value(r"\boxed{3} no, \boxed{4}", "3", multiple="last") == 0.0
+
+
+def test_all_boxes_must_be_right_where_that_is_asked_for():
+    assert value(r"\boxed{(x+1)^2} = \boxed{x^2+2x+1}", "x^2+2x+1", multiple="all_equal") == 1.0
+    assert judge(r"\boxed{3} no, \boxed{4}", "4", multiple="all_equal").status == "conflict"
+
+
+def test_thoughts_are_read_only_where_that_is_asked_for():
+    text = r"<think>\boxed{3}</think> I do not know"
+    assert value(text, "3") == 0.0
+    assert value(text, "3", where="all") == 1.0
+
+
+def test_a_term_of_the_prompt_is_right_only_where_it_is_the_gold_itself():
+    prompt = "Which is larger, $2^{10}$ or $10^3$?"
+    assert judge(r"\boxed{2^{10}}", "2^{10}", prompt).value == 1.0
+    assert judge(r"\boxed{2^{10}}", "1024", prompt).value == 0.0
+    assert judge(r"\boxed{1024}", "2^{10}", prompt).value == 1.0
+
+
+def test_a_number_of_the_prompt_is_no_copy():
+    assert judge("A: 5.0", "5", "She has 5.0 cm of ribbon and loses none.").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("5=3", "3"),
+        ("0.5", r"50\%"),
+        ("X+1", "x+1"),
+        (r"\{1,2\}", "(1,2)"),
+        ("0.333333333", r"\frac13"),
+        (r"3 \text{ m}", r"3 \text{ cm}"),
+    ],
+)
+def test_the_eval_profile_is_as_lenient_as_math_verify(answer, gold):
+    assert value(rf"\boxed{{{answer}}}", gold, profile="eval") == 1.0
+    assert value(rf"\boxed{{{answer}}}", gold) == 0.0
+
+
+@pytest.mark.parametrize(("answer", "gold"), [("4", "3"), ("3", r"3\sqrt{13}"), (r"\text{seat}", r"\text{east}")])
+def test_the_eval_profile_rejects_what_is_wrong(answer, gold):
+    assert value(rf"\boxed{{{answer}}}", gold, profile="eval") == 0.0
+
+
+def test_the_detail_says_what_was_read_where_and_which_path_decided():
+    verdict = judge(r"so \boxed{\sqrt{117}}", r"$3\sqrt{13}$")
+    assert verdict.detail == r"'\boxed': \sqrt{117}; gold: $3\sqrt{13}$; value"
+
+
+def test_the_cache_key_is_the_same_for_the_same_answer_in_other_words():
+    rule = Math()
+    keys = {rule.cache_key(Row("p", rf"{words} \boxed{{5}}", None, {"answer": "5"})) for words in ("so", "hence")}
+    assert len(keys) == 1
+    assert rule.cache_key(Row("p", r"\boxed{6}", None, {"answer": "5"})) not in keys
+
+
+def test_the_cache_key_tells_a_copy_of_the_prompt():
+    rule = Math()
+    rows = [Row(prompt, r"\boxed{2^{10}}", None, {"answer": "1024"}) for prompt in ("Compute 2^{10}", "How many?")]
+    assert len({rule.cache_key(row) for row in rows}) == 2
+    assert [rule.score(row).value for row in rows] == [0.0, 1.0]
+
+
+def test_threads_give_the_verdicts_of_the_main_thread():
+    golds = [rf"{number}\sqrt{{13}}" for number in range(1, 40)]
+    texts = [rf"\boxed{{\sqrt{{{13 * number**2}}} + 0 \cdot \ln({number}) + x - x}}" for number in range(1, 40)]
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(value, texts * 3, golds * 3)) == {1.0}
+
+
+def test_math_pickles():
+    rule = Math(multiple="last", weight=0.5)
+    assert pickle.loads(pickle.dumps(rule)) == rule
+
+
+@pytest.mark.parametrize("fields", [{"profile": "strict"}, {"where": "end"}, {"multiple": "first"}, {"gold": ""}])
+def test_a_field_that_cannot_work_fails_at_construction(fields):
+    with pytest.raises(RuleError, match=next(iter(fields))):
+        Math(**fields)
+
+
+def test_a_missing_library_fails_at_construction_and_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(SupportError, match=r"trl-ext\[math\]"):
+        Math()

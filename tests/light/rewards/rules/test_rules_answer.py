@@ -1,0 +1,339 @@
+"""Answer: what is read from a completion and from a gold column, and what is compared."""
+
+from fractions import Fraction
+
+import pytest
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards import Answer, Row
+from trl_ext.rewards.text.choices import read_choice
+from trl_ext.rewards.text.numbers import read_number
+
+OK, NO_ANSWER, CONFLICT = "ok", "no_answer", "conflict"
+
+
+def value_of(text: str, gold: object, **fields: str) -> float | None:
+    return Answer(**fields).score(Row(None, text, None, {"answer": gold})).value
+
+
+def status_of(text: str, gold: object, **fields: str) -> str:
+    return Answer(**fields).score(Row(None, text, None, {"answer": gold})).status
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### 18", 18),
+        ("The answer is 18.", 18),
+        ("the answer is **18** eggs", 18),
+        ("**Answer:** $1,234.50", Fraction(2469, 2)),
+        ("16 - 3 = 13\nA: 13", 13),
+        ("A:\n18", 18),
+        (r"so \boxed{18}", 18),
+        (r"\boxed{-\frac{3}{4}}", Fraction(-3, 4)),
+        (r"\boxed{1\frac{1}{2}}", Fraction(3, 2)),
+        (r"\boxed{10{,}000}", 10_000),
+        (r"\boxed{3 \text{ cm}^2}", 3),
+        (r"\boxed{x = 5}", 5),
+        ("<answer>$18 a day.</answer>", 18),
+        ("<answer>18", 18),
+        ("A: 2 * 9 = 18 dollars", 18),
+        ("answer is - 3", -3),
+        ("answer is \u2212 3", -3),
+        ("A: 1.5e3", 1500),
+        ("A: 1 1/2 cups", Fraction(3, 2)),
+        ("A: 50%", 50),
+        ("答案是18元", 18),
+        ("答案\uff1a\uff11\uff18", 18),
+    ],
+)
+def test_an_announced_number_is_read(text, number):
+    assert read_number(text).value == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("16 - 3 = 13 eggs, so she earns $26.", 26),
+        ("She has 18 apples, thanks to gpt4\nBye!", 18),
+        ("所以一共有3个苹果", 3),
+        ("10-5", 5),
+        ("It is -$5", -5),
+    ],
+)
+def test_without_an_announcement_the_last_number_is_read(text, number):
+    assert read_number(text).value == number
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("", NO_ANSWER),
+        ("no idea", NO_ANSWER),
+        ("16 - 3 = 13\nA: unknown", NO_ANSWER),
+        (r"\boxed{}", NO_ANSWER),
+        (r"\boxed{18", NO_ANSWER),
+        (r"\boxed{3\sqrt{13}}", NO_ANSWER),
+        (r"\boxed{2^{10}}", NO_ANSWER),
+        (r"\boxed{3x}", NO_ANSWER),
+        (r"\boxed{(3, \infty)}", NO_ANSWER),
+        ("it is 3 \\times 10^5", NO_ANSWER),
+        ("A: 1/0", NO_ANSWER),
+        ("A: " + "3" * 200, NO_ANSWER),
+        ("A: 3 or 5", CONFLICT),
+        ("A: 5 = 3", CONFLICT),
+        (r"\boxed{3, 5}", CONFLICT),
+        ("<answer>9 eggs at 2 dollars</answer>", NO_ANSWER),
+    ],
+)
+def test_a_part_of_something_larger_is_not_taken_for_the_number(text, status):
+    reading = read_number(text)
+    assert (reading.value, reading.status) == (None, status)
+
+
+CHEATS = [
+    # denied
+    ("The answer is not 42.", NO_ANSWER),
+    ("The answer isn't 42", NO_ANSWER),
+    ("The answer is not $42$", NO_ANSWER),
+    (r"The answer is not $\boxed{42}$", NO_ANSWER),
+    ("The answer is no longer 42", NO_ANSWER),
+    ("The answer is neither 41 nor 42", NO_ANSWER),
+    ("The answer is other than 42", NO_ANSWER),
+    ("The answer is \u2260 42", NO_ANSWER),
+    ("The answer is 42 is wrong", NO_ANSWER),
+    ("The answer is 42, not really", NO_ANSWER),
+    ("I do not think that the answer is 42", NO_ANSWER),
+    ("A: except 42", NO_ANSWER),
+    ("not <answer>42</answer>", NO_ANSWER),
+    ("<answer>anything but 42</answer>", NO_ANSWER),
+    ("<answer>42 is wrong</answer>", NO_ANSWER),
+    (r"\boxed{\text{not } 42}", NO_ANSWER),
+    (r"\boxed{x \neq 42}", NO_ANSWER),
+    ("It is not 42.", NO_ANSWER),
+    ("It is never 42", NO_ANSWER),
+    ("答案不是42", NO_ANSWER),
+    # another number, or a question
+    ("The answer is half of 42", NO_ANSWER),
+    ("The answer is 42 plus one", NO_ANSWER),
+    ("The answer is > 42", NO_ANSWER),
+    ("The answer is 42?", NO_ANSWER),
+    ("A: 42 dollars and 5 cents", NO_ANSWER),
+    ("<answer>42. 43</answer>", NO_ANSWER),
+    # hidden
+    ("<!-- 42 -->\nI do not know.", NO_ANSWER),
+    ("I do not know. <!-- A: 42", NO_ANSWER),
+    ('<answer value="42"></answer>', NO_ANSWER),
+    ('<answer value=">42"></answer>', NO_ANSWER),
+    ('<answer value="42"/>', NO_ANSWER),
+    ("<answer 42></answer>", NO_ANSWER),
+    # nested
+    (r"\boxed{43 \boxed{42} 39}", CONFLICT),
+    (r"\boxed{43 \boxed{41} \boxed{42} 39}", CONFLICT),
+    ("<answer>43 <answer>42</answer> 39</answer>", CONFLICT),
+    (r"\boxed{42}{\boxed{", NO_ANSWER),
+    # equations that give no number
+    ("<answer>5x - 7y + 11z + 4 = 42</answer>", NO_ANSWER),
+    (r"\boxed{x + y = 42}", NO_ANSWER),
+    ("A: 2x = 42", NO_ANSWER),
+    ("A: " + "42=" * 50 + "42", NO_ANSWER),
+]
+
+
+@pytest.mark.parametrize(("text", "status"), CHEATS)
+def test_a_number_that_is_denied_hidden_or_nested_earns_nothing(text, status):
+    assert (value_of(text, 42), status_of(text, 42)) == (0.0, status)
+
+
+def test_an_equation_in_several_variables_is_no_number():
+    assert value_of("<answer>5x - 7y + 11z + 4 = 0</answer>", 0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "42",
+        "**42**",
+        "42%",
+        "so she has $42 left",
+        "She does not eat 3, so she has 42",
+        "The answer is 42 dollars.",
+        "The answer is 42 dollars every day at the farmers' market.",
+        "The answer is therefore 42.",
+        "The answer is USD 42",
+        "The answer is (42).",
+        "The answer is `42`.",
+        "The answer is 42 because 6 * 7 = 42.",
+        "The answer is 42, since she does not eat.",
+        "The answer is 42. It is not 43.",
+        "She does not eat, so the answer is 42.",
+        "The answer is: $\\boxed{42}$.",
+        "The answer is <<6*7=42>>42.",
+        "answer: 42 apples",
+        "Final answer: **42 apples**",
+        "Total = 42",
+        "A: total cost = $42",
+        "A: 6 x 7 = 42 dollars",
+        "A: x_1 = 42",
+        "<answer>\n42 dollars\n</answer>",
+        "<answer>she has it\nA: 42</answer>",
+        '<answer id="1">42</answer>',
+        "<!-- a note -->\nA: 42",
+        r"\boxed{\boxed{42}}",
+        r"\boxed{42 \text{ square feet}}",
+        r"\boxed{6 \times 7 = 42}",
+    ],
+)
+def test_a_number_with_its_unit_currency_or_equation_earns_all(text):
+    assert value_of(text, 42) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (r"\boxed{A \boxed{B} C}", "choice"),
+        (r"\boxed{B \boxed{A}}", "choice"),
+        ("<answer>A <answer>B</answer> C</answer>", "choice"),
+        ("<answer>anything but B</answer>", "choice"),
+        ("The answer is not B", "choice"),
+        (r"The answer is not \boxed{B}", "choice"),
+        (r"\boxed{B is wrong}", "choice"),
+        ("It is not (B)", "choice"),
+        ("(B) is wrong", "choice"),
+        ("<!-- (B) -->", "choice"),
+        ('<answer value="B"></answer>', "choice"),
+        (r"\boxed{A \boxed{B} C}", "exact"),
+        ("<answer>A <answer>B</answer> C</answer>", "exact"),
+        ("I do not think that the answer is B", "exact"),
+        ("<!-- B -->", "exact"),
+        ('<answer value="B"></answer>', "exact"),
+    ],
+)
+def test_a_text_or_letter_that_is_denied_hidden_or_nested_earns_nothing(text, kind):
+    assert value_of(text, "B", kind=kind) == 0.0
+
+
+@pytest.mark.parametrize("text", ["(B) Not enough information", "B. It is not known", r"\boxed{\boxed{B}}"])
+def test_an_option_may_speak_of_a_denial(text):
+    assert value_of(text, "B", kind="choice") == 1.0
+
+
+@pytest.mark.parametrize("kind", ["number", "choice", "exact"])
+def test_a_thousand_boxes_in_boxes_are_a_conflict(kind):
+    text = "\\boxed{" * 5000 + "B" + "}" * 5000
+    assert status_of(text, "4" if kind == "number" else "B", kind=kind) == CONFLICT
+
+
+def test_the_announcement_that_comes_last_decides():
+    assert value_of(r"\boxed{12}. Wait, the answer is 18.", 18) == 1.0
+    assert value_of("The answer is 18.\nQ: next?\nA: 5", 18) == 0.0
+
+
+def test_an_announcement_wins_over_a_later_number():
+    assert value_of("A: 18\nThat took 3 steps.", 18) == 1.0
+
+
+def test_a_markdown_heading_is_not_an_announcement():
+    assert value_of("#### Step two\nShe earns 18", 18) == 1.0
+
+
+def test_numbers_are_compared_exactly():
+    assert value_of("A: 0.5", "1/2") == 1.0
+    assert value_of("A: 0.33", "1/3") == 0.0
+
+
+def test_percent_is_dropped_and_not_converted():
+    assert value_of("A: 50", "50%") == 1.0
+    assert value_of("A: 0.5", "50%") == 0.0
+
+
+@pytest.mark.parametrize("gold", [18, 18.0, "18", "$18.00", "9 * 2 = 18\n#### 18", r"\boxed{18}", "A: 18"])
+def test_every_usual_spelling_of_a_gold_is_read(gold):
+    assert value_of("The answer is 18.", gold) == 1.0
+
+
+@pytest.mark.parametrize("gold", [None, True, float("nan"), "", "eggs", r"3\sqrt{13}", "(1, 2)", "She has 3", ["18"]])
+def test_a_gold_that_cannot_be_read_has_no_value(gold):
+    assert (value_of("A: 3", gold), status_of("A: 3", gold)) == (None, "gold_invalid")
+
+
+def test_thoughts_do_not_count_as_an_answer():
+    assert value_of(r"<think>\boxed{18}</think> I do not know", 18) == 0.0
+    assert value_of(r"<think>so A: 18", 18) == 0.0
+    assert value_of("<think>3</think> A: 18", 18) == 1.0
+
+
+def test_where_all_reads_the_thoughts_too():
+    assert value_of(r"<think>\boxed{18}</think>", 18, where="all") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("B", "B"),
+        ("(B)", "B"),
+        ("B) Paris", "B"),
+        ("The answer is (B) Paris.", "B"),
+        (r"\boxed{\text{B}}", "B"),
+        (r"\boxed{\textbf{(B)}\ 12}", "B"),
+        ("<answer>b</answer>", "B"),
+        ("A: B", "B"),
+        ("I would go with (C).", "C"),
+        ("答案是C", "C"),
+    ],
+)
+def test_a_letter_is_read(text, letter):
+    assert read_choice(text).value == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("A dog ran", NO_ANSWER),
+        ("the answer is a dog", NO_ANSWER),
+        ("A: Paris\nB: London", NO_ANSWER),
+        ("The answer is A or B", CONFLICT),
+        ("Answer: A, B, C", CONFLICT),
+        ("(A) Paris (B) London", CONFLICT),
+    ],
+)
+def test_listing_the_options_is_no_choice(text, status):
+    reading = read_choice(text)
+    assert (reading.value, reading.status) == (None, status)
+
+
+def test_a_choice_gold_may_carry_its_text():
+    assert value_of("B", "B. Paris", kind="choice") == 1.0
+    assert value_of("B", 1, kind="choice") is None
+
+
+@pytest.mark.parametrize("text", ["new york", "The answer is **New  York**.", "\u201cNew York\u201d!", "A: NEW YORK"])
+def test_exact_ignores_case_spacing_and_surrounding_punctuation(text):
+    assert value_of(text, "New York", kind="exact") == 1.0
+
+
+def test_exact_keeps_signs_and_brackets():
+    assert value_of("-3", "3", kind="exact") == 0.0
+    assert value_of("[1,2]", "(1,2)", kind="exact") == 0.0
+
+
+def test_exact_compares_chinese_text():
+    assert value_of("答案是北京\u3002", "北京", kind="exact") == 1.0
+
+
+def test_the_detail_says_what_was_read_and_where():
+    verdict = Answer().score(Row(None, "A: 17", None, {"answer": "#### 18"}))
+    assert verdict.detail == "'A:': 17; gold '####': 18"
+
+
+@pytest.mark.parametrize("fields", [{"kind": "maths"}, {"where": "end"}, {"gold": ""}, {"gold": 3}])
+def test_a_field_that_cannot_work_fails_at_construction(fields):
+    with pytest.raises(RuleError, match=next(iter(fields))):
+        Answer(**fields)
+
+
+@pytest.mark.parametrize(
+    "text", ["the only number that is not prime is \\boxed{42}", "2!=2, so 21 * 2!=\\boxed{42}", "A: 42"]
+)
+def test_a_denial_of_something_else_denies_no_answer(text):
+    assert Answer().score(Row(None, text, None, {"answer": "42"})).value == 1.0

@@ -1,0 +1,132 @@
+"""RuleSet from a mapping or a YAML file, and back; what is wrong is named with file and line."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from trl_ext.errors import ConfigError
+from trl_ext.rewards import Answer, Call, Keywords, Length, Pattern, Repetition, RuleSet, Tags, config
+
+RULES_YAML = """\
+rules:
+  - {rule: answer, gold: solution, kind: number}
+  - {rule: length, high: 24, weight: 0.1, gate: answer}
+  - rule: tags
+    tags: [think, answer]
+  - {rule: keywords, required: [所以, because], name: reasons}
+clip: [-1, 1]
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_rules(text: str):
+        path = tmp_path / "rules.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_rules
+
+
+def first_char(row) -> float:
+    return 1.0
+
+
+def test_a_yaml_file_gives_the_rules_that_it_lists(write):
+    assert RuleSet.from_yaml(write(RULES_YAML)) == RuleSet(
+        [
+            Answer(gold="solution"),
+            Length(high=24, weight=0.1, gate="answer"),
+            Tags("think", "answer"),
+            Keywords(required=("所以", "because"), name="reasons"),
+        ],
+        clip=(-1, 1),
+    )
+
+
+def test_every_shipped_rule_survives_the_round_trip():
+    rules = RuleSet(
+        [
+            Answer(where="all", weight=2),
+            Tags("think", "answer", gate="answer"),
+            Pattern(r"\d+", timeout_s=1.0),
+            Length(low=1, slack=3, unit="words"),
+            Keywords(required=("a b",), forbidden=("c",), name="words"),
+            Repetition(ngram=2),
+        ],
+        clip=(-1, 1),
+        name="maths",
+    )
+    assert RuleSet.from_dict(rules.to_dict()) == rules
+
+
+def test_a_mapping_holds_only_what_differs_from_the_defaults():
+    rules = RuleSet([Answer(), Length(high=24, weight=0.1, gate="answer")])
+    assert rules.to_dict() == {
+        "rules": [{"rule": "answer"}, {"rule": "length", "high": 24, "weight": 0.1, "gate": "answer"}]
+    }
+
+
+def test_a_function_cannot_be_written():
+    with pytest.raises(ConfigError, match="Rule 'first_char': function="):
+        RuleSet([Call(first_char)]).to_dict()
+
+
+def test_a_rule_of_ones_own_is_named_by_its_path(write, tmp_path, monkeypatch):
+    (tmp_path / "house_rules.py").write_text(
+        "from trl_ext.rewards import Rule, Verdict\n\n\n"
+        "class Polite(Rule):\n"
+        "    def score(self, row):\n"
+        "        return Verdict(float('please' in row.text))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rules = RuleSet.from_yaml(write("rules: [{rule: house_rules.Polite, weight: 0.5}]"))
+    assert rules(completions=["yes please", "no"]) == [0.5, 0.0]
+    assert rules.to_dict() == {"rules": [{"rule": "house_rules.Polite", "weight": 0.5}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rules:\n  - rule: answr", "rules.yaml, line 2: unknown rule 'answr'. Did you mean 'answer'?"),
+        ("rules:\n  - rule: answer\n    glod: x", "rules.yaml, line 3: rule 'answer' has no key 'glod'. Did you mean"),
+        ("rules: [{rule: answer}]\nclipp: [0, 1]", "line 2: unknown key 'clipp'. Did you mean 'clip'?"),
+        ("rules:\n  - rule: length\n    low: 9\n    high: 2", "line 2: Rule 'length': low=9 is above high=2."),
+        ("rules:\n  - {rule: answer, weight: 1e-3}", "line 2: Rule 'answer': weight is '1e-3'. Give a finite number"),
+        ("rules:\n  - {rule: pattern}", "line 2: rule 'pattern' needs the key 'pattern'."),
+        ("rules:\n  - {rule: answer, gate: x}", "rules.yaml: Rule 'answer' has the gate 'x'."),
+        ("rules:\n  - {gold: answer}", "line 2: {'gold': 'answer'} names no rule."),
+        ("rules:\n  - rule: answer\n    gold: a\n    gold: b", "line 4: the key 'gold' stands twice."),
+        ("rules: []", "at least one rule"),
+        ("rules: {rule: answer}", "has no list of rules"),
+        ("", "has no list of rules"),
+        ("rules: [", "is not valid YAML"),
+        ("rules: [{rule: no_such.Rule}]", "line 1: 'no_such.Rule' cannot be imported"),
+        ("rules: [{rule: pathlib.Path}]", "line 1: 'pathlib.Path' is not a subclass of trl_ext.rewards.Rule."),
+        ("rules: [{rule: trl_ext.rewards.rules.call.Call, function: x}]", "not a module-level function"),
+        ("rules: [{rule: trl_ext.rewards.Rule}]", "abstract"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_its_line(write, text, message):
+    with pytest.raises(ConfigError) as caught:
+        RuleSet.from_yaml(write(text))
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named():
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
+        RuleSet.from_yaml("nowhere.yaml")
+
+
+def test_a_mapping_without_lines_names_the_place_by_its_path():
+    with pytest.raises(ConfigError, match=r"The mapping, rules\[1\]\.glod: rule 'answer' has no key 'glod'"):
+        RuleSet.from_dict({"rules": [{"rule": "repetition"}, {"rule": "answer", "glod": "x"}]})
+
+
+def test_a_package_offers_rules_under_short_names(write, tmp_path, monkeypatch):
+    (tmp_path / "offering.py").write_text("from trl_ext.rewards import Length\n\n\nclass Brief(Length):\n    pass\n")
+    entry = EntryPoint("brief", "offering:Brief", config.GROUP)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(config, "entry_points", lambda group: [entry] if group == config.GROUP else [])
+    (rule,) = RuleSet.from_yaml(write("rules:\n  - {rule: brief, high: 3}")).rules
+    assert (type(rule).__name__, rule.name, rule.high) == ("Brief", "brief", 3)

@@ -1,0 +1,248 @@
+"""What a rule's value counts: scale, clip, rows, schedule; running normalisation; the warning about style."""
+
+import logging
+import pickle
+import statistics
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards.shaping import factor_at
+from trl_ext.rewards.totals.bidding import outbid_warning, span
+from trl_ext.rewards.totals.moments import Moments, merged
+
+CALLS: list[str] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(Rule):
+    """What the column says."""
+
+    tier = "inline"
+
+    column: str = "given"
+    columns = property(lambda self: (self.column,))  # type: ignore[assignment]
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(row.columns[self.column])
+
+
+def totals(rule, *values, **columns):
+    return RuleSet([rule])(completions=["x"] * len(values), given=list(values), **columns)
+
+
+# Value ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_scale_maps_its_ends_to_zero_and_one():
+    assert totals(Given(scale=(-2, 6)), -2.0, 2.0, 6.0, 10.0) == [0.0, 0.5, 1.0, 1.5]
+
+
+def test_a_rules_clip_comes_after_its_scale():
+    assert totals(Given(scale=(0, 2), clip=(0, 1)), -1.0, 1.0, 5.0) == [0.0, 0.5, 1.0]
+
+
+def test_a_gate_opens_at_the_scaled_value():
+    rules = RuleSet([Given(scale=(0, 4)), Keywords(required=("so",), gate="given")])
+    assert rules(completions=["so", "so"], given=[4.0, 3.9]) == [2.0, 3.9 / 4]
+
+
+def test_a_rule_counts_only_for_the_rows_that_it_is_for():
+    rules = RuleSet([Given(when={"task": "math"}), Given(name="other", when={"task": ["code", "chat"]}, weight=2)])
+    tasks = ["math", "code", "chat", "none"]
+    assert rules(completions=["x"] * 4, given=[1.0] * 4, task=tasks) == [1.0, 2.0, 2.0, None]
+
+
+def test_a_row_that_a_rule_is_not_for_is_not_scored():
+    assert totals(Given(when={"task": "math"}), None, 1.0, task=["code", "math"]) == [None, 1.0]
+
+
+def test_what_is_behind_a_skipped_gate_is_left_out_as_well():
+    rules = RuleSet([Given(when={"task": "math"}), Keywords(required=("so",), gate="given")])
+    assert rules(completions=["so", "so"], given=[1.0, 1.0], task=["math", "chat"]) == [2.0, None]
+
+
+def test_the_column_of_a_condition_must_be_there():
+    with pytest.raises(Exception, match="column 'task'"):
+        totals(Given(when={"task": "math"}), 1.0)
+
+
+def test_a_schedule_changes_the_weight_over_the_training():
+    rule = Given(weight=2.0, schedule=((0.25, 1.0), (0.75, 0.0)))
+    states = [SimpleNamespace(global_step=step, max_steps=100) for step in (0, 25, 50, 75, 100)]
+    assert [totals(rule, 1.0, trainer_state=state)[0] for state in states] == [2.0, 2.0, 1.0, 0.0, 0.0]
+
+
+def test_without_a_trainer_a_schedule_stands_at_its_beginning():
+    assert totals(Given(schedule=((0.0, 0.5), (1.0, 1.0))), 1.0) == [0.5]
+
+
+def test_a_schedule_is_straight_between_its_points():
+    points = ((0.0, 0.0), (0.5, 1.0), (1.0, 0.0))
+    assert [factor_at(points, x) for x in (0.0, 0.25, 0.5, 0.75, 1.0)] == [0.0, 0.5, 1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(scale=(1, 1)), "Give the lower bound first"),
+        (dict(scale="0-1"), "Give two finite numbers"),
+        (dict(clip=(0, float("nan"))), "Give two finite numbers"),
+        (dict(when=["math"]), "Give columns with their values"),
+        (dict(when={}), "Give columns with their values"),
+        (dict(schedule=((0.5, 1), (0.5, 2))), "with progress rising from 0 to 1"),
+        (dict(schedule=((0, 1), (2, 1))), "with progress rising from 0 to 1"),
+        (dict(schedule=0.5), "with progress rising from 0 to 1"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused(changes, sentence):
+    with pytest.raises(RuleError, match=sentence):
+        Given(**changes)
+
+
+def test_all_settings_go_through_yaml(tmp_path):
+    rules = RuleSet(
+        [
+            Answer(when={"task": ["math"]}, scale=(0, 2), clip=(0, 1)),
+            Length(high=8, weight=0.1, gate="answer", schedule=((0.0, 1.0), (1.0, 0.5))),
+        ],
+        on_error="floor",
+        isolate=False,
+        normalise=True,
+    )
+    again = RuleSet.from_dict(rules.to_dict())
+    assert again == rules
+    assert again.to_dict() == rules.to_dict()
+
+
+# Running normalisation --------------------------------------------------------------------------------------------
+
+
+def test_moments_of_parts_are_those_of_the_whole():
+    values = [3.0, -1.0, 4.0, 1.5, 9.0, 2.6]
+    parts = merged([Moments.of(values[:2]), Moments(), Moments.of(values[2:5]), Moments.of(values[5:])])
+    assert parts.mean == pytest.approx(statistics.mean(values))
+    assert parts.std == pytest.approx(statistics.stdev(values))
+
+
+def test_normalised_totals_are_measured_against_all_totals_before():
+    rules = RuleSet([Given()], normalise=True)
+    assert rules(completions=["x"] * 3, given=[1.0, 2.0, 6.0]) == [1.0, 2.0, 6.0]
+    expected = (5.0 - 3.0) / statistics.stdev([1.0, 2.0, 6.0])
+    assert rules(completions=["x", "x"], given=[5.0, None]) == [pytest.approx(expected), None]
+
+
+def test_two_synchronised_ranks_normalise_as_one_process():
+    alone = RuleSet([Given()], normalise=True)
+    alone(completions=["x"] * 4, given=[1.0, 2.0, 6.0, 7.0])
+    ranks = [RuleSet([Given()], normalise=True) for _ in range(2)]
+    for rules in ranks:
+        rules.synchronise(lambda own: [own, own])  # before the first step, as a trainer does
+    for rules, given in zip(ranks, ([1.0, 2.0], [6.0, 7.0]), strict=True):
+        rules(completions=["x"] * 2, given=given)
+    sent = [[part.count, part.mean, part.squares] for part in (Moments.of([1.0, 2.0]), Moments.of([6.0, 7.0]))]
+    for rules in ranks:
+        rules.synchronise(lambda own: sent)
+    expected = alone(completions=["x"], given=[4.5])
+    assert [rules(completions=["x"], given=[4.5]) for rules in ranks] == [[pytest.approx(expected[0])]] * 2
+
+
+def test_a_resumed_set_normalises_like_the_uninterrupted_one():
+    first = RuleSet([Given()], normalise=True)
+    first(completions=["x"] * 3, given=[1.0, 2.0, 6.0])
+    second = RuleSet([Given()], normalise=True)
+    second.load_state_dict(first.state_dict())
+    assert second(completions=["x"], given=[5.0]) == first(completions=["x"], given=[5.0])
+
+
+# Errors, cache, early start ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Raises(Rule):
+    tier = "inline"
+
+    error: type = ValueError
+
+    def score(self, row: Row) -> Verdict:
+        raise self.error("no")
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
+def test_told_to_go_on_a_set_gives_the_floor_and_says_so_once(error, caplog):
+    rules = RuleSet(
+        [Raises(error=error, name=f"raises_{error.__name__}"), Keywords(required=("so",))], on_error="floor"
+    )
+    metrics: dict[str, float] = {}
+    for _ in range(3):
+        assert rules(completions=["so", "x"], log_metric=metrics.__setitem__) == [1.0, 0.0]
+    assert metrics[f"rules/raises_{error.__name__}/error_frac"] == 1.0
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "no (row 0" in warning.getMessage()
+
+
+def test_an_exit_in_a_rule_stops_with_a_sentence():
+    with pytest.raises(RuleError, match="Rule 'raises' raised SystemExit: no"):
+        RuleSet([Raises(error=SystemExit)])(completions=["x"])
+
+
+def test_the_trace_tells_value_status_and_contribution_of_every_rule():
+    columns = {}
+    rules = RuleSet([Answer(), Length(high=2, weight=0.5, gate="answer")])
+    rules(completions=["A: 17"], completion_ids=[[1]], answer=["18"], log_extra=columns.__setitem__)
+    assert columns["rule_trace"] == ['{"answer": [0.0, "ok", 0.0], "length": [1.0, "ok", 0.0]}']
+
+
+def test_a_set_pickles_with_its_settings():
+    rules = RuleSet([Answer()], clip=(-1, 1), on_error="floor", isolate=False)
+    again = pickle.loads(pickle.dumps(rules))
+    assert again == rules
+    assert again(completions=["A: 18"], answer=["18"]) == [1.0]
+
+
+# Bidding ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Rule):
+    tier = "inline"
+    floor = -1.0
+    dummies: tuple = field(default=())
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(0.0)
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_warned"),
+    [
+        ([Answer(), Length(weight=0.5), Keywords(required=("a",), weight=0.4)], False),
+        ([Answer(), Length(weight=0.5), Keywords(required=("a",), weight=0.5)], True),
+        ([Answer(), Length(weight=0.5), Keywords(required=("a",), weight=0.5, gate="answer")], False),
+        ([Answer(), Length(weight=1, schedule=((0, 0.1), (1, 0.5)))], False),
+        ([Answer(), Scored(weight=0.5)], True),  # from -1 to 1
+        ([Answer(), Scored(weight=0.5, clip=(0, 1))], False),
+        ([Answer(weight=0.2), Answer(name="other"), Length(weight=0.3)], True),
+        ([Length(), Keywords(required=("a",))], False),
+        ([Answer()], False),
+    ],
+    ids=str,
+)
+def test_style_that_can_outbid_a_right_answer_is_warned_of(rules, is_warned):
+    assert bool(outbid_warning(rules)) == is_warned
+
+
+def test_the_warning_names_the_rules_and_what_they_add(caplog):
+    RuleSet([Answer(), Length(weight=1.5, name="long_enough")])
+    (warning,) = [r.getMessage() for r in caplog.records]
+    assert "'long_enough' can add 1.5 without a right answer, which itself is worth 1" in warning
+    assert "gate: answer" in warning
+
+
+def test_the_span_of_a_rule_is_what_its_contribution_can_vary_by():
+    assert span(Scored(weight=-0.5)) == 1.0
+    assert span(Scored(weight=2, scale=(-1, 1))) == 2.0

@@ -1,0 +1,176 @@
+"""Trains PPO with several critics, one after the other, each for three optimizer steps, and saves what was trained.
+
+`test_ppo_zero.py` starts this script as one process, and as two under launch files that we ship. Completions and
+rewards depend on nothing but the prompt, so that the weights may differ only by the order in which floating-point
+numbers were added.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from peft import LoraConfig
+
+from tests.multi.programs import zero_worker
+from tests.multi.programs.zero_worker import (
+    GRADIENT_ACCUMULATION_STEPS,
+    NUM_GENERATIONS,
+    NUM_PROMPTS,
+    NUM_STEPS,
+    Rollout,
+)
+from tests.ppo_trainers import LORA, stir
+from trl_ext import PPOConfig, PPOTrainer
+from trl_ext.errors import ConfigError
+
+ROWS_PER_STEP = NUM_PROMPTS * NUM_GENERATIONS
+# A third of any step's gradient norm or less, so that every step is clipped.
+MAX_GRAD_NORM = 0.1
+LOGGED = ("loss", "grad_norm", "kl", "objective/kl", "objective/scores", "loss/value_avg", "ppo/explained_variance")
+
+
+def token_reward(completion_ids, **kwargs):
+    """Between 0 and 1, as `zero_worker.token_reward`; one completion in seven cannot be scored."""
+    scores = zero_worker.token_reward(completion_ids)
+    return [None if sum(ids) % 7 == 0 else score for ids, score in zip(completion_ids, scores, strict=True)]
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--reward_model", required=True)
+    parser.add_argument("--output_dir", required=True)
+    parser.add_argument("--num_processes", type=int, required=True)
+    parser.add_argument("--critics", nargs="+", required=True)
+    parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--max_grad_norm", type=float, default=MAX_GRAD_NORM)
+    parser.add_argument("--save_every_step", action="store_true")
+    parser.add_argument("--resume_from", help="folder of a run of this script; resumes from its first step")
+    return parser.parse_args()
+
+
+def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
+    return PPOConfig(
+        output_dir=str(folder),
+        critic=critic,
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=ROWS_PER_STEP // GRADIENT_ACCUMULATION_STEPS // options.num_processes,
+        gradient_accumulation_steps=GRADIENT_ACCUMULATION_STEPS,
+        num_generations=NUM_GENERATIONS,
+        # An odd step lies in the middle of an update: its rollouts are trained on once more.
+        num_ppo_epochs=2,
+        response_length=16,
+        packing=options.packing,
+        # Room for one to three rows, so that the ranks need unequal numbers of forwards and must agree on one.
+        max_tokens_per_forward=24 if options.packing else None,
+        gradient_checkpointing=True,
+        max_steps=NUM_STEPS,
+        learning_rate=1e-2,
+        value_learning_rate=5e-3,
+        lr_scheduler_type="constant",
+        # With the usual 1e-8, gradient entries of the size of rounding noise would move by the whole learning rate.
+        adam_epsilon=1e-3,
+        weight_decay=0.0,
+        max_grad_norm=options.max_grad_norm,
+        kl_coef=0.1,
+        kl_target=0.5,
+        kl_horizon=50,
+        whiten_rewards=True,
+        missing_eos_penalty=0.3,
+        vf_coef=0.5,
+        score_normalisation="running",
+        logging_steps=1,
+        report_to="none",
+        save_strategy="steps" if options.save_every_step else "no",
+        save_steps=1,
+        disable_tqdm=True,
+    )
+
+
+def trainer_with(critic: str, options: argparse.Namespace, folder: Path, rollout: Rollout) -> PPOTrainer:
+    """The adapter critic beside a LoRA actor; the separate one beside a reward model."""
+    prompts = [" ".join(f"w{(7 * i + j) % 90}" for j in range(2 + i % 5)) for i in range(NUM_STEPS * NUM_PROMPTS)]
+    is_separate = critic == "separate"
+    trainer = PPOTrainer(
+        config(options, critic, folder),
+        model=options.model,
+        reward_model=options.reward_model if is_separate else None,
+        value_model=options.reward_model if is_separate else None,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        reward_funcs=token_reward,
+        peft_config=LoraConfig(**LORA) if critic == "adapter" else None,
+        rollout_func=rollout,
+    )
+    # Before DeepSpeed has the weights. A resumed run gets its weights from the checkpoint.
+    return trainer if options.resume_from else stir(trainer)
+
+
+class Forwards:
+    """Counts a model's forwards with gradient, and how often its first layer computes in them."""
+
+    def __init__(self, model):
+        self.num_model = self.num_layer = 0
+        model.get_input_embeddings().register_forward_pre_hook(self._seen_model)
+        # Before and not after it: a recomputation ends as soon as it has all that the backward needs.
+        model.model.layers[0].mlp.register_forward_pre_hook(self._seen_layer)
+
+    def _seen_model(self, *_):
+        self.num_model += torch.is_grad_enabled()
+
+    def _seen_layer(self, *_):
+        self.num_layer += torch.is_grad_enabled()
+
+
+def facts(trainer: PPOTrainer, rollout: Rollout, forwards: list[Forwards]) -> dict:
+    """What the test wants to know about the run, besides the weights."""
+    engine = trainer.model_wrapped
+    steps = [log for log in trainer.state.log_history if "grad_norm" in log]
+    return {
+        "world_size": trainer.accelerator.num_processes,
+        "zero_stage": engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else 0,
+        "num_split_parameters": sum(not getattr(p, "ds_persist", True) for p in trainer.model.parameters()),
+        "layers_per_forward": [counted.num_layer / counted.num_model for counted in forwards],
+        "prompts_of_steps": rollout.prompts_of_steps,
+        "max_grad_norm": trainer.args.max_grad_norm,
+        "packs": min(log["packing/padded_over_forwarded"] for log in steps) > 1,
+        "unscored": [log["ppo/unscored_frac"] for log in steps if "ppo/unscored_frac" in log],
+        "kl_coef": trainer._kl.value,
+        "logs": [{name: log[name] for name in LOGGED if name in log} for log in steps],
+    }
+
+
+def train(critic: str, options: argparse.Namespace) -> dict:
+    """Train, save into a folder of the critic's name, and say what happened."""
+    folder, rollout = Path(options.output_dir, critic), Rollout()
+    try:
+        trainer = trainer_with(critic, options, folder, rollout)
+    except ConfigError as error:
+        return {"refused": str(error)}
+    checkpoint = options.resume_from and str(Path(options.resume_from, critic, "checkpoint-1"))
+    models = [trainer._bare_actor(), trainer._value_model]
+    forwards = [Forwards(model) for model in models if model is not None]
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()  # as a user does; under ZeRO-3 it gathers the shards
+    found = facts(trainer, rollout, forwards)
+    trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.free_memory()
+    return found
+
+
+def main() -> None:
+    options = parse_options()
+    found = {critic: train(critic, options) for critic in options.critics}
+    state = PartialState()
+    if state.is_main_process:
+        Path(options.output_dir, "facts.json").write_text(json.dumps(found))
+    # Leave together: a rank that ends while the other is at work can take it down.
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

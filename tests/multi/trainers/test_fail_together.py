@@ -1,0 +1,41 @@
+"""What goes wrong on one rank ends the run on all of them, at once and with a sentence."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+TIMEOUT_S = 240  # the process group's own patience is 30 minutes
+
+
+def launch(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess:
+    """Two processes, started by and as `python`."""
+    launcher = [python, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    return subprocess.run(
+        [*launcher, "--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), "--num_processes", "2", *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> str:
+    done = launch("-m", "tests.multi.programs.failing_worker", str(tmp_path_factory.mktemp("out")))
+    assert done.returncode != 0
+    return done.stdout
+
+
+def test_a_reward_that_raises_on_one_rank_ends_both(log):
+    assert log.count("RuleError: On rank 1 the reward 'fails_on_rank_1' raised:") >= 2
+
+
+def test_the_traceback_of_the_reward_is_shown(log):
+    assert "KeyError: 'gold'" in log
+    assert "in fails_on_rank_1" in log

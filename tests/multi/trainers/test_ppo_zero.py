@@ -1,0 +1,152 @@
+"""Two processes under launch files that we ship train the actor and the critic of one plain process, to 1e-6.
+
+The plain process pads, the launched ones pack and share prompts; every run checkpoints activations, takes a KL in the
+reward and clips its gradients; a row that nothing could score is among them. All runs are on the CPU in fp32, over
+gloo, on a tiny random Llama. A process trains its critics one after the other: most of its 20 s are imports.
+"""
+
+import functools
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.multi.conftest import HIDDEN_SIZE
+from tests.multi.launching import PROGRAMS, Run, facts_of, launched, loaded, skip_what_cannot_run
+from tests.multi.warm import warm_python
+
+WORKER = PROGRAMS / "ppo_worker.py"
+TOLERANCE = 1e-6
+CRITICS_OF = {
+    "cpu": ("adapter", "head", "separate"),
+    "zero1": ("adapter", "head"),
+    "zero2": ("adapter", "head", "separate"),
+    "zero2_offload": ("separate",),
+    "zero3": ("head", "separate", "adapter"),
+}
+CASES = [(name, critic) for name, critics in CRITICS_OF.items() for critic in critics]
+CASES.remove(("zero3", "adapter"))
+
+
+def run_of(folder: Path, facts: dict, critic: str) -> Run:
+    """The run of one critic of a worker, with everything that was trained."""
+    own = folder / critic
+    files = [*own.glob("*.safetensors"), *own.glob("critic/*.safetensors")]
+    weights = {f"{file.relative_to(own)} {name}": w for file in files for name, w in loaded(file).items()}
+    return Run(facts[critic], weights, own)
+
+
+@pytest.fixture(scope="module")
+def start(tiny_model, tiny_reward_model, tmp_path_factory):
+    """Starts the worker and returns its run of every critic."""
+
+    def runs(name, command, num_processes, critics, *options) -> dict[str, Run]:
+        folder = tmp_path_factory.mktemp(name) / "out"
+        options = ("--reward_model", tiny_reward_model, "--critics", *critics, *options)
+        facts = facts_of(WORKER, command, tiny_model, folder, num_processes, *options)
+        return {critic: run_of(folder, facts, critic) for critic in critics}
+
+    return runs
+
+
+@pytest.fixture(scope="module")
+def plain(start):
+    """One process, no launcher, padded batches."""
+    return start("plain", [warm_python()], 1, CRITICS_OF["cpu"])
+
+
+@pytest.fixture(scope="module")
+def run_under(start):
+    """The runs of two processes under a launch file; each file is launched once."""
+
+    @functools.cache
+    def runs(name):
+        skip_what_cannot_run(name)
+        saving = ["--save_every_step"] if name == "zero2" else []
+        return start(name, launched(name, 2), 2, CRITICS_OF[name], "--packing", *saving)
+
+    return runs
+
+
+def test_the_plain_runs_clip_every_step_and_leave_unscored_rows_out(plain):
+    for run in plain.values():
+        norms = [log["grad_norm"] for log in run.facts["logs"]]
+        assert len(norms) == 3
+        assert min(norms) > 3 * run.facts["max_grad_norm"]
+    assert max(plain["head"].facts["unscored"]) > 0
+
+
+def test_a_run_that_loses_its_clipping_would_be_noticed(plain, start):
+    unclipped = start("unclipped", [warm_python()], 1, plain, "--max_grad_norm", 1e9)
+    for critic, run in plain.items():
+        for part in ("critic/", ""):
+            weights = {name: w for name, w in run.weights.items() if name.startswith("critic/") == bool(part)}
+            others = {name: unclipped[critic].weights[name] for name in weights}
+            assert Run({}, weights, run.folder).distance(Run({}, others, run.folder)) > 1e3 * TOLERANCE, critic + part
+
+
+@pytest.mark.parametrize(("name", "critic"), CASES)
+def test_two_processes_train_what_one_does(name, critic, plain, run_under):
+    expected, run = plain[critic], run_under(name)[critic]
+    print(f"largest weight difference: {run.distance(expected):.1e}")  # pytest -rP shows it
+    stage = int(name[4]) if name.startswith("zero") else 0
+    assert run.facts["world_size"] == 2
+    assert run.facts["zero_stage"] == stage
+    assert (run.facts["num_split_parameters"] > 0) == (stage == 3)
+    assert set(run.facts["layers_per_forward"]) == {2}, "every checkpointed layer computes again in the backward"
+    assert run.facts["packs"]
+    assert run.facts["prompts_of_steps"] == expected.facts["prompts_of_steps"]
+    assert run.distance(expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "critic"), CASES)
+def test_two_processes_log_what_one_does(name, critic, plain, run_under):
+    expected, facts = plain[critic].facts, run_under(name)[critic].facts
+    for ours, theirs in zip(facts["logs"], expected["logs"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+    assert facts["unscored"] == expected["unscored"]
+    assert facts["kl_coef"] == pytest.approx(expected["kl_coef"])
+
+
+def test_the_adapter_critic_is_refused_under_zero_3(run_under):
+    assert "not possible under ZeRO-3" in run_under("zero3")["adapter"].facts["refused"]
+
+
+def test_an_actor_saved_under_zero_3_is_a_plain_model_with_the_value_head_beside_it(run_under):
+    run = run_under("zero3")["head"]
+    assert not any("value_head" in name for name in run.weights)
+    _, info = AutoModelForCausalLM.from_pretrained(run.folder, output_loading_info=True)
+    assert not any(info.values())
+    shapes = {name: tuple(w.shape) for name, w in loaded(run.folder / "critic" / "score.safetensors").items()}
+    assert shapes == {"weight": (1, HIDDEN_SIZE), "bias": (1,)}
+
+
+@pytest.fixture(scope="module")
+def resumed(run_under, start):
+    """The ZeRO-2 runs, from their first optimizer step on: in the middle of an update of two epochs."""
+    stopped = next(iter(run_under("zero2").values())).folder.parent
+    return start("resumed", launched("zero2", 2), 2, CRITICS_OF["zero2"], "--packing", "--resume_from", stopped)
+
+
+@pytest.mark.parametrize("critic", CRITICS_OF["zero2"])
+def test_a_zero_2_run_resumed_inside_an_update_ends_with_the_same_bits(critic, run_under, resumed):
+    whole, run = run_under("zero2")[critic], resumed[critic]
+    assert len(whole.facts["prompts_of_steps"]) == 2
+    assert len(run.facts["prompts_of_steps"]) == 1, "the rollouts of the first update were not taken up"
+    assert run.distance(whole) == 0
+    assert run.facts["kl_coef"] == whole.facts["kl_coef"]
+
+
+def test_bfloat16_trains_under_zero3(tiny_model, tiny_reward_model, tmp_path):
+    """A float32 value head beside weights that are split in bfloat16 stopped DeepSpeed at its start."""
+    skip_what_cannot_run("zero3")
+    worker = WORKER.with_name("ppo_bf16_worker.py")
+    facts = facts_of(
+        worker, launched("zero3", 2), tiny_model, tmp_path / "out", 2, "--reward_model", tiny_reward_model
+    )
+    for run in facts.values():
+        assert run["zero_stage"] == 3
+        assert run["dtypes"] == ["torch.bfloat16"]
+        assert len(run["value_losses"]) == 2
+        # The same episodes twice: the critic has learned from the first step.
+        assert 0 < run["value_losses"][1] < run["value_losses"][0]

@@ -1,0 +1,70 @@
+"""Two processes under every launch file that we ship train the same weights as one plain process, to 1e-6.
+
+The plain process pads, the launched ones pack and share prompts: what holds here holds for both at once. All runs are
+on the CPU in fp32, over gloo, on a tiny random Llama. A run takes about 10 s, nearly all of it imports; DeepSpeed
+compiles a helper in its first run on a machine, and its CPU Adam in the first one that offloads (a minute each).
+"""
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.multi.conftest import HIDDEN_SIZE
+from tests.multi.launching import JSONS, PROGRAMS, YAMLS, Run, launched, run_worker, skip_what_cannot_run
+from tests.multi.warm import warm_python
+
+WORKER = PROGRAMS / "zero_worker.py"
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="session")
+def plain(tiny_model, tmp_path_factory):
+    """One process, no launcher, padded batches."""
+    return run_worker(WORKER, [warm_python()], tiny_model, tmp_path_factory.mktemp("plain") / "out", 1)
+
+
+def check_against(plain: Run, run: Run, name: str) -> None:
+    print(f"largest weight difference: {run.distance(plain):.1e}")  # pytest -rP shows it
+    stage = int(name[4]) if name.startswith("zero") else 0
+    assert run.facts["world_size"] == 2
+    assert run.facts["zero_stage"] == stage
+    assert (run.facts["num_split_parameters"] > 0) == (stage == 3)
+    assert run.facts["optimizer"] == ("DeepSpeedCPUAdam" if name.endswith("_offload") else "AdamW")
+    assert run.facts["prompts_of_steps"] == plain.facts["prompts_of_steps"]
+    assert min(run.facts["padded_over_forwarded"]) > 1
+    assert run.distance(plain) <= TOLERANCE
+
+
+def test_the_plain_run_moves_the_weights_and_clips_every_step(plain, tiny_model):
+    before = Run({}, load_file(tiny_model / "model.safetensors"), tiny_model)
+    assert plain.distance(before) > 1e4 * TOLERANCE
+    assert len(plain.facts["grad_norms"]) == 3
+    assert min(plain.facts["grad_norms"]) > 3 * plain.facts["max_grad_norm"]
+
+
+def test_a_run_that_loses_its_clipping_would_be_noticed(plain, tiny_model, tmp_path):
+    unclipped = run_worker(WORKER, [warm_python()], tiny_model, tmp_path / "out", 1, "--max_grad_norm", 1e9)
+    assert unclipped.distance(plain) > 1e3 * TOLERANCE
+
+
+def test_single_gpu_yaml_changes_nothing(plain, tiny_model, tmp_path):
+    run = run_worker(WORKER, launched("single_gpu", 1), tiny_model, tmp_path / "out", 1)
+    assert run.facts["world_size"] == 1
+    assert run.distance(plain) == 0
+
+
+# multi_gpu.yaml says word for word what cpu.yaml says (tests/light/test_configs.py).
+@pytest.mark.parametrize("name", [name for name in YAMLS if name not in ("single_gpu", "multi_gpu")])
+def test_two_processes_train_what_one_does(name, plain, tiny_model, tmp_path):
+    skip_what_cannot_run(name)
+    run = run_worker(WORKER, launched(name, 2), tiny_model, tmp_path / "out", 2, "--packing")
+    check_against(plain, run, name)
+
+
+@pytest.mark.parametrize("name", JSONS)
+def test_two_processes_train_what_one_does_with_a_deepspeed_file(name, plain, tiny_model, tmp_path):
+    skip_what_cannot_run(name)
+    options = ("--packing", "--deepspeed", JSONS[name])
+    run = run_worker(WORKER, launched("cpu", 2), tiny_model, tmp_path / "out", 2, *options)
+    check_against(plain, run, name)
+    # Where the file says "auto" the model's width has taken its place.
+    assert run.facts["reduce_bucket_size"] == HIDDEN_SIZE**2

@@ -1,0 +1,200 @@
+"""Packed attention: no leak between segments, refusals, and what a model does without segments."""
+
+import pytest
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from tests import tiny
+from tests.batches import RAGGED, batch
+from trl_ext.errors import PackingError
+from trl_ext.packing import attention
+from trl_ext.packing.layout import lay_out, segment_table
+from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.trainers.forward.completions import forward, plan, score, unpad
+from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
+
+torch.set_num_threads(1)
+
+
+def packed_logits(model, given, share_prompt=True):
+    """Segments of the one flat row, and the model's plain logits on it [T, V]."""
+    flat = unpad(given.input_ids, given.attention_mask, given.width)
+    (row,) = plan(flat, share_prompt)
+    packed = lay_out(row, flat.sequences, flat.num_scored, given.input_ids.device)
+    with torch.no_grad(), attention.packed_forward():
+        out = model(
+            input_ids=packed.input_ids, position_ids=packed.position_ids, segments=packed.table, use_cache=False
+        )
+    return row.segments, out.logits[0]
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize("family", tiny.PACKABLE)
+def test_changing_one_segment_leaves_the_others_logits_bitwise_equal(family, share_prompt):
+    model = tiny.model(family).eval()
+    attention.install(model.config)
+    given = batch((12, (6, 9, 4)), (7, (5, 5)))
+    changed = batch((12, (6, 9, 4)), (7, (5, 5)))
+    changed.input_ids[1, -given.width :] = (changed.input_ids[1, -given.width :] + 1) % tiny.VOCAB
+    segments, before = packed_logits(model, given, share_prompt)
+    _, after = packed_logits(model, changed, share_prompt)
+    for segment in segments:
+        span = slice(segment.start, segment.end)
+        if segment.item == 1 and not segment.is_prefix:
+            assert not torch.equal(before[span], after[span])
+        else:
+            assert torch.equal(before[span], after[span])
+
+
+@pytest.mark.parametrize("family", tiny.PACKABLE)
+def test_without_segments_a_model_is_what_it_was(family):
+    model = tiny.model(family).eval()
+    inputs = {"input_ids": RAGGED.input_ids, "attention_mask": RAGGED.attention_mask}
+    with torch.no_grad():
+        before = model(**inputs).logits
+        attention.install(model.config)
+        assert torch.equal(before, model(**inputs).logits)
+        attention.uninstall(model.config)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_generation_with_a_cache_is_what_it_was():
+    model = tiny.model("llama").eval()
+    ask = dict(
+        input_ids=RAGGED.input_ids[:, :20],
+        attention_mask=RAGGED.attention_mask[:, :20],
+        max_new_tokens=6,
+        do_sample=False,
+    )
+    before = model.generate(**ask)
+    attention.install(model.config)
+    assert torch.equal(before, model.generate(**ask))
+
+
+def test_the_name_of_packed_attention_is_not_saved_with_the_model(tmp_path):
+    model = tiny.model("llama")
+    attention.install(model.config)
+    model.save_pretrained(tmp_path)
+    assert attention.SUFFIX not in (tmp_path / "config.json").read_text()
+
+
+def test_install_is_idempotent():
+    model = tiny.model("llama")
+    attention.install(model.config)
+    attention.install(model.config)
+    assert model.config._attn_implementation == "sdpa" + attention.SUFFIX
+
+
+@pytest.mark.parametrize(
+    ("base", "device", "dtype", "head_size", "kernel"),
+    [
+        ("sdpa", "cuda", torch.bfloat16, 64, "varlen_attention"),
+        ("sdpa", "cuda", torch.float16, 128, "varlen_attention"),
+        ("sdpa", "cuda", torch.float32, 64, "sdpa_attention"),
+        ("sdpa", "cuda", torch.bfloat16, 512, "sdpa_attention"),
+        ("flash_attention_2", "cuda", torch.bfloat16, 64, "flash_attention"),
+        ("flash_attention_3", "cuda", torch.bfloat16, 64, "flash_attention"),
+        ("flash_attention_2", "cpu", torch.bfloat16, 64, "sdpa_attention"),
+    ],
+)
+def test_the_kernel_follows_device_precision_and_what_was_asked_for(
+    base, device, dtype, head_size, kernel, monkeypatch
+):
+    monkeypatch.setattr("trl_ext.compat.has_varlen_attention", lambda device: True)
+    chosen = attention.choose_kernel(base, torch.device(device), dtype, head_size)
+    assert getattr(chosen, "func", chosen).__name__ == kernel
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_mask_ends_in_the_lower_right_corner(window):
+    (row,) = plan_rows([Item(0, 3, 2)] * 2)
+    table = segment_table(row.segments)
+    mask = table.mask(row.segments[1], window)
+    expected = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    if window:
+        expected[1, 0] = False
+    assert torch.equal(mask, expected)
+
+
+def test_keys_are_gathered_prefix_first():
+    (row,) = plan_rows([Item(0, 2, 1)] * 2)
+    table = segment_table(row.segments)
+    assert table.kv_index.tolist() == [0, 1, 0, 1, 2, 0, 1, 3]
+    assert table.cu_seqlens_q.tolist() == [0, 2, 3, 4]
+    assert table.cu_seqlens_k.tolist() == [0, 2, 5, 8]
+
+
+def test_no_gather_when_nothing_is_shared():
+    (row,) = plan_rows([Item(0, 0, 4), Item(1, 0, 3)])
+    assert segment_table(row.segments).kv_index is None
+
+
+@pytest.mark.parametrize("extra", ["softcap", "s_aux", "position_bias"])
+def test_an_attention_feature_it_does_not_compute_is_refused(extra):
+    (row,) = plan_rows([Item(0, 0, 4)])
+    x = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(PackingError, match=extra):
+        attention.attend(
+            torch.nn.Module(), x, x, x, None, base="sdpa", segments=segment_table(row.segments), **{extra: 1.0}
+        )
+
+
+def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
+    """The gather that varlen kernels are fed with, checked against the reference by a kernel written out here."""
+    (row,) = plan_rows([Item(0, 5, 2), Item(0, 5, 4), Item(1, 0, 3)])
+    table = segment_table(row.segments)
+    draw = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 4, row.num_tokens, 8, generator=draw)
+    k, v = (torch.randn(1, 2, row.num_tokens, 8, generator=draw) for _ in range(2))
+
+    def kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_left):
+        out = []
+        for i in range(len(cu_q) - 1):
+            qs, ks, vs = q[cu_q[i] : cu_q[i + 1]], k[cu_k[i] : cu_k[i + 1]], v[cu_k[i] : cu_k[i + 1]]
+            ks, vs = (x.repeat_interleave(2, dim=1) for x in (ks, vs))
+            logits = torch.einsum("qhd,khd->hqk", qs, ks) * scale
+            gap = len(ks) - len(qs)
+            seen = torch.arange(len(ks))[None] - torch.arange(len(qs))[:, None] - gap
+            allowed = (seen <= 0) & ((seen >= -window_left) if window_left >= 0 else True)
+            out.append(torch.einsum("hqk,khd->qhd", logits.masked_fill(~allowed, -1e9).softmax(-1), vs))
+        return torch.cat(out)
+
+    monkeypatch.setattr("trl_ext.compat.varlen_attention", kernel)
+    for window in (None, 3):
+        ours = attention.varlen_attention(q, k, v, table, scale=0.3, window=window)
+        reference = attention.sdpa_attention(q, k, v, table, scale=0.3, window=window)
+        assert (ours - reference).abs().max() < 1e-6
+
+
+def test_scores_return_to_their_row_and_column():
+    model = tiny.model("llama").eval()
+    add_fused_lm_head(model)
+    let_positions_be_chosen(model)
+    attention.install(model.config)
+    flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
+    with torch.no_grad():
+        together = score(model, flat, plan(flat, True), torch.device("cpu")).logps
+        apart = score(model, flat, plan(flat, True, max_tokens=45), torch.device("cpu")).logps
+    assert torch.equal(together != 0, RAGGED.attention_mask[:, -RAGGED.width :].bool())
+    assert (together - apart).abs().max() < 5e-6
+
+
+def test_the_first_token_of_a_segment_carries_no_label():
+    flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
+    for share in (True, False):
+        (row,) = plan(flat, share)
+        packed = lay_out(row, flat.sequences, flat.num_scored)
+        assert all(packed.labels[0, s.start] == -100 for s in row.segments)
+        assert (packed.labels != -100).sum() == sum(flat.num_scored)
+
+
+def test_a_packed_forward_needs_no_mask_of_the_whole_row(monkeypatch):
+    model = tiny.model("llama").eval()
+    add_fused_lm_head(model)
+    let_positions_be_chosen(model)
+    attention.install(model.config)
+    monkeypatch.setattr("trl_ext.compat.mask_function", lambda name: pytest.fail("a [T, T] mask was built"))
+    flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
+    (row,) = plan(flat, True)
+    with torch.no_grad(), attention.packed_forward():
+        forward(model, lay_out(row, flat.sequences, flat.num_scored))

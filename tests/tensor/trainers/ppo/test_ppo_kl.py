@@ -1,0 +1,148 @@
+"""KL estimates and the KL coefficient, against their formulas in NumPy."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.ppo.kl import AdaptiveKL, kl_estimate
+
+torch.set_num_threads(1)
+
+
+def log_probs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    logps = -torch.rand(3, 7, generator=draw) * 5
+    return logps, logps + 0.5 * torch.randn(3, 7, generator=draw)
+
+
+# Estimates --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_k1_is_the_log_ratio(seed):
+    logps, ref = log_probs(seed)
+    expected = logps.double().numpy() - ref.double().numpy()
+    np.testing.assert_allclose(kl_estimate(logps, ref, "k1"), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_k3_is_ratio_less_log_ratio_less_one(seed):
+    logps, ref = log_probs(seed)
+    x = ref.double().numpy() - logps.double().numpy()
+    np.testing.assert_allclose(kl_estimate(logps, ref, "k3"), np.exp(x) - x - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_estimates_average_to_the_kl(estimator):
+    policy, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.3, 0.3, 0.4])
+    exact = (policy * (policy.log() - reference.log())).sum()
+    estimates = kl_estimate(policy.log()[None], reference.log()[None], estimator)[0]
+    assert (policy * estimates).sum().item() == pytest.approx(exact.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_k3_is_never_negative(seed):
+    assert (kl_estimate(*log_probs(seed), "k3") >= 0).all()
+
+
+@pytest.mark.parametrize("x", [1e-2, -1e-3, 1e-4])
+def test_k3_keeps_its_digits_near_the_reference(x):
+    # exp(x) - x - 1 in float32 is all rounding here.
+    found = kl_estimate(torch.zeros(1, 1), torch.full((1, 1), x), "k3").item()
+    assert found == pytest.approx(x**2 / 2 + x**3 / 6, rel=1e-2)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_half_precision_is_estimated_in_float32(estimator):
+    logps, ref = (x.bfloat16() for x in log_probs(0))
+    assert torch.equal(kl_estimate(logps, ref, estimator), kl_estimate(logps.float(), ref.float(), estimator))
+
+
+def test_another_estimator_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"kl_estimator is 'k2'\. Give one of k1, k3\."):
+        kl_estimate(*log_probs(0), "k2")
+
+
+# Coefficient ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kl", "error"),
+    [(6.0, 0.0), (6.6, 0.1), (5.4, -0.1), (60.0, 0.2), (0.0, -0.2), (-3.0, -0.2), (math.inf, 0.2)],
+)
+def test_the_coefficient_follows_the_bounded_relative_error(kl, error):
+    controller = AdaptiveKL(0.05, target=6.0, horizon=1000)
+    controller.update(kl, num_episodes=64)
+    assert controller.value == pytest.approx(0.05 * (1 + error * 64 / 1000), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_updates_equal_the_formula_applied_in_turn(seed):
+    kls = np.random.default_rng(seed).gamma(2.0, 3.0, size=50)
+    controller, expected = AdaptiveKL(0.1, target=6.0, horizon=500), 0.1
+    for kl in kls:
+        controller.update(kl, 32)
+        expected *= 1 + np.clip(kl / 6.0 - 1, -0.2, 0.2) * 32 / 500
+    assert controller.value == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kl", [0.0, 1e9, math.nan])
+def test_a_fixed_coefficient_never_moves(kl):
+    controller = AdaptiveKL(0.05)
+    controller.update(kl, 10**9)
+    assert controller.value == 0.05
+
+
+def test_a_kl_that_is_not_a_number_moves_nothing():
+    controller = AdaptiveKL(0.05, target=6.0)
+    controller.update(math.nan, 64)
+    assert controller.value == 0.05
+
+
+def test_a_kl_in_a_tensor_leaves_a_plain_number():
+    controller = AdaptiveKL(0.05, target=6.0)
+    controller.update(torch.tensor(7.1), 64)
+    assert type(controller.value) is float
+
+
+def test_a_resumed_controller_goes_on_as_if_uninterrupted():
+    whole, first = AdaptiveKL(0.05, target=6.0), AdaptiveKL(0.05, target=6.0)
+    for controller in (whole, first):
+        controller.update(torch.tensor(7.1), 64)
+    resumed = AdaptiveKL(0.3, target=6.0)
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    for controller in (whole, resumed):
+        controller.update(2.0, 64)
+    assert resumed == whole
+
+
+def test_a_fixed_coefficient_is_the_settings_not_the_checkpoints():
+    controller = AdaptiveKL(0.2)
+    controller.load_state_dict(AdaptiveKL(0.05, target=6.0).state_dict())
+    assert controller.value == 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"value": -0.1}, "coefficient is -0.1"),
+        ({"value": math.nan}, "coefficient is nan"),
+        ({"value": 0.1, "target": 0.0}, "target is 0.0"),
+        ({"value": 0.1, "target": 6.0, "horizon": 0}, "horizon is 0"),
+        ({"value": 0.0, "target": 6.0}, "of 0 cannot adapt"),
+    ],
+)
+def test_settings_that_no_coefficient_can_follow_are_refused(settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        AdaptiveKL(**settings)
+
+
+@pytest.mark.parametrize("num_episodes", [500, 5000])
+def test_an_update_that_could_reward_distance_is_refused(num_episodes):
+    controller = AdaptiveKL(0.05, target=6.0, horizon=100)
+    with pytest.raises(ConfigError, match="Give a horizon above"):
+        controller.update(0.0, num_episodes)

@@ -1,0 +1,300 @@
+"""The parts of the memory twin in this process: what is counted, and what each adapter is for."""
+
+import copy
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from trl_ext.twin import Simulation, simulation_of, why_not
+from trl_ext.twin.adapters import (
+    ADAPTERS,
+    adam_makes_its_state_only,
+    attention_of_a_gpu,
+    dropout_of_a_gpu,
+    fakes_are_copied,
+    head_of_a_gpu,
+    lists_of_ones,
+    objects_from_this_rank,
+    owner_of,
+    replaced,
+)
+from trl_ext.twin.card import emptied_caches
+from trl_ext.twin.trace import Trace, replay
+from trl_ext.twin.tracker import Tracker
+
+KIB = 1024
+
+
+@pytest.fixture
+def tracker():
+    with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
+        yield tracker
+
+
+# Counting ---------------------------------------------------------------------------------------------------------
+
+
+def test_live_bytes_are_those_of_tensors_that_are_referred_to(tracker):
+    kept = torch.empty(KIB)
+    dropped = torch.empty(KIB)
+    assert tracker.live == 8 * KIB
+    del dropped
+    assert tracker.live == 4 * KIB == kept.nbytes
+
+
+def test_a_view_counts_nothing(tracker):
+    whole = torch.empty(4, KIB)
+    part = whole[1:].view(-1)
+    assert tracker.live == whole.untyped_storage().nbytes()
+    assert part.numel() == 3 * KIB
+
+
+def test_sizes_are_rounded_to_the_allocators_blocks(tracker):
+    small = [torch.empty(1), torch.empty(129)]
+    assert tracker.live == 512 + 1024
+    assert len(small) == 2
+
+
+def test_each_phase_has_its_peak_with_operation_and_module(tracker):
+    layer = torch.nn.Linear(64, 64)
+    tracker.name_modules(torch.nn.ModuleDict({"inner": layer}))
+    rows = torch.empty(8, 64)
+    with tracker.following_modules(), tracker.phase("update"):
+        layer(rows)
+    assert tracker.peaks["update"].module == "inner"
+    assert "addmm" in tracker.peaks["update"].op
+    assert tracker.peaks["update"].num_bytes > tracker.peaks["load"].num_bytes
+
+
+def test_backward_names_the_module_whose_gradient_is_made(tracker):
+    first, second = torch.nn.Linear(64, 8), torch.nn.Linear(8, 4096)
+    tracker.name_modules(torch.nn.ModuleDict({"first": first, "second": second}))
+    with tracker.following_modules():
+        loss = second(first(torch.empty(2, 64))).sum()
+        with tracker.phase("update"):
+            loss.backward()
+    assert tracker.peaks["update"].module == "backward of first"
+
+
+def test_a_selection_by_mask_selects_everything(tracker):
+    values, mask = torch.empty(3, 5), torch.ones(3, 5, dtype=torch.bool)
+    assert values[mask].shape == (15,)
+    assert mask.nonzero().shape == (15, 2)
+
+
+def test_counts_read_back_are_one_and_flags_are_down(tracker):
+    assert torch.empty(3, dtype=torch.long).sum().item() == 1
+    assert torch.zeros(1, dtype=torch.uint8).max().item() == 0
+    assert not torch.empty(3).isnan().any()
+
+
+def test_the_trace_has_what_is_made_and_freed_in_order(tracker):
+    first = torch.empty(KIB)
+    second = first * 2
+    del first
+    third = second + 1  # the result stands beside its operand
+    del second
+    assert list(tracker.trace.events) == [4 * KIB, 4 * KIB, -1, 4 * KIB, -2]
+    assert third.nbytes == 4 * KIB
+
+
+def test_backward_frees_a_saved_tensor_once_its_gradient_stands(tracker):
+    weight = torch.empty(KIB, requires_grad=True)
+    loss = (weight * 1.0).exp().sum()
+    begin = len(tracker.trace.events)
+    loss.backward()
+    # exp's own result (number 2) goes when its gradient has been made; were it the other way round, the gradient
+    # could take its place.
+    events = list(tracker.trace.events[begin:])
+    assert events.index(-1 - 2) > next(place for place, event in enumerate(events) if event == 4 * KIB)
+
+
+def test_an_empty_tensor_is_no_event(tracker):
+    assert torch.empty(0).numel() == 0
+    assert not tracker.trace.events
+
+
+def test_phases_stand_in_the_trace(tracker):
+    with tracker.phase("score"):
+        kept = torch.empty(KIB, KIB)
+    tracker.begin_training()
+    reserved = replay(tracker.trace, expandable=False).reserved_bytes
+    assert reserved["score"] == 20 * KIB * KIB
+    assert reserved["update"] == 20 * KIB * KIB
+    assert kept.nbytes == 4 * KIB * KIB
+
+
+@pytest.mark.parametrize("caller", ["accelerate", "deepspeed"])
+def test_a_cache_that_a_library_empties_is_emptied_in_the_trace(caller):
+    pytest.importorskip(caller)
+    trace = Trace()
+    if caller == "accelerate":
+        from accelerate.utils import release_memory as empty
+    else:
+        from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+        accelerator = CPU_Accelerator()
+
+        def empty():
+            accelerator.empty_cache()
+
+    trace.free(trace.allocate(KIB))
+    trace.begin("update")
+    with emptied_caches(trace):
+        empty()
+    trace.begin("step")
+    reserved = replay(trace, expandable=False).reserved_bytes
+    assert reserved["load"] > 0
+    assert reserved["step"] == 0
+
+
+# Adapters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("adapter", "name"), [(a, name) for a, names in ADAPTERS.items() for name in names])
+def test_a_private_name_still_exists(adapter, name):
+    if "deepspeed" in name:
+        pytest.importorskip("deepspeed")
+    owner, last = owner_of(name)
+    assert hasattr(owner, last), f"{adapter} holds on to {name}, which is gone"
+
+
+def test_an_adapter_of_a_name_that_is_gone_fails():
+    with pytest.raises(AttributeError), replaced(("torch.optim.adam:_no_such_adam", None)):
+        pass
+
+
+def test_what_an_adapter_replaces_is_back_after_it():
+    owner, name = owner_of("trl_ext.packing.attention:choose_kernel")
+    before = getattr(owner, name)
+    with attention_of_a_gpu():
+        assert getattr(owner, name) is not before
+    assert getattr(owner, name) is before
+
+
+def test_lists_cannot_be_read_from_fakes_without_the_adapter():
+    with FakeTensorMode():
+        mask = torch.ones(2, 3, dtype=torch.long)
+        with pytest.raises(DataDependentOutputException):
+            mask.tolist()
+        with lists_of_ones():
+            assert mask.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_copies_are_fake_and_as_large():
+    with FakeTensorMode(), fakes_are_copied():
+        head = torch.nn.Linear(8, 4)
+        copied = copy.deepcopy(head)
+    assert copied.weight.shape == head.weight.shape
+    assert copied.weight is not head.weight
+    assert copied.weight.requires_grad
+
+
+def test_attention_on_a_cpu_saves_other_tensors_without_the_adapter():
+    from trl_ext.packing import attention
+
+    where = ("sdpa", torch.device("cpu"), torch.bfloat16, 64)
+    assert attention.choose_kernel(*where) is attention.sdpa_attention
+    with attention_of_a_gpu():
+        assert attention.choose_kernel(*where) is attention.varlen_attention
+
+
+def head_peak(adapted):
+    """Bytes that TRL's fused head adds for 256 tokens over 32,768 words."""
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
+        hidden = torch.empty(256, 64, dtype=torch.bfloat16)
+        weight = torch.empty(32768, 64, dtype=torch.bfloat16)
+        targets = torch.empty(256, dtype=torch.long)
+        before = tracker.live
+        if adapted:
+            with head_of_a_gpu():
+                ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, 32768)
+        else:
+            ChunkedLogProbFunction.apply(hidden, weight, None, targets, 1.0, 32768)
+        return tracker.peaks["load"].num_bytes - before
+
+
+def test_the_fused_head_takes_one_tile_and_several_without_the_adapter():
+    tile = 2 * 256 * 32768
+    assert tile < head_peak(adapted=True) < 1.02 * tile
+    assert head_peak(adapted=False) > 3 * tile
+
+
+def step_peak(adapted):
+    with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
+        weight = torch.nn.Parameter(torch.empty(64, KIB))
+        weight.grad = torch.empty(64, KIB)
+        optimizer = torch.optim.AdamW([weight], foreach=False)
+        if adapted:
+            with adam_makes_its_state_only():
+                optimizer.step()
+        else:
+            optimizer.step()
+        return tracker.peaks["load"].num_bytes
+
+
+def test_adam_makes_its_two_states_and_copies_beside_them_without_the_adapter():
+    one = 4 * 64 * KIB
+    assert step_peak(adapted=True) == pytest.approx(4 * one, rel=0.01)
+    assert step_peak(adapted=False) > 4.5 * one
+
+
+def saved_by_dropout():
+    with FakeTensorMode(allow_non_fake_inputs=True), Tracker() as tracker:
+        rows = torch.empty(KIB, 64, dtype=torch.bfloat16, requires_grad=True)
+        before = tracker.live
+        dropped = torch.nn.functional.dropout(rows, 0.1)
+        return tracker.live - before - dropped.nbytes
+
+
+def test_dropout_keeps_a_byte_a_value_and_two_without_the_adapter():
+    with dropout_of_a_gpu():
+        assert saved_by_dropout() == 64 * KIB
+    assert saved_by_dropout() == 2 * 64 * KIB
+
+
+def test_gathered_objects_are_this_ranks():
+    found = [None, None]
+    with objects_from_this_rank():
+        torch.distributed.all_gather_object(found, "mine")
+    assert found == ["mine", "mine"]
+
+
+# Simulations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"deepspeed": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}}, "Offloading"),
+        ({"arguments": {"activation_offloading": True}}, "Offloading"),
+        ({"adapter": {"r": 8, "quantised": True}}, "Quantised"),
+        ({"arguments": {"optim": "adamw_bnb_8bit"}}, "8-bit"),
+        ({"reward_model": "adapter"}, "third adapter"),
+    ],
+)
+def test_what_the_twin_cannot_follow_is_said_in_a_sentence(changes, word):
+    sentence = why_not(Simulation("grpo", {"model_type": "llama"}, **changes))
+    assert sentence.startswith(word) or word in sentence
+    assert sentence.endswith(".")
+
+
+def test_a_job_that_can_be_followed_has_no_such_sentence():
+    from trl_ext.memory.job import Job
+    from trl_ext.memory.models.find import find_shape
+
+    for critic in ("head", "separate"):
+        job = Job("ppo", critic=critic, zero_stage=2, global_batch=8)
+        assert why_not(simulation_of(job, find_shape("8B"), 4)) == ""
+
+
+def test_two_micro_batches_stand_for_twenty():
+    from trl_ext.memory.job import Job
+
+    job = Job("grpo", global_batch=160, num_generations=8, zero_stage=2)
+    arguments = simulation_of(job, {"model_type": "llama"}, 8).arguments
+    assert arguments["gradient_accumulation_steps"] == 2
+    assert (2 * 8) % arguments["num_generations"] == 0

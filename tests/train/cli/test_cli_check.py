@@ -1,0 +1,405 @@
+"""`trl-ext check`: a recipe is parsed, its tokenizer, rows and rules are tried, its memory planned; no weights."""
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import yaml
+from transformers import AutoConfig
+
+from tests import tiny
+from tests.conftest import ROOT
+from trl_ext.cli import launch
+from trl_ext.cli.check import memory as check_memory
+from trl_ext.cli.check import models as check_models
+from trl_ext.cli.check import recipe as check_recipe
+from trl_ext.cli.check.command import CANNOT_WORK, check
+from trl_ext.cli.doctor import print_findings
+from trl_ext.doctor import Gpu, probe
+from trl_ext.doctor.finding import problem
+from trl_ext.doctor.look import read_answer
+from trl_ext.doctor.nvml import Cards
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import Hardware, find_card
+from trl_ext.memory.files.launch import engine_fields
+from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.models.known import MODELS
+
+RULES = [
+    {"rule": "answer", "gold": "answer", "kind": "exact"},
+    {"rule": "length", "high": 4, "slack": 4, "weight": 0.1},
+]
+GRPO = dict(
+    rules=RULES,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=2,
+    num_generations=8,
+    num_generations_eval=1,
+    max_completion_length=6,
+    bf16=True,
+    eval_strategy="steps",
+    eval_steps=2,
+    report_to="none",
+)
+LORA = dict(use_peft=True, lora_r=16, lora_target_modules=["all-linear"], dtype="bfloat16")
+PPO = {**{key: GRPO[key] for key in ("rules", "bf16", "report_to")}, "response_length": 6, "kl_coef": 0.05}
+REWARD = dict(max_length=16, per_device_train_batch_size=2, bf16=True, report_to="none", eval_strategy="no")
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A tokenizer beside the config of an 8B model, a tiny one, and data; no weights anywhere."""
+    folder = tmp_path_factory.mktemp("assets")
+    name = next(name for name in MODELS if "lama-3-8" in name)
+    for kind, config in (("8B", MODELS[name][1]), ("tiny", tiny.model("llama").config.to_dict())):
+        tiny.tokenizer().save_pretrained(folder / kind)
+        (folder / kind / "config.json").write_text(json.dumps(config))
+    rows = [{"prompt": tiny.words(i, i + 1), "answer": tiny.words(i)} for i in range(3, 19)]
+    pairs = [
+        {"prompt": tiny.words(i), "chosen": tiny.words(i + 1, i), "rejected": tiny.words(i)} for i in range(3, 19)
+    ]
+    for data, content in (("data", rows), ("pairs", pairs)):
+        (folder / data).mkdir()
+        for split in ("train", "test"):
+            lines = "".join(json.dumps(row) + "\n" for row in content)
+            (folder / data / f"{split}.jsonl").write_text(lines)
+    return folder
+
+
+@pytest.fixture
+def ask(assets, tmp_path, monkeypatch, capsys):
+    """Write a recipe, check it, and give the exit code and the findings."""
+    monkeypatch.setattr(check_memory, "machine", lambda gpus, gib: machine(gpus))
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(keys, *words, model="8B", data="data"):
+        path = tmp_path / "recipe.yaml"
+        own = {"model_name_or_path": str(assets / model), "dataset_name": str(assets / data)}
+        path.write_text(yaml.safe_dump({**own, "output_dir": str(tmp_path / "out"), **keys}))
+        capsys.readouterr()
+        code = check([str(path), "--json", *words])
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["ok"] == (code == 0)
+        return code, answer["findings"]
+
+    return run
+
+
+def machine(gpus):
+    """Only named cards, with 128 GiB of host memory: those of the machine that runs the tests do not count."""
+    if gpus is None:
+        return None
+    count, _, name = gpus.partition("x")
+    return Hardware(int(count), find_card(name), 128.0)
+
+
+def told(findings, subject, level=None):
+    chosen = [f for f in findings if f["subject"] == subject and level in (None, f["level"])]
+    return " ".join(f"{f['what']} {f['advice']}" for f in chosen)
+
+
+def test_a_recipe_that_works_is_told_step_by_step(ask):
+    code, findings = ask({**GRPO, **LORA}, "--gpus", "4xA40-48GB", "--config_file", "zero2")
+    assert code == 0
+    assert {f["level"] for f in findings} == {"ok", "note"}
+    assert "grpo run (told from its keys; --trainer says otherwise), for 4 processes" in told(findings, "recipe")
+    assert "199 tokens, without a chat template" in told(findings, "tokenizer")
+    assert "8 rows and 8 held-out ones read" in told(findings, "data")
+    assert "has 2 tokens; with its completion 8 at most" in told(findings, "lengths")
+    assert "8 of 8 gold answers earn everything; of 24 answers of other rows 0 do." in told(findings, "rules")
+    assert "Gold completions earn 1.1 on 8 of 8 rows" in told(findings, "rules")
+    assert "ZeRO-2, LoRA r=16, micro-batch 4 x 2" in told(findings, "memory", "ok")
+
+
+def test_every_finding_is_a_line_of_the_table(assets, tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    own = {"model_name_or_path": str(assets / "tiny"), "dataset_name": str(assets / "data"), "use_cpu": True}
+    path.write_text(yaml.safe_dump({**GRPO, **own}))
+    assert check([str(path), "--num_processes", "2"]) == 0
+    text = capsys.readouterr().out
+    for subject in ("recipe", "tokenizer", "data", "lengths", "rules", "memory"):
+        assert f" {subject} " in text
+
+
+def test_a_typo_is_the_only_finding_and_names_its_line(ask):
+    code, findings = ask({**GRPO, "max_completion_lenght": 6})
+    assert code == CANNOT_WORK and len(findings) == 1
+    assert "Did you mean 'max_completion_length'?" in told(findings, "recipe", "problem")
+    assert ", line " in told(findings, "recipe")
+
+
+def test_an_unknown_flag_is_a_problem(ask):
+    code, findings = ask(GRPO, "--max_step", "5")
+    assert code == CANNOT_WORK and "Did you mean --max_steps?" in told(findings, "recipe", "problem")
+
+
+def test_a_flag_overrides_the_recipe(ask):
+    _, findings = ask({**GRPO, **LORA}, "--gpus", "1xA40-48GB", "--per_device_train_batch_size", "8")
+    assert "micro-batch 8 x 2" in told(findings, "memory")
+
+
+def test_batches_are_checked_for_the_processes_of_the_run(ask):
+    keys = {**GRPO, "gradient_accumulation_steps": 1}
+    code, findings = ask(keys, "--num_processes", "2")
+    assert code == 0  # 2 processes x 4 completions make one group of 8
+    code, findings = ask(keys, "--num_processes", "1")
+    assert code == CANNOT_WORK and "num_generations" in told(findings, "recipe", "problem")
+
+
+@pytest.mark.parametrize(
+    ("keys", "trainer"),
+    [(GRPO, "grpo"), (PPO, "ppo"), (REWARD, "reward"), ({**GRPO, "critic": "head"}, "ppo")],
+)
+def test_the_keys_tell_the_trainer(keys, trainer, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(keys))
+    assert check_recipe.guess_trainer(str(path), []) == trainer
+
+
+def test_a_flag_helps_to_tell_the_trainer(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({"bf16": True}))
+    assert check_recipe.guess_trainer(str(path), ["--filter_pairs", "true"]) == "reward"
+
+
+def test_a_ppo_recipe_is_checked_with_its_critic(ask):
+    code, findings = ask({**PPO, **LORA}, "--trainer", "ppo", "--gpus", "4xA40-48GB")
+    assert code == 0, findings
+    assert "LoRA r=16, adapter critic" in told(findings, "memory")
+
+
+def test_what_ppo_refuses_is_a_problem(ask):
+    code, findings = ask({**PPO, "critic": "adapter"}, "--trainer", "ppo")
+    assert code == CANNOT_WORK and "the actor has none" in told(findings, "rewards", "problem")
+
+
+def test_a_reward_recipe_is_checked_on_pairs(ask):
+    code, findings = ask({**REWARD, **LORA}, "--gpus", "2x4090", data="pairs")
+    assert code == 0, findings
+    assert "The longest of 16 sides has" in told(findings, "lengths")
+    assert "LoRA r=16" in told(findings, "memory")
+
+
+def test_pairs_longer_than_max_length_are_counted(ask):
+    code, findings = ask({**REWARD, "max_length": 1}, data="pairs")
+    assert code == CANNOT_WORK and "8 of 8 pairs are dropped" in told(findings, "lengths", "problem")
+    code, findings = ask({**REWARD, "max_length": 1, "max_length_policy": "truncate_prompt"}, data="pairs")
+    assert code == 0 and "lose the start of their prompt" in told(findings, "lengths", "note")
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject", "words"),
+    [
+        ({"model_name_or_path": "./nowhere"}, "rewards", "There is no folder ./nowhere"),
+        ({"dataset_name": "./nowhere"}, "data", "There is no file or folder nowhere"),
+        ({"dataset_train_split": "held_out"}, "data", "has no split 'held_out'"),
+        ({"rules": None}, "rewards", "nothing to score completions with"),
+        ({"rules": [{"rule": "answr"}]}, "rewards", "answer"),
+        ({"rules": [{"rule": "answer", "gold": "solution"}]}, "data", "solution"),
+        ({"max_tokens_per_forward": 7}, "lengths", "max_tokens_per_forward is 7"),
+        ({"deepspeed": "nowhere.json"}, "deepspeed", "There is no file nowhere.json"),
+        ({"bf16": True, "fp16": True}, "recipe", "At most one of fp16 and bf16"),
+    ],
+)
+def test_what_cannot_work_is_a_problem_of_its_step(ask, changes, subject, words):
+    keys = {key: value for key, value in {**GRPO, **changes}.items() if value is not None}
+    code, findings = ask(keys)
+    assert code == CANNOT_WORK
+    assert words in told(findings, subject, "problem")
+
+
+def test_a_sentence_is_said_once(ask):
+    _, findings = ask({**GRPO, "model_name_or_path": "./nowhere"})
+    assert sum("There is no folder" in f["what"] for f in findings) == 1
+
+
+def test_golds_that_no_rule_can_read_are_a_problem(ask, tmp_path):
+    rows = [{"prompt": tiny.words(i), "answer": "none"} for i in range(3, 11)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rules = [{"rule": "answer", "gold": "answer", "kind": "number"}]
+    keys = {**GRPO, "rules": rules, "dataset_name": str(file), "eval_strategy": "no"}
+    code, findings = ask({key: keys[key] for key in keys if key != "eval_steps"})
+    assert code == CANNOT_WORK
+    assert "0 of 8 gold answers earn everything" in told(findings, "rules", "problem")
+    assert "its gold cannot be read" in told(findings, "rules", "problem")
+
+
+def test_messages_need_a_chat_template(ask, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    row = {"prompt": [{"role": "user", "content": "w3"}], "answer": "w3"}
+    file.write_text(json.dumps(row) + "\n")
+    code, findings = ask({**GRPO, "dataset_name": str(file), "eval_strategy": "no"})
+    assert code == CANNOT_WORK and "no chat template" in told(findings, "data", "problem")
+
+
+def test_rules_that_need_no_gold_run_on_empty_completions(ask):
+    code, findings = ask({**GRPO, "rules": [RULES[1]]})
+    assert code == 0 and "Empty completions earn" in told(findings, "rules", "ok")
+
+
+def test_what_a_dataset_holds_cannot_steer_the_terminal(capsys):
+    print_findings([problem("rules", "gold '\x1b[2J[red]18'.")])
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "[red]18" in text
+
+
+def test_json_stays_json_when_libraries_print(ask, monkeypatch):
+    monkeypatch.setattr(check_models, "shape_of", lambda parsed: print("a library was here"))
+    code, _ = ask(GRPO)
+    assert code == 0
+
+
+# Memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_cards_memory_is_not_planned_and_that_is_told(ask):
+    code, findings = ask(GRPO)
+    assert code == 0 and "--gpus 4xA40-48GB" in told(findings, "memory", "note")
+
+
+def test_what_does_not_fit_is_a_problem_with_what_would(ask):
+    code, findings = ask(GRPO, "--gpus", "8xA40-48GB", "--config_file", "multi_gpu")
+    assert code == CANNOT_WORK
+    assert "DDP, all weights: " in told(findings, "memory", "problem")
+    assert "The same optimisation fits as ZeRO-" in told(findings, "memory", "problem")
+
+
+def test_what_never_fits_names_the_word_that_helps(ask):
+    code, findings = ask(GRPO, "--gpus", "1x4090", "--num_processes", "1")
+    assert code == CANNOT_WORK
+    assert "`trl-ext plan` with --allow" in told(findings, "memory", "problem")
+
+
+def test_the_recipes_own_deepspeed_file_decides_the_stage(ask, tmp_path):
+    file = tmp_path / "engine.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3, "sub_group_size": 1000}}))
+    _, findings = ask({**GRPO, "deepspeed": str(file)}, "--gpus", "8xA100-80GB")
+    assert "ZeRO-3, all weights" in told(findings, "memory", "ok")
+    assert "ZeRO-3" in told(findings, "deepspeed", "ok")
+
+
+def test_more_processes_than_cards_are_a_problem(ask):
+    code, findings = ask(GRPO, "--gpus", "2xA40-48GB", "--num_processes", "4")
+    assert code == CANNOT_WORK and "4 processes are launched" in told(findings, "memory", "problem")
+
+
+def test_an_open_launch_is_planned_and_its_file_named(ask):
+    code, findings = ask({**GRPO, **LORA}, "--gpus", "4xA40-48GB")
+    assert code == 0 and "Launch with --config_file " in told(findings, "memory", "note")
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "offload"),
+    [("zero2", 2, "none"), ("zero3", 3, "none"), ("zero2_offload", 2, "optimizer"), ("zero3_offload", 3, "all")],
+)
+def test_shipped_launch_files_are_read(name, stage, offload):
+    launch = check_recipe.read_launch(name)
+    fields = engine_fields(launch.engine, find_shape("8B"))
+    assert (fields["zero_stage"], fields["offload"]) == (stage, offload)
+    assert check_memory.FILES[stage, offload] == name
+
+
+def test_automatic_buckets_are_hidden_times_hidden(assets):
+    shape = find_shape(assets / "8B")
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    fields = engine_fields({"zero_optimization": zero}, shape)
+    assert (fields["reduce_bucket_size"], fields["stage3_prefetch_bucket_size"]) == (4096**2, int(0.9 * 4096**2))
+    assert check_recipe.read_launch("multi_gpu") == check_recipe.Launch(None, None, is_known=True)
+
+
+def test_a_launch_file_that_is_not_there_is_a_sentence():
+    with pytest.raises(ConfigError, match="There is no file"):
+        check_recipe.read_launch("nowhere.yaml")
+    with pytest.raises(ConfigError, match="nearest is"):
+        check_recipe.read_launch("zero9")
+
+
+def test_settings_of_a_job_are_those_of_the_recipe(assets, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    own = {"model_name_or_path": str(assets / "8B"), "dataset_name": str(assets / "data")}
+    vllm = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.4, "vllm_enable_sleep_mode": True}
+    layers = {"gradient_checkpointing_kwargs": {"every_n_layers": 2}}
+    path.write_text(yaml.safe_dump({**own, **GRPO, **LORA, **vllm, **layers, "load_in_4bit": True, "beta": 0.1}))
+    parsed = check_recipe.parse(str(path), "grpo", ["--max_tokens_per_forward", "4096"], 4)
+    settings = check_memory.job_settings(parsed, find_shape(assets / "8B"), 4, check_recipe.Launch())
+    wanted = {
+        "global_batch": 32,
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 0,  # all of an optimizer step
+        "method": "qlora",
+        "lora_r": 16,
+        "dtype": "bfloat16",
+        "checkpoint_every": 2,
+        "max_tokens_per_forward": 4096,
+        "max_completion_length": 6,
+        "num_generations": 8,
+        "beta": 0.1,
+        "use_vllm": True,
+        "vllm_gpu_memory_utilization": 0.4,
+        "vllm_enable_sleep_mode": True,
+        "optim": "adamw_torch_fused",
+        "reward_model": "none",
+    }
+    assert {name: settings[name] for name in wanted} == wanted
+    assert "zero_stage" not in settings
+
+
+def test_trls_float32_is_planned_as_float32(assets, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({**GRPO, "model_name_or_path": str(assets / "8B")}))
+    parsed = check_recipe.parse(str(path), "grpo", [], 2)
+    settings = check_memory.job_settings(parsed, find_shape(assets / "8B"), 2, check_recipe.Launch())
+    assert (settings["dtype"], settings["method"], settings["checkpoint_every"]) == ("float32", "full", 1)
+
+
+def test_the_config_beside_the_tokenizer_is_the_one_planned(assets):
+    assert AutoConfig.from_pretrained(assets / "8B").num_hidden_layers == find_shape(assets / "8B").num_layers == 32
+
+
+def test_cards_of_this_machine_are_planned_for_if_none_are_named(monkeypatch):
+    cards = Cards(gpus=(Gpu("NVIDIA A40", 44.0, 44.0, (8, 6)),) * 2, has_nvlink=False, has_peer_access=True)
+    look = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
+    monkeypatch.setattr(look, "look_at_cards", lambda: cards)
+    monkeypatch.setattr(look, "host_memory", lambda: (256.0, 200.0))
+    found = check_memory.machine(None, None)
+    assert (found.num_gpus, found.card.name, found.card.total_gib, found.host_gib) == (2, "A40-48GB", 44.0, 200.0)
+    monkeypatch.setattr(look, "look_at_cards", lambda: Cards(no_gpus="none"))
+    assert check_memory.machine(None, None) is None
+    assert check_memory.machine("2xA40-48GB", None).card.total_gib == 44.4
+
+
+def test_an_unknown_card_is_a_sentence():
+    with pytest.raises(ConfigError, match="not in the table of cards"):
+        check_memory.machine("4xQuantum9", None)
+
+
+# The neighbours ---------------------------------------------------------------------------------------------------
+
+
+def test_pytorch_answers_the_doctor():
+    command = [sys.executable, "-m", "trl_ext.doctor.probe"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    kernels, complaint = read_answer(done.stdout, done.stderr, done.returncode)
+    assert complaint == "" and bool(kernels.works) == bool(kernels.num_gpus)
+
+
+def test_a_kernel_that_raises_is_told_in_a_line():
+    def broken():
+        raise RuntimeError("CUDA error: no kernel image is available\nCompile with TORCH_USE_CUDA_DSA")
+
+    assert probe._why_not(broken) == "CUDA error: no kernel image is available"
+    assert probe._why_not(lambda: None) == ""
+
+
+@pytest.mark.parametrize("trainer", check_recipe.TRAINERS)
+def test_the_launch_commands_of_the_page_on_memory_are_accepted(trainer):
+    page = (ROOT / "docs" / "oom.md").read_text().replace("\\\n", " ")
+    (line,) = [line for line in page.splitlines() if line.startswith(f"trl-ext {trainer} ")]
+    words = line.split()[2:]
+    assert words[:2] == ["--config", "recipe.yaml"]
+    found = launch.launch_arguments(f"trl_ext.scripts.{trainer}", check_recipe.make_parser(trainer), words[2:])
+    assert found.num_processes == 8 and found.config_file

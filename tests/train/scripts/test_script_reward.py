@@ -1,0 +1,237 @@
+"""`trl_ext.scripts.reward` trains from a recipe, and refuses what cannot work before it loads a model."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from datasets import Dataset
+from safetensors import safe_open
+
+from tests import tiny
+from trl_ext.cli import launch
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.monitor.log_keys import REWARD_MODEL
+from trl_ext.monitor.report import read_log_history, read_settings
+from trl_ext.monitor.summary import summarize
+from trl_ext.scripts import reward
+from trl_ext.scripts.pairs import filter_everywhere
+from trl_ext.scripts.rewards import build_rules
+
+torch.set_num_threads(1)
+
+RULES = [{"rule": "answer", "gold": "answer", "kind": "exact"}]
+TEMPLATE = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
+
+
+def pair(i, chosen=None, rejected=None):
+    """Plain text: the chosen side is the gold answer, the rejected one is not."""
+    gold = tiny.words(i)
+    return {
+        "prompt": tiny.words(i, i + 1, i + 2) + " ",
+        "chosen": gold if chosen is None else chosen,
+        "rejected": tiny.words(i + 1, i + 2) if rejected is None else rejected,
+        "answer": gold,
+    }
+
+
+def as_messages(row):
+    turns = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    return row | {name: [{"role": role, "content": row[name].strip()}] for name, role in turns.items()}
+
+
+GOOD = [pair(i) for i in range(3, 19)]
+# Identical; empty; contradicted by RULES.
+BAD = [pair(3, "w9", "w9"), pair(4, "w4", " "), pair(5, "w6", "w5")]
+
+
+def write_rows(folder, rows):
+    folder.mkdir()
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A tiny language model with its tokenizer, and folders with train.jsonl and test.jsonl."""
+    folder = tmp_path_factory.mktemp("assets")
+    tiny.model("llama").save_pretrained(folder / "model")
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder / "model")
+    write_rows(folder / "plain", GOOD)
+    write_rows(folder / "messages", [as_messages(row) for row in [*GOOD, *BAD]])
+    return folder
+
+
+@pytest.fixture
+def run(assets, tmp_path):
+    """Run the script on the tiny model; keyword arguments change the recipe, words go to the command line."""
+
+    def start(data, *argv, **changes):
+        settings = dict(
+            max_steps=2,
+            per_device_train_batch_size=4,
+            per_device_eval_batch_size=8,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            eval_strategy="steps",
+            eval_steps=2,
+            eval_on_start=True,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            output_dir=str(tmp_path / "out"),
+        )
+        settings.update(changes)
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+        model = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / data)]
+        reward.main(["--config", str(tmp_path / "recipe.yaml"), *model, *argv])
+
+    return start
+
+
+def test_a_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd):
+    run("plain")
+    captured = capfd.readouterr()
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"model.safetensors", "trainer_state.json", "report.html", "reward.png", "run_settings.json"} <= files
+
+    summary = summarize(read_log_history(tmp_path / "out"))
+    assert summary.kind is REWARD_MODEL and summary.num_steps == 2
+    held_out = {curve.name: change for curve, change in summary.held_out.items()}
+    assert {curve.name for curve in summary.training} >= {"accuracy", "margin", "loss"}
+    assert None not in (held_out["accuracy"].before, held_out["accuracy"].after)
+    assert summary.forwarded_tokens < summary.padded_tokens
+    assert "update" in summary.phase_s
+
+    progress = captured.err
+    assert "held-out after step 0  accuracy " in progress
+    assert "step 1/2  accuracy " in progress and "margin " in progress and "left 0:00" in progress
+    assert "{'loss'" not in captured.out + captured.err  # the metrics dictionary of transformers' own callback
+    assert "2 steps in" in captured.out
+    assert "Pairs" not in captured.out  # nothing was filtered
+
+
+def test_true_resumes_from_the_newest_checkpoint(run, tmp_path, capfd):
+    saving = dict(save_strategy="steps", save_steps=1)
+    run("plain", "--max_steps", "1", **saving)
+    capfd.readouterr()
+    run("plain", "--resume_from_checkpoint", "true", **saving)
+    progress = capfd.readouterr().err
+    assert "step 2/2" in progress and "step 1/2" not in progress
+    assert [entry["step"] for entry in read_log_history(tmp_path / "out") if "accuracy" in entry] == [1, 2]
+
+
+def test_rules_filter_evaluate_and_become_margins(run, tmp_path, capfd, monkeypatch):
+    from trl_ext.trainers.reward.trainer import RewardTrainer
+
+    datasets = {}
+
+    def keep(self, *args, **kwargs):
+        datasets.update(train=kwargs["train_dataset"], held_out=kwargs["eval_dataset"])
+        original(self, *args, **kwargs)
+
+    original = RewardTrainer.__init__
+    monkeypatch.setattr(RewardTrainer, "__init__", keep)
+    run("messages", rules=RULES, margin_from_rules=True)
+    captured = capfd.readouterr()
+    for role in ("Training", "Held-out"):
+        assert f"{role} pairs:\n" in captured.out
+    assert captured.out.count("of 19") == 2
+    assert datasets["train"]["answer"][:] == [row["answer"] for row in GOOD]
+    assert datasets["train"]["margin"][:] == [1.0] * len(GOOD)
+    # The pair that the rules contradict stays in the held-out set, which tells the two kinds apart.
+    assert len(datasets["held_out"]) == len(GOOD) + 1
+    assert "if rules agree" in captured.err and "if rules disagree" in captured.err
+    settings = read_settings(tmp_path / "out")
+    assert settings["rules"] == "answer (weight 1)" and settings["margin from rules"] == "True"
+
+
+def test_lora_trains_and_saves_the_score_head(run, tmp_path):
+    heads = []
+    for learning_rate in ("0", "1e-2"):
+        run(
+            "plain",
+            "--use_peft",
+            "--lora_r",
+            "4",
+            "--learning_rate",
+            learning_rate,
+            "--lora_target_modules",
+            "all-linear",
+        )
+        with safe_open(tmp_path / "out" / "adapter_model.safetensors", framework="pt") as weights:
+            assert [name for name in weights.keys() if "score" in name] == ["base_model.model.score.weight"]
+            heads.append(weights.get_tensor("base_model.model.score.weight"))
+    assert not torch.equal(*heads)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
+    assert read_settings(tmp_path / "out")["LoRA"] == "rank 4, alpha 32"
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--model_name_or_path", ""], "There is no model."),
+        (["--model_name_or_path", "./nowhere"], "There is no folder ./nowhere."),
+        (["--dataset_name", ""], "There is no dataset."),
+        (["--dataset_name", "./nowhere"], "There is no file or folder nowhere."),
+        (["--rules", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["--margin_from_rules"], "margin_from_rules is true, but there are no rules."),
+        (["--filter_pairs", "--dataset_streaming"], "filter_pairs reads all pairs before the first step"),
+        (["--use_peft", "--lora_task_type", "CAUSAL_LM"], "lora_task_type is CAUSAL_LM, which would leave"),
+        (["--resume_from_checkpoint", "true"], "There is no checkpoint in "),
+        (["--filter_pair", "true"], "Unknown flag --filter_pair. Did you mean --filter_pairs?"),
+        (["--max_length_policy", "cut"], "--max_length_policy: invalid choice: 'cut'"),
+        (["--max_tokens_per_forward", "9", "--packing", "false"], "max_tokens_per_forward=9 has no effect"),
+    ],
+)
+def test_a_slip_is_one_sentence_before_anything_is_loaded(run, argv, sentence, capsys, monkeypatch):
+    monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: pytest.fail("read the dataset"))
+    with pytest.raises(SystemExit) as stop:
+        run("plain", *argv)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert f"error: {sentence}" in error and "Traceback" not in error
+
+
+def test_a_filter_that_leaves_nothing_is_a_sentence(run, assets, tmp_path, capsys):
+    write_rows(tmp_path / "bad", BAD)
+    with pytest.raises(SystemExit) as stop:
+        run("plain", "--dataset_name", str(tmp_path / "bad"), rules=RULES, filter_pairs=True)
+    assert stop.value.code == 2
+    assert "error: The training pairs cannot be filtered. Not one of the 3 pairs is left" in capsys.readouterr().err
+
+
+def test_the_launcher_and_the_script_each_get_their_own():
+    argv = ["--num_processes", "2", "--config", "reward", "--config_file", "zero2", "--use_peft"]
+    arguments = launch.launch_arguments("trl_ext.scripts.reward", reward.make_parser(), argv)
+    assert arguments.num_processes == 2 and arguments.training_script == "trl_ext.scripts.reward"
+    assert arguments.training_script_args[-1] == "--use_peft"
+
+
+# Filter -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_rules_contradicted_pairs_stay_and_no_column_is_added():
+    rows = Dataset.from_list([*GOOD, *BAD])
+    pairs = filter_everywhere(rows, None, False, "training pairs")
+    assert len(pairs) == len(GOOD) + 1 and pairs.column_names == rows.column_names
+
+
+def test_the_rules_gap_stays_with_its_row():
+    rows = Dataset.from_list([*BAD, *GOOD, pair(20, "w20", "w20")])
+    pairs = filter_everywhere(rows, build_rules(RULES), True, "training pairs")
+    assert pairs["answer"][:] == [row["answer"] for row in GOOD]
+    assert pairs["rule_gap"][:] == pairs["margin"][:] == [1.0] * len(GOOD)
+
+
+def test_a_stream_and_a_missing_column_are_refused():
+    stream = Dataset.from_list(GOOD).to_iterable_dataset()
+    with pytest.raises(ConfigError, match="the training pairs whole"):
+        filter_everywhere(stream, None, False, "training pairs")
+    with pytest.raises(DataError, match="The held-out pairs cannot be filtered"):
+        filter_everywhere(Dataset.from_dict({"text": ["a"]}), None, False, "held-out pairs")
+    assert filter_everywhere(None, None, False, "held-out pairs") is None

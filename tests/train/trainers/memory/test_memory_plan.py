@@ -1,0 +1,210 @@
+"""`memory` of a config: what the plan sets in the run, what it leaves alone, what it refuses before a model loads."""
+
+import os
+from importlib import import_module
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import HfArgumentParser
+
+from tests import tiny
+from tests.preferences import pairs, reward_model
+from tests.reward_trainers import chat_tokenizer, weights
+from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, RewardConfig, RewardTrainer
+from trl_ext.doctor.nvml import Cards
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.estimate import estimate
+from trl_ext.memory.files.plan import write_plan
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.planner.planner import Plan
+from trl_ext.scripts import grpo, training
+from trl_ext.trainers.memory import plan as memory_plan
+
+torch.set_num_threads(1)
+QUIET = dict(use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no")
+PROMPTS = Dataset.from_list([{"prompt": tiny.words(5, 6, 7, 8)}, {"prompt": tiny.words(9)}] * 16)
+LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    """A config with `memory` sets the allocator's variable for good; not for the other tests."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+
+
+def constant(completions, **columns):
+    return [float(len(completion)) for completion in completions]
+
+
+def grpo_trainer(folder, model="llama", peft_config=None, **settings):
+    args = GRPOConfig(str(folder), **QUIET | dict(max_completion_length=4, num_generations=4) | settings)
+    model = tiny.model(model) if model in tiny.PACKABLE else model
+    return GRPOTrainer(model, constant, args, PROMPTS, processing_class=tiny.tokenizer(), peft_config=peft_config)
+
+
+def reward_trainer(folder, **settings):
+    args = RewardConfig(
+        str(folder), **QUIET | dict(learning_rate=1e-3, adam_epsilon=1e-3, max_steps=2, max_length=64) | settings
+    )
+    model = reward_model(folder / "model", "llama")
+    return RewardTrainer(model, args, train_dataset=Dataset.from_list(pairs(16)), processing_class=chat_tokenizer())
+
+
+def only_config(folder):
+    """A model's folder without weights: whatever loads it fails."""
+    tiny.model("llama").config.save_pretrained(folder)
+    return str(folder)
+
+
+def written(folder, model, num_gpus=1, **settings):
+    """A plan for one card, in a folder."""
+    job = Job("grpo", **{"num_generations": 4, "global_batch": 8, "max_prompt_length": 8, **settings})
+    return str(write_plan(Plan(estimate(job, find_shape(model), parse_gpus(f"{num_gpus}xA40"))), folder)[0].parent)
+
+
+# What is set ------------------------------------------------------------------------------------------------------
+
+
+def test_a_planned_run_trains_what_the_plain_one_trains(tmp_path):
+    """Two optimizer steps of 8 pairs: in micro-batches of 2 with checkpointing, and as the plan splits them."""
+    plain = reward_trainer(
+        tmp_path / "plain", per_device_train_batch_size=2, gradient_accumulation_steps=4, gradient_checkpointing=True
+    )
+    planned = reward_trainer(tmp_path / "planned", memory="1x4090", global_batch=8)
+    assert planned.args.per_device_train_batch_size == 8 and not planned.args.gradient_checkpointing
+    before = weights(plain).clone()
+    plain.train()
+    planned.train()
+    assert (weights(plain) - before).abs().max() > 1e-4
+    assert (weights(planned) - weights(plain)).abs().max() < 2e-6
+
+
+def test_a_generation_is_as_large_as_before(tmp_path):
+    trainer = grpo_trainer(tmp_path, memory="1xA40-48GB", global_batch=16)
+    args = trainer.args
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 16
+    assert args.steps_per_generation == args.gradient_accumulation_steps and args.generation_batch_size == 16
+    assert args.memory_plan.job.max_prompt_length == 4  # the longest of the rows
+    trainer.args.max_steps = 1
+    trainer.train()
+
+
+@pytest.mark.parametrize("settings", [{"loss_type": "bnpo"}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
+def test_a_loss_that_sees_the_micro_batch_keeps_it(tmp_path, settings):
+    args = grpo_trainer(tmp_path, memory="1xA40-48GB", gradient_accumulation_steps=4, **settings).args
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (8, 4)  # TRL's default of the first
+
+
+def test_what_was_given_stays(tmp_path):
+    settings = dict(per_device_train_batch_size=4, gradient_checkpointing=True)
+    args = grpo_trainer(tmp_path, memory="1xA40-48GB", gradient_accumulation_steps=2, **settings).args
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
+    assert args.gradient_checkpointing and args.memory_plan.job.checkpoint_every == 1
+
+
+def test_frozen_weights_are_loaded_in_bfloat16(tmp_path):
+    tiny.model("llama").save_pretrained(tmp_path / "model")
+    settings = dict(memory="1xA40-48GB", global_batch=8)
+    trainer = grpo_trainer(tmp_path, str(tmp_path / "model"), LORA, **settings)
+    frozen = {p.dtype for p in trainer.model.parameters() if not p.requires_grad}
+    assert frozen == {torch.bfloat16}
+    full = grpo_trainer(tmp_path, str(tmp_path / "model"), **settings)
+    assert {p.dtype for p in full.model.parameters()} == {torch.float32}  # the only master copy
+
+
+def test_adapters_come_by_the_users_word(tmp_path):
+    model = tmp_path / "model"
+    tiny.model("llama").save_pretrained(model)
+    plan = written(tmp_path / "plan", model, method="lora", lora_r=2)
+    settings = dict(memory=plan, memory_allow="lora", global_batch=8)
+    trainer = grpo_trainer(tmp_path, str(model), **settings)
+    lora = trainer.model.peft_config["default"]
+    assert (lora.r, lora.lora_alpha) == (2, 4) and trainer.args.memory_plan.opt_ins == ("lora",)
+    with pytest.raises(ConfigError, match="memory_allow=lora"):
+        grpo_trainer(tmp_path, only_config(tmp_path / "empty"), memory=plan, global_batch=8)
+
+
+def test_ppo_is_planned_before_its_critic(tmp_path):
+    args = PPOConfig(str(tmp_path), **QUIET, max_completion_length=4, memory="1xA40-48GB", global_batch=8)
+    tokenizer, model = tiny.tokenizer(), tiny.model("llama")
+    trainer = PPOTrainer(args, tokenizer, model, train_dataset=PROMPTS, reward_funcs=constant)
+    assert args.memory_plan.job.critic == "head" == trainer._critic.name
+    assert args.batch_size == 8 and args.per_device_train_batch_size * args.gradient_accumulation_steps == 8
+
+
+# What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (dict(memory="2xA40-48GB"), "is for 2xA40-48GB, and 1 process was launched"),
+        (dict(memory="1xA40-48GB", global_batch=6), "does not divide by num_generations 4"),
+        (dict(memory="ppo-8b-4xa40-48gb"), "is for 4xA40-48GB|is for ppo"),
+        (dict(memory="1xA40-48GB", memory_prompt_length=600), "more than the 512 positions"),
+    ],
+)
+def test_a_contradiction_is_said_before_anything_loads(tmp_path, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        grpo_trainer(tmp_path, only_config(tmp_path / "model"), **settings)
+
+
+def test_a_plan_for_another_launch_is_said_before_anything_loads(tmp_path):
+    model = only_config(tmp_path / "model")
+    plan = written(tmp_path / "plan", model, zero_stage=2)
+    with pytest.raises(ConfigError, match="planned with ZeRO-2, and the run was launched with no DeepSpeed"):
+        grpo_trainer(tmp_path, model, memory=plan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (dict(memory="4xA41"), "neither auto, nor cards"),
+        (dict(memory="auto", memory_allow="lara"), "the nearest is lora"),
+        (dict(memory_allow="lora"), "memory_allow has no effect without memory"),
+        (dict(global_batch=64), "global_batch has no effect without memory"),
+        (dict(memory="auto", global_batch=0), "global_batch is 0"),
+        (dict(memory_on_oom="pray"), "memory_on_oom is 'pray'. Set it to one of split, raise"),
+    ],
+)
+def test_bad_words_are_sentences(tmp_path, settings, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        GRPOConfig(str(tmp_path), **QUIET | settings)
+
+
+def test_auto_without_a_card_asks_for_its_name(tmp_path, monkeypatch):
+    look = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
+    monkeypatch.setattr(look, "look_at_cards", lambda: Cards(gpus=()))
+    with pytest.raises(ConfigError, match=r"there are none\. Name those that the run is for"):
+        memory_plan.this_machine()
+
+
+# Who gave what ----------------------------------------------------------------------------------------------------
+
+
+def test_a_default_that_was_given_is_known_from_one_that_was_not(tmp_path):
+    assert "per_device_train_batch_size" in GRPOConfig(str(tmp_path), per_device_train_batch_size=8, **QUIET).given
+    assert "per_device_train_batch_size" not in GRPOConfig(str(tmp_path), **QUIET).given
+
+
+def test_a_parser_gives_what_differs_from_the_default(tmp_path):
+    parser = HfArgumentParser(RewardConfig)
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "False", "--max_length", "64"]
+    (args,) = parser.parse_args_into_dataclasses(words)
+    assert {"max_length", "use_cpu"} <= args.given and "per_device_train_batch_size" not in args.given
+
+
+def test_our_parser_knows_the_words_of_flags_and_recipe(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("gradient_checkpointing: true\nmemory: 1xA40-48GB\ndtype: float32\n")
+    words = ["--config", str(recipe), "--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
+    parsed = grpo.make_parser().parse([*words, "--beta=0.0"])
+    args, model_args = parsed[1], parsed[2]
+    assert {"gradient_checkpointing", "beta", "dtype", "memory"} <= args.given and "max_steps" not in args.given
+    assert training.model_init_kwargs(args, model_args)["dtype"] == "float32"
+    args.given -= {"dtype"}
+    assert "dtype" not in training.model_init_kwargs(args, model_args)

@@ -1,0 +1,367 @@
+"""A forward that runs out of memory is taken again in pieces, with the gradients of the whole."""
+
+import json
+import weakref
+from functools import cache
+from tempfile import mkdtemp
+
+import pytest
+import torch
+from peft import LoraConfig
+
+import trl_ext
+from tests import ppo_trainers, reward_trainers, tiny
+from tests.out_of_memory import SENTENCE, Limit, fail_in_backward
+from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
+from tests.preferences import pairs
+from tests.reward_trainers import warnings_of
+from tests.rollouts import rollout
+from tests.train.trainers.grpo.test_grpo_step import LOSS_TYPES, WEIGHT_TOLERANCE, prompts, reward
+from trl_ext.errors import OutOfMemoryError
+from trl_ext.trainers.memory.oom.agreement import Agreement
+
+torch.set_num_threads(1)
+
+LORA = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], init_lora_weights=False)
+
+
+def grpo(folder, peft_config=None, family="llama", **changes) -> trl_ext.GRPOTrainer:
+    settings = dict(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        max_steps=2,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_completion_length=12,
+        # What Adam and clipping hide, a gradient that is twice too large, is a step twice too large here.
+        optim="sgd",
+        learning_rate=1e-2,
+        max_grad_norm=0.0,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+        beta=0.0,
+    )
+    torch.manual_seed(3)  # LoRA's weights
+    return trl_ext.GRPOTrainer(
+        tiny.model(family),
+        reward,
+        trl_ext.GRPOConfig(**{**settings, **changes}),
+        prompts(),
+        processing_class=tiny.tokenizer(),
+        rollout_func=rollout,
+        peft_config=peft_config,
+    )
+
+
+@cache
+def whole(has_lora: bool = False, **changes) -> tuple[torch.Tensor, list[dict]]:
+    """Weights and logs of a run that has memory enough."""
+    subject = grpo(mkdtemp(), LORA if has_lora else None, **changes)
+    before = weights(subject)
+    subject.train()
+    assert (weights(subject) - before).abs().max() > 100 * WEIGHT_TOLERANCE
+    return weights(subject), logs(subject)
+
+
+def weights(trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def logs(trainer) -> list[dict]:
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def check_same(folder, has_lora: bool = False, limit=None, **changes):
+    """Train with a limit, against the run without one; the trainer and its limit."""
+    # First: a trainer seeds, as it is made, what its training draws.
+    expected, _ = whole(has_lora, **changes)
+    subject = grpo(folder, LORA if has_lora else None, **changes)
+    bare = subject.model.get_base_model() if has_lora else subject.model
+    limit = Limit(bare, **(limit or dict(tokens=40)))
+    subject.train()
+    assert limit.failed > 0
+    assert (weights(subject) - expected).abs().max().item() <= WEIGHT_TOLERANCE
+    return subject, limit
+
+
+# Same gradients ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_grpo_learns_in_pieces_what_it_learns_whole(loss_type, tmp_path):
+    check_same(tmp_path, loss_type=loss_type)
+
+
+@pytest.mark.parametrize(
+    ("has_lora", "changes"),
+    [
+        (False, dict(packing=False)),
+        (False, dict(packing=False, loss_type="bnpo")),
+        (False, dict(importance_sampling_level="sequence", loss_type="grpo", num_iterations=2)),
+        (False, dict(gradient_checkpointing=True)),
+        (False, dict(share_prompt=False, max_tokens_per_forward=22)),
+        (True, dict(beta=0.05)),
+    ],
+    ids=["padded", "padded-bnpo", "sequence-level", "checkpointing", "budget", "lora-with-kl"],
+)
+def test_so_it_does_in_every_way_to_forward(has_lora, changes, tmp_path):
+    # With a budget no forward is large; the first one of the second micro-batch fails.
+    limit = dict(at={3}) if "max_tokens_per_forward" in changes else None
+    check_same(tmp_path, has_lora, limit, **changes)
+
+
+def test_pieces_are_halved_until_one_row_is_left(tmp_path):
+    # One padded row has 21 tokens or less, two have more.
+    subject, limit = check_same(tmp_path, limit=dict(tokens=21), packing=False)
+    assert limit.failed == 2
+    assert subject._rescue.num_pieces == 4
+
+
+def test_a_micro_batch_of_three_rows_is_cut_in_two_and_one(tmp_path):
+    changes = dict(per_device_train_batch_size=3, gradient_accumulation_steps=4, loss_type="grpo")
+    check_same(tmp_path, limit=dict(at={0}), **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"packing": False}, {"max_tokens_per_forward": 300}, {"center_rewards_coefficient": 0.1}],
+    ids=["packed", "padded", "budget", "centred"],
+)
+def test_a_reward_model_learns_in_pieces_what_it_learns_whole(changes, tmp_path):
+    def subject():
+        return reward_trainers.trainer(
+            tmp_path,
+            pairs(24, margin=True),
+            max_steps=3,
+            gradient_accumulation_steps=2,
+            logging_steps=1,
+            max_grad_norm=0.0,
+            **changes,
+        )
+
+    expected, limited = subject(), subject()
+    expected.train()
+    limit = Limit(limited.model, at={1, 6})
+    limited.train()
+    assert limit.failed == 2
+    assert (reward_trainers.weights(limited) - reward_trainers.weights(expected)).abs().max() <= WEIGHT_TOLERANCE
+    for ours, theirs in zip(logs(limited), logs(expected), strict=True):
+        for name in ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("critic", CRITICS)
+def test_ppo_learns_in_pieces_what_it_learns_whole(critic, packing, tmp_path):
+    def subject():
+        return stir(ppo_trainers.trainer(critic, tmp_path, packing=packing, num_ppo_epochs=2, max_grad_norm=0.0))
+
+    expected, limited = subject(), subject()
+    expected.train()
+    limit = Limit(limited._bare_actor(), at={2})
+    limited.train()
+    assert limit.failed == 1
+    assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
+    for ours, theirs in zip(logs(limited), logs(expected), strict=True):
+        for name in ("loss", "loss/policy_avg", "loss/value_avg"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
+
+
+def test_shares_of_the_policy_loss_are_not_those_of_the_value_loss(tmp_path):
+    options = dict(loss_type="bnpo", max_grad_norm=0.0)
+    expected, limited = (stir(ppo_trainers.trainer("head", tmp_path, **options)) for _ in range(2))
+    # A trainer seeds, as it is made, what its training draws; and here it matters which rows meet.
+    torch.manual_seed(0)
+    expected.train()
+    torch.manual_seed(0)
+    Limit(limited.model, at={1})
+    limited.train()
+    assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize("critic", ["adapter", "separate"])
+def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
+    expected, limited = (stir(ppo_trainers.trainer(critic, tmp_path, max_grad_norm=0.0)) for _ in range(2))
+    expected.train()
+    is_apart = critic == "separate"
+    # The adapter's forward comes second in each micro-batch, and the policy's metrics are written by then.
+    limit = Limit(limited._value_model if is_apart else limited._bare_actor(), at={1})
+    limited.train()
+    assert limit.failed == 1
+    assert limited._rescue.num_pieces == (1 if is_apart else 2)
+    assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
+    for ours, theirs in zip(logs(limited), logs(expected), strict=True):
+        for name in ("loss", "loss/policy_avg", "loss/value_avg", "packing/forwarded_tokens"):
+            tolerance = 0.2 * theirs[name] if "packing" in name else 1e-5  # prompts are shared less
+            assert ours[name] == pytest.approx(theirs[name], abs=tolerance), name
+
+
+def test_the_failed_graph_is_gone_before_the_pieces_run(tmp_path):
+    subject = grpo(tmp_path)
+    embedded, alive = [], []
+
+    def note(module, args, output):
+        alive.extend(one() is not None for one in embedded)
+        embedded.append(weakref.ref(output))
+
+    def fail(module, args, output):
+        if len(embedded) == 1:
+            raise torch.OutOfMemoryError(SENTENCE)
+
+    subject.model.get_input_embeddings().register_forward_hook(note)
+    subject.model.model.layers[-1].register_forward_hook(fail)
+    subject.train()
+    assert len(embedded) > 1
+    assert not any(alive)
+
+
+# What the run says and keeps --------------------------------------------------------------------------------------
+
+
+def test_the_run_keeps_the_smaller_size_and_warns_once(tmp_path, caplog):
+    subject = grpo(tmp_path, max_steps=3)
+    limit = Limit(subject.model, tokens=0, times=1)
+    subject.train()
+    sentences = [text for text in warnings_of(caplog) if "Out of memory" in text]
+    assert sentences == [
+        "Out of memory in a forward of 4 rows; from here they run as 2 x 2 with the same gradients. Set "
+        "per_device_train_batch_size=2 and gradient_accumulation_steps=4 for the next run."
+    ]
+    # 3 steps of 2 micro-batches: the first attempt, then 6 times 2 pieces.
+    assert len(limit.seen) == 1 + 6 * 2
+
+
+def test_no_token_counts_twice_and_metrics_are_the_wholes(tmp_path):
+    subject = grpo(tmp_path, packing=False)
+    Limit(subject.model, tokens=0, times=1)
+    subject.train()
+    _, expected = whole(packing=False)
+    for ours, theirs in zip(logs(subject), expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ("loss", "packing/padded_tokens", "packing/forwarded_tokens", "num_tokens", "reward"):
+            assert ours[name] == pytest.approx(theirs[name], abs=1e-6), name
+        # Means over tokens become means over rows of means over tokens.
+        assert ours["entropy"] == pytest.approx(theirs["entropy"], rel=0.01)
+
+
+def test_one_process_exchanges_nothing(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("an exchange with nobody")
+
+    monkeypatch.setattr(Agreement, "exchange", refuse)
+    monkeypatch.setattr(torch.distributed, "all_reduce", refuse)
+    check_same(tmp_path)
+
+
+# The end ----------------------------------------------------------------------------------------------------------
+
+
+def ends(subject) -> OutOfMemoryError:
+    with pytest.raises(OutOfMemoryError) as caught:
+        subject.train()
+    assert str(caught.value.__cause__) == SENTENCE
+    return caught.value
+
+
+def snapshot(folder, step: int = 1) -> dict:
+    return json.loads((folder / f"oom-step{step}-rank0.json").read_text())
+
+
+def test_a_single_row_that_does_not_fit_ends_the_run(tmp_path):
+    subject = grpo(tmp_path)
+    limit = Limit(subject.model)
+    error = ends(subject)
+    assert limit.failed == 3  # four rows, two, one
+    text = str(error)
+    assert text.startswith("Out of memory in the forward: step 1, 1 row of ")
+    assert "1.96 GiB asked for" in text
+    assert "It could not be split: one row is left." in text
+    assert "docs/oom.md" in text
+    assert str(tmp_path / "oom-step1-rank0.json") in text
+
+
+def test_with_raise_nothing_is_tried_again(tmp_path):
+    subject = grpo(tmp_path, memory_on_oom="raise")
+    limit = Limit(subject.model)
+    assert "memory_on_oom is 'raise'" in str(ends(subject))
+    assert limit.failed == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (dict(entropy_coef=0.1), "the entropy bonus is a mean over all tokens"),
+        (dict(top_entropy_quantile=0.5), "top_entropy_quantile=0.5 is a quantile over all tokens"),
+        (dict(family="qwen3_moe", router_aux_loss_coef=0.1), "the load-balancing loss counts all tokens"),
+    ],
+)
+def test_a_loss_that_is_no_sum_over_rows_ends_the_run_with_why(changes, why, tmp_path):
+    family = changes.pop("family", "llama")
+    subject = grpo(tmp_path, family=family, **changes)
+    limit = Limit(subject.model)
+    assert why in str(ends(subject))
+    assert limit.failed == 1
+
+
+def test_a_users_own_batches_are_not_cut(tmp_path):
+    def collator(examples):
+        rows = [e["chosen_ids"] for e in examples] + [e["rejected_ids"] for e in examples]
+        padded = tiny.tokenizer().pad({"input_ids": rows}, return_tensors="pt")
+        return {"input_ids": padded["input_ids"], "attention_mask": padded["attention_mask"]}
+
+    subject = reward_trainers.trainer(tmp_path, data_collator=collator)
+    Limit(subject.model)
+    assert "It could not be split: batches of a data_collator of your own are not cut." in str(ends(subject))
+
+
+def test_a_backward_is_not_taken_again(tmp_path):
+    subject = grpo(tmp_path)
+    fail_in_backward(subject.model)
+    text = str(ends(subject))
+    assert text.startswith("Out of memory in the backward: step 1, 4 rows of ")
+    assert "It could not be split: in the backward" in text
+
+
+def test_generation_and_optimizer_step_are_named(tmp_path):
+    def fail(*_, **__):
+        raise torch.OutOfMemoryError(SENTENCE)
+
+    generating = grpo(tmp_path)
+    generating.rollout_func = fail
+    assert str(ends(generating)).startswith("Out of memory while generating: step 1. ")
+    stepping = grpo(tmp_path)
+    stepping.create_optimizer()
+    stepping.optimizer.step = fail
+    assert "while generating" in snapshot(tmp_path)["place"]
+    text = str(ends(stepping))
+    assert text.startswith("Out of memory at the optimizer step: step 1. ")
+    assert "ZeRO-2" in text
+
+
+def test_the_snapshot_tells_settings_and_versions(tmp_path):
+    subject = grpo(tmp_path, max_steps=2)
+    Limit(subject.model, at={2, 3, 4})
+    ends(subject)
+    told = snapshot(tmp_path, step=2)
+    assert told["error"] == SENTENCE
+    assert told["place"] == "in the forward"
+    assert told["forward"]["rows"] == 1
+    assert told["pieces"] == 4
+    assert told["settings"]["per_device_train_batch_size"] == 4
+    assert told["distributed"] == {"type": "NO", "zero_stage": None}
+    assert {"trl_ext", "torch", "trl", "transformers", "accelerate"} <= told["versions"].keys()
+    assert told["gib"]["asked"] == 1.96
+
+
+def test_a_snapshot_that_cannot_be_written_hides_nothing(tmp_path):
+    subject = grpo(tmp_path)
+    Limit(subject.model)
+    (tmp_path / "file").write_text("")
+    subject.args.output_dir = str(tmp_path / "file" / "out")
+    assert "No snapshot: " in str(ends(subject))

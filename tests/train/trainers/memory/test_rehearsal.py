@@ -1,0 +1,403 @@
+"""The rehearsal before step 1 leaves nothing behind: with and without it, a run is the same to the bit."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+
+import trl_ext
+from tests import ppo_trainers, reward_trainers, tiny
+from tests.fake_card import FakeCard
+from tests.preferences import pairs
+from tests.reward_trainers import warnings_of
+from tests.rollouts import rollout
+from trl_ext.errors import OutOfMemoryError
+from trl_ext.trainers.memory.rehearsal import rehearsal
+from trl_ext.trainers.memory.rehearsal.state import nothing_remains
+
+torch.set_num_threads(1)
+
+_TIMES = ("_s", "_time", "runtime", "per_second")
+
+
+def reward(completion_ids, **_):
+    """Any fixed function that differs within a group."""
+    return [(sum(ids) % 17) / 17 for ids in completion_ids]
+
+
+def grpo(folder, *, model=None, callbacks=None, peft_config=None, **changes) -> trl_ext.GRPOTrainer:
+    settings = dict(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        max_steps=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_completion_length=12,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        disable_tqdm=True,
+        packing=True,
+    )
+    draw = random.Random(0)
+    rows = [tiny.words(*(draw.randrange(3, tiny.VOCAB) for _ in range(length))) for length in (9, 1, 4, 7) * 4]
+    return trl_ext.GRPOTrainer(
+        tiny.model("llama", attention_dropout=0.1) if model is None else model,
+        reward,
+        trl_ext.GRPOConfig(**settings | changes),
+        Dataset.from_dict({"prompt": rows}),
+        processing_class=tiny.tokenizer(),
+        rollout_func=rollout,
+        callbacks=callbacks,
+        peft_config=peft_config,
+    )
+
+
+def trained(trainer, **options):
+    """Everything that is trained, and what was logged but for times."""
+    trainer.train(**options)
+    logs = [
+        {name: value for name, value in entry.items() if not name.endswith(_TIMES)}
+        for entry in trainer.state.log_history
+    ]
+    return ppo_trainers.trained_weights(trainer), logs
+
+
+def check_alike(make, **options):
+    """A run with the rehearsal and one without it; the rehearsal did run."""
+    (with_it, its_logs), (without, logs) = (trained(make(memory_rehearsal=on), **options) for on in (True, False))
+    assert ppo_trainers.distance(with_it, without) == 0
+    assert str(its_logs) == str(logs)  # as text, in which NaN is NaN
+    assert any("loss" in entry for entry in logs)
+
+
+def noted(monkeypatch) -> list[str]:
+    """What the trainers rehearse, from here on."""
+    seen: list[str] = []
+    plain = rehearsal._report
+    monkeypatch.setattr(
+        rehearsal, "_report", lambda trainer, batch, source: seen.append(batch.what) or plain(trainer, batch, source)
+    )
+    return seen
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"packing": False},
+        {"max_tokens_per_forward": 40},
+        {"num_iterations": 2, "loss_type": "bnpo"},
+        {"gradient_accumulation_steps": 1},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+        {"entropy_coef": 0.01, "use_adaptive_entropy": True},
+    ],
+    ids=lambda changes: next(iter(changes), "plain"),
+)
+def test_grpo_trains_the_same_bits_with_a_rehearsal(changes, tmp_path, monkeypatch):
+    seen = noted(monkeypatch)
+    check_alike(lambda **options: grpo(tmp_path, **changes, **options))
+    assert seen == ["4 rows of 21 tokens"]
+
+
+def test_lora_trains_the_same_bits_with_a_rehearsal(tmp_path, monkeypatch):
+    seen = noted(monkeypatch)
+    lora = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], lora_dropout=0.1)
+    check_alike(lambda **options: grpo(tmp_path, peft_config=lora, beta=0.1, **options))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("critic", ppo_trainers.CRITICS)
+@pytest.mark.parametrize("packing", [True, False])
+def test_ppo_trains_the_same_bits_with_a_rehearsal(critic, packing, tmp_path, monkeypatch):
+    seen = noted(monkeypatch)
+    check_alike(lambda **options: ppo_trainers.trainer(critic, tmp_path, packing=packing, **options))
+    assert seen == ["4 rows of 21 tokens"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"packing": False}, {"max_tokens_per_forward": 60}], ids=str)
+def test_a_reward_model_trains_the_same_bits_with_a_rehearsal(changes, tmp_path, monkeypatch):
+    seen = noted(monkeypatch)
+    settings = dict(max_steps=4, gradient_accumulation_steps=2, logging_steps=1, per_device_train_batch_size=2)
+    check_alike(lambda **options: reward_trainers.trainer(tmp_path, train=pairs(16), **settings, **changes, **options))
+    assert len(seen) == 1
+
+
+def test_a_resumed_run_rehearses_and_ends_with_the_same_bits(tmp_path, monkeypatch):
+    grpo(tmp_path, save_strategy="steps", save_steps=2).train()
+    seen = noted(monkeypatch)
+    checkpoint = str(tmp_path / "checkpoint-2")
+    check_alike(lambda **options: grpo(tmp_path, **options), resume_from_checkpoint=checkpoint)
+    assert len(seen) == 1
+
+
+# What is rehearsed --------------------------------------------------------------------------------------------------
+
+
+def largest(trainer) -> dict:
+    return trainer._largest_micro_batch().inputs
+
+
+def test_every_row_has_the_longest_prompt_and_the_longest_completion(tmp_path):
+    inputs = largest(grpo(tmp_path, share_prompt=False))
+    assert inputs["prompt_ids"].shape == (4, 9)
+    assert inputs["completion_ids"].shape == (4, 12)
+    assert inputs["completion_mask"].all() and inputs["prompt_mask"].all()
+    assert inputs["advantages"].abs().min() > 0
+
+
+def num_prompts(inputs) -> int:
+    return len({tuple(row) for row in inputs["prompt_ids"].tolist()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({}, 1),  # a micro-batch is one group
+        ({"share_prompt": False}, 4),
+        ({"packing": False}, 4),
+        ({"loss_type": "bnpo"}, 4),  # micro-batches stay as they were shuffled
+        ({"num_generations": 2}, 2),
+        ({"per_device_train_batch_size": 3, "num_generations": 2}, 2),
+        ({"steps_per_generation": 4}, 4),  # a group's rows may be in different optimizer steps
+    ],
+    ids=str,
+)
+def test_as_many_prompts_differ_as_may_meet_in_a_micro_batch(changes, most, tmp_path):
+    assert num_prompts(largest(grpo(tmp_path, **changes))) == most
+
+
+def test_no_real_micro_batch_has_more_prompts_than_the_rehearsed_one(tmp_path):
+    trainer = grpo(tmp_path, per_device_train_batch_size=3, num_generations=2, gradient_accumulation_steps=4)
+    most, seen = num_prompts(largest(trainer)), []
+    plain = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: seen.append(num_prompts(inputs)) or plain(model, inputs)
+    trainer.train()
+    assert max(seen) == most
+
+
+def test_no_row_is_longer_than_the_models_positions(tmp_path):
+    inputs = largest(grpo(tmp_path, model=tiny.model("llama", max_position_embeddings=16)))
+    assert inputs["prompt_ids"].size(1) + inputs["completion_ids"].size(1) == 16
+
+
+def test_a_plans_longer_prompt_is_rehearsed(tmp_path):
+    trainer = grpo(tmp_path)
+    trainer.args.memory_plan = SimpleNamespace(job=SimpleNamespace(max_prompt_length=30))
+    assert largest(trainer)["prompt_ids"].size(1) == 30
+
+
+def test_a_reward_models_longest_pairs_are_rehearsed(tmp_path):
+    trainer = reward_trainers.trainer(tmp_path, train=pairs(16), per_device_train_batch_size=3)
+    (row,) = largest(trainer)["rows"]
+    sizes = sorted(trainer._pair_sizes().tokens, reverse=True)
+    assert row.num_pairs == 3
+    assert row.flat.num_tokens == sum(sizes[:3])
+
+
+def test_a_budgets_row_is_full(tmp_path):
+    trainer = reward_trainers.trainer(tmp_path, train=pairs(16), max_tokens_per_forward=150)
+    (row,) = largest(trainer)["rows"]
+    assert 150 - 4 < row.flat.num_tokens <= 150
+
+
+def test_a_streams_pairs_have_the_length_limit(tmp_path):
+    stream = Dataset.from_list(pairs(16)).to_iterable_dataset()
+    trainer = reward_trainers.trainer(tmp_path, train=stream, max_length=80, max_steps=1)
+    (row,) = largest(trainer)["rows"]
+    assert row.num_raw_tokens == 4 * 2 * 80
+
+
+# When, and what is said ---------------------------------------------------------------------------------------------
+
+
+def test_there_is_no_rehearsal_on_the_cpu_unless_it_is_asked_for(tmp_path, monkeypatch):
+    seen = noted(monkeypatch)
+    trainer = grpo(tmp_path, max_steps=1)
+    trainer.train()
+    assert not seen
+    assert not [name for entry in trainer.state.log_history for name in entry if name.startswith("memory/")]
+
+
+def test_a_second_train_does_not_rehearse_again(tmp_path, monkeypatch):
+    seen = noted(monkeypatch)
+    trainer = grpo(tmp_path, max_steps=1, memory_rehearsal=True)
+    trainer.train()
+    trainer.train()
+    assert len(seen) == 1
+
+
+def test_it_comes_before_the_first_batch_is_drawn(tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_: events.append("rehearsal"))
+    trainer = grpo(tmp_path, max_steps=1, memory_rehearsal=True)
+    plain = trainer._generate
+    trainer._generate = lambda *args: events.append("generate") or plain(*args)
+    trainer.train()
+    assert events == ["rehearsal", "generate"]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda f: grpo(f, memory_rehearsal=True, optim="galore_adamw_layerwise"), "changes weights within backward"),
+        (
+            lambda f: reward_trainers.trainer(
+                f, train=Dataset.from_list(pairs(8)).to_iterable_dataset(), max_length=None, max_steps=1
+            ),
+            "is a stream",
+        ),
+    ],
+    ids=["layerwise", "stream"],
+)
+def test_what_cannot_be_rehearsed_is_said_in_one_sentence(make, reason, tmp_path, caplog):
+    trainer = make(tmp_path)
+    trainer.args.memory_rehearsal = True
+    callback = rehearsal.Rehearsal(trainer)
+    for _ in range(2):
+        callback.on_train_begin(trainer.args, trainer.state, None)
+    (said,) = [text for text in warnings_of(caplog) if "rehearsal" in text]
+    assert reason in said
+
+
+def fail_on(trainer, num_rows: int, error: RuntimeError):
+    """Let a forward of so many rows or more fail."""
+    plain = trainer._compute_loss
+
+    def compute(model, inputs):
+        if len(inputs["completion_ids"]) >= num_rows:
+            raise error
+        return plain(model, inputs)
+
+    trainer._compute_loss = compute
+    return trainer
+
+
+def test_out_of_memory_says_that_it_was_the_rehearsal_and_of_what(tmp_path):
+    trainer = fail_on(grpo(tmp_path, memory_rehearsal=True), 1, torch.OutOfMemoryError("CUDA out of memory."))
+    before = ppo_trainers.trained_weights(trainer)
+    with pytest.raises(OutOfMemoryError) as caught:
+        trainer.train()
+    text = str(caught.value)
+    assert text.startswith("Out of memory in the rehearsal, before step 1: 4 rows of 21 tokens")
+    assert "per_device_train_batch_size=4" in text
+    assert "memory_rehearsal=False" in text
+    assert trainer.state.global_step == 0
+    assert ppo_trainers.distance(before, ppo_trainers.trained_weights(trainer)) == 0
+
+
+def test_a_micro_batch_that_fits_in_halves_is_trained_in_halves(tmp_path):
+    """The rescue of training works here, too, so that step 1 begins with what fits."""
+    trainer = fail_on(grpo(tmp_path, memory_rehearsal=True), 3, torch.OutOfMemoryError("CUDA out of memory."))
+    trainer.train()
+    assert trainer._rescue.num_pieces == 2
+    assert trainer.state.global_step == 3
+
+
+def test_another_error_is_not_called_one_of_memory(tmp_path):
+    trainer = fail_on(grpo(tmp_path, memory_rehearsal=True), 1, RuntimeError("a shape is wrong"))
+    with pytest.raises(RuntimeError, match="a shape is wrong") as caught:
+        trainer.train()
+    assert any("memory_rehearsal=False" in note for note in caught.value.__notes__)
+
+
+def state_of(trainer) -> list:
+    """What a step of training would read."""
+    weights = trainer.model.parameters()
+    return [
+        random.getstate(),
+        str(np.random.get_state()),
+        torch.get_rng_state().tolist(),
+        [module.training for module in trainer.model.modules()],
+        [weight.grad for weight in weights],
+        trainer.accelerator.sync_gradients,
+        trainer._metrics["train"] == {},
+        {name: value for name, value in vars(trainer).items() if isinstance(value, (int, float))},
+    ]
+
+
+def test_even_a_failed_rehearsal_leaves_the_trainer_as_it_was(tmp_path):
+    trainer = grpo(tmp_path)
+    trainer.model.eval()
+    books, clock, before = trainer._metrics, trainer._clock, state_of(trainer)
+    with pytest.raises(ZeroDivisionError), nothing_remains(trainer):
+        trainer._rehearse(trainer._largest_micro_batch())
+        trainer.accelerator.gradient_state._set_sync_gradients(False)
+        np.random.rand(3), random.random(), torch.rand(3)
+        assert trainer.model.training and next(trainer.model.parameters()).grad is not None
+        raise ZeroDivisionError
+    assert state_of(trainer) == before
+    assert (trainer._metrics is books) and (trainer._clock is clock)
+
+
+# On a card ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A card that a test fills by hand, found by every trainer."""
+    fake = FakeCard()
+    monkeypatch.setattr(rehearsal, "source_of", lambda device: fake)
+    return fake
+
+
+def test_a_card_turns_the_rehearsal_on_and_its_line_tells_peak_and_state(card, tmp_path, caplog):
+    trainer = grpo(tmp_path, max_steps=1)
+    plain = trainer._compute_loss
+    trainer._compute_loss = lambda *args: card.allocate(17.4) or plain(*args)
+    trainer.train()
+    num_weights = sum(p.numel() for p in trainer.model.parameters())
+    assert rehearsal.state_bytes_to_come(trainer) == 0, "it is there after step 1"
+    trainer.state.global_step = 0
+    assert rehearsal.state_bytes_to_come(trainer) == 8 * num_weights
+    assert (
+        "Rehearsal: 4 rows of 21 tokens, 17.4 GiB allocated at the peak; the optimizer's state of 0.0 GiB comes "
+        in (caplog.text)
+    )
+    assert "That leaves" not in caplog.text
+
+
+def test_a_rehearsal_that_nearly_fills_the_card_warns(card, tmp_path, caplog):
+    trainer = grpo(tmp_path, max_steps=1)
+    plain = trainer._compute_loss
+    trainer._compute_loss = lambda *args: card.allocate(22.5) or plain(*args)
+    trainer.train()
+    assert "That leaves 0.5 GiB of 24.0 GiB. Set per_device_train_batch_size=2" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "reward"])
+def test_every_log_entry_of_training_has_the_same_keys_of_memory(kind, card, tmp_path):
+    settings = dict(memory_rehearsal=False, max_steps=4, logging_steps=1)
+    make = {
+        # Rollouts are used twice, so that every other step generates nothing.
+        "grpo": lambda: grpo(tmp_path, num_iterations=2, **settings),
+        "ppo": lambda: ppo_trainers.trainer("separate", tmp_path, num_ppo_epochs=2, **settings),
+        "reward": lambda: reward_trainers.trainer(tmp_path, train=pairs(16), **settings),
+    }
+    trainer = make[kind]()
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    keys = [{name for name in entry if name.startswith("memory/")} for entry in entries]
+    phases = {"reward": ["update", "step"]}.get(kind, ["generate", "score", "update", "step"])
+    rest = {"memory/reserved_gib", "memory/free_share", "memory/alloc_retries"}
+    assert len(entries) == 4
+    assert keys == [{f"memory/{phase}_gib" for phase in phases} | rest] * 4
+
+
+def test_peaks_are_told_by_phase_and_the_rehearsals_is_in_none(card, tmp_path):
+    trainer = grpo(tmp_path, max_steps=2, logging_steps=2)
+    loss, score = trainer._compute_loss, trainer._calculate_rewards
+    sizes = iter([20, 20, 8, 9, 7, 7])  # two micro-batches of the rehearsal, then two a step
+    trainer._compute_loss = lambda *args: card.allocate(next(sizes)) or loss(*args)
+    trainer._calculate_rewards = lambda *args: card.allocate(3) or score(*args)
+    trainer.train()
+    (entry,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert (entry["memory/update_gib"], entry["memory/step_gib"]) == (9.0, 0.0)

@@ -1,0 +1,297 @@
+"""Preference pairs on their way to a reward model: TRL's tokens, sides that are too long, streams."""
+
+import logging
+import random
+from functools import cache
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+
+import trl_ext
+from tests import tiny
+from tests.preferences import pairs
+from tests.reward_trainers import trainer, warnings_of, weights
+from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
+
+torch.set_num_threads(1)
+
+WEIGHT_TOLERANCE = 1e-6
+BOS, EOS = 1, 2
+
+
+def ids_of(dataset) -> list[tuple[list[int], list[int]]]:
+    return [(row["chosen_ids"], row["rejected_ids"]) for row in dataset]
+
+
+def turn(role, text):
+    return [{"role": role, "content": text.strip()}]
+
+
+def with_implicit(row):
+    return {name: row["prompt"] + row[name] for name in ("chosen", "rejected")}
+
+
+def conversational(row):
+    sides = {name: turn("assistant", row[name]) for name in ("chosen", "rejected")}
+    return {"prompt": turn("user", row["prompt"]), **sides}
+
+
+def implicit_conversational(row):
+    return {name: turn("user", row["prompt"]) + turn("assistant", row[name]) for name in ("chosen", "rejected")}
+
+
+FORMS = {
+    "explicit prompt": dict,
+    "implicit prompt": with_implicit,
+    "messages, explicit prompt": conversational,
+    "messages, implicit prompt": implicit_conversational,
+}
+
+
+@cache
+def in_form(form: str, count: int = 8) -> Dataset:
+    return Dataset.from_list([FORMS[form](row) for row in pairs(count)])
+
+
+def pretokenised(count: int = 8, seed: int = 0) -> Dataset:
+    """Pairs that begin with BOS and a shared prompt, and end with EOS; lengths from 4 to 60 tokens."""
+    draw = random.Random(seed)
+
+    def tokens(most):
+        return [draw.randrange(3, tiny.VOCAB) for _ in range(draw.randrange(1, most))]
+
+    rows = []
+    for _ in range(count):
+        prompt = [BOS, *tokens(40)]
+        # The answers differ in their first token, so that the prompt is all that the sides share.
+        rows.append({"chosen_ids": [*prompt, 3, *tokens(18), EOS], "rejected_ids": [*prompt, 4, *tokens(18), EOS]})
+    return Dataset.from_list(rows)
+
+
+# Tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_tokens_are_trls(form, tmp_path):
+    dataset = in_form(form)
+    theirs, ours = trainer(tmp_path, dataset, trl), trainer(tmp_path, dataset)
+    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
+
+
+@pytest.mark.parametrize("start", ["", "messages, "])
+def test_a_prompt_is_the_same_explicit_or_implicit(start, tmp_path):
+    forms = (f"{start}explicit prompt", f"{start}implicit prompt")
+    explicit, implicit = (ids_of(trainer(tmp_path, in_form(form)).train_dataset) for form in forms)
+    assert explicit == implicit
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_pair_knows_how_many_tokens_its_sides_share(form, tmp_path):
+    prepared = trainer(tmp_path, in_form(form)).train_dataset
+    assert max(prepared[SHARED]) > 1
+    assert list(prepared[SHARED]) == [num_shared_tokens(*sides) for sides in ids_of(prepared)]
+
+
+def test_pretokenised_pairs_stay_as_they_are(tmp_path):
+    dataset = pretokenised()
+    assert ids_of(trainer(tmp_path, dataset).train_dataset) == ids_of(dataset)
+
+
+def test_pretokenised_pairs_may_carry_their_old_names(tmp_path):
+    dataset = pretokenised()
+    renamed = dataset.rename_columns({f"{side}_ids": f"{side}_input_ids" for side in ("chosen", "rejected")})
+    assert ids_of(trainer(tmp_path, renamed).train_dataset) == ids_of(dataset)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(max_tokens_per_forward=120)], ids=str)
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_pairs_may_be_formatted_as_tensors_as_in_trl(form, changes, tmp_path):
+    dataset = pretokenised().add_column("margin", [0.5] * 8).with_format(form)
+    theirs = trainer(tmp_path, dataset, trl, max_steps=2).train()
+    ours = trainer(tmp_path, dataset, max_steps=2, **changes).train()
+    assert ours.training_loss == pytest.approx(theirs.training_loss, abs=1e-6)
+
+
+def test_a_prepared_dataset_can_be_given_to_another_trainer(tmp_path):
+    first = trainer(tmp_path)
+    second = trainer(tmp_path, first.train_dataset)
+    assert ids_of(second.train_dataset) == ids_of(first.train_dataset)
+
+
+# Length -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prepared_dataset_is_fitted_to_another_trainers_max_length(tmp_path):
+    dataset = pretokenised(16)
+    prepared = trainer(tmp_path, dataset).train_dataset
+    theirs, ours = trainer(tmp_path, prepared, trl, max_length=30), trainer(tmp_path, prepared, max_length=30)
+    assert 0 < len(theirs.train_dataset) < 16
+    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
+
+
+def test_pairs_over_max_length_are_dropped_as_in_trl(tmp_path):
+    dataset = pretokenised(32)
+    theirs, ours = trainer(tmp_path, dataset, trl, max_length=30), trainer(tmp_path, dataset, max_length=30)
+    assert 0 < len(theirs.train_dataset) < 32
+    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
+
+
+def test_dropped_pairs_are_counted_in_one_warning_for_each_dataset(tmp_path, caplog):
+    dataset = pretokenised(32)
+    subject = trainer(tmp_path, dataset, max_length=30, eval_dataset=dataset.select(range(16)))
+    dropped = (32 - len(subject.train_dataset), 16 - len(subject.eval_dataset))
+    of_train, of_eval = warnings_of(caplog)
+    assert f"train_dataset: {dropped[0]} of 32 pairs have a side longer than max_length=30 tokens" in of_train
+    assert f"eval_dataset: {dropped[1]} of 16 pairs have a side longer than max_length=30 tokens" in of_eval
+    assert 'max_length_policy="truncate_prompt"' in of_train
+
+
+@pytest.mark.parametrize("max_length", [None, 60])
+def test_pairs_that_fit_are_no_warning(max_length, tmp_path, caplog):
+    for policy in ("drop", "truncate_prompt"):
+        trainer(tmp_path, pretokenised(32), max_length=max_length, max_length_policy=policy)
+    assert warnings_of(caplog) == []
+
+
+def test_a_shortened_prompt_loses_its_oldest_tokens_and_the_answers_none(tmp_path):
+    dataset = Dataset.from_list([{"chosen_ids": [5, 6, 7, 8, 3, 9, EOS], "rejected_ids": [5, 6, 7, 8, 4, EOS]}])
+    subject = trainer(tmp_path, dataset, max_length=5, max_length_policy="truncate_prompt")
+    assert ids_of(subject.train_dataset) == [([7, 8, 3, 9, EOS], [7, 8, 4, EOS])]
+    assert list(subject.train_dataset[SHARED]) == [2]
+
+
+def test_a_shortened_prompt_keeps_a_leading_bos(tmp_path):
+    dataset = Dataset.from_list([{"chosen_ids": [BOS, 6, 7, 8, 3, 9, EOS], "rejected_ids": [BOS, 6, 7, 8, 4, EOS]}])
+    subject = trainer(tmp_path, dataset, max_length=5, max_length_policy="truncate_prompt")
+    assert ids_of(subject.train_dataset) == [([BOS, 8, 3, 9, EOS], [BOS, 8, 4, EOS])]
+
+
+def test_a_bos_in_the_middle_is_a_token_like_others(tmp_path):
+    dataset = Dataset.from_list([{"chosen_ids": [5, BOS, 7, 3, EOS], "rejected_ids": [5, BOS, 7, 4, EOS]}])
+    subject = trainer(tmp_path, dataset, max_length=3, max_length_policy="truncate_prompt")
+    assert ids_of(subject.train_dataset) == [([7, 3, EOS], [7, 4, EOS])]
+
+
+def answers(chosen, rejected) -> tuple[tuple[int, ...], ...]:
+    """What the sides do not share."""
+    shared = num_shared_tokens(chosen, rejected)
+    return tuple(chosen[shared:]), tuple(rejected[shared:])
+
+
+@pytest.mark.parametrize("max_length", [12, 30, 50])
+def test_shortening_cuts_shared_tokens_only_and_no_more_than_needed(max_length, tmp_path):
+    dataset = pretokenised(64)
+    subject = trainer(tmp_path, dataset, max_length=max_length, max_length_policy="truncate_prompt")
+    kept = {answers(*sides): sides for sides in ids_of(subject.train_dataset)}
+    assert 0 < len(kept) == len(subject.train_dataset), "the answers tell the pairs apart"
+    for sides in ids_of(dataset):
+        surplus = max(map(len, sides)) - max_length
+        # BOS stays, and one token of the prompt.
+        can_be_cut = len(sides[0]) - len(answers(*sides)[0]) - 2
+        if surplus <= 0:
+            expected = sides
+        elif surplus <= can_be_cut:
+            expected = tuple([BOS, *side[1 + surplus :]] for side in sides)
+        else:
+            expected = None
+        assert kept.get(answers(*sides)) == expected
+
+
+def test_a_pair_whose_answer_alone_is_too_long_is_dropped_and_counted(tmp_path, caplog):
+    answer = list(range(5, 25))
+    long = {"chosen_ids": [BOS, 6, 7, 3, *answer], "rejected_ids": [BOS, 6, 7, 4]}
+    short = {"chosen_ids": [BOS, *answer, 3], "rejected_ids": [BOS, *answer, 4]}
+    fits = {"chosen_ids": [BOS, 6, 3], "rejected_ids": [BOS, 6, 4]}
+    subject = trainer(tmp_path, [long, short, fits, long], max_length=10, max_length_policy="truncate_prompt")
+    assert ids_of(subject.train_dataset) == [
+        ([BOS, *answer[-8:], 3], [BOS, *answer[-8:], 4]),
+        ([BOS, 6, 3], [BOS, 6, 4]),
+    ]
+    shortened, dropped = warnings_of(caplog)
+    assert "train_dataset: the prompts of 1 of 4 pairs are cut to max_length=10" in shortened
+    assert (
+        "train_dataset: 2 of 4 pairs have a side longer than max_length=10 tokens, although their prompts" in dropped
+    )
+
+
+# Streams ----------------------------------------------------------------------------------------------------------
+
+
+def trained(tmp_path, dataset, library=trl_ext, **changes) -> torch.Tensor:
+    """Weights after four steps."""
+    subject = trainer(tmp_path, dataset, library, max_steps=4, **changes)
+    before = weights(subject)
+    subject.train()
+    after = weights(subject)
+    assert (after - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
+    return after
+
+
+WAYS = [{}, dict(max_tokens_per_forward=120), dict(packing=False)]
+
+
+@pytest.mark.parametrize("changes", WAYS, ids=str)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_steps_on_a_stream_are_trls(accumulation, changes, tmp_path):
+    stream = pairs(32, margin=True).to_iterable_dataset()
+    settings = dict(gradient_accumulation_steps=accumulation)
+    ours, theirs = trained(tmp_path, stream, **settings, **changes), trained(tmp_path, stream, trl, **settings)
+    assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_streams_tokens_are_trls(form, tmp_path):
+    stream = in_form(form).to_iterable_dataset()
+    theirs, ours = (trainer(tmp_path, stream, library, max_steps=1) for library in (trl, trl_ext))
+    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
+
+
+@pytest.mark.parametrize("changes", WAYS, ids=str)
+def test_a_bad_pair_of_a_stream_is_left_out_with_one_warning(changes, tmp_path, caplog):
+    logging.Logger.warning_once.cache_clear()
+    good = pairs(16).to_list()
+    bad = good[0] | {"chosen": " "}
+    rows = [*good[:3], bad, *good[3:7], bad, *good[7:]]
+    left = trained(tmp_path, Dataset.from_list(rows).to_iterable_dataset(), **changes)
+    (warning,) = warnings_of(caplog)
+    assert "train_dataset: a pair with an empty side came along; such pairs are left out" in warning
+    assert torch.equal(left, trained(tmp_path, Dataset.from_list(good).to_iterable_dataset(), **changes))
+
+
+@pytest.mark.parametrize("policy", ["drop", "truncate_prompt"])
+def test_a_stream_is_fitted_to_length_as_a_dataset_is(policy, tmp_path):
+    dataset = pretokenised(32)
+    found = [
+        ids_of(trainer(tmp_path, d, max_length=30, max_length_policy=policy, max_steps=1).train_dataset)
+        for d in (dataset, dataset.to_iterable_dataset())
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_pair_of_a_stream_over_the_budget_gets_a_forward_of_its_own(tmp_path):
+    stream = pairs(16).to_iterable_dataset()
+    ours, theirs = trained(tmp_path, stream, max_tokens_per_forward=20), trained(tmp_path, stream, trl)
+    assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
+
+
+def test_a_stream_without_max_steps_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="max_steps"):
+        trainer(tmp_path, pairs(8).to_iterable_dataset())
+
+
+# Loading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", WAYS[:2], ids=str)
+def test_worker_processes_load_the_same_rows(changes, tmp_path):
+    alone, loaded = (trained(tmp_path, pairs(16), dataloader_num_workers=n, **changes) for n in (0, 1))
+    assert torch.equal(alone, loaded)
+
+
+@pytest.mark.parametrize("changes", WAYS[:2], ids=str)
+def test_columns_that_are_not_removed_are_harmless(changes, tmp_path):
+    dataset = pairs(16).add_column("source", ["web"] * 16)
+    kept, removed = (trained(tmp_path, dataset, remove_unused_columns=r, **changes) for r in (False, True))
+    assert torch.equal(kept, removed)

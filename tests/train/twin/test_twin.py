@@ -1,0 +1,133 @@
+"""The memory twin: what it counts of two critics, and `trl-ext dryrun` around it.
+
+Each simulation is a process of its own. The model has the widths of an 8B model, two layers and a small vocabulary:
+fake tensors cost time by number, not by size. Whether formulas and twin agree is test_twin_matrix.py's.
+"""
+
+import json
+
+import pytest
+
+from trl_ext.cli.dryrun.command import dryrun
+from trl_ext.errors import ConfigError
+from trl_ext.memory.job import Job
+from trl_ext.twin import simulate
+from trl_ext.twin.driver import last_words
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+}
+LENGTHS = {"max_length": 1024, "max_prompt_length": 512, "max_completion_length": 512}
+LORA = {"method": "lora"}
+
+
+def job_of(trainer, num_gpus, settings):
+    """Two micro-batches where one process would have no group, else one."""
+    group = 2 if trainer == "grpo" else 1
+    batch = {"num_generations": group, "global_batch": max(num_gpus, group)}
+    return Job(trainer, **{**batch, **LENGTHS, **settings})
+
+
+def counted(trainer, num_gpus, settings):
+    if settings.get("zero_stage"):
+        pytest.importorskip("deepspeed")
+    job = job_of(trainer, num_gpus, settings)
+    result = simulate(job, CONFIG, num_gpus)
+    assert not result.refusal, result.refusal
+    return job, result
+
+
+def test_the_adapter_critic_holds_the_checkpoints_of_two_forwards():
+    # One backward for both losses: embeddings and the inputs of both layers are there twice.
+    _, alone = counted("ppo", 8, {**LORA, "zero_stage": 2, "critic": "head"})
+    _, both = counted("ppo", 8, {**LORA, "zero_stage": 2, "critic": "adapter"})
+    tokens = LENGTHS["max_prompt_length"] + LENGTHS["max_completion_length"]
+    checkpoints = 2 * CONFIG["hidden_size"] * CONFIG["num_hidden_layers"] * tokens
+    assert both.peaks["update"].num_bytes - alone.peaks["update"].num_bytes > checkpoints
+    assert both.num_trained == 2 * (alone.num_trained - CONFIG["hidden_size"] - 1) + CONFIG["hidden_size"] + 1
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_what_is_reserved_covers_what_is_allocated_in_every_phase(zero_stage):
+    _, result = counted("reward", 8 if zero_stage else 1, {"zero_stage": zero_stage})
+    for expandable in (False, True):
+        reserved = result.reserved(expandable).reserved_bytes
+        assert reserved.keys() == result.peaks.keys()
+        for phase in ("update", "step"):  # loading is host memory's in part
+            assert reserved[phase] >= result.peaks[phase].num_bytes
+    assert result.reserved(expandable=True).peak_bytes < 1.3 * result.peak_bytes
+
+
+# trl-ext dryrun ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": 1024}))
+    path = tmp_path / "recipe.yaml"
+    lines = [f"model_name_or_path: {tmp_path / 'model'}", "dtype: bfloat16", "use_peft: true"]
+    lines += [
+        "lora_target_modules: [all-linear]",
+        "per_device_train_batch_size: 2",
+        "num_generations: 4",
+        "lora_dropout: 0.0",
+    ]
+    lines += ["gradient_accumulation_steps: 8", "max_completion_length: 128", "beta: 0.0"]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_dryrun_puts_the_formula_beside_the_twin(recipe, capsys):
+    assert dryrun([str(recipe), "--gpus", "1xRTX4090", "--max_prompt_length", "128", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    update = answer["phases"]["update"]
+    assert answer["basis"] == "twin" and answer["fits"]
+    assert update["twin_gib"] == pytest.approx(update["formula_gib"], rel=0.03)
+    assert update["op"] and update["module"]
+    assert answer["phases"]["generate"]["twin_gib"] is None
+
+
+def test_dryrun_says_what_the_allocator_reserves_with_either_policy(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    dryrun([str(recipe), "--gpus", "1xRTX4090", "--max_prompt_length", "128", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    # Generation is more than training here, and the formulas'.
+    assert answer["reserved_basis"] == "share"
+    assert answer["reserved_gib"] == answer["phases"]["generate"]["reserved_gib"]
+    assert answer["expandable_segments"] and not answer["other_policy"]["expandable_segments"]
+    assert answer["alloc_retries"] == 0
+    for name in ("score", "update", "step"):
+        phase = answer["phases"][name]
+        assert phase["twin_gib"] <= phase["reserved_gib"] <= answer["reserved_gib"]
+
+
+def test_dryrun_lets_the_formulas_answer_where_the_twin_cannot_follow(recipe, capsys):
+    recipe.write_text(recipe.read_text() + "\nload_in_4bit: true\n")
+    dryrun([str(recipe), "--gpus", "1xRTX4090", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["basis"] == "formulas"
+    assert answer["refusal"].startswith("Quantised weights")
+    assert answer["peak_gib"] > 0
+    assert answer["reserved_basis"] == "share"
+    assert answer["reserved_gib"] > answer["peak_gib"]
+
+
+def test_dryrun_refuses_a_misspelt_key(recipe):
+    recipe.write_text(recipe.read_text() + "\nmax_completion_lenght: 5\n")
+    with pytest.raises(ConfigError, match="max_completion_length"):
+        dryrun([str(recipe), "--trainer", "grpo", "--gpus", "1xRTX4090"])
+
+
+def test_a_crash_is_told_by_its_last_words():
+    errors = '[rank0]:   File "stage3.py", line 9, in flatten\n[rank0]:     assert same\n[rank0]: AssertionError\n'
+    assert last_words(errors) == 'AssertionError, File "stage3.py", line 9, in flatten'
+    assert last_words("ValueError: the key 'x' is wrong.\n") == "ValueError: the key 'x' is wrong"

@@ -1,0 +1,181 @@
+"""Formulas and twin agree within 1 %: architectures x trainers and critics x all weights or LoRA x ZeRO stages.
+
+By default half of the combinations are run, with two ZeRO stages for each trainer, critic and method, on one of the
+architectures in turn. `TRL_EXT_TWIN=each` runs every combination so, `TRL_EXT_TWIN=all` every one on every
+architecture. What a Job refuses is left out by name: an adapter critic without LoRA or under ZeRO-3.
+
+The widths are those of real models, with two layers: fake tensors cost time by number, not by size. Vocabularies are
+shortened but stay larger than DeepSpeed's bucket, as real ones are.
+"""
+
+import os
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from trl_ext.memory.cards import Hardware, find_card
+from trl_ext.memory.formulas.phases import Case, moments
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.families import shape_from_config
+from trl_ext.twin.server import serving
+from trl_ext.twin.simulation import simulation_of
+
+pytest.importorskip("deepspeed")
+
+TOLERANCE = 0.01  # of the worst phase
+COUNTED = ("score", "update", "step")  # the twin does not generate
+LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+CONFIGS = {
+    "llama": {**LLAMA, "vocab_size": 32768},
+    "mistral": {**LLAMA, "vocab_size": 32768, "sliding_window": None},
+    "qwen2": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 38016,
+    },
+    "qwen3": {**LLAMA, "intermediate_size": 12288, "head_dim": 128, "vocab_size": 37984},
+    "phi3": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32064,
+    },
+    "gemma3_text": {
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 65536,
+        "tie_word_embeddings": True,
+    },
+}
+TRAINERS = [("reward", None), ("grpo", None), ("ppo", "adapter"), ("ppo", "head"), ("ppo", "separate")]
+REFUSED = {("adapter", "full", stage) for stage in range(4)} | {("adapter", "lora", 3)}
+COMBINATIONS = [
+    (trainer, critic, method, stage)
+    for (trainer, critic), method, stage in product(TRAINERS, ("full", "lora"), range(4))
+    if (critic, method, stage) not in REFUSED
+]
+
+
+def rows():
+    """(architecture, trainer, critic, method, stage)."""
+    names, chosen = list(CONFIGS), os.environ.get("TRL_EXT_TWIN")
+    if chosen == "all":
+        return [(name, *one) for one in COMBINATIONS for name in CONFIGS]
+    each = [(names[place % len(names)], *one) for place, one in enumerate(COMBINATIONS)]
+    groups = list(dict.fromkeys(row[1:4] for row in each))
+    return [row for row in each if chosen == "each" or row[4] in ((0, 3), (1, 2))[groups.index(row[1:4]) % 2]]
+
+
+def job_of(trainer, critic, method, stage, **changes):
+    """One micro-batch a step and GPU; without DeepSpeed one GPU, and two where a group needs them."""
+    num_gpus = 8 if stage else 1
+    group = 2 if trainer == "grpo" else 1
+    settings = {"max_length": 1024, "max_prompt_length": 512, "max_completion_length": 512, "num_generations": group}
+    settings |= {} if critic is None else {"critic": critic}
+    if method == "full" and not stage:
+        settings["dtype"] = "float32"
+    return Job(
+        trainer, **{**settings, "global_batch": max(num_gpus, group), "method": method, "zero_stage": stage, **changes}
+    ), num_gpus
+
+
+def config_of(name, num_layers=2):
+    return {"model_type": name, "num_hidden_layers": num_layers, "max_position_embeddings": 8192, **CONFIGS[name]}
+
+
+def formula_bytes(config, job, num_gpus, phases=COUNTED):
+    case = Case.of(shape_from_config(config), job, Hardware(num_gpus, find_card("H200")))
+    return max(moment.num_bytes for moment in moments(case) if moment.phase in phases)
+
+
+@pytest.fixture(scope="module")
+def twin():
+    """Answers simulations, each in a process of its own."""
+    with serving() as run:
+        yield run
+
+
+def counted_bytes(twin, config, job, num_gpus):
+    """Adam's state is there from the second step on, and what ZeRO-3 fetches ahead from the third."""
+    num_steps = 3 if job.zero_stage == 3 else 2
+    result = twin(replace(simulation_of(job, config, num_gpus), num_steps=num_steps))
+    assert not result.refusal, result.refusal
+    assert result.packed
+    return result.peak_bytes
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: "-".join(str(word) for word in row if word is not None))
+def test_formulas_and_twin_agree(twin, row):
+    name, *combination = row
+    job, num_gpus = job_of(*combination)
+    config = config_of(name)
+    expected = counted_bytes(twin, config, job, num_gpus)
+    assert formula_bytes(config, job, num_gpus) == pytest.approx(expected, rel=TOLERANCE)
+
+
+OWN_SIZES = {"stage3_max_live_parameters": 1_000_000_000, "reduce_bucket_size": 500_000_000}
+# name, layers, combination, changes
+SETTINGS = [
+    ("checkpoints of every second layer", 4, ("reward", None, "full", 2), {"checkpoint_every": 2}),
+    ("no checkpoints", 2, ("grpo", None, "lora", 2), {"checkpoint_every": 0}),
+    ("two micro-batches", 2, ("grpo", None, "full", 2), {"global_batch": 16}),
+    ("adapters with dropout", 2, ("grpo", None, "lora", 2), {"lora_dropout": 0.05}),
+    ("dropout that the reward trainer turns off", 2, ("reward", None, "lora", 2), {"lora_dropout": 0.05}),
+    ("DeepSpeed's own sizes", 4, ("reward", None, "lora", 3), OWN_SIZES),
+    ("two engines, of which one fetches ahead for later", 3, ("ppo", "separate", "full", 3), {"global_batch": 16}),
+    ("long rows", 2, ("ppo", "head", "lora", 2), {"max_prompt_length": 4096, "max_completion_length": 4096}),
+]
+
+
+@pytest.mark.parametrize(("name", "num_layers", "combination", "changes"), SETTINGS, ids=[row[0] for row in SETTINGS])
+def test_they_agree_on_a_setting(twin, name, num_layers, combination, changes):
+    job, num_gpus = job_of(*combination, **changes)
+    config = config_of("llama", num_layers)
+    expected = counted_bytes(twin, config, job, num_gpus)
+    assert formula_bytes(config, job, num_gpus) == pytest.approx(expected, rel=TOLERANCE)
+
+
+# The optimizer step may hide what the update needs. name, layers, GPUs, combination, changes
+UPDATES = [
+    (
+        "half of the layers have their gradients in rank 0's share",
+        8,
+        2,
+        ("reward", None, "full", 2),
+        {"max_length": 8192, "per_device_train_batch_size": 2, "global_batch": 4},
+    ),
+    (
+        "a forward and a backward for each piece of a micro-batch",
+        4,
+        8,
+        ("reward", None, "full", 2),
+        {"per_device_train_batch_size": 4, "global_batch": 32, "max_tokens_per_forward": 2048},
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_layers", "num_gpus", "combination", "changes"), UPDATES, ids=[row[0] for row in UPDATES]
+)
+def test_they_agree_on_the_update(twin, name, num_layers, num_gpus, combination, changes):
+    job, _ = job_of(*combination, **changes)
+    config = config_of("llama", num_layers)
+    result = twin(replace(simulation_of(job, config, num_gpus), num_steps=2))
+    assert not result.refusal, result.refusal
+    expected = pytest.approx(result.peaks["update"].num_bytes, rel=TOLERANCE)
+    assert formula_bytes(config, job, num_gpus, phases=("update",)) == expected
+
+
+def test_what_is_left_out_is_what_a_job_refuses():
+    from trl_ext.errors import ConfigError
+
+    for critic, method, stage in REFUSED:
+        with pytest.raises(ConfigError):
+            job_of("ppo", critic, method, stage)

@@ -1,0 +1,35 @@
+"""The forking server answers as a process of its own does."""
+
+import pytest
+
+from trl_ext.memory.job import Job
+from trl_ext.twin import run_apart, simulation_of
+from trl_ext.twin.server import serving
+
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    return simulation_of(Job("reward", global_batch=1, max_length=32), SMALL, 1)
+
+
+def test_a_fork_counts_what_a_process_of_its_own_counts_and_so_does_the_next_one(simulation):
+    with serving() as run:
+        first, second = run(simulation), run(simulation)
+    assert first.peaks == second.peaks == run_apart(simulation).peaks
+    assert first.peak_bytes > 0
+
+
+def test_what_a_simulation_dies_of_is_told_and_the_next_one_runs(simulation):
+    broken = simulation_of(Job("reward", global_batch=1, max_length=32), {**SMALL, "model_type": "nothing"}, 1)
+    with serving() as run:
+        assert "nothing" in run(broken).refusal
+        assert not run(simulation).refusal

@@ -1,0 +1,186 @@
+"""Code: right programs pass, wrong ones do not, in both modes and at every level of the sandbox."""
+
+import json
+
+import pytest
+
+from trl_ext.rewards.rule import Row, Verdict
+from trl_ext.rewards.rules.code import Code
+
+SUM = [{"input": "1 2\n", "output": "3\n"}, {"input": "40 2\n", "output": "42\n"}]
+
+
+def judged(code: str, tests: object, entry: str | None = None, **fields: object) -> Verdict:
+    columns = {"tests": tests, "entry": entry}
+    rule = Code(**({"cpu_s": 1.0} | fields), entry_point="entry" if entry else None)
+    return rule.score(Row(None, f"Here it is:\n```python\n{code}\n```\n", None, columns))
+
+
+def asserted(code: str, *tests: str, entry: str | None = None, **fields: object) -> Verdict:
+    return judged(code, list(tests), entry, mode="asserts", **fields)
+
+
+PROGRAMS = [
+    ("a, b = map(int, input().split())\nprint(a + b)", SUM),
+    ("import sys\nprint(sum(map(int, sys.stdin.read().split())))", SUM),
+    ("def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()", SUM),
+    ("import sys\nsys.stdout.write(str(sum(map(int, input().split()))))\nsys.exit()", SUM),
+    (
+        "import asyncio\nasync def main():\n    await asyncio.sleep(0.01)\n    return sum(map(int, input().split()))\n"
+        "print(asyncio.run(main()))",
+        SUM,
+    ),
+    ("print(sum(map(int, open(0).read().split())))", SUM),
+    (
+        "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**26)\n"
+        "def main():\n    print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()",
+        SUM,
+    ),
+    ("import sys\nfor line in sys.stdin:\n    print(line.strip()[::-1])", [{"input": "ab\ncd", "output": "ba\ndc"}]),
+    ("n = int(input())\nfor i in range(n): print(i, end=' ')", [{"input": "3", "output": "0 1 2"}]),
+    ("print(input().upper())", {"inputs": ["é", "straße"], "outputs": ["É", "STRASSE"]}),
+    (
+        "import heapq, collections, math, itertools, re\nprint(math.gcd(12, 18))",
+        json.dumps([{"input": "", "output": "6"}]),
+    ),
+    (
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(3))",
+        [{"input": "", "output": "P(x=3)"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "tests"), PROGRAMS)
+def test_a_right_program_passes(code, tests):
+    verdict = judged(code, tests)
+    assert (verdict.value, verdict.status) == (1.0, "ok"), verdict
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("pass", "2 lines"),
+        ("print(3)", "wrong output"),
+        ("print(1/0)", "ZeroDivisionError"),
+        ("print(", "SyntaxError"),
+        ("import numpy", "ModuleNotFoundError"),
+        ("print(sum(map(int, input().split())))\nraise SystemExit(3)", "exit code 3"),
+        ("print(sum(map(int, input().split())))\nimport os\nos.abort()", "exit code -6"),
+        ("print(3)\nprint(4)", "2 lines, expected 1"),
+        ("x = \ud800", "SyntaxError"),
+        ("x = '\x00'", "null bytes"),
+    ],
+)
+def test_a_wrong_program_fails_and_the_detail_says_why(code, reason):
+    verdict = judged(code, SUM if reason != "2 lines" else [{"input": "", "output": "1\n2"}])
+    assert (verdict.value, verdict.status) == (0.0, "ok")
+    assert reason in verdict.detail or code == "pass"
+
+
+SUITES = [
+    ("def f(x):\n    return x * 2", ["assert f(2) == 4", "assert f('ab') == 'abab'", "assert f([1]) == [1, 1]"]),
+    ("def f(n):\n    return tuple(range(n))", ["assert f(3) == (0, 1, 2)", "assert f(3) != [0, 1, 2]"]),
+    ("def f(w):\n    return {c: w.count(c) for c in w}", ["assert f('aab') == {'a': 2, 'b': 1}"]),
+    ("from collections import Counter as f", ["assert f('aab') == {'a': 2, 'b': 1}", "assert f('a')['z'] == 0"]),
+    ("def f(x):\n    return {x, x + 1}", ["assert f(1) == {1, 2}", "assert 2 in f(1)"]),
+    ("def f(x):\n    return x ** 0.5", ["import math", "assert math.isclose(f(2), 1.41421356, rel_tol=1e-6)"]),
+    ("def f(x):\n    yield from range(x)", ["assert list(f(3)) == [0, 1, 2]", "assert next(f(1)) == 0"]),
+    ("def f(x):\n    return 10 ** 400 + x", ["assert f(1) == 10 ** 400 + 1"]),
+    ("def f(x):\n    x.append(1)\n    x.sort()", ["values = [3, 2]", "f(values)", "assert values == [1, 2, 3]"]),
+    ("def f(g, x):\n    return g(x) + 1", ["assert f(lambda x: x * 10, 2) == 21"]),
+    (
+        "def f(x):\n    raise ValueError('no')",
+        ["try:\n    f(1)\nexcept ValueError as e:\n    r = str(e)", "assert r == 'no'"],
+    ),
+    (
+        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
+        "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
+        [
+            "s = Stack()",
+            "s.push(3)",
+            "assert len(s) == 1",
+            "assert s.items == [3]",
+            "assert s.pop() == 3",
+            "assert not s",
+        ],
+    ),
+    ("import fractions\ndef f(x):\n    return fractions.Fraction(x, 3)", ["assert f(2) + f(1) == 1"]),
+    ("def f(x):\n    return float('nan')", ["assert f(1) != f(1)"]),
+    ("def f(x):\n    return None", ["assert f(1) is None"]),
+    ("LIMIT = 5", ["assert LIMIT == 5"]),
+    ("def select(x):\n    return x", ["assert select(3) == 3"]),
+    ("def f(x):\n    return x / 3", ["assert math.isclose(f(1), 0.3333333333333333)"]),
+]
+
+
+@pytest.mark.parametrize(("code", "tests"), SUITES)
+def test_a_right_function_passes(code, tests):
+    verdict = asserted(code, *tests)
+    assert (verdict.value, verdict.status) == (1.0, "ok"), verdict
+
+
+def test_check_is_called_with_the_entry_point():
+    tests = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-2) == 4\n"
+    assert judged("def square(x):\n    return x * x", tests, "square", mode="asserts").value == 1.0
+    assert judged("def square(x):\n    return x + x", tests, "square", mode="asserts").value == 0.0
+    assert judged("def other(x):\n    return x * x", tests, "square", mode="asserts").value == 0.0
+
+
+def test_tests_may_be_one_text_with_helpers():
+    known = "from math import prod\ndef known(n):\n    return prod(range(1, n + 1))\n"
+    tests = known + "assert f(5) == known(5)\nassert f(0) == 1"
+    assert judged("def f(n):\n    return n * f(n - 1) if n else 1", tests, mode="asserts").value == 1.0
+
+
+def test_tests_that_import_what_is_not_there_have_no_value():
+    verdict = asserted("def f(x):\n    return x", "import numpy as np", "assert f(2) == np.array(2)")
+    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+    assert "numpy" in verdict.detail
+
+
+def test_a_module_of_the_candidates_making_is_not_believed():
+    fake = "class math:\n    isclose = staticmethod(lambda a, b: True)\ndef f(x):\n    return 0"
+    assert asserted(fake, "assert math.isclose(f(1), 0.5)").value == 0.0
+
+
+def test_partial_gives_the_share_of_tests_passed():
+    assert judged("print(3)", SUM, partial=True).value == 0.5
+    assert asserted("def f(x):\n    return 4", "assert f(2) == 4", "assert f(3) == 9", partial=True).value == 0.5
+    assert asserted("def f(x):\n    return 4", "assert f(3) == 9", "assert f(2) == 4").value == 0.0
+
+
+def test_a_time_limit_ends_a_partial_row():
+    tests = [{"input": "", "output": "1"}] * 20
+    verdict = judged("while True: pass", tests, partial=True, cpu_s=0.3)
+    assert (verdict.value, verdict.status) == (0.0, "timeout")
+
+
+@pytest.mark.parametrize("code", ["import random\nprint(random.random())", "print({'a', 'b', 'c', 'd', 'e'})"])
+def test_chance_and_the_order_of_sets_are_the_same_in_every_run(code):
+    first, second = (judged(code, [{"input": "", "output": "x"}]) for _ in range(2))
+    assert first == second
+
+
+def test_rows_are_scored_several_at_a_time_and_each_different_one_once():
+    good, bad = "```python\nprint(sum(map(int, input().split())))\n```", "```python\nprint(0)\n```"
+    rows = [Row(None, text, None, {"tests": SUM}) for text in (good, bad, good, "none", good)]
+    assert [verdict.value for verdict in Code().score_rows(rows, 2)] == [1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def test_random_text_as_code_earns_nothing_and_raises_nothing():
+    hypothesis = pytest.importorskip("hypothesis")
+    parts = ["```python\n", "\n```\n", "</think>", "print(3)", "\x00", "\ud800", "import os\n", "f(1)", "é\r\n"]
+    pieces = hypothesis.strategies.lists(
+        hypothesis.strategies.one_of(
+            hypothesis.strategies.sampled_from(parts), hypothesis.strategies.text(max_size=20)
+        )
+    )
+    rule = Code(cpu_s=0.3)
+
+    @hypothesis.settings(max_examples=200, deadline=None, database=None, derandomize=True)
+    @hypothesis.given(pieces)
+    def score(texts: list[str]) -> None:
+        text = "```python\n" + "".join(texts) + "\n```"
+        assert rule.score(Row(None, text, None, {"tests": [{"input": "", "output": "17"}]})).value == 0.0
+
+    score()

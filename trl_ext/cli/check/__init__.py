@@ -1,0 +1,1 @@
+"""`trl-ext check RECIPE`: what can be found out about a run without starting it."""

@@ -1,0 +1,140 @@
+"""`trl-ext check`: will this recipe start, and does it fit: seconds, without weights and without training.
+
+Parses as strictly as the script, loads the tokenizer and eight rows, runs the rules once on them, and plans memory.
+Every step is a line; a step that fails does not hide the next one.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from typing import Any
+
+from trl_ext.errors import TrlExtError
+
+CANNOT_WORK = 1  # the exit code for a problem; 2 is a user's mistake
+
+DESCRIPTION = """\
+Check a recipe before it costs a GPU hour: keys and values, tokenizer, eight rows of the data, the rules on them, and
+memory. Loads no weights. Keys of the recipe may follow as flags, as for the script."""
+EXAMPLES = """\
+examples:
+  trl-ext check recipe.yaml --gpus 4xA40-48GB
+  trl-ext check quickstart --trainer grpo --model_name_or_path ./model --dataset_name ./data --num_processes 2
+  trl-ext check plan/recipe.yaml --config_file plan/accelerate.yaml --dataset_name openai/gsm8k --max_steps 10
+
+exit code 0 if nothing stands in the way, 1 if something does"""
+
+
+def check(argv: Sequence[str]) -> int:
+    """Run the command; the exit code."""
+    arguments, overrides = _parser().parse_known_args(list(argv))
+    _quieten()
+    from trl_ext.doctor.finding import all_well
+
+    with redirect_stdout(sys.stderr):  # libraries print while they are imported; --json is for programs
+        findings = run_checks(arguments, overrides)
+    if arguments.json:
+        answer = {"ok": all_well(findings), "findings": [finding.as_dict() for finding in findings]}
+        print(json.dumps(answer, indent=2))
+    else:
+        from trl_ext.cli.doctor import print_findings
+
+        print_findings(findings)
+    return 0 if all_well(findings) else CANNOT_WORK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "trl-ext check",
+        usage="%(prog)s RECIPE [--trainer {grpo,ppo,reward}] [--gpus NxCARD] [--KEY VALUE ...]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="YAML recipe, or the name of a shipped one; comes first")
+    parser.add_argument("--trainer", choices=("grpo", "ppo", "reward"), help="told from the keys if not given")
+    parser.add_argument("--gpus", help="cards to plan for, such as 4xA40-48GB; those of this machine if not given")
+    parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
+    parser.add_argument("--num_processes", type=int, help="processes of the run; one for each card if not given")
+    parser.add_argument("--config_file", help="accelerate file of the launch, or the name of a shipped one")
+    parser.add_argument("--max_prompt_length", type=int, help="tokens of the longest prompt; guessed if not given")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _quieten() -> None:
+    """What libraries say while they are asked, and what comes as a finding as well."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+
+
+class Report:
+    """Findings as they come; a step that raises is one, too."""
+
+    def __init__(self) -> None:
+        self.findings: list[Any] = []
+
+    def attempt(self, subject: str, step: Callable[..., Any], *inputs: Any) -> Any:
+        """What the step returns; None if it failed, which is then in the report."""
+        from trl_ext.doctor.finding import problem
+
+        try:
+            return step(*inputs)
+        except TrlExtError as error:
+            if str(error) not in [finding.what for finding in self.findings]:
+                self.findings.append(problem(subject, str(error)))
+            return None
+
+
+def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[Any]:
+    """All checks, in the order of the script.
+
+    Raises:
+        ConfigError: The command's own arguments cannot work: an unknown card, a launch file that is not there.
+    """
+    from trl_ext.cli.check import data as check_data
+    from trl_ext.cli.check import memory as check_memory
+    from trl_ext.cli.check import models as check_models
+    from trl_ext.cli.check import recipe as check_recipe
+    from trl_ext.doctor.finding import ok
+    from trl_ext.memory.files.launch import zero_stage
+
+    report = Report()
+    hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib)
+    launch = check_recipe.read_launch(arguments.config_file)
+    num_processes = arguments.num_processes or launch.num_processes or (hardware.num_gpus if hardware else 1)
+    parsed = report.attempt(
+        "recipe", check_recipe.parse, arguments.recipe, arguments.trainer, overrides, num_processes
+    )
+    if parsed is None:
+        return report.findings
+    report.findings.append(ok("recipe", parsed.summary))
+    if parsed.deepspeed_file:
+        engine = report.attempt("deepspeed", check_recipe.read_recipe_engine, parsed.deepspeed_file)
+        if engine is not None:
+            launch = engine
+            report.findings.append(ok("deepspeed", f"{parsed.deepspeed_file}: ZeRO-{zero_stage(engine.engine)}."))
+
+    rewards = report.attempt("rewards", check_models.rewards_of, parsed)
+    tokenizer = report.attempt("tokenizer", check_models.load_tokenizer, parsed)
+    shape = report.attempt("model", check_models.shape_of, parsed)
+    if tokenizer is not None:
+        report.findings.append(check_models.describe_tokenizer(tokenizer))
+    rows = report.attempt("data", check_data.read_rows, parsed)
+    measured = None
+    if rows is not None:
+        report.findings += report.attempt("data", check_data.check_rows, parsed, rows, rewards or []) or []
+        measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
+        report.findings += check_data.check_lengths(parsed, measured)
+        report.findings += report.attempt("rules", check_data.check_rules, rewards or [], rows, tokenizer) or []
+    if shape is not None:
+        prompt_length = arguments.max_prompt_length, measured
+        memory = (parsed, shape, hardware, num_processes, launch, prompt_length)
+        report.findings += report.attempt("memory", check_memory.check_memory, *memory) or []
+    return report.findings

@@ -1,0 +1,248 @@
+"""What `trl-ext check` asks about data: eight rows, their columns and lengths, and the rules on them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trl_ext.cli.check.recipe import Parsed
+from trl_ext.doctor.finding import Finding, note, ok, problem
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.scripts import training
+
+NUM_ROWS = 8
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The first rows of each split.
+
+    Args:
+        train: At most eight.
+        held_out: None if the run does not evaluate.
+    """
+
+    train: list[Row]
+    held_out: list[Row] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the longest of the rows.
+
+    Args:
+        prompt: Of prompts; 0 for pairs.
+        side: Of a prompt with an answer; 0 for prompts alone.
+        num_long: Pairs with a side beyond max_length.
+        num_rows: Measured.
+    """
+
+    prompt: int = 0
+    side: int = 0
+    num_long: int = 0
+    num_rows: int = 0
+
+
+def read_rows(parsed: Parsed) -> Rows:
+    """The first rows, streamed: nothing else is read or downloaded.
+
+    Raises:
+        ConfigError, DataError: What the script would say; or a row that cannot be read.
+    """
+    from datasets.exceptions import DatasetsError
+
+    source = training.data_source(parsed.script_args, parsed.training_args, parsed.dataset_args)
+    if source.mixture is not None:
+        source.mixture.streaming = True
+    train, held_out = replace(source, streaming=True).load()
+    try:
+        return Rows(list(train.take(NUM_ROWS)), None if held_out is None else list(held_out.take(NUM_ROWS)))
+    except (DatasetsError, OSError, ValueError) as error:
+        raise DataError(f"The first rows of {source.name or 'the mixture'} cannot be read: {error}.") from error
+
+
+def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any]) -> list[Finding]:
+    """Columns and sides, by the trainer's own checks.
+
+    Raises:
+        DataError: What the trainer would say.
+    """
+    from datasets import Dataset
+
+    from trl_ext.trainers.checks import check_dataset
+    from trl_ext.trainers.reward.data import check_pairs
+
+    for role, part in (("train_dataset", rows.train), ("eval_dataset", rows.held_out)):
+        if part is None:
+            continue
+        if not part:
+            raise DataError(f"{role} is empty. Check the split's name.")
+        if parsed.trainer == "reward":
+            check_pairs(Dataset.from_list(part), role)
+        elif parsed.trainer == "grpo" or "input_ids" not in part[0]:
+            check_dataset(Dataset.from_list(part), list(rewards), role)
+    held_out = "" if rows.held_out is None else f" and {len(rows.held_out)} held-out ones"
+    columns = ", ".join(rows.train[0])
+    return [ok("data", f"{len(rows.train)} rows{held_out} read, with the columns {columns}.")]
+
+
+# Lengths ----------------------------------------------------------------------------------------------------------
+
+
+def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
+    """Tokens of the rows; nothing without a tokenizer.
+
+    Raises:
+        ConfigError: Messages, and a tokenizer without a chat template; or a template that refuses them.
+    """
+    if tokenizer is None or not rows.train:
+        return Lengths()
+    if parsed.trainer != "reward":
+        prompts = [num_tokens(tokenizer, row["prompt"], True) for row in rows.train if "prompt" in row]
+        prompts += [len(row["input_ids"]) for row in rows.train if "prompt" not in row and "input_ids" in row]
+        return Lengths(prompt=max(prompts, default=0), num_rows=len(prompts))
+    pairs = [_sides(tokenizer, row) for row in rows.train]
+    limit = parsed.training_args.max_length
+    num_long = sum(max(pair) > limit for pair in pairs) if limit else 0
+    return Lengths(side=max(max(pair) for pair in pairs), num_long=num_long, num_rows=len(pairs))
+
+
+def num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:
+    """Tokens of a text, or of messages through the chat template."""
+    if isinstance(text, list):
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "The rows hold messages, and the tokenizer has no chat template. Take an instruction-tuned model, "
+                "or turn the messages into text."
+            )
+        text = _rendered(tokenizer, text, opens_answer)
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _rendered(tokenizer: Any, messages: list[Any], opens_answer: bool) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opens_answer))
+    except TemplateError as error:
+        raise ConfigError(f"The chat template refuses the messages: {error}. Check their roles and keys.") from error
+
+
+def _sides(tokenizer: Any, row: Row) -> tuple[int, int]:
+    """Tokens of a pair's two sides, each with its prompt."""
+    if "chosen_ids" in row:
+        return len(row["chosen_ids"]), len(row["rejected_ids"])
+    prompt = row.get("prompt")
+    chosen, rejected = (num_tokens(tokenizer, _joined(prompt, row[side]), False) for side in ("chosen", "rejected"))
+    return chosen, rejected
+
+
+def _joined(prompt: Any, side: Any) -> Any:
+    return side if prompt is None else prompt + side
+
+
+def check_lengths(parsed: Parsed, lengths: Lengths | None) -> list[Finding]:
+    """Do the rows fit the lengths of the recipe."""
+    if lengths is None or not lengths.num_rows:
+        return []
+    if parsed.trainer == "reward":
+        return [_check_sides(parsed.training_args, lengths)]
+    limit = parsed.training_args.max_tokens_per_forward
+    longest = lengths.prompt + parsed.training_args.max_completion_length
+    what = f"the longest of {lengths.num_rows} prompts has {lengths.prompt} tokens"
+    if limit and longest > limit:
+        advice = f"Set max_tokens_per_forward to at least {longest}, or lower max_completion_length."
+        return [problem("lengths", f"max_tokens_per_forward is {limit}; {what}, which makes {longest}.", advice)]
+    return [ok("lengths", f"{what[0].upper()}{what[1:]}; with its completion {longest} at most.")]
+
+
+def _check_sides(training_args: Any, lengths: Lengths) -> Finding:
+    what = f"The longest of {2 * lengths.num_rows} sides has {lengths.side} tokens; max_length is "
+    what += f"{training_args.max_length}."
+    if not lengths.num_long:
+        return ok("lengths", what)
+    fate = "are dropped" if training_args.max_length_policy == "drop" else "lose the start of their prompt"
+    advice = f"{lengths.num_long} of {lengths.num_rows} pairs {fate}: raise max_length to keep them whole."
+    is_empty = lengths.num_long == lengths.num_rows and training_args.max_length_policy == "drop"
+    return problem("lengths", what, advice) if is_empty else note("lengths", what, advice)
+
+
+# Rules ------------------------------------------------------------------------------------------------------------
+
+
+def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
+    """Every rule set once on the rows; of other rewards only that they are there."""
+    found: list[Finding] = []
+    for reward in rewards:
+        if hasattr(reward, "rules") and hasattr(reward, "explain"):
+            found += _check_set(reward, rows.train, tokenizer)
+        else:
+            name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
+            found.append(ok("rewards", f"{name} is named; it was not called."))
+    return found
+
+
+def _check_set(rules: Any, rows: list[Row], tokenizer: Any) -> list[Finding]:
+    if missing := [name for name in rules.columns if name not in rows[0]]:
+        return [problem("rules", f"The data lack the column {', '.join(missing)}, which the rules read.")]
+    try:
+        return [*_audit(rules, rows), _score(rules, rows, tokenizer)]
+    finally:
+        rules.close()
+
+
+def _audit(rules: Any, rows: list[Row]) -> list[Finding]:
+    """Each gold answer by itself and by the others, where a rule can say what would be right."""
+    from trl_ext.rewards.auditing.audit import audit
+
+    if not any(rule.judges_correctness for rule in rules.rules):
+        return []
+    try:
+        report = audit(rules, rows)
+    except ConfigError as error:
+        return [note("rules", str(error))]  # no rule could say what would be right
+    return [_audited(entry) for entry in report.rules]
+
+
+def _audited(entry: Any) -> Finding:
+    what = f"{entry.rule}: {entry.num_right} of {entry.num_rows} gold answers earn everything"
+    what += f"; of {entry.num_compared} answers of other rows {entry.num_accepted} do." if entry.num_compared else "."
+    if entry.ok:
+        return ok("rules", what)
+    failures = "; ".join(entry.first_failures())
+    advice = f"First: {failures}. `trl-ext score audit` looks at all rows."
+    is_dead = entry.num_rows > entry.num_not_asked and entry.num_right == 0
+    return problem("rules", what, advice) if is_dead else note("rules", what, advice)
+
+
+def _score(rules: Any, rows: list[Row], tokenizer: Any) -> Finding:
+    """The whole set once, on gold answers where there are some and else on empty ones."""
+    texts = [_ideal(rules, row) for row in rows]
+    ids = (
+        None if tokenizer is None else [tokenizer(text or "", add_special_tokens=False)["input_ids"] for text in texts]
+    )
+    completions = [_like(row.get("prompt"), text or "") for row, text in zip(rows, texts, strict=True)]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "completion")}
+    totals = rules(prompts=[row.get("prompt") for row in rows], completions=completions, completion_ids=ids, **columns)
+    known = [total for total in totals if total is not None]
+    kind = "Gold" if any(texts) else "Empty"
+    if not known:
+        return problem("rules", f"No row has a reward: {_why(rules, rows[0], completions[0], ids)}.")
+    earned = f"{min(known):g}" if min(known) == max(known) else f"{min(known):g} to {max(known):g}"
+    return ok("rules", f"{kind} completions earn {earned} on {len(known)} of {len(totals)} rows.")
+
+
+def _ideal(rules: Any, row: Mapping[str, Any]) -> str | None:
+    """The first completion that a rule names as right for the row."""
+    return next((text for rule in rules.rules if (text := rule.ideal(row)) is not None), None)
+
+
+def _like(prompt: Any, text: str) -> Any:
+    """A completion in the form of the prompt: text, or a message."""
+    return [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
+
+
+def _why(rules: Any, row: Row, completion: Any, ids: Any) -> str:
+    columns = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
+    found = rules.explain(row.get("prompt"), completion, None if ids is None else ids[0], **columns)
+    return "; ".join(f"{part.rule} {part.status} ({part.detail})" for part in found.parts)

@@ -1,0 +1,100 @@
+"""What `trl-ext check` asks about models: rewards that can be built, the tokenizer, and the shape from its config."""
+
+from pathlib import Path
+from typing import Any
+
+from trl_ext.cli.check.recipe import Parsed
+from trl_ext.doctor.finding import Finding, note, ok
+from trl_ext.errors import ConfigError
+from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.models.shapes import ModelShape
+from trl_ext.scripts import training
+from trl_ext.scripts.rewards import build_rewards, build_rules
+
+
+def rewards_of(parsed: Parsed) -> list[Any]:
+    """What scores, checked in the order of the script; of a reward model's run its rules.
+
+    Raises:
+        ConfigError, RuleError: What the script would say before it reads data.
+    """
+    script_args, training_args = parsed.script_args, parsed.training_args
+    if parsed.trainer == "ppo":
+        from trl_ext.scripts import ppo
+
+        ppo.take_old_paths(script_args, training_args, parsed.model_args)
+        ppo.check_paths(script_args, parsed.model_args)
+        rewards = ppo.scorers(script_args)
+        ppo.settle_critic(script_args, training_args, parsed.model_args, rewards)
+    else:
+        training.check_model(parsed.model_args)
+    training.resume_point(training_args)
+    if parsed.trainer == "grpo":
+        return build_rewards(script_args.rules, script_args.reward_funcs, script_args.reward_model_name_or_path)
+    if parsed.trainer == "reward":
+        return [] if script_args.rules is None else [build_rules(script_args.rules)]
+    return rewards
+
+
+def load_tokenizer(parsed: Parsed) -> Any:
+    """The model's tokenizer.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    name = _model_name(parsed)
+    try:
+        return AutoTokenizer.from_pretrained(name, **_source(parsed))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"The tokenizer of {name} cannot be loaded: {_first_line(error)}.") from error
+
+
+def describe_tokenizer(tokenizer: Any) -> Finding:
+    """What a run needs of it."""
+    template = "with a chat template" if tokenizer.chat_template else "without a chat template"
+    what = f"{len(tokenizer):,} tokens, {template}, EOS {tokenizer.eos_token!r}, padding {tokenizer.pad_token!r}."
+    if tokenizer.eos_token is None:
+        return note("tokenizer", what, "Without an EOS token every completion runs to its full length: name one.")
+    return ok("tokenizer", what)
+
+
+def shape_of(parsed: Parsed) -> ModelShape:
+    """The model's shape from its config.
+
+    Raises:
+        ConfigError: There is no config, or its family is unknown to the formulas.
+    """
+    name = _model_name(parsed)
+    try:
+        return find_shape(_as_path(name))
+    except ConfigError:
+        if Path(name).exists():
+            raise
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name, **_source(parsed))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The config of {name} cannot be loaded: {_first_line(error)}.") from error
+    return find_shape(config.to_dict())
+
+
+def _model_name(parsed: Parsed) -> str:
+    training.check_model(parsed.model_args)
+    return str(parsed.model_args.model_name_or_path)
+
+
+def _as_path(name: str) -> str | Path:
+    """A folder called 8B is a folder."""
+    return Path(name).resolve() if Path(name).is_dir() else name
+
+
+def _source(parsed: Parsed) -> dict[str, Any]:
+    trusts = getattr(parsed.training_args, "trust_remote_code", False)
+    return {"revision": parsed.model_args.model_revision, "trust_remote_code": bool(trusts)}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,169 @@
+"""Read a recipe as its script would, on a machine that need not be the one that trains; and how it is launched.
+
+The run's number of processes and its devices are not here. So the config is built for as many processes as the run
+will have, on the CPU, and without the engine that it names; that one is read apart.
+"""
+
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext.memory.files.launch import read_accelerate, read_deepspeed
+from trl_ext.scripts.arguments import StrictParser, split_config_flag, unknown_argument
+from trl_ext.scripts.recipe import read_recipe
+
+TRAINERS = ("grpo", "ppo", "reward")
+# Keys whose check needs the machine that trains.
+OF_THE_MACHINE = ("deepspeed", "use_cpu", "tf32")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What the launch decides, as far as it is known.
+
+    Args:
+        num_processes: None if the file leaves it open.
+        engine: DeepSpeed's settings, None without DeepSpeed.
+        is_known: Whether anything says how the run is launched.
+    """
+
+    num_processes: int | None = None
+    engine: dict[str, Any] | None = None
+    is_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A recipe with its overrides, as the script sees it.
+
+    Args:
+        trainer: "grpo", "ppo" or "reward".
+        script_args, training_args, model_args, dataset_args: What the script's parser gives.
+        deepspeed_file: The recipe's key `deepspeed`, "" without.
+        use_cpu: The recipe's key of this name.
+        summary: What was parsed, as a sentence.
+    """
+
+    trainer: str
+    script_args: Any
+    training_args: Any
+    model_args: Any
+    dataset_args: Any
+    deepspeed_file: str
+    use_cpu: bool
+    summary: str
+
+
+def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_processes: int) -> Parsed:
+    """Parse strictly.
+
+    Raises:
+        ConfigError: What the script would say about its arguments.
+    """
+    warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing", category=FutureWarning)
+    words = split_config_flag(["--config", recipe, *overrides])
+    path, flags = words[1], words[2:]
+    name = trainer or guess_trainer(path, flags)
+    parser = make_parser(name)
+    if unknown := parser.unknown_arguments(words):
+        raise unknown_argument(unknown[0], list(parser.types_of))
+    keys = read_recipe(path, parser.types_of)
+    own = {key: _flag(flags, key) or keys.get(key) for key in OF_THE_MACHINE}
+    elsewhere = StrictParser([_sized(kind, num_processes) for kind in parser.dataclass_types])
+    with _without(keys, OF_THE_MACHINE) as quiet:
+        kept = _without_flags(flags, OF_THE_MACHINE)
+        script_args, training_args, model_args, dataset_args = elsewhere.parse(
+            ["--config", quiet, *kept, "--use_cpu", "true"]
+        )
+    told = "" if trainer else " (told from its keys; --trainer says otherwise)"
+    processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
+    summary = f"{path}: {len(keys)} keys of a {name} run{told}, for {processes}."
+    return Parsed(
+        name,
+        script_args,
+        training_args,
+        model_args,
+        dataset_args,
+        str(own["deepspeed"] or ""),
+        str(own["use_cpu"]).lower() == "true",
+        summary,
+    )
+
+
+def make_parser(trainer: str) -> StrictParser:
+    """The parser of the trainer's script."""
+    parser: StrictParser = import_module(f"trl_ext.scripts.{trainer}").make_parser("trl-ext check")
+    return parser
+
+
+def guess_trainer(path: str, flags: Sequence[str]) -> str:
+    """The trainer that knows most keys; GRPO before PPO, which knows all of GRPO's."""
+    try:
+        keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return TRAINERS[0]  # whose parser then says what is wrong with the file
+    given = {word[2:].partition("=")[0] for word in flags if word.startswith("--")}
+    given |= keys.keys() if isinstance(keys, dict) else set()
+    return min(TRAINERS, key=lambda name: len(given - make_parser(name).types_of.keys()))
+
+
+def _sized(kind: type, num_processes: int) -> type:
+    """A config that believes in so many processes: batches must divide among them."""
+    return type(kind.__name__, (kind,), {"world_size": property(lambda self: num_processes)})
+
+
+@contextmanager
+def _without(keys: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """The path of a copy of the recipe without some keys."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.yaml"
+        file.write_text(yaml.safe_dump({key: keys[key] for key in keys if key not in names}), encoding="utf-8")
+        yield str(file)
+
+
+def _flag(flags: Sequence[str], name: str) -> str | None:
+    """The value of `--name` on the command line, None without."""
+    for index, word in enumerate(flags):
+        flag, equals, value = word.partition("=")
+        if flag == f"--{name}":
+            rest = flags[index + 1 : index + 2]
+            return value if equals else rest[0] if rest and not rest[0].startswith("--") else "true"
+    return None
+
+
+def _without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
+    kept, skipping = [], False
+    for word in flags:
+        if word.startswith("--"):
+            skipping = word[2:].partition("=")[0] in names
+        if not skipping:
+            kept.append(word)
+    return kept
+
+
+# The launch -------------------------------------------------------------------------------------------------------
+
+
+def read_launch(config_file: str | None) -> Launch:
+    """What an accelerate file decides.
+
+    Raises:
+        ConfigError: There is no such file, or it is not YAML.
+    """
+    return Launch() if config_file is None else Launch(*read_accelerate(config_file), is_known=True)
+
+
+def read_recipe_engine(file: str) -> Launch:
+    """What the recipe's key `deepspeed` decides.
+
+    Raises:
+        ConfigError: There is no such file, or it is not JSON.
+    """
+    return Launch(None, read_deepspeed(file), is_known=True)

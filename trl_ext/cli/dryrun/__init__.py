@@ -1,0 +1,1 @@
+"""`trl-ext dryrun RECIPE`: a recipe's memory, counted on fake tensors."""

@@ -1,0 +1,153 @@
+"""`trl-ext dryrun`: the real trainer on fake tensors, without GPU and weights: where memory peaks, if it fits.
+
+Help answers at once: the trainers are imported when a recipe is tried.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+DOES_NOT_FIT = 1  # the exit code; 2 is a user's mistake
+
+DESCRIPTION = """\
+Run your recipe's trainer for three steps on tensors without data, as rank 0 of your machine, and count every byte:
+the peak of each phase, the operation and the module that reach it, the formulas beside it, and what CUDA's caching
+allocator reserves for it, by a replica. No GPU, no weights, no dataset: every prompt, completion and pair has its
+longest length. Takes half a minute to some minutes.
+
+Not in the count: CUDA's context, which is taken off the card; kernels' workspaces; generation and vLLM, for which the
+formulas answer. Whether segments expand is read in the environment, in the recipe's `env`, or in its plan."""
+EXAMPLES = """\
+examples:
+  trl-ext dryrun recipe.yaml --gpus 8xA100-80GB
+  trl-ext dryrun plan/recipe.yaml --trainer ppo --gpus 4xA40-48GB --max_prompt_length 1024 --json
+  trl-ext dryrun recipe.yaml --gpus 8xA100-40GB --model 7B --deepspeed accelerate_configs/zero3.yaml
+
+exit code 0 if it fits, 1 if it does not, 2 if the question cannot be answered"""
+BEFORE_TRAINING = "load"
+
+
+def dryrun(argv: Sequence[str]) -> int:
+    """Run the command; the exit code."""
+    arguments = _parser().parse_args(list(argv))
+    from trl_ext.memory.cards import parse_gpus
+    from trl_ext.twin.recipe import read_question
+
+    hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib)
+    if arguments.max_prompt_length < 1:
+        raise ConfigError(f"--max_prompt_length is {arguments.max_prompt_length}. It must be at least 1.")
+    question = read_question(
+        arguments.recipe,
+        hardware.num_gpus,
+        arguments.trainer,
+        arguments.model,
+        arguments.deepspeed,
+        arguments.max_prompt_length,
+    )
+    answer = _answer(question, hardware, arguments.recipe, arguments.timeout_s)
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        from trl_ext.cli.dryrun.text import print_answer
+
+        print_answer(answer, question, hardware)
+    return 0 if answer["fits"] else DOES_NOT_FIT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "trl-ext dryrun",
+        usage="%(prog)s RECIPE.yaml --gpus NxCARD [options]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", metavar="RECIPE.yaml", help="recipe of trl-ext reward, grpo or ppo")
+    parser.add_argument("--gpus", required=True, help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")
+    parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
+    parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="where the recipe's keys do not tell")
+    parser.add_argument("--model", help="instead of the recipe's: folder, config.json, name on the hub, or such as 8B")
+    parser.add_argument("--deepspeed", metavar="FILE", help="DeepSpeed's JSON or accelerate's YAML, if not in recipe")
+    parser.add_argument("--max_prompt_length", type=int, default=512, help="tokens of the longest prompt (512)")
+    parser.add_argument("--timeout_s", type=float, default=900.0, help="seconds after which the formulas answer (900)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _answer(question: Any, hardware: Any, recipe: str, timeout_s: float) -> dict[str, Any]:
+    """Peaks by phase from the twin and the formulas, what is reserved for them, and the verdict."""
+    from trl_ext.cli.dryrun.reserved import Allocated, reserved_beside_the_other, segments_expand
+    from trl_ext.memory.units import gib
+    from trl_ext.twin.driver import run_apart
+    from trl_ext.twin.recipe import simulation_of_recipe
+
+    simulation = simulation_of_recipe(question)
+    estimate = _estimate(question, simulation, hardware)
+    result = run_apart(simulation, timeout_s)
+    formula = {} if estimate is None else {name: gib(moment.num_bytes) for name, moment in estimate.worst.items()}
+    # vLLM's share lies beside what the twin counts.
+    vllm = 0.0 if estimate is None else gib(estimate.peak.terms.get("vLLM", 0.0))
+    phases = _phases(result, formula, vllm)
+    if not phases:
+        raise ConfigError(f"{result.refusal} The formulas do not know this model either.")
+    counted = {name: _counted(phase) for name, phase in phases.items() if name != BEFORE_TRAINING}
+    job = None if estimate is None else estimate.job
+    allocated = Allocated(counted, vllm, hardware.card.usable_gib, job, result)
+    reserved = reserved_beside_the_other(allocated, segments_expand(recipe))
+    for name, phase in phases.items():
+        phase["reserved_gib"] = reserved["phases"].get(name)
+    return {
+        "fits": reserved["fits"],
+        "peak_gib": round(max(counted.values()), 3),
+        **{name: value for name, value in reserved.items() if name not in ("fits", "phases")},
+        "usable_gib": round(hardware.card.usable_gib, 3),
+        "phases": phases,
+        "basis": "formulas" if result.refusal else "twin",
+        "refusal": result.refusal,
+        "packed": result.packed,
+        "num_params": result.num_params,
+        "num_trained": result.num_trained,
+        "seconds": result.seconds,
+        "versions": dict(result.versions or {}),
+    }
+
+
+def _phases(result: Any, formula: dict[str, float], vllm_gib: float) -> dict[str, dict[str, Any]]:
+    """By phase: the twin's count, with vLLM's share while training, and the formula's."""
+    from trl_ext.memory.units import gib
+
+    phases: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys([*result.peaks, *formula]):
+        peak = result.peaks.get(name)
+        beside = 0.0 if name == BEFORE_TRAINING else vllm_gib
+        phases[name] = {
+            "twin_gib": None if peak is None else round(gib(peak.num_bytes) + beside, 3),
+            "formula_gib": round(formula[name], 3) if name in formula else None,
+            "op": "" if peak is None else peak.op,
+            "module": "" if peak is None else peak.module,
+        }
+    return phases
+
+
+def _counted(phase: dict[str, Any]) -> float:
+    """Of a phase: the twin's count, else the formula's."""
+    return phase["formula_gib"] if phase["twin_gib"] is None else phase["twin_gib"]
+
+
+def _estimate(question: Any, simulation: Any, hardware: Any) -> Any:
+    """The formulas' answer; None for a model that they do not know."""
+    from trl_ext.memory.estimate import quick_estimate
+    from trl_ext.memory.job import check_model
+    from trl_ext.memory.models.families import FAMILIES, shape_from_config
+    from trl_ext.twin.recipe import job_of_recipe
+
+    if simulation.config.get("model_type") not in FAMILIES:
+        return None
+    shape = shape_from_config(simulation.config, question.model)
+    job = job_of_recipe(question, shape)
+    check_model(job, shape)
+    return quick_estimate(job, shape, hardware)

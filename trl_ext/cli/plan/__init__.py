@@ -1,0 +1,1 @@
+"""`trl-ext plan`: settings that fit the cards."""

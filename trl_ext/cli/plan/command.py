@@ -1,0 +1,237 @@
+"""`trl-ext plan`: settings that fit the cards, as a table or JSON, in under a second and without torch.
+
+Help answers at once: the formulas are imported when a plan is asked for.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+ASKED = ("trainer", "model", "gpus")
+NOTHING_FITS = 1  # the exit code; 2 is a user's mistake
+
+DESCRIPTION = """\
+Find settings that fit your cards before anything runs, from formulas: every number is estimated.
+
+A plan keeps the global batch and all else that the optimisation sees; settings that you give stay as they are. What
+would change the training needs your word: --allow lora, qlora, adam8bit, shorter, fewer."""
+EXAMPLES = """\
+examples:
+  trl-ext plan --trainer ppo --model meta-llama/Meta-Llama-3-8B --gpus 4xA40-48GB \\
+      --max_prompt_length 1024 --max_completion_length 1024 --allow lora
+  trl-ext plan --trainer reward --model 8B --gpus 6x4090 --method lora --lora_r 64 --max_length 8192 --write plan
+  trl-ext plan --trainer grpo --model ./my-model --gpus 8xA100-40GB --use_vllm --what-if max_completion_length=8192
+  trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
+  trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
+
+exit code 0 if something fits, 1 if nothing does, 2 if the question cannot be answered"""
+NUMBERS = {
+    "global_batch": "samples of an optimizer step over all GPUs: pairs, or completions (default about 64)",
+    "per_device_train_batch_size": "samples of a micro-batch; free if not given",
+    "gradient_accumulation_steps": "micro-batches of an optimizer step; with the micro-batch fixes the global batch",
+    "steps_per_generation": "micro-batches generated at once; free if not given",
+    "num_generations": "completions per prompt (default 8; PPO 1)",
+    "max_length": "tokens of one side of a pair (default 1024)",
+    "max_prompt_length": "tokens of the longest prompt (default 512)",
+    "max_completion_length": "tokens of the longest completion (default 256)",
+    "max_tokens_per_forward": "most tokens of a packed forward",
+    "lora_r": "rank of the adapters (default 16)",
+    "zero_stage": "0 (DDP), 1, 2 or 3; free if not given",
+    "checkpoint_every": "checkpoint every n-th layer, 0 none; free if not given",
+    "reduce_bucket_size": "DeepSpeed's, in elements",
+    "stage3_max_live_parameters": "DeepSpeed's, in elements",
+    "stage3_prefetch_bucket_size": "DeepSpeed's, in elements",
+    "sub_group_size": "DeepSpeed's, in elements",
+    "vllm_tensor_parallel_size": "GPUs over which vLLM splits the model; free if not given",
+}
+WORDS = {
+    "method": "full (default), lora or qlora",
+    "critic": "of PPO: adapter, head or separate",
+    "reward_model": "of PPO and GRPO: none, adapter, or copy for one of the policy's size",
+    "offload": "none, optimizer or all; free if not given",
+    "dtype": "bfloat16 or float32, of the weights as loaded; free if not given",
+    "optim": "adamw_torch_fused or adamw_bnb_8bit",
+    "lora_target_modules": "names with commas between (default all-linear)",
+}
+SHARES = {
+    "beta": "weight of the KL penalty; GRPO without it has no reference",
+    "lora_dropout": "of the adapters (default 0)",
+    "vllm_gpu_memory_utilization": "vLLM's share of a card; free if not given",
+}
+SWITCHES = {
+    "use_vllm": "vLLM on the training GPUs",
+    "vllm_enable_sleep_mode": "vLLM gives its memory back while training; free if not given",
+    "activation_offloading": "checkpoints of the reward trainer wait in host memory; free if not given",
+    "packing": "flat rows without padding (default)",
+    "ds3_gather_for_generation": "gather ZeRO-3's weights before generating (default)",
+}
+
+
+def plan(argv: Sequence[str]) -> int:
+    """Run the command; the exit code."""
+    arguments = _parser().parse_args(list(argv))
+    if arguments.presets:
+        from trl_ext.cli.plan.tables import print_presets
+
+        print_presets()
+        return 0
+    if arguments.stages and not arguments.write:
+        raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
+    plans = _of_preset(arguments) if arguments.preset else _searched(arguments)
+    _print(plans, arguments)
+    if plans.plans and arguments.write:
+        _write(plans.best, arguments)
+    return 0 if plans.plans else NOTHING_FITS
+
+
+def _searched(arguments: argparse.Namespace) -> Any:
+    """The planner's answer.
+
+    Raises:
+        ConfigError: The question lacks trainer, model or cards, or cannot be answered.
+    """
+    missing = [f"--{name}" for name in ASKED if getattr(arguments, name) is None]
+    if missing:
+        raise ConfigError(f"The question lacks {', '.join(missing)}. Give them, or a --preset; --presets lists those.")
+    from trl_ext.memory.cards import parse_gpus
+    from trl_ext.memory.planner.planner import plan as make_plans
+
+    hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib, arguments.host_memory_gib)
+    allow = [word for words in arguments.allow for word in words.split(",")]
+    return make_plans(arguments.trainer, arguments.model, hardware, allow=allow, **_settings(arguments))
+
+
+def _of_preset(arguments: argparse.Namespace) -> Any:
+    """A preset as the planner's answer, with the obvious settings as what it refused.
+
+    Raises:
+        ConfigError: There is no such preset, or other settings are given beside it.
+    """
+    from trl_ext.memory.planner.presets import as_plans, preset
+
+    given = [name for name in ASKED if getattr(arguments, name) is not None] + list(_settings(arguments))
+    if given or arguments.allow or arguments.max:
+        one = (given or ["allow" if arguments.allow else "max"])[0]
+        raise ConfigError(
+            f"--preset {arguments.preset} is a frozen plan, and --{one} would change it. Ask without --preset, or "
+            "look at --what-if."
+        )
+    arguments.model = preset(arguments.preset).model
+    return as_plans(arguments.preset)
+
+
+def _parser() -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "trl-ext plan",
+        usage="%(prog)s --trainer {reward,grpo,ppo} --model MODEL --gpus NxCARD [settings]\n"
+        "       %(prog)s --preset NAME | --presets",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="what trains")
+    parser.add_argument("--model", help="name on the hub, folder, config.json, or a size such as 8B")
+    parser.add_argument("--gpus", help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")
+    parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
+    parser.add_argument("--host_memory_gib", type=float, help="the machine's memory; not checked if not given")
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="WORDS", help="lora, qlora, adam8bit, shorter, fewer"
+    )
+    parser.add_argument(
+        "--what-if", action="append", default=[], metavar="KEY=VALUE", help="the best plan with another setting"
+    )
+    parser.add_argument("--max", metavar="KEY", help="the largest length, micro-batch or rank that fits")
+    parser.add_argument(
+        "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, README"
+    )
+    parser.add_argument("--stages", action="store_true", help="with --write: recipes of a smoke run and a pilot, too")
+    parser.add_argument("--preset", metavar="NAME", help="a frozen plan instead of a question")
+    parser.add_argument("--presets", action="store_true", help="list the frozen plans")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_settings(parser.add_argument_group("settings, which the plan keeps"))
+    return parser
+
+
+def _add_settings(group: Any) -> None:
+    for options, kind in ((NUMBERS, int), (WORDS, str), (SHARES, float)):
+        for name, purpose in options.items():
+            group.add_argument(f"--{name}", type=kind, help=purpose)
+    for name, purpose in SWITCHES.items():
+        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=purpose)
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Only what the user gave."""
+    names = [*NUMBERS, *WORDS, *SHARES, *SWITCHES]
+    given = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _print(plans: Any, arguments: argparse.Namespace) -> None:
+    changes = dict(_pair(text) for text in arguments.what_if)
+    if arguments.json:
+        print(json.dumps(_as_dict(plans, arguments, changes), indent=2))
+        return
+    from trl_ext.cli.plan.tables import print_plans, print_what_if
+
+    print_plans(plans, arguments.write)
+    if changes:
+        print_what_if(plans.best.estimate, plans.best.what_if(**changes), changes)
+    if arguments.max:
+        print(f"\nlargest {arguments.max} that fits: {plans.largest(arguments.max)}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise ConfigError(f"--what-if {text} is no KEY=VALUE. Write for example --what-if max_length=8192.")
+    return key, value
+
+
+def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:
+    from trl_ext.memory.files.plan import as_dict
+
+    folder = arguments.write or "plan"
+    refused = [
+        {
+            "peak_gib": round(one.estimate.peak_gib, 3),
+            "settings": as_dict_settings(one.estimate),
+            "reason": one.reason,
+        }
+        for one in plans.refused
+    ]
+    answer: dict[str, Any] = {
+        "plans": [as_dict(one, folder) for one in plans.plans],
+        "refused": refused,
+        "advice": list(plans.advice),
+    }
+    if changes:
+        answer["what_if"] = {"changes": changes, **plans.best.what_if(**changes).as_dict()}
+    if arguments.max:
+        answer["largest"] = {arguments.max: plans.largest(arguments.max)}
+    return answer
+
+
+def as_dict_settings(estimate: Any) -> dict[str, Any]:
+    """A refused job's settings, under the names of a recipe, with its ZeRO stage and offload."""
+    from trl_ext.memory.files.settings import recipe
+
+    case = estimate.case
+    keys = recipe(estimate.job, case.shape.name, case.hardware.num_gpus)
+    return {**keys, "zero_stage": estimate.job.zero_stage, "offload": estimate.job.offload}
+
+
+def _write(best: Any, arguments: argparse.Namespace) -> None:
+    from trl_ext.memory.files.plan import write_plan
+    from trl_ext.memory.files.stages import write_stages
+
+    files = write_plan(best, arguments.write, arguments.model)
+    if arguments.stages:
+        files += write_stages(arguments.write)
+    if not arguments.json:
+        print("\nwritten: " + " ".join(str(file) for file in files))

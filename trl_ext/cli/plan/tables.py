@@ -1,0 +1,110 @@
+"""The tables of `trl-ext plan`: plans, the best one's memory by phase and term, what was refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from trl_ext.memory.estimate import Estimate
+from trl_ext.memory.files.settings import launch_line
+from trl_ext.memory.planner.planner import Plans
+from trl_ext.memory.planner.presets import PRESETS
+from trl_ext.memory.units import gib
+
+HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
+HEADINGS |= {"weight_push": "weight push"}
+
+
+def print_plans(plans: Plans, folder: str | None) -> None:
+    """Everything that the planner found."""
+    console = Console(highlight=False)
+    search = plans.search
+    usable = search.hardware.card.usable_gib
+    lengths = f"{search.job.sequence_tokens:,} tokens a sequence, global batch {search.job.global_batch}"
+    console.print(
+        f"{search.job.trainer} of {escape(search.shape.name)} on {search.hardware} ({usable:.1f} GiB usable each, "
+        f"{search.hardware.card.link.name}), {lengths}. All numbers are estimated."
+    )
+    if plans.plans:
+        console.print(plans_table(plans))
+        console.print(terms_table(plans.best.estimate))
+        console.print(_best_in_words(plans.best.estimate), soft_wrap=True)
+    else:
+        console.print("\nNothing that keeps the optimisation fits.")
+    if plans.refused:
+        console.print("\nrefused")
+        for refusal in plans.refused:
+            console.print(f"  {refusal.reason}", soft_wrap=True)
+    for sentence in plans.advice:
+        console.print(f"\n{sentence}", soft_wrap=True)
+    if plans.plans:
+        where = "launch" if folder else "launch, after --write plan"
+        console.print(f"\n{where}\n  {launch_line(plans.best.job, folder or 'plan')}", soft_wrap=True)
+
+
+def plans_table(plans: Plans) -> Table:
+    """A row for each plan."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("plan")
+    for heading in ("GiB", "with slack", "host GiB", "s a step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in plans.plans:
+        estimate = one.estimate
+        numbers = (estimate.peak_gib, gib(estimate.need_bytes))
+        host, seconds = f"{gib(estimate.host_bytes):.0f}", f"{estimate.step_s:.0f}"
+        table.add_row(escape(one.label), *(f"{number:.1f}" for number in numbers), host, seconds)
+    return table
+
+
+def terms_table(estimate: Estimate) -> Table:
+    """GiB by term and phase, each phase at its worst moment."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("GiB of the first plan")
+    columns = {phase: estimate.terms_gib(phase) for phase in estimate.worst}
+    for phase in columns:
+        table.add_column(HEADINGS[phase], justify="right")
+    names = dict.fromkeys(name for terms in columns.values() for name in terms)
+    last = ("CUDA context", "slack")
+    for name in (*(name for name in names if name not in last), *last):
+        table.add_row(name, *(_cell(terms.get(name, 0.0)) for terms in columns.values()))
+    table.add_row("total", *(f"{sum(terms.values()):.2f}" for terms in columns.values()), style="bold")
+    return table
+
+
+def print_presets() -> None:
+    """The frozen plans: name, purpose, GiB."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in ("preset", "cards", "for"):
+        table.add_column(heading, no_wrap=heading != "for")
+    table.add_column("GiB", justify="right")
+    for name, one in PRESETS.items():
+        table.add_row(name, one.gpus, escape(one.purpose), f"{one.peak_gib:.1f}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("\nAll numbers are estimated. `trl-ext plan --preset NAME` shows one, --write DIR writes it.")
+
+
+def _cell(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.005 else ""
+
+
+def _best_in_words(estimate: Estimate) -> str:
+    job, peak = estimate.job, estimate.peak
+    parts = " + ".join(f"{name} {seconds:.0f}" for name, seconds in estimate.seconds.items() if seconds >= 0.5)
+    what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
+    roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
+    ending = roles if job.trainer == "ppo" else ""
+    return f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}"
+
+
+def print_what_if(before: Estimate, after: Estimate, changes: Mapping[str, Any]) -> None:
+    """The best plan beside the same with other settings."""
+    settings = ", ".join(f"{name}={value}" for name, value in changes.items())
+    verdict = "fits" if after.fits else f"does not fit: {after.reason()}"
+    Console(highlight=False).print(
+        f"\nwhat if {escape(settings)}: {after.peak_gib:.1f} GiB instead of {before.peak_gib:.1f}, "
+        f"{after.step_s:.0f} s a step instead of {before.step_s:.0f}; {verdict}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,1 @@
+"""`trl-ext score`: apply, explain, audit and attack rules without training."""

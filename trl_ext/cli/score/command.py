@@ -1,0 +1,166 @@
+"""`trl-ext score`: check rules on the data, on a completion, and against known cheats, without a model.
+
+Help answers at once: rules and data are imported when a command runs.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trl_ext.errors import ConfigError, RuleError
+
+NOT_OK = 1  # the exit code for a check that found something; 2 is a user's mistake
+
+DESCRIPTION = "Check rules before they train a model, and what they gave while they did. Needs no model and no GPU."
+AUDIT = """\
+Do rules and data fit? For every row, each rule that judges correctness must give its full value to the row's own
+gold answer, and less to the gold answers of other rows. Exit code 1 if some row fails."""
+AUDIT_EXAMPLE = """\
+example:
+  trl-ext score audit rules.yaml train.jsonl --limit 2000"""
+EXPLAIN = """\
+Why did this completion earn what it earned? Scores one row of the table that TRL writes with log_completions=True
+(output_dir/completions/*.parquet), or of any file with the columns prompt and completion."""
+EXPLAIN_EXAMPLE = """\
+TRL's table does not hold the dataset's columns. --data names the dataset; the row with the same prompt is taken.
+
+examples:
+  trl-ext score explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl
+  trl-ext score explain rules.yaml samples.jsonl --row 3 --column completion=response --column answer=solution"""
+REDTEAM = """\
+Does a cheat pay? Tries a hundred completions that deserve nothing (empty tags, several boxes, the prompt again, orders
+to the judge, programs that exit) and compares them with an honest try that fails. Exit code 1 if one gets through."""
+REDTEAM_EXAMPLE = """\
+examples:
+  trl-ext score redteam rules.yaml
+  trl-ext score redteam rules.yaml --data train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
+
+
+def score(argv: Sequence[str]) -> int:
+    """Run one of the commands; the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(list(argv))
+    if arguments.run is None:
+        parser.print_help()
+        return 0
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    return run(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("trl-ext score", description=DESCRIPTION)
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_audit(_command(commands, "audit", "do rules and data fit", AUDIT, AUDIT_EXAMPLE, run_audit))
+    _add_explain(_command(commands, "explain", "why a completion earned it", EXPLAIN, EXPLAIN_EXAMPLE, run_explain))
+    _add_redteam(_command(commands, "redteam", "does a cheat pay", REDTEAM, REDTEAM_EXAMPLE, run_redteam))
+    return parser
+
+
+def _command(
+    commands: Any, name: str, purpose: str, description: str, epilog: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=purpose, description=description, epilog=epilog, formatter_class=plain
+    )
+    parser.add_argument("rules", metavar="RULES", help="YAML file with the rules")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", metavar="DATA", help="jsonl, json, csv or parquet file, or a dataset's folder")
+    _add_data_options(parser, limit=None)
+    parser.add_argument("--others", type=int, default=3, help="gold answers of other rows per row (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of other rows (default 0)")
+    parser.add_argument("--step_rows", type=int, default=512, help="rows of a training step (default 512)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("completions", metavar="COMPLETIONS", help="parquet, jsonl, json or csv file")
+    parser.add_argument("--row", type=int, required=True, help="number of the row, from 0")
+    parser.add_argument("--data", help="dataset with the columns that the rules read, joined by equal prompt")
+    parser.add_argument("--split", default="train", help="split of the data if it is a folder (default train)")
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="NAME=NAME_IN_FILE",
+        help="column that has another name in the file, or in the data; may be repeated",
+    )
+    parser.add_argument("--tokenizer", help="the model's name or folder, for rules that count tokens")
+
+
+def _add_redteam(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", help="rows to cheat on; without it the command has rows of its own")
+    _add_data_options(parser, limit=20)
+    parser.add_argument("--shape", help="an honest completion with [text] and [answer], for rules that ask for one")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_data_options(parser: argparse.ArgumentParser, limit: int | None) -> None:
+    default = "all" if limit is None else limit
+    parser.add_argument("--limit", type=int, default=limit, help=f"first rows of the data to read (default {default})")
+    parser.add_argument("--split", default="train", help="split of the data if it is a folder (default train)")
+
+
+# Commands -----------------------------------------------------------------------------------------------------------
+
+
+def run_audit(arguments: argparse.Namespace) -> int:
+    """`trl-ext score audit`."""
+    from trl_ext.cli.score.data import read_data
+    from trl_ext.rewards import RuleSet
+    from trl_ext.rewards.auditing.audit import audit
+
+    rules = RuleSet.from_yaml(arguments.rules)
+    data = read_data(arguments.data, arguments.split, arguments.limit)
+    report = audit(rules, data, arguments.others, arguments.seed, arguments.step_rows)
+    return _printed(report, arguments.json)
+
+
+def run_redteam(arguments: argparse.Namespace) -> int:
+    """`trl-ext score redteam`."""
+    from trl_ext.cli.score.data import read_data
+    from trl_ext.rewards import RuleSet
+    from trl_ext.rewards.auditing.redteam import redteam
+
+    rules = RuleSet.from_yaml(arguments.rules)
+    rows = arguments.data and read_data(arguments.data, arguments.split, arguments.limit)
+    return _printed(redteam(rules, rows, arguments.shape), arguments.json)
+
+
+def _printed(report: Any, as_json: bool) -> int:
+    print(json.dumps(report.as_dict(), ensure_ascii=True, indent=2) if as_json else printable(str(report)))
+    return 0 if report.ok else NOT_OK
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """`trl-ext score explain`."""
+    from trl_ext.cli.score.data import columns_of, ids_of, renamed, row_of
+    from trl_ext.cli.score.text import dependencies, heading, logged
+    from trl_ext.rewards import RuleSet, completion_text
+
+    rules = RuleSet.from_yaml(arguments.rules)
+    names = renamed(arguments.column)
+    row = row_of(arguments.completions, arguments.row, names)
+    text = completion_text(row["completion"])
+    columns = columns_of(rules, row, names, arguments.data, arguments.split)
+    ids = ids_of(row, text, arguments.tokenizer)
+    try:
+        found = rules.explain(row.get("prompt"), row["completion"], ids, **columns)
+    except RuleError as error:
+        if ids is not None or "completion_ids" not in str(error):
+            raise
+        raise ConfigError(f"{error} On the command line: --tokenizer MODEL.") from error
+    parts = [heading(row, text), str(found), dependencies(rules, columns), logged(rules, row, found)]
+    print(printable("\n\n".join(filter(None, parts))))
+    return 0
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would obey or cannot show: completions are not to be trusted."""
+    return "".join(char if char == "\n" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)

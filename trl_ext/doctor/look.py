@@ -1,0 +1,138 @@
+"""Look at this machine: the driver, installed packages, PyTorch in a process of its own, memory, disks, variables."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trl_ext.doctor import installed
+from trl_ext.doctor.facts import Disk, Facts, Kernels
+from trl_ext.doctor.nvml import Cards, read_cards
+from trl_ext.doctor.variables import WATCHED
+from trl_ext.memory.units import gib
+
+PROBE_S = 60.0  # a first import of PyTorch from a slow disk takes half of it
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUP_USED = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+
+
+def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
+    """The facts of this machine; what is not there is left empty.
+
+    Args:
+        output_dir: Where the run will write.
+        probe_s: How long to wait for PyTorch; 0 does not ask it.
+    """
+    asked = _ask_torch() if probe_s else None
+    versions = installed.versions()
+    total, free = host_memory()
+    facts: dict[str, Any] = asdict_shallow(look_at_cards())
+    facts |= {
+        "versions": versions,
+        "vllm_window": installed.vllm_window(),
+        "conflicts": installed.conflicts(versions),
+        "compiler": shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
+        "ninja": shutil.which("ninja"),
+        "host_total_gib": total,
+        "host_free_gib": free,
+        "disks": _disks(output_dir),
+        "environment": {name: os.environ[name] for name in WATCHED if name in os.environ},
+    }
+    if asked is not None:
+        facts["kernels"], facts["no_kernels"] = _answer(asked, probe_s)
+    return Facts(**facts)
+
+
+def look_at_cards() -> Cards:
+    """Only the cards: a few milliseconds."""
+    try:
+        import pynvml
+    except ImportError:
+        why = "the package that reads the driver is missing: pip install nvidia-ml-py"
+        return Cards(no_gpus=why if shutil.which("nvidia-smi") else "there is no NVIDIA driver")
+    return read_cards(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def asdict_shallow(cards: Cards) -> dict[str, Any]:
+    """Its fields by name, the cards still objects."""
+    return {name: getattr(cards, name) for name in cards.__slots__}
+
+
+# PyTorch ----------------------------------------------------------------------------------------------------------
+
+
+def _ask_torch() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "trl_ext.doctor.probe"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _answer(asked: subprocess.Popen[str], probe_s: float) -> tuple[Kernels | None, str]:
+    try:
+        out, err = asked.communicate(timeout=probe_s)
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        asked.communicate()
+        return None, f"it did not answer within {probe_s:.0f} s"
+    return read_answer(out, err, asked.returncode)
+
+
+def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
+    """What the probe printed, or the last line of what it complained about."""
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if code or not lines:
+        last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
+        return None, last
+    return Kernels(**json.loads(lines[-1])), ""
+
+
+# Memory and disks -------------------------------------------------------------------------------------------------
+
+
+def host_memory() -> tuple[float | None, float | None]:
+    """Total and available GiB; of the container, if it has less."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None, None
+    kib = {line.partition(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
+    total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
+    limit = _number(_CGROUP_LIMITS)
+    if limit and limit < total:
+        total, free = limit, min(free, limit - (_number(_CGROUP_USED) or 0))
+    return round(gib(total), 1), round(gib(free), 1)
+
+
+def _number(files: tuple[str, ...]) -> int | None:
+    """The number in the first of these files that there is; "max" is none."""
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def _disks(output_dir: str) -> tuple[Disk, ...]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    places = {"output": output_dir, "model cache": HF_HUB_CACHE, "shared memory": "/dev/shm"}
+    return tuple(disk for purpose, path in places.items() if (disk := disk_of(purpose, path)))
+
+
+def disk_of(purpose: str, path: str) -> Disk | None:
+    """The disk below `path`, or below the nearest folder above it that is there."""
+    place = Path(path).expanduser().absolute()
+    there = next((folder for folder in (place, *place.parents) if folder.exists()), None)
+    if there is None or (purpose == "shared memory" and there != place):
+        return None
+    return Disk(purpose, str(place), round(gib(shutil.disk_usage(there).free), 1), os.access(there, os.W_OK))
+
+
+def as_dict(facts: Facts) -> dict[str, Any]:
+    """For JSON."""
+    return asdict(facts)

@@ -1,0 +1,123 @@
+"""Cards from NVIDIA's management library (the package nvidia-ml-py, imported as pynvml), without starting CUDA."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from trl_ext.doctor.facts import Gpu
+from trl_ext.memory.units import gib
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """What the driver says; the fields are those of `Facts`."""
+
+    gpus: tuple[Gpu, ...] = ()
+    no_gpus: str = ""
+    driver: str = ""
+    driver_cuda: str = ""
+    has_nvlink: bool | None = None
+    has_peer_access: bool | None = None
+
+
+def read_cards(nvml: Any, visible: str | None) -> Cards:
+    """All cards that CUDA would show.
+
+    Args:
+        nvml: The module pynvml.
+        visible: CUDA_VISIBLE_DEVICES, None if it is not set.
+    """
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return Cards(no_gpus=f"the NVIDIA driver does not answer ({error})")
+    try:
+        return _cards(nvml, visible)
+    except nvml.NVMLError as error:
+        return Cards(no_gpus=f"the NVIDIA driver answers with an error ({error})")
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _cards(nvml: Any, visible: str | None) -> Cards:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    shown = shown_by(visible, [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles])
+    handles = [handles[index] for index in shown]
+    return Cards(
+        gpus=tuple(_gpu(nvml, handle) for handle in handles),
+        no_gpus="" if handles else _nothing_shown(visible),
+        driver=_text(nvml.nvmlSystemGetDriverVersion()),
+        driver_cuda=_cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
+        has_nvlink=_all_pairs(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK),
+        has_peer_access=_all_pairs(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_READ),
+    )
+
+
+def _nothing_shown(visible: str | None) -> str:
+    if visible is None:
+        return "the driver has no card"
+    return f"CUDA_VISIBLE_DEVICES is '{visible}', which shows none"
+
+
+def shown_by(visible: str | None, uuids: Sequence[str]) -> list[int]:
+    """Positions of the cards that CUDA_VISIBLE_DEVICES shows, in its order; like CUDA it stops at the first word that
+    names none."""
+    if visible is None:
+        return list(range(len(uuids)))
+    shown: list[int] = []
+    for word in visible.split(","):
+        found = _named(word.strip(), uuids)
+        if found is None or found in shown:
+            break
+        shown.append(found)
+    return shown
+
+
+def _named(word: str, uuids: Sequence[str]) -> int | None:
+    if word.isdigit():
+        return int(word) if int(word) < len(uuids) else None
+    matches = [index for index, uuid in enumerate(uuids) if word and uuid.startswith(word)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    kept = _or(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved, 0)
+    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        total_gib=round(gib(memory.total - kept), 2),
+        free_gib=round(gib(memory.free), 2),
+        capability=(capability[0], capability[1]),
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        lanes=_or(nvml, lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), 0),
+        max_lanes=_or(nvml, lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle), 0),
+        is_split=_or(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0) == 1,
+    )
+
+
+def _or(nvml: Any, ask: Callable[[], int], otherwise: int) -> int:
+    """The answer, or another where this card or driver does not know the question."""
+    try:
+        return ask()
+    except nvml.NVMLError:
+        return otherwise
+
+
+def _all_pairs(nvml: Any, handles: Sequence[Any], capability: int) -> bool | None:
+    pairs = list(combinations(handles, 2))
+    try:
+        answers = [nvml.nvmlDeviceGetP2PStatus(one, other, capability) for one, other in pairs]
+    except nvml.NVMLError:
+        return None
+    return all(answer == nvml.NVML_P2P_STATUS_OK for answer in answers) if pairs else None
+
+
+def _cuda_version(number: int) -> str:
+    """12040 is 12.4."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,127 @@
+"""Can a planned run work on this machine: cards, their memory now, packages, compiler, host memory, disk."""
+
+from collections.abc import Iterator
+
+from trl_ext.doctor.facts import Disk, Facts
+from trl_ext.doctor.finding import Finding, note, ok, problem
+from trl_ext.doctor.machine import hardware_of
+from trl_ext.memory.cards import CONTEXT_GIB
+from trl_ext.memory.models.shapes import lm_params
+from trl_ext.memory.planner.planner import Plan
+from trl_ext.memory.units import gib
+
+SUBJECT = "plan"
+
+
+def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    """What the plan needs and the machine lacks; one "ok" if that is nothing."""
+    hardware = plan.estimate.case.hardware
+    found = [*_cards(facts, plan), *_link(facts, plan), *_packages(facts, plan), *_host(facts, plan)]
+    found += _disks(facts, plan)
+    if not any(finding.level == "problem" for finding in found):
+        need = gib(plan.estimate.need_bytes)
+        yield ok(SUBJECT, f"{plan.label} can run here: {need:.1f} GiB a card (estimated), made for {hardware}.")
+    yield from found
+
+
+def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    hardware, need = plan.estimate.case.hardware, gib(plan.estimate.need_bytes)
+    if len(facts.gpus) < hardware.num_gpus:
+        advice = "Plan again with --gpus for the cards that are here."
+        yield problem(SUBJECT, f"The plan is for {hardware}; cards found here: {len(facts.gpus)}.", advice)
+        return
+    for index, gpu in enumerate(facts.gpus[: hardware.num_gpus]):
+        if gpu.usable_gib < need:
+            what = f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {gpu.usable_gib:.1f} usable."
+            yield problem(SUBJECT, what, "Plan again with --gpus for the cards that are here.")
+        elif gpu.usable_now_gib < need:
+            what = (
+                f"The plan needs {need:.1f} GiB a card (estimated); of card {index} only {gpu.usable_now_gib:.1f} are "
+                f"usable beside what others hold, CUDA's own {CONTEXT_GIB} GiB taken off."
+            )
+            yield problem(SUBJECT, what, "End what holds the card; nvidia-smi names it.")
+        if gpu.capability < (8, 0):
+            yield problem(SUBJECT, f"The plan trains in bf16, which card {index} has not.", "Use an Ampere card.")
+
+
+def _link(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    planned = plan.estimate.case.hardware.card.link
+    if len(facts.gpus) < 2 or plan.job.zero_stage != 3 or not planned.is_fast or facts.has_nvlink is not False:
+        return
+    here = hardware_of(facts.gpus, facts.has_nvlink, facts.has_peer_access).card.link
+    what = f"The plan gathers weights by ZeRO-3 over {planned.name}; here it is {here.name}, and steps take longer."
+    yield note(SUBJECT, what, "Plan again for these cards: ZeRO-2 or offload may be faster.")
+
+
+def needed_packages(plan: Plan) -> dict[str, str]:
+    """Packages that the plan's settings import, and what for."""
+    job = plan.job
+    wanted = {
+        "deepspeed": (job.zero_stage > 0, f"ZeRO-{job.zero_stage}"),
+        "peft": (job.uses_lora, "LoRA"),
+        "bitsandbytes": (job.method == "qlora" or job.optim == "adamw_bnb_8bit", "4-bit bases and 8-bit Adam"),
+        "vllm": (job.use_vllm, "use_vllm"),
+    }
+    return {package: purpose for package, (is_needed, purpose) in wanted.items() if is_needed}
+
+
+def _packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    for package, purpose in needed_packages(plan).items():
+        if facts.versions.get(package) is None:
+            yield problem(SUBJECT, f"The plan uses {purpose}; {package} is missing.", f"pip install {package}")
+    if plan.job.offload == "none":
+        return
+    if facts.compiler is None:
+        what = "The plan keeps the optimizer in host memory; there is no C++ compiler for DeepSpeed's CPU Adam."
+        yield problem(SUBJECT, what, "apt install g++, or set CXX.")
+    if facts.ninja is None:
+        what = "The plan keeps the optimizer in host memory; ninja, which builds DeepSpeed's CPU Adam, is missing."
+        yield problem(SUBJECT, what, "pip install ninja, and have its folder on the PATH.")
+    if "OMP_NUM_THREADS" not in facts.environment:
+        what = "OMP_NUM_THREADS is not set: launchers then give every process one thread, and CPU Adam crawls."
+        yield note(SUBJECT, what, "Set it to the cores divided by the processes.")
+
+
+def _host(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    need = gib(plan.estimate.host_bytes)
+    if facts.host_free_gib is not None and facts.host_free_gib < need:
+        what = f"The plan needs {need:.0f} GiB of host memory (estimated), and {facts.host_free_gib:.0f} are free."
+        yield problem(SUBJECT, what, "Plan again with --host_memory_gib, or with ZeRO-3, which loads in shares.")
+
+
+def _disks(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    for disk in facts.disks:
+        if disk.purpose == "output":
+            yield from _output(disk, plan)
+        elif disk.purpose == "model cache" and disk.free_gib < model_gib(plan):
+            what = (
+                f"The model's files take {model_gib(plan):.0f} GiB in bf16, and {disk.free_gib:.0f} are free at "
+                f"{disk.path}."
+            )
+            yield note(SUBJECT, what, "Nothing to do if they are there already; else set HF_HOME to a larger disk.")
+
+
+def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
+    final, checkpoint = checkpoint_gib(plan)
+    if disk.free_gib < final:
+        what = f"The trained weights take {final:.0f} GiB (estimated), and {disk.free_gib:.0f} are free."
+        yield problem(SUBJECT, what, "Make room, or give another --output_dir.")
+    elif disk.free_gib < final + 2 * checkpoint:
+        what = (
+            f"A checkpoint with its optimizer takes {checkpoint:.0f} GiB (estimated), and {disk.free_gib:.0f} are "
+            "free; while one is written, the one before it is still there."
+        )
+        yield note(SUBJECT, what, 'Set save_total_limit: 1, save_only_model: true or save_strategy: "no".')
+
+
+def checkpoint_gib(plan: Plan) -> tuple[float, float]:
+    """GiB of the trained weights alone, 2 bytes each (adapters 4), and of a checkpoint: with master weights and Adam,
+    12 bytes more."""
+    trained = sum(engine.trained for engine in plan.estimate.case.engines)
+    each = 4 if plan.job.uses_lora else 2
+    return gib(each * trained), gib((each + 12) * trained)
+
+
+def model_gib(plan: Plan) -> float:
+    """GiB of the model's own files in bf16."""
+    return gib(2 * lm_params(plan.estimate.case.shape))

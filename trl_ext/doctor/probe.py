@@ -1,0 +1,78 @@
+"""`python -m trl_ext.doctor.probe`: ask PyTorch, in a process of its own, what it can do here; prints JSON.
+
+A broken wheel, a kernel for another card or a crash of the driver ends this process and not the one that asks.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+def main() -> None:
+    """One line of JSON with the fields of `Kernels`."""
+    import torch
+
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    answer: dict[str, Any] = {"cuda": torch.version.cuda, "num_gpus": num_gpus, "nccl": _nccl(torch), "works": {}}
+    if num_gpus:
+        answer["works"] = {name: _why_not(run) for name, run in BACKENDS.items()}
+    print(json.dumps(answer))
+
+
+def _nccl(torch: Any) -> str:
+    if not torch.version.cuda or not torch.distributed.is_nccl_available():
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def _why_not(run: Callable[[], None]) -> str:
+    try:
+        run()
+    except (RuntimeError, ImportError, OSError, NotImplementedError, TypeError) as error:
+        return str(error).strip().partition("\n")[0] or type(error).__name__
+    return ""
+
+
+def _heads() -> Any:
+    """8 tokens of one head, [T, H, D]."""
+    import torch
+
+    return torch.zeros(8, 1, 64, dtype=torch.bfloat16, device="cuda")
+
+
+def _run_sdpa() -> None:
+    import torch
+
+    x = _heads().transpose(0, 1)[None]
+    torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+    torch.cuda.synchronize()
+
+
+def _run_varlen() -> None:
+    import torch
+
+    from trl_ext import compat
+
+    if not compat.has_varlen_attention(torch.device("cuda", 0)):
+        raise NotImplementedError("it needs an Ampere card or a later one")
+    x, ends = _heads(), torch.tensor([0, 8], dtype=torch.int32, device="cuda")
+    compat.varlen_attention(x, x, x, ends, ends, 8, 8, scale=None, window_left=-1)
+    torch.cuda.synchronize()
+
+
+def _run_flash_attn() -> None:
+    import torch
+
+    from trl_ext import compat
+
+    if not compat.is_installed("flash_attn"):
+        raise ImportError("not installed")
+    x, ends = _heads(), torch.tensor([0, 8], dtype=torch.int32, device="cuda")
+    compat.flash_attention(2)(x, x, x, ends, ends, 8, 8, causal=True)
+    torch.cuda.synchronize()
+
+
+BACKENDS = {"sdpa": _run_sdpa, "varlen": _run_varlen, "flash-attn": _run_flash_attn}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The files of a plan: recipe, launch files, `plan.json`."""

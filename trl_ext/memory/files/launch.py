@@ -1,0 +1,120 @@
+"""What launch files say about memory: accelerate's YAML and DeepSpeed's JSON, read into the fields of `Job`."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext import resources
+from trl_ext.errors import ConfigError
+from trl_ext.memory.models.shapes import ModelShape
+
+# DeepSpeed's own values where its file is silent (version 0.19), in elements.
+DEFAULTS = {
+    "reduce_bucket_size": 500_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "sub_group_size": 1_000_000_000,
+}
+IN_HOST_MEMORY = ("cpu", "nvme")
+Engine = dict[str, Any]  # DeepSpeed's JSON
+
+
+def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
+    """Processes and DeepSpeed's settings of an accelerate file, or of a shipped one by its name.
+
+    Returns:
+        None for processes that the file leaves open, and for no DeepSpeed.
+
+    Raises:
+        ConfigError: There is no such file, it is not YAML, or it asks for FSDP.
+    """
+    path = Path(file)
+    is_name = not path.is_file() and path.name == file and not path.suffix
+    path = resources.accelerate_config(file) if is_name else path
+    keys = _read(path, yaml.safe_load)
+    if keys.get("distributed_type") == "FSDP":
+        raise ConfigError(f"{path} asks for FSDP, whose memory is not planned here. Use a DeepSpeed file.")
+    inner = keys.get("deepspeed_config") or {}
+    if not inner:
+        return keys.get("num_processes"), None
+    if inner.get("deepspeed_config_file"):
+        return keys.get("num_processes"), read_deepspeed(_beside(path, inner["deepspeed_config_file"]))
+    zero: Engine = {"stage": int(inner.get("zero_stage", 2))}
+    for part in ("optimizer", "param"):
+        if inner.get(f"offload_{part}_device", "none") != "none":
+            zero[f"offload_{part}"] = {"device": inner[f"offload_{part}_device"]}
+    owned = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_clipping": "auto"}
+    return keys.get("num_processes"), {**owned, "zero_optimization": zero}
+
+
+def _beside(path: Path, named: str) -> str:
+    """A file that another one names: from where we stand, as accelerate takes it, or else from beside that one."""
+    return named if Path(named).is_file() else str(path.parent / named)
+
+
+def read_deepspeed(file: str) -> Engine:
+    """DeepSpeed's settings from its JSON.
+
+    Raises:
+        ConfigError: There is no such file, or it is not JSON.
+    """
+    return _read(Path(file), json.loads)
+
+
+def read_engine(source: str | Mapping[str, Any] | None) -> Engine | None:
+    """DeepSpeed's settings from its JSON, from an accelerate file, or as they are.
+
+    Raises:
+        ConfigError: There is no such file, or it cannot be read.
+    """
+    if source is None or isinstance(source, Mapping):
+        return None if source is None else dict(source)
+    return read_deepspeed(source) if source.endswith(".json") else read_accelerate(source)[1]
+
+
+def zero_stage(engine: Mapping[str, Any] | None) -> int:
+    """Of DeepSpeed's settings; 0 without."""
+    return int(_zero(engine).get("stage", 0))
+
+
+def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[str, Any]:
+    """`Job`'s fields that DeepSpeed's settings decide: stage, offload and, with an engine, sizes in elements.
+
+    The Trainer fills "auto" from the hidden size.
+    """
+    zero = _zero(engine)
+    if not zero:
+        return {"zero_stage": 0, "offload": "none"}
+    auto = {"reduce_bucket_size": shape.hidden**2, "stage3_prefetch_bucket_size": int(0.9 * shape.hidden**2)}
+    sizes = {name: _size(zero.get(name, default), auto.get(name, default)) for name, default in DEFAULTS.items()}
+    return {"zero_stage": zero_stage(engine), "offload": _offload(zero), **sizes}
+
+
+def _zero(engine: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    return (engine or {}).get("zero_optimization") or {}
+
+
+def _size(value: Any, auto: int) -> int:
+    return auto if value == "auto" else int(value)
+
+
+def _offload(zero: Mapping[str, Any]) -> str:
+    places = {part: (zero.get(f"offload_{part}") or {}).get("device") for part in ("optimizer", "param")}
+    if places["param"] in IN_HOST_MEMORY:
+        return "all"
+    return "optimizer" if places["optimizer"] in IN_HOST_MEMORY else "none"
+
+
+def _read(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        keys = load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no file {path}. Check the path.") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(keys, dict):
+        raise ConfigError(f"{path} holds no keys. Give a launch file.")
+    return keys

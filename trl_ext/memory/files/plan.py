@@ -1,0 +1,175 @@
+"""A plan as files: accelerate YAML, DeepSpeed JSON, recipe YAML, a README, and plan.json to read it back."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext import __version__
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import CARDS, Card, Hardware, Link
+from trl_ext.memory.estimate import estimate
+from trl_ext.memory.files import settings
+from trl_ext.memory.formulas.phases import PHASE_WORDS
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.shapes import Experts, ModelShape
+from trl_ext.memory.planner.planner import Plan
+from trl_ext.memory.units import gib
+
+SCHEMA = 1  # of plan.json
+NAMES = ("accelerate.yaml", "deepspeed.json", "recipe.yaml", "README.md", "plan.json")
+
+
+def write_plan(plan: Plan, folder: str | Path, model: str | None = None) -> list[Path]:
+    """Write a plan.
+
+    Args:
+        plan: What to write.
+        folder: Where; made if it is not there. Files of an earlier plan in it are replaced.
+        model: Name or folder that the recipe loads; the shape's name if None.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: The folder cannot be written to.
+    """
+    folder = Path(folder)
+    contents = _contents(plan, folder, model or plan.estimate.case.shape.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in NAMES:
+            (folder / name).unlink(missing_ok=True)
+        for name, text in contents.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"The plan cannot be written to {folder}: {error}. Give another folder.") from error
+    return [folder / name for name in contents]
+
+
+def _contents(plan: Plan, folder: Path, model: str) -> dict[str, str]:
+    num_gpus = plan.estimate.case.hardware.num_gpus
+    engine = settings.deepspeed(plan.job)
+    recipe = settings.recipe(plan.job, model, num_gpus, str(folder / "deepspeed.json") if engine else None)
+    launch = settings.launch_line(plan.job, str(folder))
+    files = {"accelerate.yaml": _yaml(launch, settings.accelerate(num_gpus))}
+    if engine:
+        files["deepspeed.json"] = json.dumps(engine, indent=2) + "\n"
+    files["recipe.yaml"] = _yaml(_recipe_head(plan), recipe)
+    files["README.md"] = readme(plan, launch)
+    files["plan.json"] = json.dumps(as_dict(plan), indent=2) + "\n"
+    return files
+
+
+def _recipe_head(plan: Plan) -> str:
+    estimate = plan.estimate
+    return (
+        f"{plan.label}, on {estimate.case.hardware}: {estimate.peak_gib:.1f} GiB (estimated).\n"
+        "Settings that decide memory; dataset, rules, learning rate and the rest are yours."
+    )
+
+
+def _yaml(head: str, keys: dict[str, Any]) -> str:
+    comment = "".join(f"# {line}\n" for line in head.splitlines())
+    return comment + yaml.safe_dump(keys, sort_keys=False, width=119)
+
+
+def readme(plan: Plan, launch: str) -> str:
+    """The plan in words and a table."""
+    one = plan.estimate
+    rows = [
+        f"| {PHASE_WORDS[phase]} | {moment.what} | {gib(moment.num_bytes):.1f} |"
+        for phase, moment in one.worst.items()
+    ]
+    terms = [f"| {name} | {value:.2f} |" for name, value in one.terms_gib(one.peak.phase).items()]
+    parts = ", ".join(f"{name} {value:.0f} s" for name, value in one.seconds.items())
+    return "\n".join(
+        [
+            f"# {one.case.shape.name} on {one.case.hardware}",
+            "",
+            f"{plan.label}.",
+            "",
+            f"Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the "
+            f"allocator's slack, of {one.case.hardware.card.usable_gib:.1f}. Host memory {gib(one.host_bytes):.0f} "
+            f"GiB. About {one.step_s:.0f} s an optimizer step ({parts}).",
+            f"All numbers are estimated, by trl_ext {__version__}.",
+            "",
+            "```",
+            launch,
+            "```",
+            "",
+            "| phase | worst moment | GiB |",
+            "|---|---|---|",
+            *rows,
+            "",
+            "| at the peak | GiB |",
+            "|---|---|",
+            *terms,
+            "",
+        ]
+    )
+
+
+def as_dict(plan: Plan, launch_folder: str = "plan") -> dict[str, Any]:
+    """A plan for JSON, complete enough to be read back."""
+    case = plan.estimate.case
+    return {
+        "schema": SCHEMA,
+        "trl_ext": __version__,
+        **plan.estimate.as_dict(),
+        "label": plan.label,
+        "opt_ins": list(plan.opt_ins),
+        "settings": settings.recipe(plan.job, case.shape.name, case.hardware.num_gpus),
+        "deepspeed": settings.deepspeed(plan.job),
+        "launch": settings.launch_line(plan.job, launch_folder),
+        "job": asdict(plan.job),
+        "shape": asdict(case.shape),
+        "hardware": {"num_gpus": case.hardware.num_gpus, "host_gib": case.hardware.host_gib, **_card(case.hardware)},
+    }
+
+
+def _card(hardware: Hardware) -> dict[str, Any]:
+    return {"card": hardware.card.name} if hardware.card in CARDS else {"card": asdict(hardware.card)}
+
+
+def read_plan(path: str | Path) -> Plan:
+    """A plan from its plan.json, or from the folder that holds it, estimated again.
+
+    Raises:
+        ConfigError: No such file, no plan in it, or one of another version.
+    """
+    path = Path(path)
+    file = path / "plan.json" if path.is_dir() else path
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no plan {file}. Write one with `trl-ext plan ... --write DIR`.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read as a plan: {error}.") from error
+    schema = stored.get("schema") if isinstance(stored, dict) else None
+    if schema != SCHEMA:
+        raise ConfigError(
+            f"{file} is a plan of version {schema}; this is trl_ext {__version__}, which reads version {SCHEMA}. "
+            "Write it again with `trl-ext plan ... --write DIR`."
+        )
+    try:
+        return _plan_from(stored)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged: {error}. Write it again with `trl-ext plan`.") from error
+
+
+def _plan_from(stored: dict[str, Any]) -> Plan:
+    job = Job(**{**stored["job"], "lora_target_modules": tuple(stored["job"]["lora_target_modules"])})
+    shape = dict(stored["shape"])
+    shape["experts"] = Experts(**shape["experts"]) if shape["experts"] else None
+    machine = stored["hardware"]
+    hardware = Hardware(machine["num_gpus"], _card_from(machine["card"]), machine["host_gib"])
+    return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
+
+
+def _card_from(stored: str | dict[str, Any]) -> Card:
+    if isinstance(stored, str):
+        return next(card for card in CARDS if card.name == stored)
+    return Card(**{**stored, "link": Link(**stored["link"]), "capability": tuple(stored["capability"])})

@@ -1,0 +1,1 @@
+"""How many bytes and seconds a job takes."""

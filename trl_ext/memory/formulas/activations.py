@@ -1,0 +1,226 @@
+"""Bytes that a forward and its backward hold for each token, per layer, for the eager code of transformers.
+
+Derived from what each module saves: a norm keeps its input in fp32 and its scaled output (6H + 2H), attention its
+queries, output, keys, values and log-sum-exp, the gated MLP four tensors of its width. Flash-type attention is
+assumed: no T x T matrix. Counted on fake tensors in transformers 5.23: Llama, Mistral, Qwen2, Qwen3, Phi-3 and Gemma
+agree to 0.1 %, Gemma 3 at the widths of its 1B model to 1 %; Gemma 2, OLMo 2 and mixtures have a fitted remainder and
+agree within a few percent.
+
+Four ways of computing differ (`Mode`): bf16 weights (DeepSpeed, all weights), fp32 weights under autocast (DDP, all
+weights), bf16 adapters (DeepSpeed), fp32 adapters under autocast (DDP).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.shapes import ModelShape, lora_linears, num_dense_layers, quantised_weights
+
+TOKEN_CHUNK, VOCAB_CHUNK = 4096, 32768  # TRL's fused head computes logits in tiles of this size
+
+
+class Mode(Enum):
+    """How weights meet activations."""
+
+    BF16 = "bf16 weights"
+    AUTOCAST = "fp32 weights, bf16 autocast"
+    LORA_BF16 = "bf16 adapters"
+    LORA_AUTOCAST = "fp32 adapters, bf16 autocast"
+
+
+def mode_of(job: Job) -> Mode:
+    """The way a job computes: DeepSpeed's bf16 engine turns autocast off and casts adapters to bf16."""
+    if job.uses_lora:
+        return Mode.LORA_BF16 if job.zero_stage or job.method == "qlora" else Mode.LORA_AUTOCAST
+    return Mode.BF16 if job.zero_stage or job.dtype == "bfloat16" else Mode.AUTOCAST
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """What a family holds beyond a Llama, in multiples of H per token and layer.
+
+    Args:
+        saved: Saved for backward, by mode; modes left out have nothing.
+        peak: Above what is saved, at the peak of a layer's backward, by mode.
+    """
+
+    saved: Mapping[Mode, float] = field(default_factory=dict)
+    peak: Mapping[Mode, float] = field(default_factory=dict)
+
+
+# Projections that read the same input.
+_INPUTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+
+
+def _by_training(trained: float, frozen: float) -> dict[Mode, float]:
+    """The same with and without autocast."""
+    whole = {Mode.BF16: trained, Mode.AUTOCAST: trained}
+    return whole | {Mode.LORA_BF16: frozen, Mode.LORA_AUTOCAST: frozen}
+
+
+# Gemma's norms multiply in fp32 and keep it; Gemma 2 and 3 have two more of them in a layer, after the blocks. Phi-3
+# casts the input of a fused projection once where a Llama does it three times, and twice for the MLP; with adapters
+# its peak is where the fused projection of twice the width adds up.
+EXTRAS = {
+    "gemma": Extra(_by_training(4, 0)),
+    "gemma2": Extra(_by_training(20, 8), _by_training(6, 6)),
+    "gemma3_text": Extra(
+        _by_training(20, 8), {**_by_training(6, 6), Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 2.4}
+    ),  # fitted at the widths of the 1B model, whose peak is in the norm after the MLP
+    "olmo2": Extra(_by_training(4, 1), _by_training(4.5, 4.5)),
+    "phi3": Extra({Mode.AUTOCAST: -6, Mode.LORA_AUTOCAST: -6}, {Mode.LORA_BF16: 4}),
+}
+
+
+def mlp_bytes(shape: ModelShape) -> float:
+    """Saved by the MLP: gate, its activation, up, product, 8I. In a mixture k experts a token, each with its input
+    and output, 8I + 4H + 34, and 4 bytes of router per expert; the mean over the layers."""
+    dense = 8.0 * shape.intermediate
+    experts = shape.experts
+    if experts is None:
+        return dense
+    sparse = experts.per_token * (8 * experts.intermediate + 4 * shape.hidden + 34) + 4 * experts.num
+    sparse += 8 * experts.shared_intermediate
+    share = num_dense_layers(shape) / shape.num_layers
+    return share * dense + (1 - share) * sparse
+
+
+def mlp_width(shape: ModelShape) -> int:
+    """Values that a token has between the MLP's projections, in the widest layer."""
+    experts = shape.experts
+    if experts is None:
+        return shape.intermediate
+    sparse = experts.per_token * experts.intermediate + experts.shared_intermediate
+    return max(sparse, shape.intermediate) if num_dense_layers(shape) else sparse
+
+
+def attention_bytes(shape: ModelShape, is_trained: bool) -> float:
+    """Saved by attention: queries and output, keys and values, log-sum-exp; norms on queries and keys if any."""
+    heads = shape.num_heads + shape.num_kv_heads
+    widths = shape.q_width + shape.kv_width
+    saved = 4.0 * widths + 4 * shape.num_heads + 8
+    if shape.qk_norm:
+        saved += (6 if is_trained else 4) * widths + 4 * heads
+    return saved
+
+
+def saved_bytes(shape: ModelShape, job: Job) -> float:
+    """A: saved by one layer for each token, without checkpointing.
+
+    bf16 weights: 16H + 4*nq*d + 4*nkv*d + 8I + 4*nq + 8. Llama-3-8B: 200,840. Autocast adds 10H of fp32 residual
+    stream; under LoRA the frozen norms keep 4H less, and each adapter its 2r.
+    """
+    mode, hidden = mode_of(job), shape.hidden
+    extra = EXTRAS.get(shape.family, Extra())
+    is_trained = not job.uses_lora
+    saved = 16 * hidden + attention_bytes(shape, is_trained) + mlp_bytes(shape)
+    saved += extra.saved.get(mode, 0.0) * hidden
+    saved += {Mode.BF16: 0, Mode.AUTOCAST: 10, Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 4}[mode] * hidden
+    return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding_bytes(shape, job)
+
+
+def lora_bytes(shape: ModelShape, job: Job) -> float:
+    """Saved by the adapters of a layer: 2r each, and with dropout a mask and a copy of each input, 3 bytes a value.
+
+    These stand in place of the inputs themselves, 2 bytes a value, which q, k and v share, and gate and up; attention
+    keeps the input of o anyway. Estimated from CUDA's fused dropout.
+    """
+    linears = [linear for linear, _ in lora_linears(shape, job.lora_target_modules)]
+    saved = 2.0 * job.lora_r * len(linears)
+    if job.lora_dropout and job.trainer == "grpo":  # the others' `disable_dropout` is on by default
+        replaced = {_INPUTS.get(linear.name, linear.name): linear.fan_in for linear in linears}
+        replaced.pop("o_proj", None)
+        saved += 3 * sum(linear.fan_in for linear in linears) - 2 * sum(replaced.values())
+    return saved
+
+
+def padding_bytes(shape: ModelShape, job: Job) -> float:
+    """The tax on padded batches: with a mask, keys and values are repeated for every query head (estimated)."""
+    return 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width)
+
+
+def checkpoint_bytes(shape: ModelShape, job: Job) -> int:
+    """c: a checkpointed layer's input: 2H, and 4H where the residual stream is fp32."""
+    return (4 if has_fp32_weights(job) else 2) * shape.hidden
+
+
+def has_fp32_weights(job: Job) -> bool:
+    """The model stays in float32, so that autocast casts every weight at use: TRL's default outside DeepSpeed."""
+    return job.dtype == "float32" and not job.zero_stage and job.method != "qlora"
+
+
+def cast_weight_bytes(shape: ModelShape, job: Job) -> float:
+    """bf16 copies of fp32 weights that the graph keeps: those of the layer in backward, and of every layer that was
+    not checkpointed. Llama-3-8B, checkpointed: 0.41 GiB."""
+    if not has_fp32_weights(job):
+        return 0.0
+    every, num_layers = job.checkpoint_every, shape.num_layers
+    num_kept = num_layers - (-(-num_layers // every) if every else 0)
+    return 2.0 * quantised_weights(shape) / num_layers * max(num_kept, 1)
+
+
+def work_bytes(shape: ModelShape, job: Job) -> float:
+    """W: held by the layer whose backward runs, for each token, at its peak in the MLP.
+
+    Llama-3-8B: 266,904 in bf16, 300,184 under autocast, 345,616 with fp32 adapters of rank 64.
+    """
+    hidden, width, head, mode = shape.hidden, mlp_width(shape), shape.head_dim, mode_of(job)
+    above = {
+        Mode.BF16: 2 * hidden + 4 * width + 4 * head + 16,
+        Mode.AUTOCAST: 4 * width + 8 * head + 16,
+        Mode.LORA_BF16: 2 * hidden + 4 * width + 4 * head + 16,
+        Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
+    }[mode]
+    return saved_bytes(shape, job) + above + EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
+
+
+def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
+    """Of all layers at the start of backward, for each token: checkpoints, and what uncheckpointed layers saved.
+
+    Every n-th layer is checkpointed, L/n of them rounded up.
+    """
+    every, num_layers = job.checkpoint_every, shape.num_layers
+    num_checkpointed = -(-num_layers // every) if every else 0
+    saved = (num_layers - num_checkpointed) * saved_bytes(shape, job)
+    return float(num_checkpointed * checkpoint_bytes(shape, job)), saved
+
+
+def no_grad_bytes(shape: ModelShape, job: Job) -> float:
+    """Of a forward without gradients, for each token: one layer at a time. bf16 weights: 6I + 8H + 4d; a fused
+    projection of gate and up lives as long as its halves, 2I more, and under LoRA is added up whole, 4I more."""
+    hidden, width, head = shape.hidden, mlp_width(shape), shape.head_dim
+    fused = (4 if job.uses_lora else 2) * width if shape.fused else 0
+    return (
+        fused
+        + {
+            Mode.BF16: 6 * width + 8 * hidden + 4 * head,
+            Mode.AUTOCAST: 6 * width + 16 * hidden + 8 * head,
+            Mode.LORA_BF16: 8 * width + 8 * hidden + 4 * head,
+            Mode.LORA_AUTOCAST: 8 * width + 12 * hidden + 4 * head,
+        }[mode_of(job)]
+    )
+
+
+def cast_cache_bytes(shape: ModelShape, job: Job) -> float:
+    """bf16 copies of trained fp32 weights that autocast keeps until its block ends: of the whole model, since the
+    forward is one block. Frozen weights are cast at each use."""
+    return 2.0 * quantised_weights(shape) if has_fp32_weights(job) and not job.uses_lora else 0.0
+
+
+def head_forward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
+    """TRL's fused head over `num_scored` tokens: a tile of logits in bf16, a copy of the hidden states (2H; from an
+    fp32 stream two and the cast one, 10H) and 28 bytes of sums a token; and of an fp32 head the tile's weights in
+    bf16. The tile has TRL's width, whatever the vocabulary is. 4,096 tokens and more: 256 MiB."""
+    is_fp32 = has_fp32_weights(job)
+    tile = 2 * min(num_scored, TOKEN_CHUNK) * VOCAB_CHUNK
+    weights = 2 * min(VOCAB_CHUNK, shape.vocab) * shape.hidden if is_fp32 else 0
+    return tile + weights + num_scored * ((10 if is_fp32 else 2) * shape.hidden + 28)
+
+
+def head_backward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
+    """Its backward: fp32 gradients of the hidden states (4H a token), and of the head if it is trained: 4VH summed in
+    fp32 and, for a bf16 head, 2VH cast. Llama-3-8B, trained: 2.9 GiB for that alone."""
+    each = 0 if job.uses_lora else 4 if has_fp32_weights(job) else 6
+    gradients = each * shape.vocab * shape.hidden + num_scored * 4 * shape.hidden
+    return head_forward_bytes(shape, job, num_scored) + gradients

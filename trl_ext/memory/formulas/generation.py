@@ -1,0 +1,65 @@
+"""Memory while completions are generated: the key/value cache of transformers' generate, or vLLM's share.
+
+vLLM on the training GPUs takes its share of the card's *total* memory, once the trainer's model stands. Asleep it
+keeps CUDA graphs, its context and buffers (RESIDUE, estimated) and gives the rest back.
+"""
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import Card
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.shapes import ModelShape, kv_bytes_per_token, lm_params
+from trl_ext.memory.units import GIB, gib, in_gib
+
+RESIDUE_BYTES = 1.5 * GIB  # of a sleeping vLLM (estimated: 1 to 3 GiB for small engines)
+WORKSPACE_BYTES = 1.5 * GIB  # vLLM's activations and CUDA graphs within its share (estimated)
+
+
+def cache_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
+    """Keys and values of all completions that one GPU generates at once, at their full length.
+
+    transformers grows the cache by concatenation, so one layer is there twice. Llama-3-8B, 16 completions of 2,048
+    tokens: 4.1 GiB.
+    """
+    tokens = job.generated_at_once(num_gpus) * job.sequence_tokens
+    return tokens * kv_bytes_per_token(shape) * (1 + 1 / shape.num_layers)
+
+
+def sampling_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
+    """Logits of the next token of every completion: bf16, fp32, and two fp32 copies while sampling."""
+    return float(job.generated_at_once(num_gpus) * shape.vocab * 14)
+
+
+def vllm_bytes(card: Card, job: Job) -> float:
+    """vLLM's share of a card while it generates."""
+    return job.vllm_gpu_memory_utilization * card.total_gib * GIB
+
+
+def vllm_weight_bytes(shape: ModelShape, job: Job) -> float:
+    """vLLM's own copy of the weights on one GPU."""
+    return 2.0 * lm_params(shape) / job.vllm_tensor_parallel_size
+
+
+def vllm_cache_tokens(shape: ModelShape, card: Card, job: Job) -> int:
+    """Tokens whose keys and values fit into vLLM's share; not positive if vLLM cannot start."""
+    free = vllm_bytes(card, job) - vllm_weight_bytes(shape, job) - WORKSPACE_BYTES
+    return int(free * job.vllm_tensor_parallel_size / kv_bytes_per_token(shape))
+
+
+def check_vllm(shape: ModelShape, card: Card, job: Job, num_gpus: int) -> None:
+    """Raises:
+    ConfigError: vLLM's share holds no completion beside its weights, or its groups do not divide the GPUs.
+    """
+    if not job.use_vllm:
+        return
+    group = job.vllm_tensor_parallel_size
+    if group < 1 or num_gpus % group:
+        raise ConfigError(f"vllm_tensor_parallel_size {group} does not divide {num_gpus} GPUs. Use a divisor.")
+    tokens = vllm_cache_tokens(shape, card, job)
+    if tokens < job.sequence_tokens:
+        share = job.vllm_gpu_memory_utilization
+        raise ConfigError(
+            f"vLLM with vllm_gpu_memory_utilization {share} of {card.total_gib} GiB gets "
+            f"{gib(vllm_bytes(card, job)):.1f} GiB; its weights take {in_gib(vllm_weight_bytes(shape, job))}, which "
+            f"leaves {max(tokens, 0)} tokens of cache for completions of {job.sequence_tokens}. Raise the share or "
+            "vllm_tensor_parallel_size."
+        )

@@ -1,0 +1,104 @@
+"""Find a model's shape: a config, a folder, a file, the local cache of the hub, a known name, or a size such as 8B."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.models.families import shape_from_config
+from trl_ext.memory.models.known import ALIASES, MODELS, TYPICAL
+from trl_ext.memory.models.shapes import ModelShape
+
+_SIZE = re.compile(r"\d+(\.\d+)?[bm]", re.IGNORECASE)
+# Words that name a tuned version of the same shape.
+_VERSIONS = re.compile(r"-(instruct|base|it|pt|chat|hf|sft|dpo|grpo|rm|2507|thinking)(?=-|$)", re.IGNORECASE)
+
+
+def find_shape(model: "str | os.PathLike[str] | Mapping[str, Any] | ModelShape") -> ModelShape:
+    """The shape of a model, without its weights and without the network.
+
+    Args:
+        model: A shape; the keys and values of a config.json; its path or folder; a name on the hub, looked up in the
+            local cache and then in the package's table; or a size such as "8B" for a typical model of that size.
+
+    Raises:
+        ConfigError: The model has no config here, or its family is unknown.
+    """
+    if isinstance(model, ModelShape):
+        return model
+    if isinstance(model, Mapping):
+        return shape_from_config(model)
+    text = os.fspath(model)
+    if _SIZE.fullmatch(text):
+        return _typical(text)
+    path = Path(text).expanduser()
+    if path.exists() or text.startswith(("/", "./", "../", "~")):
+        return _from_path(path)
+    cached = cached_config(text)
+    return shape_from_config(_read(cached), text) if cached else _known(text)
+
+
+def cached_config(name: str) -> Path | None:
+    """The config.json of a hub model in the local cache, the newest if there are several.
+
+    Read as folders, not through huggingface_hub: importing that takes longer than the whole plan.
+    """
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    found = list(hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")) if _is_hub_name(name) else []
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _is_hub_name(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
+
+
+def _from_path(path: Path) -> ModelShape:
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        where = f"{path} has no config.json" if path.is_dir() else f"There is no {path}"
+        raise ConfigError(f"{where}. Give a model's folder, its config.json, a name on the hub, or a size such as 8B.")
+    return shape_from_config(_read(file), path.name if path.is_dir() else file.parent.name)
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read as JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} holds no keys. Give the config.json that lies beside a model's weights.")
+    return config
+
+
+def _typical(size: str) -> ModelShape:
+    wanted = size.upper()
+    if wanted not in TYPICAL:
+        raise ConfigError(
+            f"There is no typical model of size {size}. Sizes: {', '.join(TYPICAL)}; or give a config.json."
+        )
+    name = TYPICAL[wanted]
+    return shape_from_config(MODELS[name][1], name)
+
+
+def _known(name: str) -> ModelShape:
+    names = {_plain(known): known for known in (*MODELS, *ALIASES)}
+    plain = _plain(name)
+    if plain not in names:
+        near = get_close_matches(plain, names, n=1, cutoff=0.6)
+        hint = f" Did you mean {names[near[0]]}?" if near else ""
+        raise ConfigError(
+            f"The config of {name} is neither in the local cache nor in the package's table.{hint} Give its folder or "
+            "config.json, or a size such as 8B."
+        )
+    known = names[plain]
+    return shape_from_config(MODELS[ALIASES.get(known, known)][1], name)
+
+
+def _plain(name: str) -> str:
+    """A name without owner, maker and tuned version: "Meta-Llama-3-8B-Instruct" is "llama-3-8b"."""
+    return _VERSIONS.sub("", name.rpartition("/")[2].lower()).removeprefix("meta-")

@@ -1,0 +1,1 @@
+"""Which settings fit the cards, and which of them are the fastest."""

@@ -1,0 +1,209 @@
+"""What the planner may turn, and in which order: settings that leave the optimisation unchanged, then opt-ins.
+
+Free: ZeRO stage, offload, which layers are checkpointed, micro-batch against accumulation, how many completions are
+generated at once, vLLM's share, the dtype of weights of which an fp32 master exists or that are frozen. A setting that
+the user made himself is never turned.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import Hardware
+from trl_ext.memory.estimate import Estimate, quick_estimate
+from trl_ext.memory.formulas.generation import WORKSPACE_BYTES, vllm_cache_tokens, vllm_weight_bytes
+from trl_ext.memory.formulas.phases import slack_share, usable_bytes
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.shapes import ModelShape, kv_bytes_per_token
+from trl_ext.memory.units import GIB
+
+# In the order of what they cost on a machine without NVLink.
+TECHNIQUES = ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "optimizer"), (3, "optimizer"), (3, "all"))
+ON_ONE_GPU = ((0, "none"), (2, "optimizer"), (3, "all"))
+# Which layers are checkpointed, and whether checkpoints wait in host memory.
+CHECKPOINTING = ((0, False), (4, False), (2, False), (1, False), (1, True))
+LARGEST_MICRO_BATCH = 64
+FULL_ENOUGH = 0.9  # vLLM's largest share of a card
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where the planner looks.
+
+    Args:
+        job: The user's settings over the defaults.
+        given: Names of the settings that are the user's.
+        shape: The model.
+        hardware: The machine.
+    """
+
+    job: Job
+    given: frozenset[str]
+    shape: ModelShape
+    hardware: Hardware
+
+    def estimate(self, job: Job) -> Estimate:
+        return quick_estimate(job, self.shape, self.hardware)
+
+    def may(self, name: str) -> bool:
+        """Whether the planner may choose this setting."""
+        return name not in self.given
+
+    def choices(self, name: str, free: tuple) -> tuple:
+        """The values to try: all, or the user's."""
+        return free if self.may(name) else (getattr(self.job, name),)
+
+
+def techniques(search: Search) -> Iterator[Job]:
+    """The job under every ZeRO stage and offload that the user leaves open and that can work."""
+    for zero_stage, offload in TECHNIQUES if search.hardware.num_gpus > 1 else ON_ONE_GPU:
+        if zero_stage not in search.choices("zero_stage", (zero_stage,)):
+            continue
+        if offload not in search.choices("offload", (offload,)):
+            continue
+        if search.job.uses_lora and offload == "optimizer" and search.may("offload"):
+            continue  # adapters have next to no optimizer state
+        try:
+            yield _with_dtype(search, replace(search.job, zero_stage=zero_stage, offload=offload))
+        except ConfigError:
+            continue  # adapters under ZeRO-3, or a 4-bit base: the contradiction is the technique's, not the user's
+
+
+def _with_dtype(search: Search, job: Job) -> Job:
+    """float32 where it is the only master copy, bfloat16 else: TRL loads float32 always."""
+    if not search.may("dtype"):
+        return job
+    needs_fp32 = job.method == "full" and job.zero_stage == 0
+    return replace(job, dtype="float32" if needs_fp32 else "bfloat16")
+
+
+def micro_batches(search: Search) -> list[int]:
+    """Micro-batches that divide the global batch, ascending."""
+    if not search.may("per_device_train_batch_size"):
+        return [search.job.per_device_train_batch_size]
+    per_gpu = search.job.global_batch // search.hardware.num_gpus
+    return [size for size in range(1, min(per_gpu, LARGEST_MICRO_BATCH) + 1) if per_gpu % size == 0]
+
+
+def checkpointing(search: Search) -> list[tuple[int, bool]]:
+    """Pairs of checkpoint_every and activation_offloading that the user leaves open, most memory first."""
+    job, has_offloading = search.job, search.job.trainer == "reward"
+    return [
+        (every, offloads)
+        for every, offloads in CHECKPOINTING
+        if (has_offloading or not offloads)
+        and (search.may("activation_offloading") or offloads == job.activation_offloading)
+        and (search.may("checkpoint_every") or every == job.checkpoint_every)
+    ] or [(job.checkpoint_every, job.activation_offloading)]
+
+
+def most_frugal(search: Search, technique: Job) -> list[Job]:
+    """A technique at its least memory; under ZeRO-3 without vLLM also generating without gathered weights."""
+    every, offloads = checkpointing(search)[-1]
+    frugal = replace(
+        technique,
+        checkpoint_every=every,
+        activation_offloading=offloads,
+        per_device_train_batch_size=micro_batches(search)[0],
+    )
+    if frugal.zero_stage == 3 and frugal.generates and not frugal.use_vllm and search.may("ds3_gather_for_generation"):
+        # Last resort: every token of every completion then gathers all weights.
+        return [frugal, replace(frugal, ds3_gather_for_generation=False)]
+    return [frugal]
+
+
+def fitting(search: Search, technique: Job) -> list[Estimate]:
+    """For every choice of checkpointing the largest micro-batch that fits; empty if the technique does not fit."""
+    frugal = next((job for job in most_frugal(search, technique) if fitted(search, job)), None)
+    if frugal is None:
+        return []
+    sizes, found = micro_batches(search), []
+    for every, offloads in checkpointing(search):
+        job = replace(frugal, checkpoint_every=every, activation_offloading=offloads)
+        found.append(largest_that(sizes, partial(_with_micro_batch, search, job)))
+    return [one for one in found if one]
+
+
+def _with_micro_batch(search: Search, job: Job, size: int) -> Estimate | None:
+    return fitted(search, replace(job, per_device_train_batch_size=size))
+
+
+def largest_that(ascending: list[int], attempt: Callable[[int], Estimate | None]) -> Estimate | None:
+    """The answer for the largest value that has one; values below it have one, too."""
+    low, high, best = 0, len(ascending) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        answer = attempt(ascending[middle])
+        if answer is None:
+            high = middle - 1
+        else:
+            low, best = middle + 1, answer
+    return best
+
+
+def fitted(search: Search, job: Job) -> Estimate | None:
+    """The job's estimate if it fits, with vLLM's share or the number of completions at once chosen; else None."""
+    if job.use_vllm:
+        tried = [search.estimate(choice) for choice in vllm_choices(search, job)]
+        return min((one for one in tried if one.fits), key=lambda one: one.step_s, default=None)
+    estimate = search.estimate(job)
+    if estimate.fits:
+        return estimate
+    if not (job.generates and search.may("steps_per_generation") and _only_generation_fails(estimate)):
+        return None
+    return next((one for one in map(search.estimate, fewer_at_once(search, job)) if one.fits), None)
+
+
+def _only_generation_fails(estimate: Estimate) -> bool:
+    usable = usable_bytes(estimate.case.hardware) / (1 + slack_share(estimate.job))
+    return all(moment.num_bytes <= usable for phase, moment in estimate.worst.items() if phase != "generate")
+
+
+def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
+    """Fewer completions generated at once, in whole groups; the same policy generates them all."""
+    num_gpus = search.hardware.num_gpus
+    steps = job.accumulation(num_gpus)
+    group = job.num_generations if job.trainer == "grpo" else 1
+    for fewer in range(steps - 1, 0, -1):
+        if steps % fewer == 0 and job.per_device_train_batch_size * num_gpus * fewer % group == 0:
+            yield replace(job, steps_per_generation=fewer)
+
+
+def vllm_choices(search: Search, job: Job) -> Iterator[Job]:
+    """vLLM awake and asleep while training, each over the fewest GPUs with which it can start in what is left."""
+    for sleeps in search.choices("vllm_enable_sleep_mode", (False, True)):
+        choice = replace(job, vllm_enable_sleep_mode=sleeps)
+        left = _left_for_vllm(search, choice)
+        groups = (_with_group(search, choice, group, left) for group in _groups(search))
+        yield from islice(filter(None, groups), 1)
+
+
+def _groups(search: Search) -> tuple[int, ...]:
+    num_gpus, heads = search.hardware.num_gpus, search.shape.num_kv_heads
+    possible = tuple(group for group in (1, 2, 4, 8) if num_gpus % group == 0 and heads % group == 0)
+    return search.choices("vllm_tensor_parallel_size", possible)
+
+
+def _left_for_vllm(search: Search, job: Job) -> float:
+    """Bytes of a card beside the phases in which vLLM holds its share."""
+    held = search.estimate(replace(job, vllm_gpu_memory_utilization=0.01)).worst
+    phases = ["generate"] if job.vllm_enable_sleep_mode else list(held)
+    others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
+    return usable_bytes(search.hardware) - others * (1 + slack_share(job))
+
+
+def _with_group(search: Search, job: Job, group: int, left: float) -> Job | None:
+    """vLLM over so many GPUs each, with the share that is left but no more than all completions need; None if it
+    cannot start."""
+    choice = replace(job, vllm_tensor_parallel_size=group)
+    if search.may("vllm_gpu_memory_utilization"):
+        # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
+        wanted = job.global_batch / search.hardware.num_gpus * job.sequence_tokens * kv_bytes_per_token(search.shape)
+        needed = vllm_weight_bytes(search.shape, choice) + WORKSPACE_BYTES + wanted
+        share = min(left, 1.1 * needed) / (search.hardware.card.total_gib * GIB)
+        rounded = int(min(max(share, 0.01), FULL_ENOUGH) * 100) / 100
+        choice = replace(choice, vllm_gpu_memory_utilization=rounded)
+    starts = vllm_cache_tokens(search.shape, search.hardware.card, choice) >= choice.sequence_tokens
+    return choice if starts else None

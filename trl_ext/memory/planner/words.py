@@ -1,0 +1,40 @@
+"""Plans and refusals in words."""
+
+from dataclasses import replace
+
+from trl_ext.memory.estimate import Estimate
+from trl_ext.memory.formulas.generation import vllm_weight_bytes
+from trl_ext.memory.job import Job
+from trl_ext.memory.units import gib
+
+
+def technique(job: Job) -> str:
+    """What a refusal names: "ZeRO-2, all weights"."""
+    stage = f"ZeRO-{job.zero_stage}" if job.zero_stage else "DDP"
+    offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + all states in host memory"}
+    return f"{stage}{offload[job.offload]}, {_method(job)}"
+
+
+def _method(job: Job) -> str:
+    if job.method == "full":
+        return "all weights, 8-bit Adam" if job.optim == "adamw_bnb_8bit" else "all weights"
+    base = {"lora": "LoRA", "qlora": "QLoRA"}[job.method]
+    critic = f", {job.critic} critic" if job.trainer == "ppo" else ""
+    return f"{base} r={job.lora_r}{critic}"
+
+
+def describe(job: Job, num_gpus: int) -> str:
+    """A plan in a line."""
+    every = {0: "no checkpointing", 1: "checkpointing", 2: "every 2nd layer checkpointed"}.get(
+        job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
+    )
+    every += " into host memory" if job.activation_offloading else ""
+    batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"
+    name = technique(job) if num_gpus > 1 or job.zero_stage else technique(job).replace("DDP", "one GPU")
+    return f"{name}, {batch}, {every}"
+
+
+def vllm_reason(one: Estimate) -> str:
+    """Why vLLM cannot start in what is left."""
+    weights = gib(vllm_weight_bytes(one.case.shape, replace(one.job, vllm_tensor_parallel_size=1)))
+    return f"vLLM's {weights:.1f} GiB of weights and its cache do not fit into what training leaves"

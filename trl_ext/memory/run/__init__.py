@@ -1,0 +1,1 @@
+"""A run's own settings, held against a plan."""

@@ -1,0 +1,68 @@
+"""What stands behind a config's `memory`: this machine's cards, cards by name, a preset, or a plan in a folder."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import CARDS, Hardware, parse_gpus
+from trl_ext.memory.files.plan import read_plan
+from trl_ext.memory.job import Job
+from trl_ext.memory.planner.planner import Plan
+from trl_ext.memory.planner.presets import PRESETS, preset
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where settings come from.
+
+    Args:
+        name: As the user wrote it.
+        hardware: The cards; None for those of this machine.
+        job: The frozen plan's; None where the settings are to be searched.
+    """
+
+    name: str
+    hardware: Hardware | None = None
+    job: Job | None = None
+
+
+def read_source(memory: Any) -> Source:
+    """What `memory` names.
+
+    Args:
+        memory: "auto", cards ("4xA40-48GB"), a preset's name, a plan's folder or plan.json, or a `Plan`.
+
+    Raises:
+        ConfigError: It names nothing, with the nearest names; or a plan of another version.
+    """
+    if isinstance(memory, Plan):
+        return Source(memory.label, memory.estimate.case.hardware, memory.job)
+    text = str(memory).strip()
+    if text == AUTO:
+        return Source(text)
+    if text in PRESETS:
+        return Source(text, parse_gpus(preset(text).gpus), preset(text).job)
+    if Path(text).expanduser().exists() or "/" in text or text.endswith(".json"):
+        found = read_plan(Path(text).expanduser())
+        return Source(text, found.estimate.case.hardware, found.job)
+    try:
+        return Source(text, parse_gpus(text))
+    except ConfigError as error:
+        raise ConfigError(_unknown(text)) from error
+
+
+def _unknown(text: str) -> str:
+    count, _, card = text.rpartition("x")
+    prefix = f"{count}x" if count.isdigit() else ""
+    cards = [f"{prefix}{one.name}" for one in CARDS]
+    sizes = [name for name in cards if card.lower() in name.lower()]  # "2xA100" leaves its size open
+    near = sizes or get_close_matches(text, cards if prefix else [*PRESETS, *cards], n=3, cutoff=0.5)
+    return (
+        f"memory is {text!r}, which is neither auto, nor cards, nor a preset, nor the folder of a plan. Nearest: "
+        f"{', '.join(near[:3]) or '4xA40-48GB'}. For a card that is not in the table write a plan: `trl-ext plan "
+        "--gpu_memory_gib ... --write DIR`, and memory=DIR."
+    )

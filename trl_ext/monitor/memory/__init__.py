@@ -1,0 +1,1 @@
+"""Measured memory beside planned memory, while a run goes on."""

@@ -1,0 +1,149 @@
+"""Predicted against measured: the peaks of a card by phase, once per log entry, and a sentence where they are off.
+
+The phases are those of the plan. A phase's peak is what was allocated at once while it ran, on the rank with the most.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trl_ext.memory.formulas.phases import PHASE_WORDS
+from trl_ext.memory.units import gib, in_gib
+from trl_ext.monitor.memory.source import MemorySource
+
+STEP = "step"
+# Names of the clock's phases that are part of a plan's phase.
+_PLAN_PHASE = {"logps": "score"}
+TOLERANCE_FRAC = 0.05  # measured over predicted that is worth a warning
+SCARCE_FRAC = 0.03  # of a card; with less free, the next long batch may not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a card came to since the last reading.
+
+    Args:
+        peak_bytes: By phase.
+        reserved_bytes: Most that the allocator held.
+        free_frac: Of the card, now.
+        num_retries: Allocations that succeeded only after the cache was emptied.
+    """
+
+    peak_bytes: Mapping[str, float]
+    reserved_bytes: float
+    free_frac: float
+    num_retries: float
+
+    def over(self, largest: Callable[[list[float]], list[float]]) -> "Reading":
+        """The worst of all ranks, given what takes the largest value of each number over them."""
+        *peaks, reserved, used, retries = largest(
+            [*self.peak_bytes.values(), self.reserved_bytes, 1 - self.free_frac, self.num_retries]
+        )
+        return Reading(dict(zip(self.peak_bytes, peaks, strict=True)), reserved, 1 - used, retries)
+
+
+class MemoryMeter:
+    """Peaks by phase on this rank.
+
+    Args:
+        source: The card.
+        phases: Those that are kept, by the plan's names. Others (evaluation) count as reserved only.
+    """
+
+    def __init__(self, source: MemorySource, phases: Sequence[str]) -> None:
+        self.source = source
+        self._peaks = dict.fromkeys(phases, 0.0)
+        self._ran: set[str] = set()
+        self._reserved = 0.0
+        self._num_retries = source.num_alloc_retries()
+
+    def start(self) -> None:
+        """Forget what was before, such as the loading of the model."""
+        self.source.reset()
+        self._reserved = 0.0
+        self._num_retries = self.source.num_alloc_retries()
+
+    def charge(self, name: str | None) -> None:
+        """The peak since the last call belongs to this phase of the clock; None to none."""
+        peak, phase = float(self.source.peak_bytes()), _PLAN_PHASE.get(name or "", name)
+        self._reserved = max(self._reserved, float(self.source.peak_reserved_bytes()))
+        self.source.reset()
+        if phase in self._peaks:
+            # A phase that does not run between two readings keeps its last peak.
+            self._peaks[phase] = max(self._peaks[phase], peak) if phase in self._ran else peak
+            self._ran.add(phase)
+
+    def take(self) -> Reading:
+        """What was since the last call, and start over."""
+        free, total = self.source.free_and_total_bytes()
+        retries = self.source.num_alloc_retries()
+        reading = Reading(dict(self._peaks), self._reserved, free / total, float(retries - self._num_retries))
+        self._num_retries, self._reserved, self._ran = retries, 0.0, set()
+        return reading
+
+
+class MemoryAudit:
+    """Metrics and warnings from readings.
+
+    Args:
+        predicted: Bytes by phase, as the plan says; None without a plan.
+        remedy: A sentence: the next cheaper setting.
+        warn: Takes a sentence. Every kind of warning comes once.
+    """
+
+    def __init__(
+        self, predicted: Mapping[str, float] | None, remedy: Callable[[], str], warn: Callable[[str], None]
+    ) -> None:
+        self._predicted = predicted or {}
+        self._remedy = remedy
+        self._warn = warn
+        self._warned: set[str] = set()
+        self._is_first = True
+
+    def metrics(self, reading: Reading) -> dict[str, float]:
+        """Keys `memory/*`, the same ones at every call but for the predicted ones, which come with the first."""
+        metrics = {f"memory/{phase}_gib": gib(peak) for phase, peak in reading.peak_bytes.items()}
+        metrics["memory/reserved_gib"] = gib(reading.reserved_bytes)
+        metrics["memory/free_share"] = reading.free_frac
+        metrics["memory/alloc_retries"] = reading.num_retries
+        predicted = {phase: self._predicted[phase] for phase in reading.peak_bytes if phase in self._predicted}
+        if predicted:
+            worst = max(predicted, key=predicted.__getitem__)
+            metrics["memory/error_pct"] = 100 * _excess_frac(reading.peak_bytes[worst], predicted[worst])
+            if self._is_first:
+                metrics |= {f"memory/predicted_{phase}_gib": gib(value) for phase, value in predicted.items()}
+        self._is_first = False
+        self._judge(reading, predicted)
+        return metrics
+
+    def _judge(self, reading: Reading, predicted: Mapping[str, float]) -> None:
+        excess = {phase: _excess_frac(reading.peak_bytes[phase], value) for phase, value in predicted.items()}
+        worst = max(excess, key=excess.__getitem__, default=None)
+        if worst is not None and excess[worst] > TOLERANCE_FRAC:
+            self._once(
+                "excess",
+                f"Memory {PHASE_WORDS[worst]} is {in_gib(reading.peak_bytes[worst])} and "
+                f"{gib(predicted[worst]):.1f} were predicted ({excess[worst]:+.1%}). Do not count on the plan's "
+                f"reserve: {self._remedy()}",
+            )
+        if reading.free_frac < SCARCE_FRAC:
+            self._once("scarce", f"{reading.free_frac:.1%} of the card is free. {_capital(self._remedy())}")
+        if reading.num_retries:
+            self._once(
+                "retries",
+                f"The allocator emptied its cache {reading.num_retries:.0f} times to find room, which costs time: the "
+                "card is full or fragmented. Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True if it is not; "
+                f"else {self._remedy()}",
+            )
+
+    def _once(self, kind: str, sentence: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._warn(sentence)
+
+
+def _excess_frac(measured: float, predicted: float) -> float:
+    return measured / predicted - 1
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]

@@ -1,0 +1,1 @@
+"""The rules that ship, one file each."""

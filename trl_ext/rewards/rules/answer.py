@@ -1,0 +1,121 @@
+"""Is the answer right: a number, a text or a letter compared with a gold column."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Number
+from typing import Any, ClassVar
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.text.anchors import Reading, after_think, anchored, visible
+from trl_ext.rewards.text.choices import read_choice
+from trl_ext.rewards.text.numbers import read_gold_number, read_number
+from trl_ext.rewards.text.words import normalized
+
+# Escaped: curly quotes, the Chinese full stop and comma, dots. Brackets and signs stay: -3 is not 3.
+_SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Rule):
+    r"""1.0 when the completion's answer equals the gold column's, else 0.0.
+
+    The answer is the announced one that comes last (`\boxed{}`, `<answer>`, `####`, a line with `A:`, "answer is";
+    see `anchors`). Without an announcement: the last number, the whole text, or the one letter. Several different
+    answers in one announcement, and boxes in a box that holds more, are a `conflict` and earn 0.0; so does an answer
+    that is denied ("not 18"), or that stands in an HTML comment or attribute (`no_answer`). A gold that cannot be
+    read has no value (`gold_invalid`).
+
+    Args:
+        gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B".
+        kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
+            punctuation, "choice" letters A to E (`choices`).
+        where: "after_think" reads what follows the last `</think>` (nothing while `<think>` is open, everything
+            without think tags); "all" reads the whole completion.
+
+    Example:
+        >>> Answer().score(Row(None, "9 * 2 = 18, so A: 18", None, {"answer": "She makes 9 * 2 = 18. #### 18"})).value
+        1.0
+    """
+
+    tier: ClassVar[str] = "inline"
+    judges_correctness: ClassVar[bool] = True
+
+    gold: str = "answer"
+    kind: str = "number"
+    where: str = "after_think"
+
+    def check(self) -> None:
+        check_choice(self, "kind", self.kind, tuple(_READERS))
+        check_choice(self, "where", self.where, ("after_think", "all"))
+        if not isinstance(self.gold, str) or not self.gold:
+            raise RuleError(f"Rule '{self.name}': gold is {self.gold!r}. Give the name of a dataset column.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.gold,)
+
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        """The gold's own text, announced; None where the gold is neither text nor a number, or blank."""
+        gold = columns[self.gold]
+        if isinstance(gold, bool) or not isinstance(gold, str | Number) or not str(gold).strip():
+            return None
+        return announced(str(gold).strip(), self.kind)
+
+    def score(self, row: Row) -> Verdict:
+        gold = read_gold(self.kind, row.columns[self.gold])
+        if gold.value is None:
+            return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")
+        text = row.text if self.where == "all" else after_think(row.text)
+        found = _READERS[self.kind](visible(text))
+        if found.value is None:
+            return Verdict(self.floor, found.status, found.detail)
+        same = found.value == gold.value
+        return Verdict(float(same), "ok", f"{found.detail}; gold {gold.detail}")
+
+
+def announced(gold: str, kind: str) -> str:
+    r"""A gold column's answer as a completion of its own, without the solution that may stand before it.
+
+    Example:
+        >>> announced("9 * 2 = 18. #### 18", "number"), announced("$18$", "number"), announced("B) Paris", "choice")
+        ('The answer is 18', '<answer>$18$</answer>', 'B) Paris')
+    """
+    found = anchored(gold, kind)
+    if found is not None and found.anchor not in ("\\boxed", "<answer>"):
+        return f"The answer is {found.content}"
+    if found is None and kind == "choice":  # A bare letter is read in its own way, which a tag would change.
+        return gold
+    return f"<answer>{gold if found is None else found.content}</answer>"
+
+
+def read_exact(text: str) -> Reading:
+    """The announced text, or all of it, without case, spacing and surrounding punctuation.
+
+    Example:
+        >>> read_exact("The answer is  New   York.").value
+        'new york'
+    """
+    found = anchored(text, "exact")
+    if found is not None and found.conflict:
+        return found.conflict
+    content = text if found is None else found.content
+    plain = " ".join(normalized(content).casefold().split()).strip(_SURROUNDING)
+    anchor = "whole text" if found is None else f"'{found.anchor}'"
+    return Reading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
+
+
+def read_gold(kind: str, gold: Any) -> Reading:
+    """The value of a gold column's cell: text or a number."""
+    if isinstance(gold, bool) or not isinstance(gold, str | Number):
+        return Reading(None, "no_answer", f"{gold!r} is neither text nor a number")
+    return _read_gold_text(kind, str(gold))
+
+
+@lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
+def _read_gold_text(kind: str, gold: str) -> Reading:
+    return read_gold_number(gold) if kind == "number" else _READERS[kind](gold)
+
+
+_READERS = {"number": read_number, "exact": read_exact, "choice": read_choice}

@@ -1,0 +1,230 @@
+"""Does the program work: model-written Python, run against tests in a sandbox."""
+
+import json
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.sandbox.api import (
+    HIGHEST_LEVEL,
+    Limits,
+    Outcome,
+    SandboxTrouble,
+    run_program,
+    run_tests,
+    sandbox_level,
+)
+from trl_ext.rewards.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
+from trl_ext.rewards.text.anchors import after_think
+
+LONGEST_CODE = 100_000  # characters
+_LANGUAGES = ("python", "py", "python3")
+_LEVELS = tuple(f"L{level}" for level in range(HIGHEST_LEVEL + 1))
+# How a job ended, as a status and as a sentence. An exit is the code's own affair.
+_ENDINGS = {
+    "exit": ("ok", ""),
+    "cpu": ("timeout", "more than {cpu_s} s of processor time"),
+    "wall": ("timeout", "no end in sight without using the processor"),
+    "output": ("too_long", "more than {output_kib} KiB of output"),
+    "lost": ("crashed", "the sandbox's server ended twice under it"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Code(Rule):
+    """1.0 when the completion's Python passes the tests column's tests, else 0.0.
+
+    The code is the last closed block fenced as ```python after the last `</think>`. It runs in a process of its own,
+    shut in as well as the machine can (see `sandbox`), on Linux. Expected outputs and values never enter that process.
+    Tests that cannot be read have no value (`gold_invalid`), and a machine that cannot run code gives none
+    (`infra_error`).
+
+    Args:
+        tests: Column with the tests.
+        mode: "stdio" runs the code as a script once per test and compares all it prints, less trailing white space;
+            tests are a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}. "asserts" runs
+            it once and then assert statements that call it, given as text or list of texts. Either may be JSON text.
+        entry_point: Column with the name of the function that the tests call `candidate`; None without such.
+        partial: Give the share of tests passed. A test that overruns a limit ends the row.
+        require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
+        cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", 5 ms of them the sandbox's own. Five
+            times as long is the limit for code that sleeps.
+        memory_mib: Address space.
+        output_kib: Output of one test in KiB; more is `too_long`.
+
+    Example:
+        >>> tests = [{"input": "4", "output": "16"}]
+        >>> Code().score(Row(None, "```python\\nprint(int(input()) ** 2)\\n```", None, {"tests": tests})).value
+        1.0
+    """
+
+    # The rule itself only waits, in bounded time; a pool's worker could not keep the sandbox's server between rows.
+    tier: ClassVar[str] = "inline"
+    judges_correctness: ClassVar[bool] = True
+
+    tests: str = "tests"
+    mode: str = "stdio"
+    entry_point: str | None = None
+    partial: bool = False
+    require: str = "L1"
+    cpu_s: float = 2.0
+    memory_mib: int = 512
+    output_kib: int = 64
+
+    def check(self) -> None:
+        check_choice(self, "mode", self.mode, ("stdio", "asserts"))
+        check_choice(self, "require", self.require, _LEVELS)
+        for column in (self.tests, *([] if self.entry_point is None else [self.entry_point])):
+            if not isinstance(column, str) or not column:
+                raise RuleError(f"Rule '{self.name}': {column!r} is no column. Give the name of a dataset column.")
+        if not isinstance(self.partial, bool):
+            raise RuleError(f"Rule '{self.name}': partial is {self.partial!r}. Give true or false.")
+        check_number(self, "cpu_s", self.cpu_s)
+        if self.cpu_s < 0.1:
+            raise RuleError(f"Rule '{self.name}': cpu_s is {self.cpu_s}. Give at least 0.1 seconds.")
+        check_whole(self, "memory_mib", self.memory_mib, 64)
+        check_whole(self, "output_kib", self.output_kib, 1)
+        self.check_level()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.tests,) if self.entry_point is None else (self.tests, self.entry_point)
+
+    def cache_key(self, row: Row) -> Hashable:
+        return cell_text(row.columns[self.tests]), self._entry_point(row), code_block(row.text)
+
+    def score(self, row: Row) -> Verdict:
+        try:
+            tests = self._read(row)
+        except UnreadableTests as error:
+            return Verdict(None, "gold_invalid", f"column '{self.tests}': {error}")
+        code = code_block(row.text)
+        if code is None:
+            return Verdict(self.floor, "no_answer", "no closed block fenced as ```python")
+        if len(code) > LONGEST_CODE:
+            return Verdict(self.floor, "too_long", f"{len(code)} characters of code")
+        self.check_level()
+        try:
+            source = code.encode("utf-8", "surrogatepass")
+            return self._cases(source, tests) if self.mode == "stdio" else self._suite(source, tests, row)
+        except SandboxTrouble as error:
+            return Verdict(None, "infra_error", str(error))
+
+    def score_rows(self, rows: Sequence[Row], workers: int) -> list[Verdict]:
+        """`score` for many rows, several at a time and each different one once."""
+        keys = [self.cache_key(row) for row in rows]
+        different = dict(zip(keys, rows, strict=True))
+        with ThreadPoolExecutor(workers) as threads:
+            verdicts = dict(zip(different, threads.map(self.score, different.values()), strict=True))
+        return [verdicts[key] for key in keys]
+
+    def check_level(self) -> None:
+        """Raise RuleError where this machine cannot give the level asked for."""
+        try:
+            level, trouble = sandbox_level()
+        except SandboxTrouble as error:
+            raise RuleError(f"Rule '{self.name}': {error}. It needs Linux 5.3 or later.") from error
+        if level < _LEVELS.index(self.require):
+            raise RuleError(
+                f"Rule '{self.name}': require is {self.require}, and this machine gives L{level} ({trouble}). Allow "
+                "seccomp, Landlock and user namespaces in the container, or write require: "
+                f"L{level} to run model-written code with less protection."
+            )
+
+    def _read(self, row: Row) -> Any:
+        text = cell_text(row.columns[self.tests])
+        if self.mode == "asserts":
+            return read_suite(text, self._entry_point(row))
+        cases = read_cases(text)
+        longest = max(sum(map(len, case.expected)) for case in cases)
+        if longest > 1024 * self.output_kib:
+            raise UnreadableTests(f"an output of {longest} characters is above output_kib {self.output_kib}")
+        return cases
+
+    def _entry_point(self, row: Row) -> str | None:
+        name = None if self.entry_point is None else row.columns[self.entry_point]
+        return name if isinstance(name, str) and name else None
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
+
+    def _cases(self, source: bytes, cases: Sequence[Case]) -> Verdict:
+        """One process per test; the first that fails decides, or the share that passes."""
+        passed, status, failure = 0, "ok", ""
+        for index, case in enumerate(cases):
+            outcome = run_program(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
+            reason = self._ending(outcome) or wrong_output(outcome, case.expected)
+            passed += not reason
+            if reason and not failure:
+                status, failure = _ENDINGS[outcome.ended][0], f"; test {index + 1}: {reason}"
+            if reason and not (self.partial and outcome.ended == "exit"):
+                break
+        return self._verdict(passed, len(cases), status, failure)
+
+    def _suite(self, source: bytes, suite: Any, row: Row) -> Verdict:
+        """One process with the code and one with the tests, which report."""
+        job = {"steps": suite.steps, "candidate": self._entry_point(row), "all": self.partial}
+        outcome = run_tests(source, json.dumps(job).encode(), self._limits)
+        passed, failure, unfit = read_report(outcome.output)
+        if unfit:
+            return Verdict(None, "gold_invalid", f"column '{self.tests}': {failure}")
+        failure = self._ending(outcome) or failure
+        if outcome.note:
+            failure = f"{failure} ({outcome.note})"
+        status = _ENDINGS[outcome.ended][0]
+        return self._verdict(passed, suite.num_tests, status, f"; {failure}" if failure else "")
+
+    def _ending(self, outcome: Outcome) -> str:
+        sentence = _ENDINGS[outcome.ended][1]
+        return sentence.format(cpu_s=self.cpu_s, output_kib=self.output_kib)
+
+    def _verdict(self, passed: int, num_tests: int, status: str, failure: str) -> Verdict:
+        share = passed / num_tests if self.partial else float(passed == num_tests)
+        return Verdict(share, status, f"{passed} of {num_tests} tests pass{failure}"[:300])
+
+
+def code_block(text: str) -> str | None:
+    """The last closed block fenced as Python behind the last `</think>`; None without one.
+
+    A fence is three or more backticks that open a line; one of at least as many and nothing else closes it. One pass
+    over the lines, whatever they hold.
+    """
+    found, opened, info = None, 0, ""
+    block: list[str] = []
+    for line in after_think(text).split("\n"):
+        stripped = line.strip()
+        ticks = len(stripped) - len(stripped.lstrip("`"))
+        if not opened and ticks >= 3:
+            opened, info, block = ticks, stripped[ticks:].strip().lower(), []
+        elif opened and ticks >= opened and ticks == len(stripped):
+            found = "\n".join(block) if info in _LANGUAGES else found
+            opened = 0
+        elif opened:
+            block.append(line)
+    return found
+
+
+def wrong_output(outcome: Outcome, expected: tuple[str, ...]) -> str:
+    """What is wrong with a program's end and output; empty where nothing is."""
+    if outcome.code != 0:
+        return f"exit code {outcome.code} {outcome.note}".strip()
+    lines = lines_of(outcome.output.decode("utf-8", "replace"))
+    if lines == expected:
+        return ""
+    return f"{len(lines)} lines, expected {len(expected)}" if len(lines) != len(expected) else "wrong output"
+
+
+def read_report(output: bytes) -> tuple[int, str, bool]:
+    """Tests passed, the first failure, and whether the tests themselves are at fault, from the judge's report.
+
+    No test passed where it could not write one.
+    """
+    try:
+        passed, failure, unfit = json.loads(output)
+        return int(passed), str(failure), unfit is True
+    except (ValueError, TypeError):
+        return 0, "the tests did not end", False

@@ -1,0 +1,272 @@
+"""Is the prose fluent, by signs that cost little: sentences, brackets, words, punctuation.
+
+None of these signs knows grammar. They tell prose from debris (truncated, mashed, stuttering text), so give the rule
+a small weight. A LanguageTool server knows grammar; give its address to ask it instead.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHandler, HTTPSHandler, OpenerDirector
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.text.words import UNSPACED, prose, refusal, text_part, words
+
+_FILLER = "\ufffc"  # Stands where code or a formula was, so that the full stop behind it is not orphaned.
+_DEFECTS_TO_ZERO = 0.1  # Defects per word from which on a sign is at 0.0.
+_MAX_REPLY_BYTES = 4_000_000
+_MAX_SENT_CHARS = 20_000  # The head stands for a longer text: one that keeps the server busy must not earn a timeout.
+
+_WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
+_LONG_WORD = re.compile(r"[^\W_]{5,}")
+_LETTER = re.compile(r"[^\W\d_]")
+_LISTED = re.compile(r"[#|*>+\u2022-]|\d{1,3}[.)]")
+# Behind "e.g." and "p. 3" no sentence begins.
+_FIRST_LETTERS = re.compile(
+    r"[.!?](?:(?<=\w\w\w.)|(?<=\d.))[\"'\u201d\u2019)]{0,3}[^\S\n]{1,3}[\"'\u201c\u2018(]{0,3}([^\W\d_])"
+)
+_SENTENCE_ENDS = tuple(".!?:;\u2026\u3002\uff01\uff1f\uff1a\uff1b" + _FILLER)
+_CLOSERS = "\"'*_`)]}\u201d\u2019\uff09\u3011\u300d\u300f\u300b"
+_PAIRS = dict(zip(")]}\u201d\uff09\u3011\u300d\u300f\u300b", "([{\u201c\uff08\u3010\u300c\u300e\u300a", strict=True))
+_BRACKETS = re.compile("[" + re.escape("".join(_PAIRS) + "".join(_PAIRS.values())) + "]")
+_ENUMERATORS = re.compile(r"(?m)^[^\S\n]{0,8}\w{1,3}\)")
+_REPEATED_MARKS = re.compile(r"([!?,.;:\u3001\u3002\uff0c\uff01\uff1f\uff1b\uff1a])\1+")
+_DOUBLED = re.compile(rf"\b(?!had\b|that\b|[\d_])([^\W{UNSPACED}]{{2,30}})[^\S\n]{{1,3}}\1\b", re.IGNORECASE)
+_SPACED_MARKS = re.compile(r"[\w)][^\S\n]{1,3}(?:[,\uff0c\u3001\u3002\uff01\uff1f]|\.(?![\w.]))")
+_STUTTER = re.compile(r"([^\W\d_])\1{3,}")
+_JUNK = re.compile("[\ufffd\ud800-\udfff\ue000-\uf8ff\x00-\x08\x0e-\x1f]+")
+_SWITCH = re.compile(r"[^\W\d_](?=\d)|\d(?=[^\W\d_])")
+_VOWELLESS = re.compile(r"(?i)[bcdfghjklmnpqrstvwxz]{5,}")
+_CLUSTER = re.compile(r"(?i)[bcdfghjklmnpqrstvwxz]{7}")
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar(Rule):
+    """Mean of seven signs of fluent prose, each 0.0 to 1.0; with `server`, 1.0 less LanguageTool's complaints.
+
+    Code, LaTeX, links and tags are cut out first. A sign with nothing to judge is 1.0, so a text without brackets does
+    not gain by adding some:
+
+        starts        share of sentences that do not begin with a small letter
+        ends          share of paragraphs of four words and more that end a sentence; list items and headings aside
+        balance       share of brackets and quotation marks that find their partner
+        words         no tokens that cannot be words: "xkcdq", "a1b2c3", "heeeeey", lone surrogates
+        punctuation   no repeated marks: "!!", ",,"; "..." is one mark
+        doubled       no word twice in a row: "the the"
+        spacing       no space in front of a comma or full stop
+
+    The last four fall linearly to 0.0 at one defect in ten words; so does the value with `server`. A completion
+    without words outside of code and formulas earns 0.0 with status `no_answer`.
+
+    Args:
+        where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
+        server: Address of a LanguageTool server, such as "http://localhost:8081". It gets the first 20,000 characters.
+            Rows that it does not answer have no value (`infra_error`).
+        language: What the server takes the text for, such as "en-US"; "auto" lets it find out.
+        timeout_s: Seconds to wait for the server's whole reply.
+
+    Example:
+        >>> Grammar().score(Row(None, "so the the answer is 18", None, {})).detail
+        'starts 0.00, ends 0.00, doubled 0.00'
+    """
+
+    where: str = "all"
+    server: str = ""
+    language: str = "auto"
+    timeout_s: float = 5.0
+
+    @property
+    def tier(self) -> str:  # type: ignore[override]
+        """A server may hang, the seven signs cannot."""
+        return "worker" if self.server else "inline"
+
+    def check(self) -> None:
+        check_choice(self, "where", self.where, ("all", "after_think"))
+        check_number(self, "timeout_s", self.timeout_s)
+        if self.timeout_s <= 0:
+            raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
+        if self.server and not is_http(self.server):
+            raise RuleError(
+                f"Rule '{self.name}': server is {self.server!r}. Give an address such as http://localhost:8081."
+            )
+
+    def score(self, row: Row) -> Verdict:
+        refused = refusal(self, row.text)
+        if refused:
+            return refused
+        text = prose(text_part(row.text, self.where), _FILLER)
+        text = text[:_MAX_SENT_CHARS] if self.server else text
+        num_words = len(_WORD.findall(text))
+        if not num_words:
+            return Verdict(self.floor, "no_answer", "no words outside of code and formulas")
+        return self._ask(text, num_words) if self.server else judge_signs(text, num_words)
+
+    def _ask(self, text: str, num_words: int) -> Verdict:
+        try:
+            complaints = num_complaints(self.server, text.replace(_FILLER, " "), self.language, self.timeout_s)
+        except HTTPError as error:
+            error.close()
+            if error.code == 413:  # The server's own limit on a text.
+                return Verdict(self.floor, "too_long", f"{len(text)} characters are too long for {self.server}")
+            return Verdict(None, "infra_error", f"{self.server} answered {error.code}")
+        except (OSError, ValueError, HTTPException) as error:
+            return Verdict(None, "infra_error", f"{self.server}: {error}")
+        return Verdict(clean_frac(complaints, num_words), "ok", f"{complaints} complaints in {num_words} words")
+
+
+def judge_signs(text: str, num_words: int) -> Verdict:
+    """The mean of the seven signs; the detail names those below 1.0."""
+    values = {name: sign(text, num_words) for name, sign in _SIGNS.items()}
+    low = [f"{name} {value:.2f}" for name, value in values.items() if value < 1.0]
+    return Verdict(sum(values.values()) / len(values), "ok", ", ".join(low) or "all signs good")
+
+
+def clean_frac(num_defects: int, num_words: int) -> float:
+    """1.0 without defects, linearly to 0.0 at one in ten words."""
+    return max(0.0, 1.0 - num_defects / (num_words * _DEFECTS_TO_ZERO))
+
+
+def paragraphs(text: str) -> list[str]:
+    """Paragraphs less list items and headings; a line that goes on with a small letter belongs to the one before."""
+    groups: list[list[str]] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if groups and line[0].islower():
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    return [" ".join(group) for group in groups if not _LISTED.match(group[0])]
+
+
+def starts(text: str, num_words: int) -> float:
+    """Share of sentences that do not begin with a small letter; scripts without capitals always pass."""
+    parts = paragraphs(text)
+    letters = [head.group() for head in (_LETTER.search(part[:3]) for part in parts) if head]
+    letters += (letter for part in parts for letter in _FIRST_LETTERS.findall(part))
+    return 1.0 - sum(map(str.islower, letters)) / len(letters) if letters else 1.0
+
+
+def ends(text: str, num_words: int) -> float:
+    """Share of paragraphs of four words and more that end a sentence."""
+    long = [paragraph for paragraph in paragraphs(text) if len(words(paragraph)) >= 4]
+    good = sum(paragraph.rstrip(_CLOSERS).endswith(_SENTENCE_ENDS) for paragraph in long)
+    return good / len(long) if long else 1.0
+
+
+def balance(text: str, num_words: int) -> float:
+    """Share of brackets and quotation marks with a partner; `1)` and `a)` at the head of a line are no brackets."""
+    open_marks: list[str] = []
+    marks = _BRACKETS.findall(_ENUMERATORS.sub("", text))
+    unmatched = 0
+    for mark in marks:
+        if mark not in _PAIRS:
+            open_marks.append(mark)
+        elif open_marks and open_marks[-1] == _PAIRS[mark]:
+            open_marks.pop()
+        else:
+            unmatched += 1
+    straight = text.count('"')
+    total = len(marks) + straight
+    return 1.0 - (unmatched + len(open_marks) + straight % 2) / total if total else 1.0
+
+
+def real_words(text: str, num_words: int) -> float:
+    """Fewer tokens that cannot be words, runs of one letter, and characters that are no text."""
+    odd = sum(map(is_odd, _LONG_WORD.findall(text)))
+    return clean_frac(odd + len(_STUTTER.findall(text)) + len(_JUNK.findall(text)), num_words)
+
+
+def is_odd(token: str) -> bool:
+    """Whether a token cannot be a word; names such as GPT4 and H2O, and all capitals, can.
+
+    Example:
+        >>> [is_odd(token) for token in ("strength", "xkcdq", "a1b2c3", "HTTPS", "GPT4")]
+        [False, True, True, False, False]
+    """
+    if len(token) < 5 or token.isdecimal():
+        return False
+    if len(token) > 40 or len(_SWITCH.findall(token)) > 1:
+        return True
+    return not token.isupper() and bool(_VOWELLESS.fullmatch(token) or _CLUSTER.search(token))
+
+
+def punctuation(text: str, num_words: int) -> float:
+    """Fewer repeated marks; three dots are one mark."""
+    return clean_frac(sum(run.group() != "..." for run in _REPEATED_MARKS.finditer(text)), num_words)
+
+
+def doubled(text: str, num_words: int) -> float:
+    """Fewer words that stand twice in a row; "had had" and "that that" are English."""
+    return clean_frac(len(_DOUBLED.findall(text)), num_words)
+
+
+def spacing(text: str, num_words: int) -> float:
+    """Fewer spaces in front of a comma or full stop; French puts one in front of the taller marks."""
+    return clean_frac(len(_SPACED_MARKS.findall(text)), num_words)
+
+
+_SIGNS: dict[str, Callable[[str, int], float]] = {
+    "starts": starts,
+    "ends": ends,
+    "balance": balance,
+    "words": real_words,
+    "punctuation": punctuation,
+    "doubled": doubled,
+    "spacing": spacing,
+}
+
+
+def is_http(address: object) -> bool:
+    """Whether an address is http or https with a host."""
+    try:
+        parts = urlsplit(address if isinstance(address, str) else "")
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
+def num_complaints(server: str, text: str, language: str, timeout_s: float) -> int:
+    """How many faults a LanguageTool server finds.
+
+    Errors:
+        HTTPError, OSError (TimeoutError among them), HTTPException: there is no reply, or not all of it in time.
+        ValueError: the reply is not LanguageTool's.
+    """
+    deadline = time.monotonic() + timeout_s
+    form = urlencode({"text": text, "language": language}, encoding="utf-8", errors="replace").encode()
+    with opener().open(f"{server.rstrip('/')}/v2/check", form, timeout_s) as reply:
+        body = b""
+        while block := reply.read1(65536):
+            body += block
+            if len(body) > _MAX_REPLY_BYTES:
+                raise ValueError(f"the reply is longer than {_MAX_REPLY_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no whole reply within {timeout_s} s")
+    return complaints_in(body)
+
+
+def complaints_in(body: bytes) -> int:
+    """The number of matches in a reply; ValueError for anything else than an object with a list of them."""
+    try:
+        reply = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("the reply is nested too deeply") from error
+    matches = reply.get("matches") if isinstance(reply, dict) else None
+    if not isinstance(matches, list):
+        raise ValueError("the reply holds no list of matches")
+    return len(matches)
+
+
+@lru_cache(maxsize=1)
+def opener() -> OpenerDirector:
+    """Speaks http and https and follows no redirect: the server that was named is the one that is asked."""
+    director = OpenerDirector()
+    for handler in (HTTPHandler(), HTTPSHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()):
+        director.add_handler(handler)
+    return director

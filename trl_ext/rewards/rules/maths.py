@@ -1,0 +1,163 @@
+"""Is the answer mathematically the same as the gold."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.mathematics import library as math_library
+from trl_ext.rewards.mathematics.equal import Match, match
+from trl_ext.rewards.mathematics.extract import Extracted, extract
+from trl_ext.rewards.mathematics.gate import check_answer, check_for_library
+from trl_ext.rewards.mathematics.gold import Gold, gold_text, read_gold
+from trl_ext.rewards.mathematics.limits import TooComplex, Unreadable
+from trl_ext.rewards.mathematics.prompt import stands_in
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.text.choices import read_choice
+
+_BY_TEXT = frozenset({"same text", "letter"})
+_COPIED = "copied from the prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Math(Rule):
+    r"""1.0 when the completion's answer is mathematically the gold column's, else 0.0.
+
+    See `extract` for where the answer is looked for, `gold` for what a gold may look like and `equal`
+    for what is the same. An answer that would take too long to judge is `too_long` or `too_complex` and earns 0.0;
+    that is told from its size and form, never from a clock.
+
+    In the train profile an answer that stands in the prompt as a term (`(x+1)^2` where it is to be expanded, `3 + 4`
+    where it is to be added) earns nothing unless it is the gold's very text: its value is right, and nothing is done.
+
+    Args:
+        gold: Column with the right answer.
+        profile: "train" is strict, because a policy finds every leniency. "eval" asks math-verify, and so accepts
+            `5 = 3` for 3, m for cm, 0.5 for 50 percent, sets for tuples and `X` for `x`.
+        where: "after_think" reads what follows the last `</think>`; "all" reads the whole completion.
+        multiple: What several different boxes are: "reject" a conflict (0.0); "last" the last one decides;
+            "all_equal" each must be right.
+
+    Raises:
+        SupportError: math-verify is not installed.
+
+    Example:
+        >>> Math().score(Row(None, "so \\boxed{\\sqrt{117}}", None, {"answer": "3\\sqrt{13}"})).value
+        1.0
+    """
+
+    tier: ClassVar[str] = "worker"
+    judges_correctness: ClassVar[bool] = True
+
+    gold: str = "answer"
+    profile: str = "train"
+    where: str = "after_think"
+    multiple: str = "reject"
+
+    def check(self) -> None:
+        check_choice(self, "profile", self.profile, ("train", "eval"))
+        check_choice(self, "where", self.where, ("after_think", "all"))
+        check_choice(self, "multiple", self.multiple, ("reject", "last", "all_equal"))
+        if not isinstance(self.gold, str) or not self.gold:
+            raise RuleError(f"Rule '{self.name}': gold is {self.gold!r}. Give the name of a dataset column.")
+        math_library.require()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.gold,)
+
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        """The gold in a box, of a worked solution its answer."""
+        text = gold_text(columns[self.gold])
+        return None if text is None or not text.strip() else f"\\boxed{{{read_gold(text).text or text}}}"
+
+    def warm_up(self) -> None:
+        math_library.require()
+
+    def cache_key(self, row: Row) -> Hashable | None:
+        """The gold, the extracted answer, and whether that stands in the prompt."""
+        text = gold_text(row.columns[self.gold])
+        if text is None:
+            return None
+        found = self._extract(row)
+        return (text, found, self._copied(row, found))
+
+    def score(self, row: Row) -> Verdict:
+        cell = row.columns[self.gold]
+        text = gold_text(cell)
+        if text is None:
+            return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r:.60} is neither text nor a number")
+        gold = read_gold(text)
+        if gold.problem:
+            return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.problem}")
+        found = self._extract(row)
+        if not found.answers:
+            return Verdict(self.floor, found.status, found.detail)
+        return self._judge(gold, found, self._copied(row, found))
+
+    def _extract(self, row: Row) -> Extracted:
+        return extract(row.text, self.where, self.multiple)
+
+    def _copied(self, row: Row, found: Extracted) -> bool:
+        return self.profile == "train" and any(stands_in(answer, row.prompt) for answer in found.answers)
+
+    def _judge(self, gold: Gold, found: Extracted, copied: bool) -> Verdict:
+        told = f"'{found.anchor}': {' and '.join(found.answers)[:80]}; gold: {gold.text[:80]}"
+        try:
+            matches = [self._match(gold, answer) for answer in found.answers]
+        except TooComplex as error:
+            return Verdict(self.floor, "too_complex", f"{told}; {error}")
+        except RecursionError:
+            return Verdict(self.floor, "too_complex", f"{told}; nested too deeply")
+        except Unreadable as error:
+            return Verdict(self.floor, "no_answer", f"{told}; {error}")
+        wrong = next((one for one in matches if not one.same), None)
+        if wrong is not None:
+            disagree = len(matches) > 1 and any(one.same for one in matches)
+            return Verdict(self.floor, "conflict" if disagree else "ok", f"{told}; {wrong.path}")
+        path = matches[0].path
+        if copied and path not in _BY_TEXT:
+            return Verdict(self.floor, "ok", f"{told}; {_COPIED}")
+        return Verdict(1.0, "ok", f"{told}; {path}")
+
+    def _match(self, gold: Gold, answer: str) -> Match:
+        tokens = tokenize(answer)
+        if not tokens:
+            raise Unreadable("empty")
+        if tokens == gold.tokens:
+            return match(gold.tokens, tokens)
+        check_answer(tokens)
+        if _is_choice(gold.tokens, tokens):
+            return _match_letter(gold.tokens, answer)
+        return match(gold.tokens, tokens) if self.profile == "train" else _lenient(gold, tokens, answer)
+
+
+def _is_choice(gold: Tokens, answer: Tokens) -> bool:
+    r"""Whether a letter is compared: the gold is `(C)` or `\text{C}`, or it is C and the answer opens like an option.
+
+    Without an option's bracket, full stop or colon, C may be a constant, and is compared as an expression.
+    """
+    if _letter(gold) not in tuple("ABCDE"):
+        return False
+    return gold != (_letter(gold),) or answer[1:2] in ((")",), (".",), (":",)) or answer[2:3] == (")",)
+
+
+def _letter(tokens: Tokens) -> str:
+    return "".join(tokens).strip(WORDS + "()")
+
+
+def _match_letter(gold: Tokens, answer: str) -> Match:
+    r"""A choice: the letter alone, or with the text of its option, as in `\textbf{(C)} 12`."""
+    found = read_choice(f"answer is {answer}").value
+    return Match(found is not None and found == _letter(gold), "letter")
+
+
+def _lenient(gold: Gold, tokens: Tokens, answer: str) -> Match:
+    """The eval profile: ours where it says yes, else math-verify."""
+    found = match(gold.tokens, tokens)
+    if found.same:
+        return found
+    check_for_library(tokens)
+    check_for_library(gold.tokens)
+    return Match(math_library.same_answer(gold.text, answer), "math-verify")

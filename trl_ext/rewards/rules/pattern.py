@@ -1,0 +1,71 @@
+"""Does the completion match a pattern: user-written regular expressions under a time limit."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import regex
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.text.words import MAX_CHARS
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern(Rule):
+    r"""1.0 when the text matches the pattern, else 0.0.
+
+    The `regex` module's syntax, which extends `re`; write `(?s)` in front for a `.` that matches line breaks.
+
+    Args:
+        pattern: Regular expression.
+        mode: "full": the whole text, without surrounding space, is one match; "search": some part of it is.
+        timeout_s: Seconds of the process's processor time before a match is given up; the completion then earns 0.0
+            with status `timeout`. A loaded machine does not change the verdict, other busy threads do, and so can a
+            slower machine: write patterns that need no time limit, without nested repetition.
+
+    Example:
+        >>> Pattern(r"(?s).+\nA: -?\d+").score(Row(None, "9 * 2 = 18\nA: 18", None, {})).value
+        1.0
+    """
+
+    tier: ClassVar[str] = "inline"
+
+    pattern: str
+    mode: str = "full"
+    timeout_s: float = 0.1
+
+    def check(self) -> None:
+        check_choice(self, "mode", self.mode, ("full", "search"))
+        check_number(self, "timeout_s", self.timeout_s)
+        if self.timeout_s <= 0:
+            raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
+        if not isinstance(self.pattern, str) or not self.pattern:
+            raise RuleError(f"Rule '{self.name}': pattern is {self.pattern!r}. Give a regular expression.")
+        try:
+            compiled(self.pattern)
+        except regex.error as error:
+            raise RuleError(f"Rule '{self.name}': pattern {self.pattern!r} does not compile: {error}.") from error
+
+    def score(self, row: Row) -> Verdict:
+        if len(row.text) > MAX_CHARS:
+            return Verdict(self.floor, "too_long", f"{len(row.text)} characters, at most {MAX_CHARS} are read")
+        try:
+            found = self._matches(row.text)
+        except TimeoutError:
+            return Verdict(self.floor, "timeout", f"no verdict within {self.timeout_s} s")
+        except MemoryError:
+            return Verdict(self.floor, "too_complex", "the match needs more memory than there is")
+        return Verdict(float(found), "ok", "match" if found else "no match")
+
+    def _matches(self, text: str) -> bool:
+        pattern = compiled(self.pattern)
+        if self.mode == "search":
+            return pattern.search(text, timeout=self.timeout_s) is not None
+        return pattern.fullmatch(text.strip(), timeout=self.timeout_s) is not None
+
+
+@lru_cache(maxsize=256)
+def compiled(pattern: str) -> Any:
+    """The compiled pattern, kept outside the rule so that the rule stays plain data."""
+    return regex.compile(pattern)

@@ -1,0 +1,43 @@
+"""Does the completion repeat itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
+from trl_ext.rewards.text.words import refusal, words
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition(Rule):
+    """1 minus the share of repeated n-grams: different n-grams divided by all n-grams.
+
+    Counted on token ids where they are there, else on words; the words of a text beyond `words.MAX_CHARS` are not
+    read (0.0, status `too_long`). A text too short for one n-gram repeats nothing (1.0); an empty one earns 0.0 with
+    status `no_answer`.
+
+    Args:
+        ngram: Tokens (or words) in a row that count as one unit.
+
+    Example:
+        >>> Repetition(ngram=1).score(Row(None, "no no no yes", None, {})).value
+        0.5
+    """
+
+    tier: ClassVar[str] = "inline"
+
+    ngram: int = 3
+
+    def check(self) -> None:
+        check_whole(self, "ngram", self.ngram, least=1)
+
+    def score(self, row: Row) -> Verdict:
+        refused = None if row.completion_ids else refusal(self, row.text)
+        if refused:
+            return refused
+        units: Sequence[object] = row.completion_ids or words(row.text)
+        num_ngrams = len(units) - self.ngram + 1
+        if num_ngrams <= 0:
+            return Verdict(1.0, "ok", f"shorter than {self.ngram}")
+        different = len(set(zip(*(units[start:] for start in range(self.ngram)), strict=False)))
+        return Verdict(different / num_ngrams, "ok", f"{num_ngrams - different} of {num_ngrams} repeat")

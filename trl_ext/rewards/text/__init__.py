@@ -1,0 +1,1 @@
+"""How answers are read out of completions: anchors, numbers, choices, words, boxes."""

@@ -1,0 +1,139 @@
+"""Words and prose in any script: where a word ends, which scripts write without spaces, what is code or formula.
+
+Everything here takes time linear in the text, whatever it holds. The rules of text read at most MAX_CHARS characters,
+so a text of any length costs a bounded time.
+"""
+
+import re
+import unicodedata
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import regex
+
+from trl_ext.rewards.rule import Rule, Verdict
+from trl_ext.rewards.text.anchors import after_think
+
+# Longest text, in characters, that the rules of text read: some 60,000 tokens of English. A longer one earns the floor
+# with status `too_long` instead of being cut, because what is cut off would go unjudged.
+MAX_CHARS = 250_000
+
+# Han, kana, Hangul, Thai to Myanmar, Khmer and full-width forms: scripts without spaces between words, or (Hangul)
+# with particles written onto the word, so that a keyword's end is not visible in the text.
+UNSPACED = (
+    "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+    "\uf900-\ufaff\uff66-\uff9f"
+)
+_ONE_UNSPACED = re.compile(f"[{UNSPACED}]")
+_WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
+# A neighbour that makes a keyword a part of a longer word. `\w` of `regex` holds combining marks, which are vowels in
+# Indic scripts; `\w` of `re` does not.
+_JOINS = rf"[^\W{UNSPACED}]"
+
+_MARKS = r"[\p{M}\uff9e\uff9f]"  # All that can begin with a combining mark once it is normalised.
+_MANY_MARKS = regex.compile(rf"({_MARKS}{{30}}){_MARKS}+")
+_INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
+# Anything but the blocks that hold neither marks nor invisible characters nor full-width forms: those of most texts.
+_UNUSUAL = re.compile(
+    "[^\x00-\xac\xae-\u02ff\u0370-\u0482\u048a-\u0590\u1e00-\u200a\u2010-\u2029\u2030-\u205f\u20a0-\u20bf"
+    "\u2190-\u2bff\u3000-\u3029\u3041-\u3096\u30a1-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
+)
+_BLANK = regex.compile(r"[\s\p{C}\p{Default_Ignorable_Code_Point}]*+")
+_FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
+_HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+
+# What the forms below must not hold inside, they hold not even once, so that no character is scanned twice for one
+# form: "\(" written 100,000 times ends each attempt at the next one.
+_NOT_PROSE = re.compile(
+    r"""
+      ```[^`]*+(?:`(?!``)[^`]*+)*+(?:```|\Z)                                # a fence without an end: all that follows
+    | `[^`\n]++`
+    | \$\$[^$]++\$\$
+    | \$(?=\S)[^$\n]++(?<!\s)\$(?!\d)                                       # not "$5 and $6"
+    | \\\([^\\]*+(?:\\(?![()])[^\\]*+)*+\\\)
+    | \\\[[^\\]*+(?:\\(?![][])[^\\]*+)*+\\\]
+    | \\begin\{[^{}\n]*+\}[^\\]*+(?:\\(?!begin\b|end\b)[^\\]*+)*+\\end\{[^{}\n]*+\}
+    | \\[A-Za-z]++\*?+(?:\{[^{}]*+\})*+                                     # a command outside of any formula
+    | https?://\S++
+    | </?[A-Za-z][\w-]{0,30}+>                                              # tags such as <think>
+    """,
+    re.VERBOSE,
+)
+
+
+def words(text: str) -> list[str]:
+    """Words between spaces; in scripts without spaces each character is a word.
+
+    Example:
+        >>> words("use GPT 做数学")
+        ['use', 'GPT', '做', '数', '学']
+    """
+    return _WORD.findall(text) if not text.isascii() and _ONE_UNSPACED.search(text) else text.split()
+
+
+def count_word(text: str, word: str, enough: int | None = None) -> int:
+    """How often `word`, which may be a phrase, stands in `text` as a word of its own; counting stops at `enough`.
+
+    Example:
+        >>> count_word("a cathedral", "cat"), count_word("my cat. Cats.", "cat"), count_word("我喜欢数学", "数学")
+        (0, 1, 1)
+    """
+    if enough == 1:
+        return int(_alone(word).search(text) is not None)
+    return sum(1 for _ in islice(_alone(word).finditer(text), enough))
+
+
+@lru_cache(maxsize=1024)
+def _alone(word: str) -> Any:
+    before, after = rf"(?<!{_JOINS})", rf"(?!{_JOINS})"
+    opens, closes = (before if regex.match(_JOINS, word[0]) else ""), (after if regex.match(_JOINS, word[-1]) else "")
+    return regex.compile(f"{opens}{regex.escape(word)}{closes}")
+
+
+def normalized(text: str) -> str:
+    """The text as it looks: NFKC (full-width, ligatures, styled letters), without invisible characters.
+
+    Python's normalisation takes quadratic time on long runs of combining marks. Runs are cut to 30, the limit of
+    Unicode's Stream-Safe Text Format. A few characters grow, one to 18 letters; the result is cut at MAX_CHARS.
+
+    Example:
+        >>> normalized("\uff27\uff30\uff34 i\u200bdk \ufb01ne")
+        'GPT idk fine'
+    """
+    if text.isascii():
+        return text
+    if _UNUSUAL.search(text):
+        text = _FULL_WIDTH.sub(lambda match: match.group().translate(_HALF_WIDTH), text)
+    if _UNUSUAL.search(text):
+        text = _MANY_MARKS.sub(r"\1", _INVISIBLE.sub("", text))
+    return unicodedata.normalize("NFKC", text)[:MAX_CHARS]
+
+
+def prose(text: str, filler: str = " ") -> str:
+    """The text with `filler` in place of code, LaTeX, links and tags.
+
+    Example:
+        >>> prose("So <b>half</b>, $x/2$, of `x` costs $5 and $6.", "_")
+        'So _half_, _, of _ costs $5 and $6.'
+    """
+    return _NOT_PROSE.sub(filler, text)
+
+
+def text_part(text: str, where: str) -> str:
+    """The part of a completion that `where` names: "all", or "after_think" (see `anchors.after_think`)."""
+    return text if where == "all" else after_think(text)
+
+
+def is_blank(text: str) -> bool:
+    """Whether there is nothing to see: space, control and invisible characters, lone surrogates."""
+    return _BLANK.fullmatch(text) is not None
+
+
+def refusal(rule: Rule, text: str) -> Verdict | None:
+    """The floor for a text that is blank or too long to read; None for one that can be judged."""
+    if len(text) > MAX_CHARS:
+        return Verdict(rule.floor, "too_long", f"{len(text)} characters, at most {MAX_CHARS} are read")
+    if is_blank(text):
+        return Verdict(rule.floor, "no_answer", "empty")
+    return None

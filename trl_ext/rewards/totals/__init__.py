@@ -1,0 +1,1 @@
+"""From the verdicts of several rules to one reward per completion."""

@@ -1,0 +1,69 @@
+"""What a batch looked like to each rule: the metrics and the trace in TRL's log.
+
+The keys are the same in every call, so that all ranks log the same ones.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+
+from trl_ext.rewards.judge import Column
+from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.totals.composition import Composed
+
+LogMetric = Callable[[str, float], None]
+
+
+def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence[str]) -> None:
+    """One rule's metrics over a batch: its values as it gave them, unweighted and ungated.
+
+    rewards/<rule>/mean is TRL's own key, and missing where no row has a value. rules/<rule>/: std of the values;
+    none_frac of rows without a value; timeout_frac that were too long or too complex, took too long or crashed;
+    error_frac in which the rule or the machine failed; not_finite_frac; skipped_frac by `when`; gated_frac behind a
+    gate that was not open; cache_frac of rows whose verdict was known; p95_ms, within which 95 % of the others were
+    judged.
+    """
+    rows = len(column.verdicts)
+    known = [verdict.value for verdict in column.verdicts if verdict.value is not None]
+    if known:
+        log_metric(f"rewards/{rule.name}/mean", sum(known) / len(known))
+    counts: dict[str, int] = {}
+    for verdict in column.verdicts:
+        counts[verdict.status] = counts.get(verdict.status, 0) + 1
+
+    def share(*statuses: str) -> float:
+        return sum(counts.get(status, 0) for status in statuses) / rows
+
+    metrics = {
+        "std": statistics.pstdev(known) if len(known) > 1 else 0.0,
+        "none_frac": 1 - len(known) / rows - share("skipped"),
+        "timeout_frac": share("timeout", "too_long", "too_complex", "crashed"),
+        "error_frac": share("error", "infra_error"),
+        "not_finite_frac": share("not_finite"),
+        "skipped_frac": share("skipped"),
+        "cache_frac": column.hits / rows,
+        "p95_ms": percentile(column.ms, 0.95),
+    }
+    if rule.gate is not None:
+        metrics["gated_frac"] = sum(state != "open" for state in states) / rows
+    for name, value in metrics.items():
+        log_metric(f"rules/{rule.name}/{name}", value)
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The smallest value that at least `fraction` of the values do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def traces(rules: Sequence[Rule], columns: Sequence[Column], composed: Sequence[Composed]) -> list[str]:
+    """Per row JSON of each rule's value, status and contribution, for a column of TRL's completions table."""
+    return [
+        json.dumps(
+            {
+                rule.name: [column.verdicts[index].value, column.verdicts[index].status, adds]
+                for rule, column, adds in zip(rules, columns, row.contributions, strict=True)
+            }
+        )
+        for index, row in enumerate(composed)
+    ]

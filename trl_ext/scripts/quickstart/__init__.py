@@ -1,0 +1,1 @@
+"""Model and data of `make quickstart`, made on this machine."""

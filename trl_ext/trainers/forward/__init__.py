@@ -1,0 +1,1 @@
+"""What goes through a model: completions, pairs, heads, adapters."""

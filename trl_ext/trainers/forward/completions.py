@@ -1,0 +1,238 @@
+"""Log-probabilities of a padded batch, computed on flat rows and handed back in the padded batch's shape.
+
+Legend: B rows of the padded batch, P its prompt width, C its completion width, T tokens of a flat row.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trl_ext.packing.attention import packed_forward
+from trl_ext.packing.layout import PackedRow, lay_out
+from trl_ext.packing.plan import Item, Row, Segment, plan_rows
+from trl_ext.trainers.forward.scored_positions import only_positions
+
+
+@dataclass(frozen=True, slots=True)
+class Unpadded:
+    """The real tokens of a padded prompt-completion batch.
+
+    Args:
+        sequences: Per row: prompt, then completion.
+        num_scored: Per row: tokens of the completion.
+        width: C.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+    num_scored: tuple[int, ...]
+    width: int
+
+    @property
+    def num_raw(self) -> int:
+        return sum(map(len, self.sequences))
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbs:
+    """What TRL's `_get_per_token_logps_and_entropies` returns, and what it took.
+
+    Args:
+        logps, entropies: [B, C] 0 where there is no token.
+        aux_loss: Load-balancing loss of a mixture of experts, mean over the forwards.
+        num_forwarded: Tokens that went through the model.
+        values: [B, C] what the model's value head, if it has one, expects before each token.
+    """
+
+    logps: torch.Tensor
+    entropies: torch.Tensor | None
+    aux_loss: torch.Tensor | None
+    num_forwarded: int
+    values: torch.Tensor | None = None
+
+
+def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> Unpadded:
+    """Cut the padding off.
+
+    Args:
+        input_ids, attention_mask: [B, P + C] prompts padded on the left, completions on the right.
+        width: C.
+    """
+    # One transfer from the device for the whole batch: planning is a matter of integers.
+    ids, mask = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).tolist()
+    sequences = tuple(tuple(t for t, m in zip(*row, strict=True) if m) for row in zip(ids, mask, strict=True))
+    return Unpadded(sequences, tuple(sum(row[-width:]) for row in mask), width)
+
+
+def plan(batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, keep_all: bool = False) -> list[Row]:
+    """Flat rows that hold every scored token of the batch.
+
+    Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
+    their log-probabilities; `keep_all` keeps them, for models whose auxiliary loss counts every token.
+
+    A sequence longer than `max_tokens` gets a forward of its own: at this point a crash would cost a run.
+    """
+    kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
+    if not kept:
+        return [_filler(batch)]
+    prompts: dict[tuple[int, ...], int] = {}
+    items = []
+    for i in kept:
+        prompt = batch.sequences[i][: len(batch.sequences[i]) - batch.num_scored[i]]
+        # The last prompt token stays with each completion: it is the one that predicts the first completion token.
+        shared = max(len(prompt) - 1, 0) if share_prompt else 0
+        items.append(Item(prompts.setdefault(prompt, len(prompts)), shared, len(batch.sequences[i]) - shared))
+    if max_tokens is not None:
+        max_tokens = max(max_tokens, *(item.length for item in items))
+    return [_renumber(row, kept) for row in plan_rows(items, max_tokens)]
+
+
+def score(
+    model: Callable[..., Any],
+    batch: Unpadded,
+    rows: Sequence[Row],
+    device: torch.device,
+    num_forwards: int | None = None,
+    compute_entropy: bool = False,
+    compute_aux_loss: bool = False,
+) -> LogProbs:
+    """Forward the rows one by one and put every log-probability back at its row and column.
+
+    Args:
+        model: Causal model with TRL's fused head, packed attention and `let_positions_be_chosen`, wrapped or not.
+        batch: What `rows` were planned from.
+        rows: Result of `plan`.
+        device: Where the model's inputs go.
+        num_forwards: Forwards to make in total; other ranks may need more than this one, and the collectives of
+            ZeRO-3 and DDP want equal numbers. The surplus ones forward one token and count for nothing.
+        compute_entropy, compute_aux_loss: As in TRL.
+    """
+    size = len(batch.sequences) * batch.width
+    logps = entropies = values = None
+    aux_losses = []
+    num_forwarded = 0
+    for row in _with_surplus(rows, num_forwards, batch):
+        packed = lay_out(row, batch.sequences, batch.num_scored, device)
+        num_forwarded += packed.num_tokens
+        with packed_forward():
+            outputs = forward(model, packed, compute_aux_loss)
+        target = packed.scored_item * batch.width + packed.scored_offset
+        logps = _scatter(logps, size, target, outputs.log_probs)
+        if compute_entropy:
+            entropies = _scatter(entropies, size, target, outputs.entropy)
+        if compute_aux_loss:
+            aux_losses.append(outputs.aux_loss)
+        if outputs.get("token_values") is not None:
+            values = _scatter(values, size, target, outputs.token_values)
+    shape = (len(batch.sequences), batch.width)
+    return LogProbs(
+        logps=logps.view(shape),
+        entropies=entropies.view(shape) if compute_entropy else None,
+        aux_loss=torch.stack(aux_losses[: len(rows)]).mean() if compute_aux_loss else None,
+        num_forwarded=num_forwarded,
+        values=None if values is None else values.view(shape),
+    )
+
+
+def joined(parts: Sequence[LogProbs]) -> LogProbs:
+    """One result of several batches of rows, in their order."""
+
+    def rows(name: str) -> torch.Tensor | None:
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else torch.cat(values)
+
+    aux_losses = [part.aux_loss for part in parts]
+    return LogProbs(
+        logps=torch.cat([part.logps for part in parts]),
+        entropies=rows("entropies"),
+        aux_loss=None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
+        num_forwarded=sum(part.num_forwarded for part in parts),
+        values=rows("values"),
+    )
+
+
+def score_values(
+    model: Callable[..., Any],
+    batch: Unpadded,
+    rows: Sequence[Row],
+    device: torch.device,
+    num_forwards: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, int]:
+    """Values before each completion token, [B, C], and the tokens that went through the model.
+
+    Args:
+        model: Called with a flat row and `options`; returns `token_values` [1, T], what is expected after each token.
+        batch, rows, device, num_forwards: As in `score`.
+    """
+    values = None
+    num_forwarded = 0
+    for row in _with_surplus(rows, num_forwards, batch):
+        packed = lay_out(row, batch.sequences, batch.num_scored, device)
+        num_forwarded += packed.num_tokens
+        with packed_forward():
+            outputs = model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                segments=packed.table,
+                use_cache=False,
+                **options,
+            )
+        target = packed.scored_item * batch.width + packed.scored_offset
+        size = len(batch.sequences) * batch.width
+        chosen = outputs.token_values.index_select(1, _before_scored(packed))
+        values = _scatter(values, size, target, chosen)
+    return values.view(len(batch.sequences), batch.width), num_forwarded
+
+
+def _with_surplus(rows: Sequence[Row], num_forwards: int | None, batch: Unpadded) -> list[Row]:
+    return [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]
+
+
+def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
+    """One model call on a flat row, through TRL's fused head. No attention mask: the segments say it all.
+
+    The result's fields have one entry a scored token, in the row's order.
+    """
+    options = {"output_router_logits": True} if compute_aux_loss else {}
+    before = _before_scored(packed)
+    with only_positions(before):
+        return model(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            # The label of a position is the token after it; a row without scored tokens has one without label.
+            shift_labels=packed.labels.roll(-1, dims=1).index_select(1, before),
+            segments=packed.table,
+            fused_lm_head=True,
+            use_cache=False,
+            **options,
+        )
+
+
+def _before_scored(packed: PackedRow) -> torch.Tensor:
+    """Positions whose hidden state predicts a scored token; the first one of a row that has none."""
+    return packed.scored_index - 1 if packed.scored_index.numel() else packed.scored_index.new_zeros(1)
+
+
+def _scatter(total: torch.Tensor | None, size: int, target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Add the values of a flat row's scored tokens, [1, S], to the flattened batch [B * C].
+
+    An empty `target` adds nothing but keeps the forward in the graph, so that every rank's backward meets the same
+    parameters.
+    """
+    placed = values.new_zeros(size).index_put((target,), values[0, : target.numel()])
+    if target.numel() == 0:
+        placed = placed + 0.0 * values.sum()
+    return placed if total is None else total + placed
+
+
+def _renumber(row: Row, kept: Sequence[int]) -> Row:
+    return Row(tuple(Segment(s.start, s.end, kept[s.item], s.offset, s.prefix, s.is_prefix) for s in row.segments))
+
+
+def _filler(batch: Unpadded) -> Row:
+    """The shortest forward with a prediction: two tokens of the longest sequence, none of them scored."""
+    lengths = [len(sequence) for sequence in batch.sequences]
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    return Row((Segment(0, min(2, lengths[longest]), longest, 0, (0, 0), is_prefix=True),))

@@ -1,0 +1,140 @@
+"""Preference pairs as flat rows: both sides of a pair in one forward, behind one copy of what they share.
+
+Legend: N pairs of a row, T tokens of the flat row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trl_ext.packing.attention import packed_forward
+from trl_ext.packing.layout import FlatRow, flatten
+from trl_ext.packing.plan import Item, Row, Segment, plan_rows
+from trl_ext.trainers.forward.pooled_head import scored_token
+
+# Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
+SHARED = "shared_tokens"
+# A row of one token and no pair: what a rank forwards while others have one more row.
+_NO_PAIR = Row((Segment(0, 1, 0, 0, (0, 0)),))
+
+
+@dataclass(frozen=True, eq=False)
+class PairRow:
+    """The pairs of one forward.
+
+    Args:
+        flat: The model's input.
+        pool_index: [2N] row index of the scored token of every chosen, then of every rejected side.
+        margins: [N] what the loss subtracts from the difference of the scores; None if the dataset has no margins.
+        examples: The N pairs as the dataset holds them.
+    """
+
+    flat: FlatRow
+    pool_index: torch.Tensor
+    margins: torch.Tensor | None
+    examples: tuple[Mapping[str, Any], ...]
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.examples)
+
+    @property
+    def num_raw_tokens(self) -> int:
+        """Tokens of all sides, shared ones counted twice."""
+        return sum(len(side) for side in sides(self.examples))
+
+    @property
+    def num_padded_tokens(self) -> int:
+        """Tokens of a padded batch of the same pairs."""
+        return max(map(len, sides(self.examples)), default=0) * 2 * self.num_pairs
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "PairRow":
+        """The same row on `device`."""
+        return replace(
+            self,
+            flat=self.flat.to(device, non_blocking=non_blocking),
+            pool_index=self.pool_index.to(device, non_blocking=non_blocking),
+            margins=None if self.margins is None else self.margins.to(device, non_blocking=non_blocking),
+        )
+
+
+def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_token_id: int | None) -> PairRow:
+    """Lay pairs into one flat row; no pair gives a row of one token that counts for nothing.
+
+    Args:
+        examples: Pairs with `chosen_ids`, `rejected_ids`, and `margin` or not.
+        share_prompt: One copy of the common beginning for both sides.
+        pad_token_id: The model's, for the rule which token of a side is scored.
+    """
+    if not examples:
+        return PairRow(flatten(_NO_PAIR, [[0]]), torch.zeros(0, dtype=torch.long), None, ())
+    # Side 2i is pair i's chosen one, side 2i + 1 its rejected one: neighbours in the row.
+    sequences = [side for example in examples for side in (example["chosen_ids"], example["rejected_ids"])]
+    items = []
+    for i, example in enumerate(examples):
+        shared = shared_of(example) if share_prompt else 0
+        items += [Item(i, shared, len(side) - shared) for side in sequences[2 * i : 2 * i + 2]]
+    (row,) = plan_rows(items)
+    ends = _row_indices(row, [scored_token(side, pad_token_id) for side in sequences], items)
+    margins = None
+    if "margin" in examples[0]:
+        margins = torch.tensor([example["margin"] for example in examples], dtype=torch.float)
+    return PairRow(flatten(row, sequences), torch.tensor(ends[0::2] + ends[1::2]), margins, tuple(examples))
+
+
+def score_row(model: Callable[..., Any], row: PairRow) -> torch.Tensor:
+    """[2N, 1] scores of a row's chosen, then rejected sides: one model call, no attention mask."""
+    with packed_forward():
+        return model(
+            input_ids=row.flat.input_ids,
+            position_ids=row.flat.position_ids,
+            segments=row.flat.table,
+            pool_index=row.pool_index,
+            use_cache=False,
+        ).logits
+
+
+def sides(examples: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:
+    """Token ids of every chosen, then of every rejected side."""
+    return [example[key] for key in ("chosen_ids", "rejected_ids") for example in examples]
+
+
+def num_tokens_of_pair(example: Mapping[str, Any], share_prompt: bool) -> int:
+    """Tokens that a pair takes in a flat row."""
+    both = len(example["chosen_ids"]) + len(example["rejected_ids"])
+    return both - shared_of(example) if share_prompt else both
+
+
+def shared_of(example: Mapping[str, Any]) -> int:
+    """Tokens that the sides begin with in common, from the dataset's column if it is there."""
+    known = example.get(SHARED)
+    return num_shared_tokens(example["chosen_ids"], example["rejected_ids"]) if known is None else known
+
+
+def num_shared_tokens(chosen: Sequence[int], rejected: Sequence[int]) -> int:
+    """Length of the common beginning that leaves either side a token of its own."""
+    limit = max(min(len(chosen), len(rejected)) - 1, 0)
+    if chosen[:limit] == rejected[:limit]:
+        return limit
+    # The first difference, by halves: comparing slices is faster than a loop over tokens.
+    low, high = 0, limit
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if chosen[low:middle] == rejected[low:middle] else (low, middle)
+    return low
+
+
+def _row_indices(row: Row, tokens: Sequence[int], items: Sequence[Item]) -> list[int]:
+    """Where token `tokens[i]` of sequence i lies in the row."""
+    prefixes = {items[s.item].group: s for s in row.segments if s.is_prefix}
+    found = [0] * len(items)
+    for segment in row.segments:
+        if segment.is_prefix:
+            continue
+        token = tokens[segment.item]
+        # Where all own tokens are padding the scored one is among the shared tokens.
+        home = segment if token >= segment.offset else prefixes[items[segment.item].group]
+        found[segment.item] = home.start + token - home.offset
+    return found

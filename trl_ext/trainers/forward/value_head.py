@@ -1,0 +1,148 @@
+"""Values inside the model's own forward, so that DDP, DeepSpeed and PEFT, which wrap it, see one ordinary call.
+
+Legend: B rows, T tokens of a row, H hidden size.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import ModelOutput
+from trl.trainer.utils import FusedCausalLMOutput
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.roles import ACTOR, CRITIC, REWARD, Roles
+
+NAME = "value_head"
+
+
+@dataclass
+class ActorOutput(FusedCausalLMOutput):
+    """TRL's log-probabilities, and beside them token_values [B, T]: what is expected after each token."""
+
+    token_values: torch.Tensor | None = None
+
+
+@dataclass
+class TokenValues(ModelOutput):
+    """token_values [B, T]: what is expected after each token.
+
+    Not `values`: an output is a dict, whose own `values()` DeepSpeed and DDP call.
+    """
+
+    token_values: torch.Tensor | None = None
+
+
+def run_in_fp32(head: nn.Linear) -> nn.Linear:
+    """Let a head of one output compute in float32, whatever its own dtype; returns [..., H] -> [...].
+
+    A value near 10 has steps of 0.06 in bfloat16: more than most advantages.
+    """
+    head.forward = MethodType(_fp32_forward, head)
+    return head
+
+
+def _fp32_forward(self: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        bias = None if self.bias is None else self.bias.float()
+        return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
+
+
+def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    """Give a causal model with TRL's fused head a value head, which starts at zero.
+
+    Without `roles` each scored forward also returns `token_values`. With them it does not, and
+    `model(..., role="critic")` computes the backbone with the critic's adapter and returns `token_values` alone.
+
+    Args:
+        model: Causal model of transformers, without wrapper.
+        roles: Of the PeftModel around it.
+        dtype: Of the head's weights. DeepSpeed wants one dtype for all, and keeps a float32 copy in its optimizer.
+    """
+    hidden_size = model.config.get_text_config().hidden_size
+    head = nn.Linear(hidden_size, 1, device=model.device, dtype=dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    # A submodule, so that optimizers and wrappers find it.
+    model.add_module(NAME, run_in_fp32(head))
+    model.role_heads = {CRITIC: NAME}
+    model.roles = roles
+    model.forward_actor = model.forward
+
+    # `generate` validates its arguments against the signature.
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, role: str = ACTOR, **kwargs: Any) -> Any:
+        if role != ACTOR:
+            return _role_forward(self, role, *args, **kwargs)
+        if self.roles is not None or not kwargs.get("fused_lm_head"):
+            return self.forward_actor(*args, **kwargs)
+        with outputs_of(self.base_model) as seen:
+            outputs = self.forward_actor(*args, **kwargs)
+        return ActorOutput(**outputs, token_values=getattr(self, NAME)(seen[-1][0]))
+
+    model.forward = MethodType(forward, model)
+    return head
+
+
+def _role_forward(self: Any, role: str, *args: Any, **kwargs: Any) -> TokenValues:
+    with nullcontext() if self.roles is None else self.roles.as_role(role):
+        hidden = self.base_model(*args, **kwargs)[0]
+    return TokenValues(token_values=getattr(self, self.role_heads[role])(hidden))
+
+
+def add_reward_head(model: Any, head: nn.Linear) -> None:
+    """Let `model(..., role="reward")` return what a trained score head says of every token, as `values`."""
+    model.add_module(f"{REWARD}_head", run_in_fp32(head))
+    model.role_heads[REWARD] = f"{REWARD}_head"
+
+
+def add_token_values(model: Any, keep_dtype: bool = False) -> nn.Linear:
+    """Let a sequence or token classification model return `token_values` for `model(..., role="critic")`.
+
+    Raises:
+        ConfigError: it has not one `score` on top of a backbone.
+    """
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1 or model.base_model is model:
+        raise ConfigError(
+            f"value_model is a {type(model).__name__} without a layer `score` of one output on top of a backbone. "
+            "Load it by AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)."
+        )
+    run_in_fp32(head if keep_dtype else head.float())
+    model.forward_scores = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, role: str | None = None, **kwargs: Any) -> Any:
+        if role is None:
+            return self.forward_scores(*args, **kwargs)
+        return TokenValues(token_values=self.score(self.base_model(*args, **kwargs)[0]))
+
+    model.forward = MethodType(forward, model)
+    return head
+
+
+@contextmanager
+def hidden_from_names(model: Any) -> Iterator[None]:
+    """Inside the block `model` has the modules that its class has: what vLLM can be given."""
+    heads = {name: model._modules.pop(name) for name in getattr(model, "role_heads", {}).values()}
+    try:
+        yield
+    finally:
+        for name, head in heads.items():
+            model.add_module(name, head)
+
+
+@contextmanager
+def outputs_of(module: nn.Module) -> Iterator[list[Any]]:
+    """What the module's forwards return inside the block."""
+    seen: list[Any] = []
+    handle = module.register_forward_hook(lambda _module, _args, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()

@@ -1,0 +1,1 @@
+"""GRPOTrainer, its config, and what it alone needs."""

@@ -1,0 +1,50 @@
+"""Arguments of `trl_ext.GRPOTrainer`: TRL's, ours of packing, and those of memory."""
+
+from dataclasses import dataclass, field
+
+from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.memory.fields import MemoryFields
+from trl_ext.trainers.packing_field import PACKING, settle_packing
+
+
+@dataclass
+class GRPOConfig(MemoryFields, TRLGRPOConfig):
+    """TRL's `GRPOConfig` with packing and with memory that is planned.
+
+    After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
+    """
+
+    packing: bool | None = field(default=None, metadata=PACKING)
+    share_prompt: bool = field(
+        default=True,
+        metadata={"help": "Forward a prompt once for all its completions in the same forward, instead of once each."},
+    )
+    max_tokens_per_forward: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens in one forward; a micro-batch above it is cut into several forwards. Bounds the "
+            "memory peak without changing the loss. Unset: one forward per micro-batch."
+        },
+    )
+    eval_temperature: float | None = field(
+        default=None,
+        metadata={
+            "help": "Sampling temperature during evaluation; 0 decodes greedily, which makes held-out accuracy "
+            "repeatable. Unset: the training temperature."
+        },
+    )
+
+    def __post_init__(self):
+        self.settle_memory_fields()
+        super().__post_init__()
+        settle_packing(self, is_required=self.packing is True)
+        if self.max_tokens_per_forward is not None and self.max_tokens_per_forward <= self.max_completion_length:
+            raise ConfigError(
+                f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold one completion of "
+                f"max_completion_length={self.max_completion_length} and its prompt. Raise the first or lower the "
+                "second."
+            )
+        if self.eval_temperature is not None and self.eval_temperature < 0:
+            raise ConfigError(f"eval_temperature={self.eval_temperature} is negative. Use 0 for greedy decoding.")

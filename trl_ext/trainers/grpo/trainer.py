@@ -1,0 +1,339 @@
+"""`trl_ext.GRPOTrainer`: TRL's GRPOTrainer on flat rows, with rules that fail all ranks together.
+
+TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
+"""
+
+import os
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from transformers import PreTrainedModel
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
+
+from trl_ext import compat
+from trl_ext.monitor.phases import PhaseClock
+from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.checks import check_budget, check_dataset, sample_of_prompts
+from trl_ext.trainers.forward.completions import joined, plan, score, unpad
+from trl_ext.trainers.forward.group_order import regroup, split_is_free
+from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
+from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
+from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.grpo.rewards import guard, raise_together
+from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
+from trl_ext.trainers.grpo.rule_state import RuleStates, load_state, start_scoring, synchronise
+from trl_ext.trainers.grpo.self_check import check_causal_model
+from trl_ext.trainers.launch_check import check_launch
+from trl_ext.trainers.memory.oom.pieces import CompletionPieces, why_completions_stay_whole
+from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
+from trl_ext.trainers.memory.plan import Asked, by_name, settle_memory
+from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
+from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
+from trl_ext.trainers.packing import PackingSwitch
+from trl_ext.trainers.token_counts import TokenCounts
+
+
+class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
+    """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
+
+    A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any
+    other reward function.
+
+    Metrics, one value per optimizer step:
+        packing/forwarded_over_raw: Tokens through the model over real tokens; below 1 where prompts are shared.
+        packing/padded_over_forwarded: Tokens that a padded batch would take over tokens through the model.
+        phase/<name>_s: Seconds spent in generate, score, logps, update and other, on this rank.
+    """
+
+    memory_kind = "grpo"
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *rest: Any,
+        **kwargs: Any,
+    ):
+        compat.check_versions()
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        compat.check_fused_head(args.device.type)
+        check_launch(args)
+        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        check_dataset(train_dataset, rewards, "train_dataset")
+        check_dataset(eval_dataset, rewards, "eval_dataset")
+        kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
+        self._plan_memory(model, rewards, args, train_dataset, kwargs)
+        self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
+        self._tokens = TokenCounts()
+        self._rows_to_score: list[dict[str, Any]] = []
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
+        self._add_models()
+        self.add_callback(RuleStates(self.reward_funcs))
+        self._max_tokens = getattr(args, "max_tokens_per_forward", None)
+        self._share_prompt = getattr(args, "share_prompt", True)
+        if self._max_tokens is not None:
+            self._check_budget()
+        if getattr(args, "packing", True):
+            self._start_packing()
+        keep_gradients_in_buckets(self.accelerator)
+        watch_memory(self, ("generate", "score", "update", "step"))
+
+    def _plan_memory(self, model, rewards, args, dataset, options) -> None:
+        """Settle what `args.memory` asks for, before anything loads; adapters may come into `options`."""
+        scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
+        asked = Asked(
+            model,
+            options.get("peft_config"),
+            options.get("quantization_config"),
+            options.get("processing_class"),
+            dataset,
+            "copy" if scores_by_model else "none",
+        )
+        settled = settle_memory(self.memory_kind, args, asked)
+        for name in ("peft_config", "quantization_config"):
+            if getattr(settled, name) is not None:
+                options[name] = getattr(settled, name)
+
+    def _add_models(self) -> None:
+        """For trainers that train or ask more models than TRL's; called before packing is tried."""
+
+    # Packing ------------------------------------------------------------------------------------------------------
+
+    def _why_not_packing(self) -> str:
+        """Reasons that can be known without a forward; empty if there is none."""
+        if self._is_vlm:
+            return "the model takes images"
+        if is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning:
+            return "prompt tuning puts virtual tokens before every row"
+        return ""
+
+    def _start_packing(self) -> None:
+        for model in self._models():
+            let_positions_be_chosen(model)
+        super()._start_packing()
+
+    def _self_check(self, model: Any) -> CheckResult:
+        return check_causal_model(
+            model,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            device=self.accelerator.device,
+            autocast=self.accelerator.autocast,
+            half_precision=self._is_half_precision,
+            share_prompt=self._share_prompt,
+        )
+
+    def _models(self) -> list[Any]:
+        """The policy and the reference, unwrapped."""
+        models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
+        models = [self.accelerator.unwrap_model(m) for m in models]
+        return [m.get_base_model() if is_peft_model(m) else m for m in models]
+
+    def _check_budget(self) -> None:
+        prompts = sample_of_prompts(self.train_dataset)
+        if prompts:
+            longest = max(map(len, self._tokenize_prompts(prompts)[0]))
+            check_budget(longest, self.max_completion_length, self._max_tokens)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model,
+        input_ids,
+        attention_mask,
+        logits_to_keep,
+        batch_size=None,
+        compute_entropy=False,
+        compute_aux_loss=False,
+        **multimodal,
+    ):
+        """Overrides trl.GRPOTrainer._get_per_token_logps_and_entropies: flat rows instead of padded ones."""
+        phase = "update" if torch.is_grad_enabled() else "logps"
+        with self._clock.phase(phase):
+            if not self._packs or any(value is not None for value in multimodal.values()):
+                self._count(input_ids.numel(), attention_mask, input_ids)
+                return super()._get_per_token_logps_and_entropies(
+                    model,
+                    input_ids,
+                    attention_mask,
+                    logits_to_keep,
+                    batch_size=batch_size,
+                    compute_entropy=compute_entropy,
+                    compute_aux_loss=compute_aux_loss,
+                    **multimodal,
+                )
+            result = self._packed_batch(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss
+            )
+        return result.logps, result.entropies, result.aux_loss
+
+    def _packed_batch(self, model, input_ids, attention_mask, width, batch_size, compute_entropy, compute_aux_loss):
+        """Log-probabilities of the whole batch on flat rows."""
+        parts = [
+            self._packed_part(model, ids, mask, width, compute_entropy, compute_aux_loss)
+            for ids, mask in self._parts(input_ids, attention_mask, batch_size)
+        ]
+        return joined(parts)
+
+    def _parts(self, input_ids, attention_mask, batch_size):
+        """The batch as it goes through the model, row by row of a padded batch."""
+        # With a budget the tokens say how many rows a forward holds; without one, the caller's rows do.
+        size = input_ids.size(0) if self._max_tokens or not batch_size else batch_size
+        return zip(input_ids.split(size), attention_mask.split(size), strict=True)
+
+    def _packed_part(self, model, input_ids, attention_mask, width, compute_entropy, compute_aux_loss):
+        # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
+        share = self._share_prompt and not compute_aux_loss
+        batch, rows, num_forwards = self._planned(input_ids, attention_mask, width, share, compute_aux_loss)
+        with self.accelerator.autocast():
+            result = score(model, batch, rows, input_ids.device, num_forwards, compute_entropy, compute_aux_loss)
+        self._count(result.num_forwarded, attention_mask, input_ids)
+        return result
+
+    def _planned(self, input_ids, attention_mask, width, share, keep_all=False):
+        """The batch without padding, its flat rows, and how many forwards all ranks make."""
+        batch = unpad(input_ids, attention_mask, width)
+        rows = plan(batch, share, self._max_tokens, keep_all=keep_all)
+        return batch, rows, self._agreed_num_forwards(len(rows)) if self._max_tokens else len(rows)
+
+    def _agreed_num_forwards(self, num_rows: int) -> int:
+        """The largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
+        counts = self.accelerator.gather(torch.tensor([num_rows], device=self.accelerator.device))
+        return int(counts.max().item())
+
+    def _prepare_inputs(self, generation_batch):
+        """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
+        if self._rescue.serving is not None:  # a piece of what was prepared
+            return generation_batch
+        self._check_packing(self.model_wrapped)
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is before or not self._packs or not self._share_prompt:
+            return inputs
+        if not split_is_free(self.args, self._entropy_bonus_enabled, self.aux_loss_enabled):
+            return inputs
+        place = next(i for i, batch in enumerate(self._buffered_inputs) if batch is inputs)
+        per_step = min(self.args.gradient_accumulation_steps, self.args.steps_per_generation)
+        if self.args.steps_per_generation % per_step == 0:
+            self._buffered_inputs = regroup(self._buffered_inputs, per_step)
+        return self._buffered_inputs[place]
+
+    # Loss ---------------------------------------------------------------------------------------------------------
+
+    def _pieces(self):
+        return CompletionPieces(self.args), why_completions_stay_whole(self)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Overrides trl.GRPOTrainer.compute_loss: in pieces where memory asks for it."""
+        return self._rescued(super().compute_loss, model, inputs, return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, model, inputs):
+        """Overrides trl.GRPOTrainer._compute_loss: a piece's loss by its share of the whole."""
+        return super()._compute_loss(model, inputs) * self._rescue.share
+
+    # Rewards ------------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs):
+        """Overrides trl.GRPOTrainer._generate_and_score_completions: notes the rows, for scoring that starts early."""
+        self._rows_to_score = inputs
+        return super()._generate_and_score_completions(inputs)
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
+        plain = self.reward_funcs
+        guarded = [guard(f, name) for f, name in zip(plain, self.reward_func_names, strict=True)]
+        self.reward_funcs = guarded
+        try:
+            with self._clock.phase("score"):
+                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = plain
+        raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
+        synchronise(plain, self.accelerator)
+        return rewards
+
+    # Resuming -----------------------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset=None):
+        """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
+        return EpochSampler(super()._get_train_sampler(dataset))
+
+    def _save_checkpoint(self, model, trial):
+        """Overrides trl.GRPOTrainer._save_checkpoint: rollouts that are not used up are part of the state."""
+        super()._save_checkpoint(model, trial)
+        if not self.args.save_only_model:
+            waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+            rollouts = self._buffered_inputs if waiting else None
+            save_rollouts(self._checkpoint_folder(trial), self.accelerator.process_index, self._step, rollouts)
+
+    def _checkpoint_folder(self, trial=None) -> str:
+        return os.path.join(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules and rollouts go on from their state, too."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        load_state(self.reward_funcs, checkpoint)
+        state = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
+        if state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation):
+            self._step, self._buffered_inputs = state
+
+    # Rehearsal ------------------------------------------------------------------------------------------------------
+
+    def _why_not_rehearse(self) -> str:
+        """A reason that all ranks know; empty if there is none."""
+        return "the model takes images, and no size of them is the largest" if self._is_vlm else ""
+
+    def _largest_micro_batch(self) -> MicroBatch:
+        return rollout_batch(self)
+
+    def _rehearse(self, batch: MicroBatch) -> None:
+        """TRL's step on a micro-batch: nothing is generated, and the books are not ours."""
+        TRLGRPOTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
+
+    # Generation, phases and counters --------------------------------------------------------------------------------
+
+    def _generate(self, prompts):
+        """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation."""
+        temperature = getattr(self.args, "eval_temperature", None)
+        usual = self.model.training or temperature is None
+        with (
+            self._clock.phase("generate"),
+            nullcontext() if usual else compat.sampling_temperature(self, temperature),
+        ):
+            output = super()._generate(prompts)
+        _, completion_ids, _, completions, *_ = output
+        start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids)
+        return output
+
+    def evaluate(self, *args, **kwargs):
+        """Overrides trl.GRPOTrainer.evaluate: its seconds are a phase of their own."""
+        with self._clock.phase("evaluate", whole=True):
+            return super().evaluate(*args, **kwargs)
+
+    def training_step(self, model, inputs, num_items_in_batch):
+        """Overrides trl.GRPOTrainer.training_step: timed; closes the books of an optimizer step."""
+        with self._clock.phase("update"):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            self._close_step()
+        return loss
+
+    def _count(self, num_forwarded: int, attention_mask: torch.Tensor, input_ids: torch.Tensor) -> None:
+        if self.model.training:
+            self._tokens.add(num_forwarded, int(attention_mask.sum().item()), input_ids.numel())
+
+    def _close_step(self) -> None:
+        """Token counts over all ranks, and seconds on this one, since the last optimizer step."""
+        metrics = self._tokens.take(self.accelerator)
+        metrics |= {f"phase/{name}_s": seconds for name, seconds in self._clock.take().items()}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)

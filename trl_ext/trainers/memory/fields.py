@@ -1,0 +1,103 @@
+"""The settings `memory*`, which our configs share, and which settings of a config its maker gave himself."""
+
+import os
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.files.settings import ALLOCATOR
+from trl_ext.memory.planner.question import words_of
+from trl_ext.memory.run.source import Source, read_source
+
+ON_OOM = ("split", "raise")
+
+
+@dataclass
+class MemoryFields:
+    """Fields beside those of TRL's config. `given` names the settings that were given and not left at their default.
+
+    `memory_plan` is the plan that the trainer makes from `memory`, None before and without it.
+    """
+
+    memory: str | None = field(
+        default=None,
+        metadata={
+            "help": "Settle what decides memory before the model loads: auto for the cards of this machine, cards "
+            "such as 4xA40-48GB, a preset's name, or the folder of a plan. Settings that you give stay. Without "
+            "memory_allow nothing changes that the optimisation sees."
+        },
+    )
+    memory_allow: str | None = field(
+        default=None,
+        metadata={
+            "help": "What memory may change beside that, with commas between: lora, qlora, adam8bit, shorter, fewer."
+        },
+    )
+    memory_prompt_length: int | None = field(
+        default=None,
+        metadata={"help": "Tokens of the longest prompt, for memory. Unset: measured on the training rows."},
+    )
+    global_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Samples of an optimizer step over all processes, which memory splits into micro-batches and "
+            "accumulation. Unset: what per_device_train_batch_size and gradient_accumulation_steps make."
+        },
+    )
+    memory_rehearsal: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Before step 1, one micro-batch of the greatest length forward and backward, its gradients "
+            "dropped: out of memory comes at once, not after hours. Unset: on where there is CUDA."
+        },
+    )
+    memory_on_oom: str = field(
+        default="split",
+        metadata={
+            "help": "When a forward runs out of memory. split: halve the micro-batch on all ranks and go on with the "
+            "same gradients, where that is possible. raise: end with what would fit.",
+            "choices": ON_OOM,
+        },
+    )
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        self = super().__new__(cls)
+        self.given = _given(cls, args, kwargs)
+        self.memory_plan = None
+        return self
+
+    def settle_memory_fields(self) -> None:
+        """Check them, before anything else is; called first by `__post_init__`.
+
+        Raises:
+            ConfigError: An unknown card, preset or word, a plan that is not there, or values that cannot be.
+        """
+        if self.memory_on_oom not in ON_OOM:
+            raise ConfigError(f"memory_on_oom is {self.memory_on_oom!r}. Set it to one of {', '.join(ON_OOM)}.")
+        for name in ("memory_prompt_length", "global_batch"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
+        words = words_of((self.memory_allow or "").split(","))
+        self.memory_source: Source | None = None if self.memory is None else read_source(self.memory)
+        if self.memory_source is None:
+            alone = [name for name in ("memory_allow", "global_batch") if getattr(self, name)]
+            if alone:
+                raise ConfigError(f"{alone[0]} has no effect without memory. Set memory='auto', or remove it.")
+            return
+        self.memory = self.memory_source.name
+        self.memory_words = words
+        for name, value in ALLOCATOR.items():
+            os.environ.setdefault(name, value)  # read when CUDA starts
+
+
+def _given(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    """Names of what was passed. A parser passes every field; then those with another value than their default."""
+    known = {one.name: one for one in fields(cls) if one.init}  # type: ignore[arg-type]
+    passed = dict(zip(known, args, strict=False)) | kwargs
+    if not known.keys() <= passed.keys():
+        return frozenset(passed)
+    return frozenset(name for name, value in passed.items() if name in known and value != _default(known[name]))
+
+
+def _default(one: "Field[Any]") -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()

@@ -1,0 +1,107 @@
+"""All ranks learn that one of them ran out of memory in its forward, before any other collective.
+
+A rank that fails alone leaves the others waiting in their next collective. So after each forward the ranks exchange
+two small integers. Only the bare model's forward is looked after: before and after it wrappers have collectives of
+their own, and a rank that fails among those cannot be met by the others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+
+from trl_ext.errors import OutOfMemoryError
+from trl_ext.trainers.memory.oom.allocator import is_out_of_memory
+
+# A forward under these has no collective inside the bare model.
+_PLAIN = ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_HPU", "MULTI_MUSA")
+
+
+class SplitNeeded(Exception):
+    """A forward failed on some rank; all of them take it again in halves."""
+
+
+class Agreement:
+    """The ranks' exchange.
+
+    Args:
+        accelerator: accelerate's.
+    """
+
+    def __init__(self, accelerator: Any):
+        self._accelerator = accelerator
+        self._flags: torch.Tensor | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        return self._accelerator.num_processes == 1
+
+    def prepare(self) -> None:
+        """Allocate now what is sent then."""
+        if self._flags is None and not self.is_alone:
+            self._flags = torch.zeros(2, dtype=torch.int32, device=self._accelerator.device)
+
+    def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
+        """Whether any rank failed, and whether any rank cannot cut its piece. Collective."""
+        assert self._flags is not None
+        # 1 is good news: `trl-ext dryrun` runs this on fake tensors, whose values are all 1.
+        self._flags.copy_(torch.tensor([not failed, not is_stuck], dtype=torch.int32))
+        torch.distributed.all_reduce(self._flags, op=torch.distributed.ReduceOp.MIN)
+        all_fine, all_can_cut = self._flags.tolist()
+        return not all_fine, not all_can_cut
+
+    @contextmanager
+    def over(self, model: Any, is_stuck: bool) -> Iterator[None]:
+        """Inside the block every forward with gradient ends on all ranks alike.
+
+        Args:
+            model: As training calls it, wrapped.
+            is_stuck: This rank's piece cannot be cut.
+
+        Raises:
+            SplitNeeded: A rank failed, and all can cut.
+            OutOfMemoryError: Another rank failed, and not all can cut; the rank itself raises the allocator's error.
+        """
+        bare = getattr(model, "module", model)
+        plain, had_own = bare.forward, "forward" in vars(bare)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return plain(*args, **kwargs)
+            try:
+                output = plain(*args, **kwargs)
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or self.exchange(True, is_stuck)[1]:
+                    raise
+            else:
+                failed, stuck = self.exchange(False, is_stuck)
+                if not failed:
+                    return output
+                if stuck:
+                    raise OutOfMemoryError.of_another_rank()
+            # Out here no variable holds the error, whose traceback holds the activations.
+            raise SplitNeeded
+
+        bare.forward = forward
+        try:
+            yield
+        finally:
+            if had_own:
+                bare.forward = plain
+            else:
+                del bare.forward
+
+
+def why_ranks_cannot_agree(accelerator: Any) -> str:
+    """Why a forward that fails on one rank is lost on all; empty if it is not."""
+    kind = accelerator.distributed_type
+    if kind == DistributedType.DEEPSPEED:
+        stage = accelerator.state.deepspeed_plugin.zero_stage
+        return "" if stage < 3 else "under ZeRO-3 the other ranks wait for this one's weights inside the forward"
+    parallel = getattr(accelerator, "parallelism_config", None)
+    sizes = [getattr(parallel, f"{name}_size", 1) or 1 for name in ("tp", "cp", "sp")]
+    if kind.value not in _PLAIN or max(sizes) > 1:
+        return "the model is spread over the ranks, which wait for this one inside the forward"
+    return ""

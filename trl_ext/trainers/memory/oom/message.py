@@ -1,0 +1,144 @@
+"""The error that ends a run which is out of memory: where, how much, and what would fit."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers.utils import logging
+
+from trl_ext.errors import ConfigError, OutOfMemoryError
+from trl_ext.memory.planner.planner import Plan
+from trl_ext.trainers.memory.oom.allocator import Numbers, is_out_of_memory, numbers_of
+from trl_ext.trainers.memory.oom.errors import BACKWARD, FORWARD, Place, place_of
+from trl_ext.trainers.memory.oom.remedies import next_rung, remedies
+from trl_ext.trainers.memory.oom.snapshot import write_snapshot
+from trl_ext.trainers.memory.plan import plan_of
+
+logger = logging.get_logger(__name__)
+GENERAL = {
+    "generate": "a smaller steps_per_generation, a shorter max_completion_length, or use_vllm with sleep mode",
+    "step": "ZeRO-2 (--config_file zero2), its optimizer in host memory (zero2_offload), or LoRA (use_peft)",
+    "": "a smaller per_device_train_batch_size with more gradient_accumulation_steps, gradient_checkpointing=True, or "
+    "ZeRO (--config_file zero2, then zero2_offload or zero3)",
+}
+
+
+def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
+    """The error for a user, and a snapshot on disk.
+
+    Args:
+        error: The allocator's, to be kept as the cause.
+        trainer: The trainer in which it rose.
+    """
+    place, numbers = place_of(error), numbers_of(error)
+    running = _running(trainer, place)
+    plan = _plan(trainer)
+    snapshot = write_snapshot(trainer, error, place, running, numbers, plan)
+    sentences = [
+        f"Out of memory {place.words}: {_step(trainer)}{_shape(running)}.",
+        _card(numbers),
+        _why_whole(trainer, place),
+        *_hints(plan, place, numbers),
+        snapshot,
+    ]
+    return OutOfMemoryError(" ".join(filter(None, sentences)))
+
+
+@contextmanager
+def out_of_memory_in_words() -> Iterator[None]:
+    """Inside the block out of memory outside a trainer's `train`, as when a model loads, ends in words as well."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        place = place_of(error)
+        sentences = [f"Out of memory {place.words}: {error}", _card(numbers_of(error)), *_general(place)]
+        raise OutOfMemoryError(" ".join(filter(None, sentences))) from error
+
+
+def _plan(trainer: Any) -> Plan | None:
+    try:
+        return plan_of(trainer)
+    except Exception:  # whatever it is, the error behind it is the one that counts
+        logger.warning("What would fit is not known.", exc_info=True)
+        return None
+
+
+# Where ------------------------------------------------------------------------------------------------------------
+
+
+def _step(trainer: Any) -> str:
+    rank = f", rank {trainer.accelerator.process_index}" if trainer.accelerator.num_processes > 1 else ""
+    return f"step {trainer.state.global_step + 1}{rank}"
+
+
+def _running(trainer: Any, place: Place) -> tuple[int, int] | None:
+    """Rows and tokens of the micro-batch, or the piece of one, that was forwarded."""
+    rescue = trainer._rescue
+    if rescue.batch is None or place not in (FORWARD, BACKWARD):
+        return None
+    return rescue.pieces.num_rows(rescue.batch), rescue.pieces.num_tokens(rescue.batch)
+
+
+def _shape(running: tuple[int, int] | None) -> str:
+    if running is None:
+        return ""
+    rows, tokens = running
+    return f", 1 row of {tokens:,} tokens" if rows == 1 else f", {rows} rows of {tokens:,} tokens together"
+
+
+def _card(numbers: Numbers) -> str:
+    parts = {
+        "allocated": numbers.allocated,
+        "reserved": numbers.reserved,
+        "asked for": numbers.asked,
+        "on the card": numbers.total,
+    }
+    told = [f"{value:.2f} GiB {name}" for name, value in parts.items() if value is not None]
+    return f"{', '.join(told)}." if told else ""
+
+
+def _why_whole(trainer: Any, place: Place) -> str:
+    if place is not FORWARD:
+        return f"It could not be split: {place.why_whole}."
+    return f"It could not be split: {trainer._rescue.why_not or _why_not_this_one(trainer._rescue)}."
+
+
+def _why_not_this_one(rescue: Any) -> str:
+    if rescue.batch is None:
+        return "batches of a data_collator of your own are not cut"
+    if rescue.pieces.num_rows(rescue.batch) < 2:
+        return "one row is left"
+    return "beside the model's own forward the ranks cannot agree on it"
+
+
+# What would fit ---------------------------------------------------------------------------------------------------
+
+
+def _hints(plan: Plan | None, place: Place, numbers: Numbers) -> list[str]:
+    try:
+        return _general(place) if plan is None else _planned(plan, place, numbers)
+    except ConfigError:  # settings that the formulas refuse, which the run did not
+        return _general(place)
+
+
+def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
+    found = remedies(plan, place.phase, numbers.asked)
+    lines = [
+        f"({i}) {one.settings}: {one.saves_gib:.1f} GiB less there, {one.need_gib:.1f} in all"
+        for i, one in enumerate(found, 1)
+    ]
+    usable = plan.estimate.case.hardware.card.usable_gib
+    rung = next_rung(plan)
+    return [
+        f"Cheapest first, with the same optimisation, estimated for {usable:.1f} GiB: {'; '.join(lines)}."
+        if lines
+        else "",
+        f"The next rung of the ladder: {rung}." if rung else "No rung of the ladder is left: use LoRA, or more cards.",
+    ]
+
+
+def _general(place: Place) -> list[str]:
+    hint = GENERAL.get(place.phase, GENERAL[""])
+    return [f"Try {hint}. `trl-ext check RECIPE` tells the GiB of each, docs/oom.md their order."]

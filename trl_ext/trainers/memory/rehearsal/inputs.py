@@ -1,0 +1,178 @@
+"""The largest micro-batch that may come: what the rehearsal forwards.
+
+Legend: B rows, P prompt tokens, C completion tokens, N pairs.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from trl_ext.trainers.checks import sample_of_prompts
+from trl_ext.trainers.forward.group_order import split_is_free
+from trl_ext.trainers.forward.pairs import num_tokens_of_pair
+
+# Prompts that are tokenized to find the longest: those of the most characters.
+MAX_TOKENIZED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A micro-batch as the trainer's loss takes it.
+
+    Args:
+        inputs: What `training_step` gets.
+        num_items: Its `num_items_in_batch`.
+        what: For the reader: "4 rows of 2,048 tokens".
+    """
+
+    inputs: dict[str, Any]
+    what: str
+    num_items: torch.Tensor | None = None
+
+
+# Rollouts -----------------------------------------------------------------------------------------------------------
+
+
+def rollout_batch(trainer: Any) -> MicroBatch:
+    """Rows of the longest prompt with random completions of `max_completion_length` tokens, for GRPO's loss.
+
+    As many prompts are different as may meet in one micro-batch: only where the trainer puts group mates side by side
+    is a prompt shared here, too.
+    """
+    num_rows, width = trainer.args.per_device_train_batch_size, trainer.max_completion_length
+    config = trainer.model.config.get_text_config()
+    positions = getattr(config, "max_position_embeddings", None) or math.inf
+    width = int(min(width, positions - 1))
+    prompt = int(min(longest_prompt(trainer), positions - width))
+    dice = torch.Generator().manual_seed(0)
+    groups = torch.tensor(_groups(trainer, num_rows))
+    prompt_ids = torch.randint(config.vocab_size, (int(groups.max()) + 1, prompt), generator=dice)
+    # Different even where they are one token long.
+    prompt_ids[:, 0] = torch.arange(len(prompt_ids)) % config.vocab_size
+    completion_ids = torch.randint(config.vocab_size, (num_rows, width), generator=dice)
+    inputs = {
+        "prompt_ids": prompt_ids[groups],
+        "prompt_mask": torch.ones(num_rows, prompt, dtype=torch.long),
+        "completion_ids": completion_ids,
+        "completion_mask": torch.ones(num_rows, width, dtype=torch.long),
+        # Half of the completions are good and half are bad.
+        "advantages": 1.0 - 2.0 * (torch.arange(num_rows) % 2),
+        "num_items_in_batch": torch.tensor(float(_rows_of_generation(trainer) * width)),
+        **_log_probs(trainer, num_rows, width, config.vocab_size),
+    }
+    device = trainer.accelerator.device
+    what = f"{num_rows:,} rows of {prompt + width:,} tokens"
+    return MicroBatch({name: value.to(device) for name, value in inputs.items()}, what)
+
+
+def with_targets(batch: MicroBatch) -> MicroBatch:
+    """The same rollouts with PPO's advantages, returns and values, [B, C]."""
+    mask = batch.inputs["completion_mask"].float()
+    own = {
+        "advantages": batch.inputs["advantages"][:, None] * mask,
+        "old_per_token_logps": batch.inputs.get("old_per_token_logps", torch.zeros_like(mask)),
+        "returns": mask,
+        "values": torch.zeros_like(mask),
+    }
+    inputs = {name: value for name, value in batch.inputs.items() if name != "ref_per_token_logps"}
+    return MicroBatch({**inputs, **own}, batch.what)
+
+
+def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Those of earlier forwards, [B, C], where the trainer's own rollouts have them; of a model that knows nothing."""
+    args = trainer.args
+    guessed = torch.full((num_rows, width), -math.log(vocab_size))
+    corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    found = {}
+    if corrects or args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations):
+        found["old_per_token_logps"] = guessed
+    if corrects:
+        found["importance_sampling_ratio"] = torch.ones(num_rows, width)
+    if trainer.use_vllm:
+        found["sampling_per_token_logps"] = guessed
+    if trainer.beta:
+        found["ref_per_token_logps"] = guessed
+    return found
+
+
+def _rows_of_generation(trainer: Any) -> int:
+    args = trainer.args
+    return args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
+
+
+def _groups(trainer: Any, num_rows: int) -> list[int]:
+    """Which prompt every row has, where the most different ones meet."""
+    size, steps = trainer.num_generations, trainer.args.steps_per_generation
+    side_by_side = (
+        trainer._packs
+        and trainer._share_prompt
+        and split_is_free(trainer.args, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
+        # All rows of a rank are in one optimizer step, and no group lies on two ranks.
+        and steps == trainer.args.gradient_accumulation_steps
+        and num_rows * steps % size == 0
+    )
+    if not side_by_side:
+        return list(range(num_rows))
+    starts = range(0, num_rows * steps, num_rows)
+    worst = max(starts, key=lambda start: (start + num_rows - 1) // size - start // size)
+    return [(worst + row) // size - worst // size for row in range(num_rows)]
+
+
+def longest_prompt(trainer: Any) -> int:
+    """Tokens of the longest prompt in the training set and in the plan; 1 if neither knows."""
+    plan = getattr(trainer.args, "memory_plan", None)
+    planned = 1 if plan is None else plan.job.max_prompt_length
+    by_characters = sorted(sample_of_prompts(trainer.train_dataset), key=lambda prompt: len(str(prompt)))
+    prompts = by_characters[-MAX_TOKENIZED:]
+    measured = max(map(len, trainer._tokenize_prompts(prompts)[0])) if prompts else 1
+    return max(planned, measured)
+
+
+# Pairs --------------------------------------------------------------------------------------------------------------
+
+
+def pair_batch(trainer: Any) -> MicroBatch:
+    """The longest pairs of the training set; of a stream, pairs whose both sides have `max_length` tokens. Under a
+    token budget one full row."""
+    num_pairs, budget = trainer.args.per_device_train_batch_size, trainer._max_tokens
+    if isinstance(trainer.train_dataset, Dataset):
+        sizes = trainer._pair_sizes().tokens
+        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:num_pairs]
+        pairs = [trainer.train_dataset[i] for i in order]
+    else:
+        pairs = _random_pairs(trainer, num_pairs, trainer.args.max_length)
+    if budget is not None:
+        pairs = _full_row(trainer, pairs, budget)
+    row = trainer.data_collator.row(pairs).to(trainer.accelerator.device)
+    num_tokens = row.flat.num_tokens if trainer._packs else row.num_padded_tokens
+    num_items = None if budget is None else torch.tensor(len(pairs), device=trainer.accelerator.device)
+    return MicroBatch({"rows": [row]}, f"{len(pairs):,} pairs of {num_tokens:,} tokens together", num_items)
+
+
+def _full_row(trainer: Any, longest_first: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
+    """As many of the pairs as fit, at least one, and a pair of random tokens for the rest of the budget."""
+    pairs, room = longest_first[:1], budget
+    room -= num_tokens_of_pair(pairs[0], trainer._share_prompt)
+    for pair in longest_first[1:]:
+        tokens = num_tokens_of_pair(pair, trainer._share_prompt)
+        if tokens <= room:
+            pairs.append(pair)
+            room -= tokens
+    return pairs + (_random_pairs(trainer, 1, room // 2, like=pairs[0]) if room >= 4 else [])
+
+
+def _random_pairs(trainer: Any, num_pairs: int, num_tokens: int, like: Any = None) -> list[dict[str, Any]]:
+    """Pairs that begin with nothing in common; with a margin where the dataset's have one."""
+    vocab_size, pad = trainer.model.config.get_text_config().vocab_size, trainer._pad_token_id
+    dice = random.Random(0)
+    words = [token for token in range(min(vocab_size, 1000)) if token != pad]
+
+    def side(first: int) -> list[int]:
+        return [words[first], *dice.choices(words, k=num_tokens - 1)]
+
+    margin = {"margin": 0.0} if like is not None and "margin" in like else {}
+    return [{"chosen_ids": side(0), "rejected_ids": side(1), **margin} for _ in range(num_pairs)]

@@ -1,0 +1,222 @@
+"""The rehearsal: before step 1 the largest micro-batch goes forward and backward, and its gradients are dropped.
+
+What would run out of memory after hours, when the longest rows happen to meet, does so at second 20. Training goes on
+as if nothing had been: weights, optimizer, random numbers, metrics and counters are as they were.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType
+from transformers import TrainerCallback
+from transformers.utils import logging
+
+from trl_ext.errors import OutOfMemoryError
+from trl_ext.memory.formulas.phases import PHASE_WORDS
+from trl_ext.memory.units import in_gib
+from trl_ext.monitor.memory.audit import SCARCE_FRAC, MemoryAudit, MemoryMeter
+from trl_ext.monitor.memory.callback import MemoryWatch
+from trl_ext.monitor.memory.memory_remedy import remedy
+from trl_ext.monitor.memory.source import MemorySource, source_of
+from trl_ext.trainers.memory.oom.allocator import is_out_of_memory
+from trl_ext.trainers.memory.oom.message import explained
+from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch
+from trl_ext.trainers.memory.rehearsal.state import nothing_remains, steppers, trained_models
+from trl_ext.trainers.memory.rehearsal.zero import why_not
+
+logger = logging.get_logger(__name__)
+
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU, DistributedType.DEEPSPEED)
+# Optimizers that step within backward.
+_STEP_IN_BACKWARD = ("lomo", "adalomo")
+
+
+def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
+    """Rehearse before step 1 and, on a card, audit every step; called at the end of the trainer's constructor.
+
+    Args:
+        phases: Of a plan, those that this trainer goes through.
+    """
+    trainer.add_callback(Rehearsal(trainer))
+    source = source_of(trainer.accelerator.device)
+    if source is None:
+        return
+    plan = _plan(trainer)
+    trainer.add_callback(
+        MemoryWatch(
+            MemoryMeter(source, phases),
+            MemoryAudit(
+                None if plan is None else {name: moment.num_bytes for name, moment in plan.estimate.worst.items()},
+                remedy=lambda: remedy(trainer.args, plan),
+                warn=lambda sentence: _say(trainer, sentence),
+            ),
+            trainer._clock,
+            largest=lambda numbers: _largest(trainer, numbers),
+            steppers=lambda: steppers(trainer),
+            note=lambda name, value: trainer._metrics["train"][name].append(value),
+        )
+    )
+
+
+class Rehearsal(TrainerCallback):
+    """Rehearses once, when model and optimizer are wrapped and no batch is drawn yet. Added after all callbacks that
+    prepare something to be trained."""
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._is_done = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        source = source_of(self._trainer.accelerator.device)
+        is_on = getattr(args, "memory_rehearsal", None)
+        if self._is_done or not (source is not None if is_on is None else is_on):
+            return
+        self._is_done = True
+        reason = _why_not(self._trainer)
+        if reason:
+            _say(self._trainer, f"There is no rehearsal of the largest micro-batch: {reason.rstrip('.')}.")
+        else:
+            rehearse(self._trainer, source)
+
+
+def rehearse(trainer: Any, source: MemorySource | None) -> None:
+    """One micro-batch, two where gradients are accumulated: the second finds those of the first. Collective.
+
+    A forward that does not fit is taken again in pieces as in training, and training begins with these pieces.
+
+    Raises:
+        OutOfMemoryError: It does not fit, and cannot be taken in pieces.
+    """
+    trainer._check_packing(trainer.model_wrapped)  # due now under DeepSpeed, and it decides what is forwarded
+    batch = trainer._largest_micro_batch()
+    if source is not None:
+        source.reset()
+    with nothing_remains(trainer):
+        try:
+            for is_last in _ends_of_steps(trainer):
+                with _micro_step(trainer, is_last):
+                    trainer._rehearse(batch)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise _in_words(error, trainer, batch) from error
+            error.add_note("This was the rehearsal before step 1. memory_rehearsal=False leaves it out.")
+            raise
+    _report(trainer, batch, source)
+
+
+def _ends_of_steps(trainer: Any) -> list[bool]:
+    """Whether gradients are reduced, for each micro-batch that is rehearsed."""
+    several_rows = getattr(trainer, "_max_tokens", None) is not None
+    return [False, True] if trainer.args.gradient_accumulation_steps > 1 or several_rows else [True]
+
+
+@contextmanager
+def _micro_step(trainer: Any, is_last: bool) -> Iterator[None]:
+    """What transformers.Trainer puts around a micro-batch."""
+    trainer.accelerator.gradient_state._set_sync_gradients(is_last)
+    with _unsynced(trainer, is_last):
+        yield
+
+
+def _unsynced(trainer: Any, is_last: bool) -> AbstractContextManager:
+    is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
+    return nullcontext() if is_last or is_deepspeed else trainer.accelerator.no_sync(trainer.model_wrapped)
+
+
+# Whether, and what came of it ---------------------------------------------------------------------------------------
+
+
+def _why_not(trainer: Any) -> str:
+    """A reason not to rehearse that all ranks know; empty if there is none."""
+    kind = trainer.accelerator.distributed_type
+    if kind not in _PLAIN:
+        return f"under {kind.value} it is not known how to drop gradients"
+    optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    if optim in _STEP_IN_BACKWARD or "layerwise" in optim:
+        return f"optim={optim} changes weights within backward"
+    if kind == DistributedType.DEEPSPEED:
+        reasons = [why_not(engine) for engine in trained_models(trainer)]
+        return next(filter(None, reasons), "") or trainer._why_not_rehearse()
+    return trainer._why_not_rehearse()
+
+
+def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemoryError:
+    """What was rehearsed with which settings, what the plan said, and what would fit."""
+    args, plan = trainer.args, _plan(trainer)
+    text = (
+        f"Out of memory in the rehearsal, before step 1: {batch.what}, the largest micro-batch that may come, do not "
+        f"fit (per_device_train_batch_size={args.per_device_train_batch_size}, "
+        f"gradient_checkpointing={args.gradient_checkpointing}, packing={trainer._packs}). "
+    )
+    if plan is not None and "update" in plan.estimate.worst:
+        predicted = plan.estimate.worst["update"].num_bytes
+        text += f"The plan predicted {in_gib(predicted)} {PHASE_WORDS['update']}. "
+    return OutOfMemoryError(f"{text}{explained(error, trainer)} memory_rehearsal=False skips the rehearsal.")
+
+
+def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> None:
+    """One line, and a warning where step 1 will leave next to nothing."""
+    if source is None:
+        _say(trainer, f"Rehearsal: {batch.what} went forward and backward.")
+        return
+    (peak,) = _largest(trainer, [float(source.peak_bytes())])
+    state = state_bytes_to_come(trainer)
+    _say(
+        trainer,
+        f"Rehearsal: {batch.what}, {in_gib(peak)} allocated at the peak"
+        + (f"; the optimizer's state of {in_gib(state)} comes with step 1." if state else "."),
+    )
+    free, total = source.free_and_total_bytes()
+    used_by_others = total - free - source.peak_reserved_bytes()
+    left = total - max(used_by_others, 0) - peak - state
+    if left < SCARCE_FRAC * total:
+        hint = remedy(trainer.args, _plan(trainer))
+        _say(trainer, f"That leaves {in_gib(max(left, 0))} of {in_gib(total)}. {hint[:1].upper()}{hint[1:]}")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # blocks of the largest micro-batch's shapes are of little use to others
+    source.reset()
+
+
+def state_bytes_to_come(trainer: Any) -> float:
+    """Adam's two values for each weight trained on this rank, by formula; 0 if they are there or on the host.
+
+    They have the type of what is trained: float32 under DeepSpeed, which trains a master copy, split over the ranks.
+    """
+    args = trainer.args
+    optim = str(getattr(args.optim, "value", args.optim))
+    if trainer.state.global_step or "adam" not in optim or "paged" in optim:
+        return 0.0
+    is_8bit = "8bit" in optim
+    weights = [p for model in trained_models(trainer) for p in model.parameters() if p.requires_grad]
+    if trainer.accelerator.distributed_type != DistributedType.DEEPSPEED:
+        return float(sum(p.numel() * 2 * (1 if is_8bit else p.element_size()) for p in weights))
+    if any(_is_offloaded(engine) for engine in trained_models(trainer)):
+        return 0.0
+    each = 2 if is_8bit else 8
+    return sum(getattr(p, "ds_numel", p.numel()) for p in weights) * each / trainer.accelerator.num_processes
+
+
+def _is_offloaded(engine: Any) -> bool:
+    optimizer = engine.optimizer
+    return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
+
+
+def _plan(trainer: Any) -> Any:
+    return getattr(trainer.args, "memory_plan", None)
+
+
+def _largest(trainer: Any, numbers: list[float]) -> list[float]:
+    """The largest value of each number over ranks. Collective."""
+    accelerator = trainer.accelerator
+    if accelerator.num_processes == 1:
+        return numbers
+    # float64 as bytes go beyond what float32 counts.
+    local = torch.tensor([numbers], dtype=torch.float64, device=accelerator.device)
+    return accelerator.gather(local).amax(dim=0).tolist()
+
+
+def _say(trainer: Any, sentence: str) -> None:
+    if trainer.accelerator.is_main_process:
+        logger.warning(sentence)  # the level that is shown by default

@@ -1,0 +1,1 @@
+"""PPOTrainer, its config, and what it alone needs."""

@@ -1,0 +1,1 @@
+"""The three critics of PPO, and how they are saved."""

@@ -1,0 +1,117 @@
+"""The critic on disk, beside the actor, in `critic/`: loadable by plain transformers and PEFT.
+
+adapter    a LoRA for AutoModelForTokenClassification with one label; its `score` is the value head
+head       score.safetensors: weight and bias of the value head, for the same class on the actor's weights
+separate   the value model as `save_pretrained` writes it
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.roles import CRITIC, REWARD
+from trl_ext.trainers.forward.value_head import NAME
+
+FOLDER = "critic"
+_ADAPTER, _ADAPTER_CONFIG, _SCORE = "adapter_model.safetensors", "adapter_config.json", "score.safetensors"
+_SCORE_IN_ADAPTER = "base_model.model.score."
+_KIND, _STATE, _OPTIMIZER = "critic.json", "ppo.json", "optimizer.pt"
+
+
+def without_value_head(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The actor's weights alone."""
+    return {name: value for name, value in state_dict.items() if f"{NAME}." not in name}
+
+
+def value_head_of(state_dict: dict[str, Any] | None, head: nn.Linear) -> dict[str, Any]:
+    """Weight and bias in float32, from a gathered state dict where there is one."""
+    found = {n.rsplit(".", 1)[1]: v for n, v in (state_dict or {}).items() if f"{NAME}." in n} or head.state_dict()
+    return {name: value.detach().float().cpu().contiguous() for name, value in found.items()}
+
+
+def write_kind(output_dir: str, kind: str) -> None:
+    """Say which critic lies here."""
+    folder = Path(output_dir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _KIND).write_text(json.dumps({"critic": kind}))
+
+
+def write_state(checkpoint: str, state: dict[str, Any]) -> None:
+    """Running statistics and the KL coefficient."""
+    (Path(checkpoint) / _STATE).write_text(json.dumps(state))
+
+
+def read_state(checkpoint: str) -> dict[str, Any]:
+    path = Path(checkpoint) / _STATE
+    if not path.is_file():
+        raise ConfigError(
+            f"The checkpoint {checkpoint} has no {_STATE}: it was saved with save_only_model. Give it as the model of "
+            "a new run, or resume from a whole checkpoint."
+        )
+    return json.loads(path.read_text())
+
+
+def save_optimizer(checkpoint: str, optimizer: Any) -> None:
+    torch.save(optimizer.state_dict(), Path(checkpoint) / FOLDER / _OPTIMIZER)
+
+
+def load_optimizer(checkpoint: str, optimizer: Any) -> None:
+    path = Path(checkpoint) / FOLDER / _OPTIMIZER
+    # The optimizer moves its state to where its parameters are.
+    optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def load_model(checkpoint: str, model: Any) -> None:
+    """The separate critic's weights."""
+    fresh = type(model).from_pretrained(Path(checkpoint) / FOLDER, dtype=model.dtype)
+    model.load_state_dict(fresh.state_dict())
+
+
+def write_head(output_dir: str, head: dict[str, Any]) -> None:
+    save_file(head, Path(output_dir) / FOLDER / _SCORE)
+
+
+def complete_adapter(output_dir: str, head: dict[str, Any]) -> None:
+    """Turn the critic's LoRA, as PEFT has just saved it, into one with its head; drop the frozen reward adapter."""
+    folder = Path(output_dir) / FOLDER
+    weights = load_file(folder / _ADAPTER)
+    save_file(weights | {_SCORE_IN_ADAPTER + name: value for name, value in head.items()}, folder / _ADAPTER)
+    config = json.loads((folder / _ADAPTER_CONFIG).read_text())
+    config |= {"task_type": "TOKEN_CLS", "modules_to_save": ["score"]}
+    (folder / _ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
+    shutil.rmtree(Path(output_dir) / REWARD, ignore_errors=True)
+
+
+def check(checkpoint: str, kind: str) -> None:
+    """Raise ConfigError unless a critic of this kind lies in the checkpoint."""
+    path = Path(checkpoint) / FOLDER / _KIND
+    found = json.loads(path.read_text())["critic"] if path.is_file() else None
+    if found is None:
+        raise ConfigError(
+            f"The checkpoint {checkpoint} holds no critic, so PPO cannot go on from it. Resume from one that "
+            "PPOTrainer saved, or give the folder as the model of a new run."
+        )
+    if found != kind:
+        raise ConfigError(
+            f"The checkpoint {checkpoint} holds critic='{found}'. Set critic='{found}' to resume from it."
+        )
+
+
+def load_head(checkpoint: str, head: nn.Linear) -> None:
+    head.load_state_dict(load_file(Path(checkpoint) / FOLDER / _SCORE))
+
+
+def load_adapter(checkpoint: str, model: Any, head: nn.Linear) -> None:
+    """The critic's LoRA and head of a checkpoint into the model."""
+    weights = load_file(Path(checkpoint) / FOLDER / _ADAPTER)
+    own = {n.removeprefix(_SCORE_IN_ADAPTER): v for n, v in weights.items() if n.startswith(_SCORE_IN_ADAPTER)}
+    head.load_state_dict(own)
+    lora = {n: v for n, v in weights.items() if not n.startswith(_SCORE_IN_ADAPTER)}
+    set_peft_model_state_dict(model, lora, adapter_name=CRITIC)

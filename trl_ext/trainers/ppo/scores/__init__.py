@@ -1,0 +1,1 @@
+"""The score of a completion: rules and reward models, and how they are added up."""

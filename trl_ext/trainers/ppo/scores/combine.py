@@ -1,0 +1,135 @@
+"""Rules and reward models become one score per completion.
+
+Legend: B completions, R rules, M reward models, N completions of all ranks. NaN means not scored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+
+from trl_ext.errors import ConfigError
+from trl_ext.rewards.totals.moments import Moments
+
+MODES = ("rules_only", "add", "gate")
+KINDS = ("none", "running", "fixed")
+
+
+def combine(
+    rules: torch.Tensor,
+    rule_weights: torch.Tensor,
+    models: torch.Tensor,
+    model_weights: torch.Tensor,
+    mode: str,
+    gate_above: float = 0.0,
+) -> torch.Tensor:
+    """One score per completion; what is not scored is left out of the sums.
+
+    Args:
+        rules, models: [B, R] and [B, M] values.
+        rule_weights, model_weights: [R] and [M].
+        mode: "rules_only": models are ignored. "add": weighted sum of rules and models. "gate": the weighted sum of
+            the rules; where that is above `gate_above`, each model adds its weight times the sigmoid of its value.
+            Hence with "gate" no completion that fails the rules scores above one that passes them.
+        gate_above: Sum of the rules that a completion has to exceed.
+
+    Returns:
+        [B] in float32, NaN where nothing scored the completion (with "gate": where no rule did).
+
+    Raises:
+        ConfigError: for another mode, for as many weights as do not fit, for a negative model weight with "gate".
+    """
+    if mode not in MODES:
+        raise ConfigError(f"The score mode is {mode!r}. Give one of {', '.join(MODES)}.")
+    if mode == "rules_only":
+        return _weighted(rules, rule_weights, "rules")
+    if mode == "add":
+        both = [_weighted(rules, rule_weights, "rules"), _weighted(models, model_weights, "reward models")]
+        return _sum(torch.stack(both, dim=1))
+    if (model_weights < 0).any():
+        raise ConfigError(
+            f"Reward models have the weights {model_weights.tolist()}. Mode 'gate' takes none below 0: failing the "
+            "rules would pay more than passing them."
+        )
+    score = _weighted(rules, rule_weights, "rules")
+    bonus = _weighted(models.float().sigmoid(), model_weights, "reward models").nan_to_num(nan=0.0)
+    return torch.where(passing(rules, rule_weights, gate_above), score + bonus, score)
+
+
+def passing(rules: torch.Tensor, rule_weights: torch.Tensor, gate_above: float = 0.0) -> torch.Tensor:
+    """[B] True where, with mode "gate", the reward models count; elsewhere they need not be asked."""
+    return _weighted(rules, rule_weights, "rules") > gate_above
+
+
+def _weighted(values: torch.Tensor, weights: torch.Tensor, what: str) -> torch.Tensor:
+    """[B] weighted sum of [B, K] over what is scored; NaN where nothing is."""
+    if values.shape[1] != len(weights):
+        raise ConfigError(f"{len(weights)} weights for {values.shape[1]} {what}. Give one weight for each.")
+    return _sum(values.float() * weights.float())
+
+
+def _sum(values: torch.Tensor) -> torch.Tensor:
+    """[B] sum of [B, K], less NaN; NaN where all are."""
+    return values.nansum(dim=1).masked_fill(values.isnan().all(dim=1), torch.nan)
+
+
+@dataclass(slots=True)
+class ScoreNormaliser:
+    """Brings a reward model's scores to a common scale.
+
+    Args:
+        kind: "none"; "running": by mean and standard deviation of everything seen, this batch included; "fixed".
+        mean, std: For "fixed".
+        clip: Largest absolute value of the result; None for no bound.
+
+    Raises:
+        ConfigError: for settings that contradict each other or cannot work.
+    """
+
+    kind: str = "none"
+    mean: float | None = None
+    std: float | None = None
+    clip: float | None = None
+    _moments: Moments = field(init=False, repr=False, default_factory=Moments)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"The score normalisation is {self.kind!r}. Give one of {', '.join(KINDS)}.")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"Scores are clipped at {self.clip}. Give more than 0, or None for no bound.")
+        if self.kind == "fixed":
+            self._check_fixed()
+        elif self.mean is not None or self.std is not None:
+            raise ConfigError(f"Normalisation '{self.kind}' is given a mean or std. Take 'fixed', or drop them.")
+
+    def _check_fixed(self) -> None:
+        if self.mean is None or self.std is None:
+            raise ConfigError(f"Normalisation 'fixed' has mean {self.mean} and std {self.std}. Give both.")
+        if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
+            raise ConfigError(f"Scores have mean {self.mean} and std {self.std}. Give finite numbers, std above 0.")
+
+    def __call__(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores normalised; "running" takes them into account first.
+
+        Args:
+            scores: [N] of all ranks, in the same order on each, so that each computes the same. NaN stays NaN; NaN and
+                infinite ones do not enter the running moments.
+
+        Returns:
+            [N] in float32.
+        """
+        values = scores.tolist()
+        if self.kind == "running":
+            self._moments = self._moments.merged(Moments.of(filter(isfinite, values)))
+            values = [self._moments.normalised(value) for value in values]
+        elif self.kind == "fixed":
+            values = [(value - self.mean) / self.std for value in values]
+        result = torch.tensor(values, dtype=torch.float32, device=scores.device)
+        return result if self.clip is None else result.clamp(-self.clip, self.clip)
+
+    def state_dict(self) -> dict[str, list[float]]:
+        return {"moments": [self._moments.count, self._moments.mean, self._moments.squares]}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        self._moments = Moments(*state["moments"])

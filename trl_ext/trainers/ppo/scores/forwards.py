@@ -1,0 +1,100 @@
+"""Sequences and the forwards that score them, flat or padded, at most so many tokens each.
+
+What is scored of a sequence is what transformers' sequence classification models score: its rightmost token that is
+not padding.
+
+Legend: n sequences of one forward.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trl_ext.packing.attention import packed_forward
+from trl_ext.packing.layout import flatten
+from trl_ext.packing.plan import Item, Row, plan_rows
+from trl_ext.trainers.forward.pairs import num_shared_tokens
+from trl_ext.trainers.forward.pooled_head import scored_token
+
+Sequences = Sequence[list[int]]
+
+
+def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) -> list[Row]:
+    """Flat rows of at most `max_tokens`, and one for each sequence that is longer.
+
+    Args:
+        sequences: Token ids.
+        groups: One key per sequence; equal keys share the tokens that all of them begin with.
+        max_tokens: Most tokens of a row.
+    """
+    items = _items(sequences, groups)
+    fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
+    rows = _renumbered(plan_rows([items[i] for i in fitting], max_tokens), fitting) if fitting else []
+    for i, item in enumerate(items):
+        if item.length > max_tokens:
+            rows += _renumbered(plan_rows([item]), [i])
+    return rows
+
+
+def _items(sequences: Sequences, groups: Sequence[Any]) -> list[Item]:
+    """What to place: the shared beginning of a group leaves every member a token of its own."""
+    first: dict[Any, int] = {}
+    shared: dict[Any, int] = {}
+    for i, (ids, group) in enumerate(zip(sequences, groups, strict=True)):
+        head = first.setdefault(group, i)
+        shared[group] = min(shared.get(group, len(ids) - 1), num_shared_tokens(sequences[head], ids))
+    return [Item(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, groups, strict=True)]
+
+
+def _renumbered(rows: list[Row], indices: Sequence[int]) -> list[Row]:
+    return [Row(tuple(replace(segment, item=indices[segment.item]) for segment in row.segments)) for row in rows]
+
+
+def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
+    """Batches of similar lengths, each of at most `max_tokens` with its padding, or of one longer sequence."""
+    batches: list[list[int]] = []
+    # Longest first: the first member is the width of its batch, and what does not fit fails at once.
+    for i in sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i)):
+        if batches and len(sequences[batches[-1][0]]) * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def score_packed(
+    model: Callable[..., Any], row: Row, sequences: Sequences, pad_token_id: int, device: torch.device
+) -> tuple[list[int], torch.Tensor]:
+    """The sequences that end in a flat row, and their scores [n]: one model call."""
+    items, places = [], []
+    for segment in row.segments:
+        if segment.is_prefix:
+            continue
+        token = scored_token(sequences[segment.item], pad_token_id)
+        # Where all own tokens are padding the scored one is among the shared tokens.
+        start = segment.start - segment.offset if token >= segment.offset else segment.prefix[0]
+        items.append(segment.item)
+        places.append(start + token)
+    flat = flatten(row, sequences, device)
+    with packed_forward():
+        scores = model(
+            input_ids=flat.input_ids,
+            position_ids=flat.position_ids,
+            segments=flat.table,
+            pool_index=torch.tensor(places, device=device),
+            use_cache=False,
+        ).logits
+    return items, scores[:, 0]
+
+
+def score_padded(
+    model: Callable[..., Any], batch: list[int], sequences: Sequences, pad_token_id: int, device: torch.device
+) -> tuple[list[int], torch.Tensor]:
+    """The sequences of a batch, padded on the right, and their scores [n]: one model call."""
+    rows = [sequences[i] for i in batch]
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+    return batch, model(input_ids=ids, attention_mask=mask).logits[:, 0]

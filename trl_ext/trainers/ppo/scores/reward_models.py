@@ -1,0 +1,288 @@
+"""A frozen reward model that scores completions in forwards of bounded tokens.
+
+TRL pads the local batch to its longest row and scores it in one forward, which is where long completions run out of
+memory. Here sequences are laid into flat rows behind one copy of their prompt; models that are not exact that way
+get padded batches, of bounded tokens as well. What text is scored, and at which token, is as in TRL.
+
+Legend: N completions.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from transformers.utils import logging
+from trl.data_utils import apply_chat_template, is_conversational
+
+from trl_ext.errors import ConfigError, PackingError
+from trl_ext.packing import attention
+from trl_ext.trainers.forward.pooled_head import add_pooled_head
+from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
+from trl_ext.trainers.reward.self_check import check_reward_model
+
+logger = logging.get_logger(__name__)
+
+DEFAULT_MAX_TOKENS = 16_384
+# What a rank forwards while others have one more forward. Its score is no one's.
+_SURPLUS = [0, 0]
+
+
+class RewardModel:
+    """A sequence classification model with one label, frozen, that scores completions.
+
+    Args:
+        model: As transformers loads it, in a PeftModel or not. Changed in place: evaluation mode, no gradients, no
+            cache, the tokenizer's pad token in its config, packed attention.
+        tokenizer: The reward model's own; need not be the policy's. Not changed.
+        name: What messages call the model.
+        max_tokens_per_forward: Most tokens of one forward, padding included; None for 16,384. A sequence that alone
+            is longer gets a forward of its own.
+        autocast: Makes the context of every forward.
+        agree: Takes this rank's number of forwards and returns the largest of all ranks, which each of them then
+            makes: forwards of ZeRO-3 are collectives. Called once per call on every rank, whatever is to be scored.
+        device: Where the model's inputs go; None: where its weights are at the time of a call.
+        chat_template_kwargs: For the chat template of conversations.
+
+    Attributes:
+        model: The bare model.
+        wrapped: What forwards are called through; set it to what accelerate or DeepSpeed made of `model`.
+        packs: Whether forwards are flat rows. True may turn False at the first call, when the self-check runs.
+        error: What the last call raised while it made text and tokens, where `agree` is given: then nothing is scored,
+            and the caller raises it on all ranks.
+
+    Raises:
+        ConfigError: more or fewer than one label, neither pad nor EOS token, or a budget below one token.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        *,
+        max_tokens_per_forward: int | None = None,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        agree: Callable[[int], int] | None = None,
+        device: torch.device | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ):
+        self.wrapped = model
+        self.model = model.get_base_model() if is_peft_model(model) else model
+        self._set_up(tokenizer, name, max_tokens_per_forward, autocast, agree, device, chat_template_kwargs)
+        _check_labels(self.model.config, name)
+        self._pad_token_id = _adopt_pad_token(self.model.config, tokenizer, name)
+        self._num_positions = num_positions(self.model)
+        _freeze(model)
+        self.packs = self._start_packing()
+        self._check_is_due = self.packs
+
+    def _set_up(
+        self,
+        tokenizer: Any,
+        name: str,
+        max_tokens_per_forward: int | None = None,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        agree: Callable[[int], int] | None = None,
+        device: torch.device | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """What does not depend on the model. `__name__` is what TRL's logs call it."""
+        self.tokenizer = tokenizer
+        self.name = self.__name__ = name
+        self._max_tokens = _checked_budget(max_tokens_per_forward, name)
+        self._autocast = autocast
+        self._agree = agree
+        self.error: Exception | None = None
+        self._device = device
+        self._template_kwargs = chat_template_kwargs or {}
+        self._warned_of_cut = False
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
+        """Scores of completions, [N] float32 on the model's device. Collective under `agree`.
+
+        Args:
+            prompts, completions: N strings each, or N lists of messages each.
+            keep: N truth values; the score of the others is NaN and costs nothing. None keeps all.
+
+        Raises:
+            ConfigError: conversations for a tokenizer without chat template.
+        """
+        kept = [i for i in range(len(prompts)) if keep is None or bool(keep[i])]
+        self._prepare()
+        self.error = None
+        try:
+            sequences = self._tokenize(self._texts([prompts[i] for i in kept], [completions[i] for i in kept]))
+        except Exception as error:  # whatever a chat template raises; the other ranks are on their way to `agree`
+            if self._agree is None:
+                raise
+            self.error, kept, sequences = error, [], []
+        values = self._score(sequences, [repr(prompts[i]) for i in kept])
+        scores = torch.full((len(prompts),), torch.nan, device=values.device)
+        scores[torch.tensor(kept, dtype=torch.long, device=values.device)] = values
+        return scores
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's inputs go."""
+        return self._device or self.model.device
+
+    # Text ------------------------------------------------------------------------------------------------------------
+
+    def _texts(self, prompts: list[Any], completions: list[Any]) -> list[str]:
+        if not prompts or not is_conversational({"prompt": prompts[0]}):
+            return [p + c for p, c in zip(prompts, completions, strict=True)]
+        if not self.tokenizer.chat_template:
+            raise ConfigError(
+                f"The tokenizer of the reward model {self.name} has no chat template, and the prompts are "
+                "conversations. Set tokenizer.chat_template to the one that the reward model was trained with."
+            )
+        messages = [{"messages": p + c} for p, c in zip(prompts, completions, strict=True)]
+        return [apply_chat_template(m, self.tokenizer, **self._template_kwargs)["text"] for m in messages]
+
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of every text; empty ones become one pad token, cut ones keep their last tokens."""
+        if not texts:
+            return []
+        # A lone surrogate, which JSON from a tool can smuggle in, is no Unicode and stops fast tokenizers.
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        sequences = self.tokenizer(text=texts, add_special_tokens=False)["input_ids"]
+        sequences = [list(ids) or [self._pad_token_id] for ids in sequences]
+        limit = self._num_positions
+        if limit is None or max(map(len, sequences)) <= limit:
+            return sequences
+        self._warn_of_cut(max(map(len, sequences)), limit)
+        return [ids[-limit:] for ids in sequences]
+
+    def _warn_of_cut(self, num_tokens: int, limit: int) -> None:
+        if not self._warned_of_cut and _is_main_process():
+            logger.warning(
+                f"A sequence of {num_tokens} tokens is longer than the {limit} positions of the reward model "
+                f"{self.name}. Such sequences lose their first tokens before they are scored. Shorten prompts or "
+                "completions to avoid it."
+            )
+        self._warned_of_cut = True
+
+    # Forwards --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _score(self, sequences: list[list[int]], prompts: list[str]) -> torch.Tensor:
+        """[n] scores of sequences, those with equal `prompts` behind one copy of what they share."""
+        forwards = self._plan(sequences, prompts)
+        values = torch.full((len(sequences),), torch.nan, device=self.device)
+        num_forwards = len(forwards) if self._agree is None else self._agree(len(forwards))
+        for forward in forwards:
+            items, scores = self._forward(forward, sequences)
+            values[torch.tensor(items, device=self.device)] = scores.float()
+        for _ in range(num_forwards - len(forwards)):
+            self._forward(self._plan([_SURPLUS], [""])[0], [_SURPLUS])
+        return values
+
+    def _plan(self, sequences: list[list[int]], prompts: list[str]) -> list[Any]:
+        if not self.packs:
+            return plan_padded(sequences, self._max_tokens)
+        # A sequence that was cut begins elsewhere, and would leave its group nothing to share.
+        groups = [(p, len(ids) == self._num_positions) for p, ids in zip(prompts, sequences, strict=True)]
+        return plan_packed(sequences, groups, self._max_tokens)
+
+    def _forward(self, forward: Any, sequences: list[list[int]]) -> tuple[Sequence[int], torch.Tensor]:
+        score = score_packed if self.packs else score_padded
+        with self._autocast():
+            return score(self.wrapped, forward, sequences, self._pad_token_id, self.device)
+
+    # Packing ---------------------------------------------------------------------------------------------------------
+
+    def _start_packing(self) -> bool:
+        if is_peft_model(self.wrapped) and self.wrapped.active_peft_config.is_prompt_learning:
+            return self._pad_instead("prompt tuning puts virtual tokens before every row")
+        try:
+            add_pooled_head(self.model)
+        except PackingError as error:
+            return self._pad_instead(str(error).removesuffix(" Set packing=False."))
+        attention.install(self.model.config)
+        return True
+
+    def _pad_instead(self, reason: str) -> bool:
+        if _is_main_process():
+            logger.warning(
+                f"The reward model {self.name} scores padded batches, without packing: {reason.rstrip('.')}."
+            )
+        return False
+
+    def _prepare(self) -> None:
+        """Evaluation mode, and the self-check before the first packed forward: with the weights where they stay."""
+        if self.wrapped.training or self.model.training:
+            self.wrapped.eval()
+        if not self._check_is_due:
+            return
+        self._check_is_due = False
+        result = check_reward_model(
+            self.wrapped,
+            head=self.model.score,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            pad_token_id=self._pad_token_id,
+            device=self.device,
+            autocast=self._autocast,
+            half_precision=self._is_half_precision(),
+            share_prompt=True,
+        )
+        if not result.is_exact:
+            attention.uninstall(self.model.config)
+            self.packs = self._pad_instead(str(result))
+
+    def _is_half_precision(self) -> bool:
+        with self._autocast():
+            return self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.device.type)
+
+
+def num_positions(model: Any) -> int | None:
+    """Most tokens of a sequence by the model's config; None where it names no limit."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        return None
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from the one after padding.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return limit - module.padding_idx - 1
+    return limit
+
+
+def _check_labels(config: Any, name: str) -> None:
+    if config.num_labels != 1:
+        raise ConfigError(
+            f"A reward model has one label; {name} has {config.num_labels}. Give a reward model, loaded with "
+            "AutoModelForSequenceClassification and num_labels=1."
+        )
+
+
+def _adopt_pad_token(config: Any, tokenizer: Any, name: str) -> int:
+    """The pad token by TRL's rule, in the config too: it decides which token the model scores."""
+    pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if pad_token_id is None:
+        raise ConfigError(
+            f"The tokenizer of the reward model {name} has neither a pad nor an EOS token. Set tokenizer.pad_token."
+        )
+    config.get_text_config().pad_token_id = pad_token_id
+    return pad_token_id
+
+
+def _freeze(model: Any) -> None:
+    model.eval().requires_grad_(False)
+    for config in (model.config, model.config.get_text_config()):
+        # A padded forward would keep the keys and values of all layers for a generation that never comes.
+        config.use_cache = False
+
+
+def _checked_budget(max_tokens: int | None, name: str) -> int:
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(
+            f"max_tokens_per_forward={max_tokens} of the reward model {name} holds no token. Set it to the tokens "
+            f"that fit into one forward, such as {DEFAULT_MAX_TOKENS}."
+        )
+    return DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+
+
+def _is_main_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

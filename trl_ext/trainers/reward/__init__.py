@@ -1,0 +1,1 @@
+"""RewardTrainer, its config, and what it alone needs."""

@@ -1,0 +1,55 @@
+"""Arguments of `trl_ext.RewardTrainer`: TRL's, ours of packing, and those of memory."""
+
+from dataclasses import dataclass, field
+
+from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.memory.fields import MemoryFields
+from trl_ext.trainers.packing_field import PACKING, settle_packing
+
+LENGTH_POLICIES = ("drop", "truncate_prompt")
+
+
+@dataclass
+class RewardConfig(MemoryFields, TRLRewardConfig):
+    """TRL's `RewardConfig` with packing and with memory that is planned.
+
+    After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
+    """
+
+    packing: bool | None = field(default=None, metadata=PACKING)
+    share_prompt: bool = field(
+        default=True,
+        metadata={"help": "Forward what chosen and rejected have in common once for both, instead of once each."},
+    )
+    max_tokens_per_forward: int | None = field(
+        default=None,
+        metadata={
+            "help": "Most tokens in one forward. The pairs of an optimizer step are then spread over as few forwards "
+            "of at most this many tokens as possible, balanced over all processes, and the loss is the mean over all "
+            "pairs of the step. Unset: one forward per micro-batch of per_device_train_batch_size pairs."
+        },
+    )
+    max_length_policy: str = field(
+        default="drop",
+        metadata={
+            "help": "What becomes of a pair with a side longer than max_length. drop: it is left out, as in TRL, and "
+            "counted. truncate_prompt: the oldest tokens that both sides share are cut off.",
+            "choices": LENGTH_POLICIES,
+        },
+    )
+
+    def __post_init__(self):
+        self.settle_memory_fields()
+        super().__post_init__()
+        settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
+        if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:
+            raise ConfigError(
+                f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold a pair. Set it to the tokens that "
+                "fit into one forward, such as 8192."
+            )
+        if self.max_length_policy not in LENGTH_POLICIES:
+            raise ConfigError(
+                f"max_length_policy is {self.max_length_policy!r}. Set it to one of {', '.join(LENGTH_POLICIES)}."
+            )

@@ -1,0 +1,285 @@
+"""Preference data on its way to the trainer: what cannot be trained on is named before step 0.
+
+TRL tokenises. Before it, the columns, the sides and the margins are looked at; after it, pairs that are too long are
+dropped or shortened, and counted, and every pair is told how many tokens its sides have in common.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow.compute as pc
+from datasets import Dataset, IterableDataset
+from transformers.utils import logging
+
+from trl_ext.errors import DataError
+from trl_ext.rewards.preference.gaps import rule_gaps
+from trl_ext.trainers.checks import columns_of
+from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
+
+logger = logging.get_logger(__name__)
+
+ACCEPTED = (
+    ("prompt", "chosen", "rejected"),
+    ("chosen", "rejected"),
+    ("chosen_ids", "rejected_ids"),
+)
+# What TRL called the last ones before, and still takes.
+_LEGACY = ("chosen_input_ids", "rejected_input_ids")
+# Added to a tokenised dataset. `row` is the pair's number in the dataset that the user gave.
+ROW, GAP = "row", "rule_gap"
+_ROWS_NAMED = 3
+
+
+def check_pairs(dataset: Any, role: str) -> None:
+    """Raise DataError for columns, sides or margins that cannot be trained on.
+
+    Args:
+        dataset: Map-style, looked at whole; or iterable, of which only the first row is looked at.
+        role: What the message calls it, such as "train_dataset".
+    """
+    check_columns(dataset, role)
+    rows: Any = enumerate([next(iter(dataset))]) if isinstance(dataset, IterableDataset) else _rows(dataset)
+    found: dict[str, list[int]] = {}
+    for index, row in rows:
+        for problem in problems(row):
+            found.setdefault(problem, []).append(index)
+    if found:
+        raise DataError(_sentence(found, role))
+
+
+def check_columns(dataset: Any, role: str) -> None:
+    """Raise DataError unless the dataset has rows, and columns that make a pair."""
+    if isinstance(dataset, dict):
+        for name, part in dataset.items():
+            check_columns(part, f"{role}['{name}']")
+        return
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        return  # None, or something that TRL refuses with a sentence of its own
+    columns = set(columns_of(dataset, role))
+    if any(set(names) <= columns for names in (*ACCEPTED, _LEGACY)):
+        return
+    accepted = "; ".join(" and ".join(f"'{name}'" for name in names) for names in ACCEPTED)
+    raise DataError(
+        f"{role} has the columns {', '.join(map(repr, sorted(columns)))}, which make no preference pairs. Accepted "
+        f"are: {accepted}; each with or without 'margin'. Rename columns: dataset.rename_column(old, new)."
+    )
+
+
+def without_bad_pairs(dataset: Any, role: str) -> Any:
+    """A stream that leaves out what `check_pairs` would refuse: it cannot be looked at before step 0.
+
+    Anything but a stream is handed back as it is.
+    """
+    if not isinstance(dataset, IterableDataset):
+        return dataset
+
+    def is_good(row: Mapping[str, Any]) -> bool:
+        found = next(problems(row), None)
+        if found:
+            logger.warning_once(f"{role}: a pair with {found} came along; such pairs are left out of the stream.")
+        return found is None
+
+    return dataset.filter(is_good)
+
+
+def problems(row: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a pair, in words that follow "row 7 has ..."."""
+    chosen, rejected = (row.get("chosen_ids"), row.get("rejected_ids")) if "chosen_ids" in row else _sides(row)
+    if _is_empty(chosen) or _is_empty(rejected):
+        yield "an empty side"
+    elif chosen == rejected:
+        yield "a chosen side that equals the rejected one"
+    if "margin" in row and not _is_finite(row["margin"]):
+        yield "a margin that is no finite number"
+
+
+def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first: int | None, role: str) -> Any:
+    """Pairs whose sides hold at most `max_length` tokens; says once how many were dropped or shortened.
+
+    Args:
+        dataset: With `chosen_ids` and `rejected_ids`.
+        max_length: Most tokens of a side; None for any number.
+        policy: "drop", or "truncate_prompt": the oldest tokens that both sides share are cut off.
+        keep_first: Token id that stays if it is the first one, as a BOS token must.
+        role: What the message calls the dataset.
+
+    Raises:
+        DataError: no pair is left.
+    """
+    if max_length is None:
+        return dataset
+    num_long = _num_longer(dataset, max_length)
+    if num_long == 0:
+        return dataset
+    if policy == "truncate_prompt":
+        if SHARED in columns_of(dataset, role):
+            dataset = dataset.remove_columns(SHARED)  # of the prompts as they were
+        dataset = _apply(dataset.map, Shortening(max_length, keep_first), dataset, f"Shortening prompts of {role}")
+    num_dropped = _num_longer(dataset, max_length)
+    if num_dropped != 0:
+        dataset = _apply(
+            dataset.filter, Fits(max_length), dataset, f"Filtering {role}", ["chosen_ids", "rejected_ids"]
+        )
+    if num_long is not None:
+        _report(role, len(dataset) + num_dropped, num_dropped, num_long, max_length, policy)
+    return dataset
+
+
+class Fits:
+    """Whether both sides of a pair hold at most `max_length` tokens."""
+
+    def __init__(self, max_length: int):
+        self.max_length = max_length
+
+    def __call__(self, chosen_ids: Sequence[int], rejected_ids: Sequence[int]) -> bool:
+        return max(len(chosen_ids), len(rejected_ids)) <= self.max_length
+
+
+class Shortening:
+    """Cuts the oldest shared tokens of a pair until both sides fit, or leaves it as it is where that is not enough.
+
+    Args:
+        max_length: Most tokens of a side.
+        keep_first: Token id that stays if it is the first one.
+    """
+
+    def __init__(self, max_length: int, keep_first: int | None):
+        self.max_length = max_length
+        self.keep_first = keep_first
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        chosen, rejected = row["chosen_ids"], row["rejected_ids"]
+        surplus = max(len(chosen), len(rejected)) - self.max_length
+        start = int(bool(chosen) and chosen[0] == self.keep_first)
+        # One shared token stays in front of the answer.
+        if surplus <= 0 or surplus > num_shared_tokens(chosen, rejected) - start - 1:
+            return {"chosen_ids": chosen, "rejected_ids": rejected}
+        return {
+            "chosen_ids": chosen[:start] + chosen[start + surplus :],
+            "rejected_ids": rejected[:start] + rejected[start + surplus :],
+        }
+
+
+def add_shared_tokens(dataset: Any) -> Any:
+    """The dataset with the column `shared_tokens`; idempotent."""
+    if SHARED in (dataset.column_names or ()):
+        return dataset
+    return _apply(dataset.map, _shared, dataset, "Comparing the sides", ["chosen_ids", "rejected_ids"])
+
+
+def add_rule_gaps(dataset: Any, rules: Any, role: str) -> Any:
+    """The dataset with the column `rule_gap`: the rules' score of chosen minus that of rejected.
+
+    A column of that name gives way: sides may have been swapped since it was made. Tokens cannot be judged.
+    """
+    columns = columns_of(dataset, role)
+    if "chosen_ids" in columns:
+        return dataset
+    if isinstance(dataset, IterableDataset):
+        logger.warning(f"{role} is a stream, to which the rules are not applied. Give them a dataset, not a stream.")
+        return dataset
+    gaps = rule_gaps(dataset, rules)
+    return (dataset.remove_columns(GAP) if GAP in columns else dataset).add_column(GAP, gaps)
+
+
+def add_row_numbers(dataset: Any) -> Any:
+    """The dataset with the column `row`, where a pair can be named; only of a dataset that is not a stream."""
+    if not isinstance(dataset, Dataset) or ROW in dataset.column_names:
+        return dataset
+    return dataset.add_column(ROW, list(range(len(dataset))))
+
+
+def check_budget(dataset: Dataset, pair_tokens: Sequence[int], max_tokens: int, role: str) -> None:
+    """Raise DataError naming the first pair that is larger than one forward."""
+    too_long = [i for i, tokens in enumerate(pair_tokens) if tokens > max_tokens]
+    if not too_long:
+        return
+    first, longest = too_long[0], max(pair_tokens)
+    name = dataset[first].get(ROW, first)
+    raise DataError(
+        f"max_tokens_per_forward={max_tokens} is smaller than {len(too_long)} of {len(pair_tokens)} pairs of {role}; "
+        f"the first is row {name} with {pair_tokens[first]} tokens, the longest has {longest}. Set it to at least "
+        f"{longest}, or lower max_length."
+    )
+
+
+def _shared(chosen_ids: Sequence[int], rejected_ids: Sequence[int]) -> dict[str, int]:
+    return {SHARED: num_shared_tokens(chosen_ids, rejected_ids)}
+
+
+def _apply(
+    method: Callable[..., Any], function: Any, dataset: Any, desc: str, columns: list[str] | None = None
+) -> Any:
+    # A stream's map and filter know no description.
+    options = {"desc": desc} if isinstance(dataset, Dataset) else {}
+    return method(function, **options, **({"input_columns": columns} if columns else {}))
+
+
+def lengths(dataset: Dataset, column: str) -> list[int]:
+    """Tokens of every row of a column of token ids, without building a list of them."""
+    tables = dataset.select_columns([column]).with_format("arrow").iter(batch_size=10_000)
+    return [n for table in tables for n in pc.list_value_length(table[column]).to_pylist()]
+
+
+def _num_longer(dataset: Any, max_length: int) -> int | None:
+    """Pairs with a side longer than `max_length`; None for a stream."""
+    if isinstance(dataset, IterableDataset):
+        return None
+    both = zip(lengths(dataset, "chosen_ids"), lengths(dataset, "rejected_ids"), strict=True)
+    return sum(max(pair) > max_length for pair in both)
+
+
+def _report(role: str, total: int, num_dropped: int, num_long: int, max_length: int, policy: str) -> None:
+    if num_long > num_dropped:
+        logger.warning(
+            f"{role}: the prompts of {num_long - num_dropped} of {total} pairs are cut to max_length={max_length}."
+        )
+    if not num_dropped:
+        return
+    too_long = f"{num_dropped} of {total} pairs have a side longer than max_length={max_length} tokens"
+    if num_dropped == total:
+        raise DataError(f"{role}: {too_long}, so none is left. Raise max_length.")
+    if policy == "truncate_prompt":
+        advice = "although their prompts may be cut; they are dropped. Raise max_length to keep them."
+    else:
+        advice = 'and are dropped. Raise max_length, or set max_length_policy="truncate_prompt" to keep their answers.'
+    logger.warning(f"{role}: {too_long}, {advice}")
+
+
+def _rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
+    names = ("chosen", "rejected", "chosen_ids", "rejected_ids", *_LEGACY, "margin")
+    index = 0
+    for batch in dataset.select_columns([n for n in names if n in dataset.column_names]).iter(batch_size=1000):
+        for values in zip(*batch.values(), strict=True):
+            yield index, dict(zip(batch, values, strict=True))
+            index += 1
+
+
+def _sides(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    return tuple(row.get(key, row.get(f"{key}_input_ids")) for key in ("chosen", "rejected"))  # type: ignore[return-value]
+
+
+def _is_empty(side: Any) -> bool:
+    """Blank text, no tokens, no messages, or a last message without content."""
+    if not side:
+        return True
+    if isinstance(side, str):
+        return not side.strip()
+    if isinstance(side[-1], Mapping):
+        content = side[-1].get("content")
+        calls_a_tool = bool(side[-1].get("tool_calls"))
+        return not calls_a_tool and (not content or (isinstance(content, str) and not content.strip()))
+    return False
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _sentence(found: dict[str, list[int]], role: str) -> str:
+    parts = []
+    for problem, rows in found.items():
+        named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (f" and {len(rows) - _ROWS_NAMED} more" * (len(rows) > 3))
+        parts.append(f"{'row' if len(rows) == 1 else 'rows'} {named} {'has' if len(rows) == 1 else 'have'} {problem}")
+    return f"{role}: {'; '.join(parts)}. Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."

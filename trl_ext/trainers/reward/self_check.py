@@ -1,0 +1,77 @@
+"""The packing self-check, asked of a reward model: the three ways to score the same sequences."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.trainers.forward.pairs import pair_row, score_row
+from trl_ext.trainers.forward.pooled_head import scored_token
+
+
+def check_reward_model(
+    model: Any,
+    head: torch.nn.Module,
+    vocab_size: int,
+    pad_token_id: int,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
+    half_precision: bool,
+    share_prompt: bool,
+) -> CheckResult:
+    """Score a few short sequences alone, padded and packed as pairs; collective under ZeRO-3.
+
+    Compared are the scores, and what the head makes them from: a fresh head may be all zeros.
+
+    Args:
+        model: With packed attention and pooled head installed, wrapped as training will call it, in evaluation mode.
+        head: Its layer `score`.
+        vocab_size: Tokens are drawn below it.
+        pad_token_id: The model's.
+        device: Where the model's inputs go.
+        autocast: Makes the context in which training calls the model.
+        half_precision: Whether weights or autocast are in bfloat16 or float16.
+        share_prompt: As training will plan.
+    """
+
+    def padded(probes: list[Probe]) -> list[torch.Tensor]:
+        sequences = [probe.prompt + probe.completion for probe in probes]
+        longest = max(map(len, sequences))
+        ids = torch.tensor([s + (pad_token_id,) * (longest - len(s)) for s in sequences], device=device)
+        mask = torch.tensor([(1,) * len(s) + (0,) * (longest - len(s)) for s in sequences], device=device)
+        with autocast(), _inputs_of(head) as seen:
+            scores = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        ends = [scored_token(s, pad_token_id) for s in sequences]
+        return _numbers([hidden[end] for hidden, end in zip(seen[-1], ends, strict=True)], scores)
+
+    def packed(probes: list[Probe]) -> list[torch.Tensor]:
+        sides = [list(probe.prompt + probe.completion) for probe in probes]
+        pairs = [{"chosen_ids": c, "rejected_ids": r} for c, r in zip(sides[0::2], sides[1::2], strict=True)]
+        with autocast(), _inputs_of(head) as seen:
+            scores = score_row(model, pair_row(pairs, share_prompt, pad_token_id).to(device))
+        numbers = _numbers(list(seen[-1]), scores)
+        # The row's ends are all chosen sides, then all rejected ones.
+        return [numbers[(i // 2) + (i % 2) * len(pairs)] for i in range(len(sides))]
+
+    return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision, what="scores")
+
+
+@contextmanager
+def _inputs_of(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """What the module is called with inside the block."""
+    seen: list[torch.Tensor] = []
+    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def _numbers(hidden: list[torch.Tensor], scores: torch.Tensor) -> list[torch.Tensor]:
+    """Per sequence: its pooled hidden state, in units of its own size, and its score."""
+    return [
+        torch.cat([h.float() / h.float().square().mean().sqrt().clamp(min=1e-12), s.float()])
+        for h, s in zip(hidden, scores, strict=True)
+    ]

@@ -1,0 +1,390 @@
+"""`trl_ext.RewardTrainer`: TRL's RewardTrainer on flat rows, both sides of a pair behind one copy of their prompt.
+
+TRL prepares the data and runs the loop. What changes is how many tokens go through the model, and that ranks may hold
+different numbers of pairs.
+"""
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object, is_peft_model
+from datasets import Dataset
+from transformers.modeling_outputs import SequenceClassifierOutput
+from trl.trainer.reward_trainer import RewardTrainer as TRLRewardTrainer
+
+from trl_ext import compat
+from trl_ext.errors import ConfigError, PackingError
+from trl_ext.monitor.phases import PhaseClock
+from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
+from trl_ext.trainers.forward.pooled_head import add_pooled_head
+from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in_buckets
+from trl_ext.trainers.launch_check import check_launch
+from trl_ext.trainers.memory.oom.pieces import PairPieces
+from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
+from trl_ext.trainers.memory.plan import Asked, by_name, settle_memory
+from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
+from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
+from trl_ext.trainers.packing import PackingSwitch
+from trl_ext.trainers.reward import data as preference_data
+from trl_ext.trainers.reward.batches import PairSizes, RowsOfPairs, StepSampler
+from trl_ext.trainers.reward.config import RewardConfig
+from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, judged
+from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
+from trl_ext.trainers.reward.pair_collator import PairCollator
+from trl_ext.trainers.reward.peft import for_reward_model, warn_of_frozen_head
+from trl_ext.trainers.reward.self_check import check_reward_model
+from trl_ext.trainers.token_counts import TokenCounts
+
+
+class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
+    """Drop-in for `trl.RewardTrainer`, which documents the arguments.
+
+    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA gets the task type SEQ_CLS, with
+    which the score head is trained and saved.
+
+    Args:
+        rules: A RuleSet that scores the evaluation pairs as well; evaluation then tells the accuracy where the rules
+            prefer the chosen side and where they do not. A column `rule_gap` in the dataset does the same.
+
+    Metrics, one value per optimizer step:
+        packing/forwarded_over_raw: Tokens through the model over real tokens; below 1 where prompts are shared.
+        packing/padded_over_forwarded: Tokens that a padded batch would take over tokens through the model.
+        phase/<name>_s: Seconds spent in layout, update and other, on this rank.
+    Per evaluation: accuracy_rules_agree, accuracy_rules_disagree, rules_agree_frac, score_length_correlation.
+    """
+
+    memory_kind = "reward"
+
+    def __init__(
+        self,
+        model: Any,
+        args: Any = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *rest: Any,
+        peft_config: Any = None,
+        rules: Any = None,
+        **kwargs: Any,
+    ):
+        compat.check_versions()
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = RewardConfig(f"{name.split('/')[-1]}-Reward")
+        check_launch(args)
+        self._rules = rules
+        self._has_own_collator = data_collator is not None
+        self._has_train_dataset = False
+        self._max_tokens = getattr(args, "max_tokens_per_forward", None)
+        self._share_prompt = getattr(args, "share_prompt", True)
+        self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
+        self._tokens = TokenCounts()
+        self._step_stats: list[torch.Tensor] = []
+        self._judged: list[JudgedPair] = []
+        if self._max_tokens is not None and self._has_own_collator:
+            raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
+        preference_data.check_columns(train_dataset, "train_dataset")
+        preference_data.check_columns(eval_dataset, "eval_dataset")
+        kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)
+        quantization = kwargs.pop("quantization_config", None)
+        settled = settle_memory(self.memory_kind, args, Asked(model, peft_config, quantization))
+        if settled.peft_config is not None:
+            kwargs["peft_config"] = for_reward_model(settled.peft_config)
+        if settled.quantization_config is not None:
+            kwargs["quantization_config"] = settled.quantization_config
+        super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
+        self._padded_collator = self.data_collator
+        if is_peft_model(self.model):
+            warn_of_frozen_head(self.model)
+        if getattr(args, "packing", True):
+            self._start_packing()
+        if not self._has_own_collator:
+            self._collate_rows()
+        if self._max_tokens is not None:
+            self._start_budget()
+        keep_gradients_in_buckets(self.accelerator)
+        watch_memory(self, ("update", "step"))
+
+    # Data ---------------------------------------------------------------------------------------------------------
+
+    def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+        """Overrides trl.RewardTrainer._prepare_dataset: checked before, fitted to length and measured after."""
+        role = f"{dataset_name}_dataset"
+        # TRL prepares the training pairs first; an evaluation dataset may be called "train", too.
+        is_train, self._has_train_dataset = not self._has_train_dataset, True
+        dataset = dataset.with_format(None)  # Python numbers, whatever tensors the user's own code reads
+        preference_data.check_pairs(dataset, role)
+        dataset = preference_data.add_row_numbers(preference_data.without_bad_pairs(dataset, role))
+        if self._rules is not None and not is_train:
+            dataset = preference_data.add_rule_gaps(dataset, self._rules, role)
+        unlimited = copy.copy(args)
+        unlimited.max_length = None
+        dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
+        policy = getattr(args, "max_length_policy", "drop")
+        with args.main_process_first(desc=f"measuring {role}"):
+            dataset = preference_data.fit_to_length(
+                dataset, args.max_length, policy, processing_class.bos_token_id, role
+            )
+            return preference_data.add_shared_tokens(dataset)
+
+    def _set_signature_columns_if_needed(self):
+        """Overrides trl.RewardTrainer._set_signature_columns_if_needed: our columns reach the collator, too."""
+        super()._set_signature_columns_if_needed()
+        own = (SHARED, preference_data.GAP)
+        self._signature_columns += [name for name in own if name not in self._signature_columns]
+
+    def get_train_dataloader(self):
+        """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks."""
+        loader = super().get_train_dataloader()
+        if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):
+            return loader
+        sampler = StepSampler(
+            compat.global_batches(loader),
+            self._pair_sizes(),
+            self.args.gradient_accumulation_steps,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+            self._max_tokens,
+            self._clock,
+        )
+        return compat.with_batch_sampler(loader, RowsOfPairs(loader.dataset), sampler)
+
+    def _collate_rows(self) -> None:
+        """Batches of flat rows instead of padded ones."""
+        if self.accelerator.dispatch_batches:
+            raise ConfigError(
+                "dispatch_batches=True cuts padded batches into pieces, which flat rows are not. Remove it from "
+                "accelerator_config."
+            )
+        # A stream would be dispatched unless told otherwise.
+        self.accelerator.dataloader_config.dispatch_batches = False
+        wants_inputs = "inputs" in self.args.include_for_metrics
+        self.data_collator = PairCollator(
+            self._share_prompt,
+            self._pad_token_id,
+            self._max_tokens,
+            self._clock,
+            padded=self._padded_collator if wants_inputs else None,
+        )
+
+    def _pair_sizes(self) -> PairSizes:
+        rows = self.train_dataset
+        chosen, rejected = (preference_data.lengths(rows, name) for name in ("chosen_ids", "rejected_ids"))
+        shared = list(rows[SHARED]) if self._share_prompt else [0] * len(rows)
+        return PairSizes(chosen, rejected, shared, self.model.config.get_text_config().hidden_size)
+
+    def _start_budget(self) -> None:
+        """Settings that a token budget needs, and the pairs that it cannot hold."""
+        if getattr(self.args, "train_sampling_strategy", "random") == "batch_rebalance":
+            raise ConfigError(
+                "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."
+            )
+        compat.let_loss_be_scaled(self)
+        if isinstance(self.train_dataset, Dataset):
+            sizes = self._pair_sizes().tokens
+            preference_data.check_budget(self.train_dataset, sizes, self._max_tokens, "train_dataset")
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on pairs and forwards of the step."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self._max_tokens is None or not batches:
+            return batches, num_items
+        pairs = sum(row.num_pairs for batch in batches for row in batch["rows"])
+        counts = torch.tensor([[pairs, *(len(batch["rows"]) for batch in batches)]], device=self.accelerator.device)
+        counts = self.accelerator.gather(counts)
+        for batch, agreed in zip(batches, counts[:, 1:].amax(dim=0).tolist(), strict=True):
+            batch["rows"] = self._filled_up(batch["rows"], agreed)
+        return batches, counts[:, 0].sum()
+
+    def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:
+        """As many forwards as every rank makes: those of ZeRO-3 are collectives."""
+        surplus = num_rows - len(rows)
+        return rows + [self.data_collator.row([]).to(self.accelerator.device) for _ in range(surplus)]
+
+    # Packing ------------------------------------------------------------------------------------------------------
+
+    def _why_not_packing(self) -> str:
+        if self._has_own_collator:
+            return "a data_collator is given, which makes its own batches"
+        if is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning:
+            return "prompt tuning puts virtual tokens before every row"
+        try:
+            add_pooled_head(self._models()[0])
+        except PackingError as error:
+            return str(error)
+        return ""
+
+    def _models(self) -> list[Any]:
+        model = self.accelerator.unwrap_model(self.model)
+        return [model.get_base_model() if is_peft_model(model) else model]
+
+    def _self_check(self, model: Any) -> CheckResult:
+        return check_reward_model(
+            model,
+            head=self._models()[0].score,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            pad_token_id=self._pad_token_id,
+            device=self.accelerator.device,
+            autocast=self.accelerator.autocast,
+            half_precision=self._is_half_precision,
+            share_prompt=self._share_prompt,
+        )
+
+    @property
+    def _pad_token_id(self) -> int:
+        return self.model.config.get_text_config().pad_token_id
+
+    # Loss ---------------------------------------------------------------------------------------------------------
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        """Overrides trl.RewardTrainer.training_step: timed; row by row under a token budget."""
+        with self._clock.phase("update"):
+            if self._max_tokens is None:
+                loss = super().training_step(model, inputs, num_items_in_batch)
+            else:
+                loss = self._row_by_row(model, inputs["rows"], num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            self._close_step()
+        return loss
+
+    def _row_by_row(self, model, rows, num_items_in_batch) -> torch.Tensor:
+        """Forward and backward of every row on its own, so that only one row's activations are alive."""
+        loss = torch.zeros((), device=self.accelerator.device)
+        for i, row in enumerate(rows):
+            with nullcontext() if i == len(rows) - 1 else gradients_unsynced(self.accelerator, model):
+                loss = loss + super().training_step(model, {"rows": [row]}, num_items_in_batch)
+        return loss
+
+    def _pieces(self):
+        has_budget = self._max_tokens is not None
+        return PairPieces(
+            self.args,
+            lambda pairs: self.data_collator.row(pairs),
+            fills=has_budget and self._packs and self.accelerator.num_processes > 1,
+            is_mean=not (has_budget and self._packs),
+        ), ""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """Overrides trl.RewardTrainer.compute_loss: scores of flat rows, and sums over ranks, not gathered logits."""
+        if "rows" not in inputs:  # a collator of the user's
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._check_packing(model)
+        return self._rescued(self._loss_of_rows, model, inputs, return_outputs, num_items_in_batch)
+
+    def _loss_of_rows(self, model, inputs, return_outputs, num_items_in_batch):
+        rows = [row.to(self.accelerator.device) for row in inputs["rows"]]
+        self._count(rows)
+        if self._packs:
+            loss, outputs = self._packed_loss(model, rows, num_items_in_batch)
+        else:
+            padded = self._prepare_inputs(self._padded_collator([e for row in rows for e in row.examples]))
+            loss, outputs = super().compute_loss(model, padded, True, num_items_in_batch)
+        if not self.model.training:
+            chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+            self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
+        loss = loss * self._rescue.share
+        return (loss, outputs) if return_outputs else loss
+
+    def _packed_loss(self, model, rows, num_items_in_batch) -> tuple[torch.Tensor, Any]:
+        scores = [score_row(model, row).view(2, -1) for row in self._agreed(rows)]
+        center = self.args.center_rewards_coefficient
+        losses = [pair_losses(*s, row.margins, center) for s, row in zip(scores, rows, strict=False)]
+        # Surplus forwards have no pair, and stay in the graph with nothing to say.
+        losses = torch.cat(losses + [s.sum(dim=0) for s in scores[len(rows) :]])
+        chosen, rejected = torch.cat(scores, dim=1)
+        self._note(pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows)))
+        if self._max_tokens is not None and self.model.training:
+            # The mean over all pairs of the step: ranks' gradients are averaged, hence their number.
+            loss = losses.sum() / num_items_in_batch * self.accelerator.num_processes
+        else:
+            loss = losses.mean()
+        return loss, SequenceClassifierOutput(logits=torch.cat([chosen, rejected])[:, None])
+
+    def _agreed(self, rows: list[PairRow]) -> list[PairRow]:
+        """In evaluation under a budget every rank has its own number of rows; training has agreed before."""
+        if self._max_tokens is None or self.model.training:
+            return rows
+        counts = self.accelerator.gather(torch.tensor([len(rows)], device=self.accelerator.device))
+        return self._filled_up(rows, int(counts.max().item()))
+
+    # Rehearsal ------------------------------------------------------------------------------------------------------
+
+    def _why_not_rehearse(self) -> str:
+        """A reason that all ranks know; empty if there is none."""
+        if self._has_own_collator:
+            return "a data_collator is given, whose batches are its own"
+        if not isinstance(self.train_dataset, Dataset) and self.args.max_length is None:
+            return "train_dataset is a stream and max_length is None, so that no pair is the longest"
+        return ""
+
+    def _largest_micro_batch(self) -> MicroBatch:
+        return pair_batch(self)
+
+    def _rehearse(self, batch: MicroBatch) -> None:
+        TRLRewardTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
+
+    # Metrics ------------------------------------------------------------------------------------------------------
+
+    def _note(self, stats: torch.Tensor) -> None:
+        """TRL's metrics, one value a micro-batch as in TRL; under a budget, where there are none, one a step."""
+        if self._max_tokens is not None and self.model.training:
+            self._step_stats.append(stats)
+        else:
+            self._log_stats(stats)
+
+    def _log_stats(self, local: torch.Tensor) -> None:
+        mode = "train" if self.model.training else "eval"
+        stats = PairStats(*combined(self.accelerator.gather(local[None])).tolist())
+        if mode == "train":
+            self._total_train_tokens += int(stats.raw_tokens)
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+        for name, value in stats.metrics().items():
+            self._metrics[mode][name].append(value)
+
+    def _count(self, rows: list[PairRow]) -> None:
+        if not self.model.training:
+            return
+        for row in rows:
+            forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens
+            self._tokens.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
+
+    def _close_step(self) -> None:
+        """Scores and tokens over all ranks, and seconds on this one, since the last optimizer step."""
+        if self._step_stats:
+            self._log_stats(combined(torch.stack(self._step_stats)))
+            self._step_stats = []
+        metrics = self._tokens.take(self.accelerator)
+        metrics |= {f"phase/{name}_s": seconds for name, seconds in self._clock.take().items()}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+
+    def evaluation_loop(
+        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
+    ):
+        """Overrides trl.RewardTrainer.evaluation_loop: metrics over all pairs of it; a phase of its own."""
+        self._judged = []
+        with self._clock.phase("evaluate", whole=True):
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+            pairs = gather_object(self._judged) if self.accelerator.num_processes > 1 else self._judged
+        metrics = evaluation_metrics(pairs)
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
+        self._judged = []
+        return output
+
+    def floating_point_ops(self, inputs):
+        """Overrides trl.RewardTrainer.floating_point_ops: of the tokens that went through the model."""
+        return super().floating_point_ops(self._as_ids(inputs))
+
+    def _track_num_input_tokens(self, inputs):
+        """Overrides trl.RewardTrainer._track_num_input_tokens: of the tokens that went through the model."""
+        super()._track_num_input_tokens(self._as_ids(inputs))
+
+    def _as_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        if not inputs.get("rows"):
+            return inputs
+        return {self.model.main_input_name: torch.cat([row.flat.input_ids for row in inputs["rows"]], dim=1)}

@@ -1,0 +1,14 @@
+"""The memory twin: our real trainers, and the real DeepSpeed engine as rank 0 of N, on tensors without data.
+
+    from trl_ext.twin import simulate
+
+    result = simulate(Job("grpo", method="lora"), find_shape("8B"), num_gpus=1)
+    print(result.peak_gib, result.peaks["update"].module)
+
+Every byte of live tensors is counted, on a machine without GPU and without weights. Light to import.
+"""
+
+from trl_ext.twin.driver import TwinPeak, TwinResult, run_apart, simulate
+from trl_ext.twin.simulation import Simulation, simulation_of, why_not
+
+__all__ = ["Simulation", "TwinPeak", "TwinResult", "run_apart", "simulate", "simulation_of", "why_not"]

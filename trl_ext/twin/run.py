@@ -1,0 +1,279 @@
+"""One simulation: build the trainer on fake tensors as rank 0 of N, let it train, say where memory peaked.
+
+Runs in a process of its own, whose environment `driver` sets: a process group cannot be changed in a running one, and
+a second simulation in one process has crashed in torch's autocast.
+
+Not covered: generation (rollouts are given), evaluation, saving, CUDA's context and kernels' workspaces. DDP cannot be
+built on fake tensors: a single process runs, its gradients where DDP has its buckets.
+"""
+
+import contextlib
+import io
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from transformers import TrainerCallback
+
+from trl_ext import compat
+from trl_ext.twin import adapters, models
+from trl_ext.twin.card import CacheAtTheStart, emptied_caches
+from trl_ext.twin.simulation import Simulation
+from trl_ext.twin.tracker import Tracker
+
+# What the trainers' clocks call it: the planner's name of the phase.
+PHASES = {"update": "update", "logps": "score", "score": "score", "generate": "score", "layout": "update"}
+STEP = "step"
+QUIET = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no", "logging_steps": 1}
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
+
+
+def run(simulation: Simulation) -> dict[str, Any]:
+    """Peaks by phase and what was simulated, for JSON."""
+    begun_s = time.perf_counter()
+    if simulation.deepspeed:
+        start_world(simulation.num_gpus)
+    tracker = Tracker()
+    with tempfile.TemporaryDirectory() as folder, silence(), adapted(simulation, tracker):
+        arguments = make_arguments(simulation, folder)
+        with FakeTensorMode(allow_non_fake_inputs=True), tracker:
+            trainer = make_trainer(simulation, arguments)
+            tracker.trace.land()
+            trainer.add_callback(CacheAtTheStart(tracker.trace, simulation.zero_stage))
+            follow(trainer, tracker)
+            with gradients_in_buckets(simulation, trainer):
+                trainer.train()
+    counts = count_parameters(trainer)
+    packages = PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
+    return {
+        "peaks": {phase: asdict(peak) for phase, peak in tracker.peaks.items()},
+        **counts,
+        "packed": bool(trainer._packs),
+        "trace": tracker.trace.packed(),
+        "seconds": round(time.perf_counter() - begun_s, 1),
+        "versions": compat.versions(*packages),
+    }
+
+
+def start_world(num_gpus: int) -> None:
+    """A process group whose collectives do nothing, with the real DeepSpeed on it."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=num_gpus, store=FakeStore())
+    import deepspeed
+    import deepspeed.comm.torch
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    with adapters.no_kernel_is_built():
+        deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Trainers print their logs."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
+    """All adapters that the simulation needs."""
+    needed = [
+        adapters.lists_of_ones(),
+        adapters.modules_cast_in_place(),
+        adapters.fakes_are_copied(),
+        adapters.adam_makes_its_state_only(),
+        adapters.dropout_of_a_gpu(),
+        adapters.attention_of_a_gpu(),
+        adapters.head_of_a_gpu(),
+        adapters.reference_from_config(lambda: models.causal_model(simulation)),
+        adapters.objects_from_this_rank(),
+        optimizer_steps(tracker),
+        emptied_caches(tracker.trace),
+        tracker.following_modules(),
+    ]
+    if simulation.deepspeed:
+        needed += [
+            adapters.ranks_that_agree(),
+            adapters.engine_steps(lambda: tracker.push(STEP), tracker.pop),
+        ]
+    with contextlib.ExitStack() as stack:
+        for adapter in needed:
+            stack.enter_context(adapter)
+        yield
+
+
+@contextlib.contextmanager
+def optimizer_steps(tracker: Tracker) -> Iterator[None]:
+    """The phase of torch's optimizers."""
+    before = register_optimizer_step_pre_hook(lambda optimizer, args, options: tracker.push(STEP))
+    after = register_optimizer_step_post_hook(lambda optimizer, args, options: tracker.pop())
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def follow(trainer: Any, tracker: Tracker) -> None:
+    """Let the trainer's clock tell the phases, and its models the names of modules."""
+    plain = trainer._clock.phase
+
+    @contextlib.contextmanager
+    def phase(name: str, whole: bool = False) -> Iterator[None]:
+        with plain(name, whole), tracker.phase(PHASES.get(name, name)):
+            yield
+
+    trainer._clock.phase = phase
+    trainer.add_callback(TrainingBegins(tracker))
+    tracker.name_modules(trainer.model)
+    if getattr(trainer, "_value_model", None) is not None:
+        tracker.name_modules(trainer._value_model, "critic.")
+
+
+class TrainingBegins(TrainerCallback):
+    """Loading is over: engines and optimizers stand."""
+
+    def __init__(self, tracker: Tracker):
+        self._tracker = tracker
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self._tracker.begin_training()
+
+
+# Building ---------------------------------------------------------------------------------------------------------
+
+
+def make_arguments(simulation: Simulation, folder: str, **others: Any) -> Any:
+    """The trainer's config, with `others` over what a simulation has."""
+    import trl_ext
+
+    kinds = {"reward": trl_ext.RewardConfig, "grpo": trl_ext.GRPOConfig, "ppo": trl_ext.PPOConfig}
+    values = {**simulation.arguments, **QUIET, "use_cpu": True, "dataloader_pin_memory": False}
+    values["max_steps"] = simulation.num_steps
+    if simulation.trainer == "reward":
+        values["max_length"] = simulation.completion_tokens
+    else:
+        # Equal fake prompts are different ones in the worst case.
+        values |= {"max_completion_length": simulation.completion_tokens, "share_prompt": False}
+    if simulation.deepspeed:
+        values["deepspeed"] = with_any_optimizer(simulation.deepspeed)
+    return kinds[simulation.trainer](output_dir=folder, **{**values, **others})
+
+
+def with_any_optimizer(config: Any) -> dict[str, Any]:
+    """DeepSpeed's settings; "auto" where it is not said."""
+    auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), "auto")
+    return {**auto, **config, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+
+
+def make_trainer(simulation: Simulation, arguments: Any) -> Any:
+    """The trainer, unmodified, on fake models."""
+    makers = {"reward": _reward_trainer, "grpo": _grpo_trainer, "ppo": _ppo_trainer}
+    return makers[simulation.trainer](simulation, arguments)
+
+
+def num_rows(simulation: Simulation, arguments: Any) -> int:
+    """Rows of data for all steps of all ranks."""
+    steps = max(arguments.gradient_accumulation_steps, getattr(arguments, "steps_per_generation", None) or 1)
+    return 2 * simulation.num_steps * simulation.num_gpus * arguments.per_device_train_batch_size * steps + 2
+
+
+def _reward_trainer(simulation: Simulation, arguments: Any) -> Any:
+    from trl_ext import RewardTrainer
+
+    return RewardTrainer(
+        model=models.scorer(simulation),
+        args=arguments,
+        train_dataset=models.preference_pairs(num_rows(simulation, arguments), simulation.completion_tokens),
+        processing_class=models.tokenizer(),
+        peft_config=lora(simulation, "SEQ_CLS"),
+    )
+
+
+def _grpo_trainer(simulation: Simulation, arguments: Any) -> Any:
+    from trl_ext import GRPOTrainer
+
+    copy = simulation.reward_model == "copy"
+    return GRPOTrainer(
+        model=models.causal_model(simulation),
+        reward_funcs=models.scorer(simulation, "bfloat16") if copy else models.no_reward,
+        args=arguments,
+        train_dataset=models.prompts(num_rows(simulation, arguments)),
+        processing_class=models.tokenizer(),
+        reward_processing_classes=models.tokenizer() if copy else None,
+        rollout_func=models.rollouts(simulation),
+        peft_config=lora(simulation, "CAUSAL_LM"),
+    )
+
+
+def _ppo_trainer(simulation: Simulation, arguments: Any) -> Any:
+    from trl_ext import PPOTrainer
+
+    copy = simulation.reward_model == "copy"
+    own_reference = arguments.beta and not simulation.adapter
+    return PPOTrainer(
+        arguments,
+        models.tokenizer(),
+        models.causal_model(simulation),
+        # A model that is given is copied as reference; one that is loaded by name is loaded twice, as here.
+        ref_model=models.causal_model(simulation) if own_reference else None,
+        reward_model=models.scorer(simulation, "bfloat16") if copy else None,
+        reward_funcs=None if copy else models.no_reward,
+        value_model=models.scorer(simulation) if arguments.critic == "separate" else None,
+        train_dataset=models.prompts(num_rows(simulation, arguments)),
+        rollout_func=models.rollouts(simulation),
+        peft_config=lora(simulation, "CAUSAL_LM"),
+    )
+
+
+def lora(simulation: Simulation, task: str) -> Any:
+    """PEFT's config; None to train all weights."""
+    if not simulation.adapter:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(**{"lora_alpha": simulation.adapter["r"], **simulation.adapter, "task_type": task})
+
+
+# Counting ---------------------------------------------------------------------------------------------------------
+
+
+def count_parameters(trainer: Any) -> dict[str, int]:
+    """Parameters of the policy, and of all that is trained. ZeRO-3 keeps a weight's whole size beside its share."""
+    own = list(trainer.model.parameters())
+    critic = getattr(trainer, "_value_model", None)
+    everything = own + ([] if critic is None else list(critic.parameters()))
+    trained = sum(_numel(p) for p in everything if p.requires_grad)
+    return {"num_params": sum(map(_numel, own)), "num_trained": trained}
+
+
+def _numel(parameter: torch.nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+@contextlib.contextmanager
+def gradients_in_buckets(simulation: Simulation, trainer: Any) -> Iterator[None]:
+    """DDP's buckets, in which the gradients live from the first forward on: there before any gradient is, and never
+    given back."""
+    if simulation.deepspeed or simulation.num_gpus == 1:
+        yield
+        return
+    models = [trainer.model, getattr(trainer, "_value_model", None)]
+    for parameter in (p for model in models if model is not None for p in model.parameters() if p.requires_grad):
+        parameter.grad = torch.zeros_like(parameter)
+    kept = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
+    torch.nn.Module.zero_grad = torch.optim.Optimizer.zero_grad = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad = kept  # type: ignore[method-assign]

@@ -1,0 +1,176 @@
+"""What one simulation runs: a trainer's arguments, a model's config, adapters, DeepSpeed's settings, lengths.
+
+The one format of the twin, as JSON between two processes: a `Job` becomes one, and so does a recipe.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.files import settings
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.shapes import ModelShape
+
+# Keys of a recipe that are TRL's ModelConfig's and not the trainer's.
+MODEL_KEYS = ("model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
+MODEL_KEYS += ("lora_task_type", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "attn_implementation")
+MODEL_KEYS += ("value_model",)  # the script's own
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """One run of a trainer on fake tensors.
+
+    Args:
+        trainer: "reward", "grpo" or "ppo".
+        config: The model's config.json, with its `model_type`.
+        arguments: Of the trainer's config, without those that name files.
+        num_gpus: Ranks of the pretended world; rank 0 is simulated.
+        dtype: Of the weights as loaded.
+        adapter: Arguments of PEFT's LoraConfig; empty trains all weights.
+        deepspeed: DeepSpeed's JSON; None for a single process or DDP.
+        reward_model: "none", or "copy" for a frozen model of the policy's shape.
+        prompt_tokens, completion_tokens: Of every rollout: the worst case.
+        num_steps: Optimizer steps. Adam's state appears in the first.
+    """
+
+    trainer: str
+    config: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    num_gpus: int = 1
+    dtype: str = "bfloat16"
+    adapter: Mapping[str, Any] = field(default_factory=dict)
+    deepspeed: Mapping[str, Any] | None = None
+    reward_model: str = "none"
+    prompt_tokens: int = 512
+    completion_tokens: int = 256
+    num_steps: int = 3
+
+    @property
+    def zero_stage(self) -> int:
+        return int((self.deepspeed or {}).get("zero_optimization", {}).get("stage", 0))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def why_not(simulation: Simulation) -> str:
+    """What the twin cannot follow, as a sentence; empty if there is nothing."""
+    zero = (simulation.deepspeed or {}).get("zero_optimization", {})
+    checks = {
+        "Offloading: host and card are one device on fake tensors, so the twin cannot tell them apart.": any(
+            (zero.get(name) or {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
+        )
+        or bool(simulation.arguments.get("activation_offloading")),
+        "Quantised weights: the kernels of bitsandbytes have no fake version.": bool(
+            simulation.adapter.get("quantised")
+        ),
+        "8-bit optimizers have no fake version.": "8bit" in str(simulation.arguments.get("optim", "")),
+        "A third adapter as reward model needs its files; the twin has none.": simulation.reward_model == "adapter",
+        "Compiled models and replaced kernels: fake tensors do not show what they allocate.": any(
+            simulation.arguments.get(name) for name in ("torch_compile", "use_liger_kernel")
+        ),
+        "fp16 scales the loss by what it finds in gradients, which fake ones do not have. Use bf16.": bool(
+            simulation.arguments.get("fp16")
+        ),
+    }
+    return next((sentence for sentence, is_so in checks.items() if is_so), "")
+
+
+def simulation_of(job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int) -> Simulation:
+    """The simulation of a planned job.
+
+    Args:
+        job: The job.
+        model: Its model's config.json, or the shape of a dense one.
+        num_gpus: Ranks.
+
+    Raises:
+        ConfigError: A mixture of experts as shape: give its config.json.
+    """
+    recipe = settings.recipe(job, "", num_gpus)
+    num_processes = num_gpus if job.zero_stage else 1
+    return Simulation(
+        trainer=job.trainer,
+        config=config_of(model) if isinstance(model, ModelShape) else dict(model),
+        arguments=shortened(job.trainer, recipe, num_processes),
+        num_gpus=num_gpus,
+        dtype=job.dtype,
+        adapter=_adapter(job),
+        deepspeed=settings.deepspeed(job),
+        reward_model=job.reward_model,
+        prompt_tokens=job.max_prompt_length,
+        completion_tokens=job.max_completion_length if job.generates else job.max_length,
+    )
+
+
+def _adapter(job: Job) -> dict[str, Any]:
+    if not job.uses_lora:
+        return {}
+    names = job.lora_target_modules
+    targets: Any = names[0] if len(names) == 1 else list(names)
+    quantised = {"quantised": True} if job.method == "qlora" else {}
+    return {"r": job.lora_r, "lora_dropout": job.lora_dropout, "target_modules": targets, **quantised}
+
+
+def shortened(trainer: str, keys: Mapping[str, Any], num_processes: int) -> dict[str, Any]:
+    """The trainer's own keys of a recipe, so that steps are short and memory is the same.
+
+    Two micro-batches are as many as twenty: gradients are there when the second begins. Rollouts are given, so that
+    the size of a group only has to divide them. Each step but the second of two epochs has its own rollouts, so that
+    scoring is seen beside Adam's state.
+
+    Args:
+        trainer: "reward", "grpo" or "ppo".
+        keys: Of a recipe.
+        num_processes: That run: all ranks under DeepSpeed, one of DDP.
+    """
+    dropped = (*MODEL_KEYS, *_LENGTHS_OF_RUNS, *_ABOUT_FILES)
+    kept = {k: v for k, v in keys.items() if k not in dropped and not k.startswith(("vllm", "use_vllm", "eval_"))}
+    kept["gradient_accumulation_steps"] = min(keys.get("gradient_accumulation_steps", 1), 2)
+    if trainer == "grpo":
+        kept["num_iterations"] = min(keys.get("num_iterations", 1), 2)
+        kept["num_generations"] = _group_size(kept, num_processes)
+    if trainer == "ppo":
+        kept |= {"num_iterations": 1, "num_generations": 1}
+    return kept
+
+
+# What says how long a run is, and how often it generates.
+_LENGTHS_OF_RUNS = ("num_train_epochs", "max_steps", "total_episodes", "generation_batch_size", "steps_per_generation")
+_LENGTHS_OF_RUNS += ("num_mini_batches", "num_ppo_epochs", "response_length", "max_length", "warmup_ratio")
+_LENGTHS_OF_RUNS += ("warmup_steps", "max_completion_length", "do_eval", "num_generations_eval")
+_ABOUT_FILES = ("output_dir", "run_name", "report_to", "save_strategy", "save_steps", "logging_steps", "deepspeed")
+_ABOUT_FILES += ("resume_from_checkpoint", "load_best_model_at_end", "push_to_hub", "hub_model_id", "hub_token")
+_ABOUT_FILES += ("log_completions", "logging_strategy", "save_total_limit", "use_cpu", "model_init_kwargs")
+_ABOUT_FILES += ("chat_template_path", "reward_weights", "max_length_policy")
+
+
+def _group_size(keys: Mapping[str, Any], num_processes: int) -> int:
+    """The smallest group that divides what is generated at once."""
+    generated = keys.get("per_device_train_batch_size", 8) * keys["gradient_accumulation_steps"] * num_processes
+    return next((size for size in range(2, generated + 1) if generated % size == 0), 2)
+
+
+def config_of(shape: ModelShape) -> dict[str, Any]:
+    """A config.json of the shape.
+
+    Raises:
+        ConfigError: Its mixture of experts is described by more than a shape holds.
+    """
+    if shape.experts is not None:
+        raise ConfigError(f"{shape.name} is a mixture of experts. Give the twin its config.json instead of its shape.")
+    return {
+        "model_type": shape.family,
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+        "max_position_embeddings": shape.max_positions or 131_072,
+    }

@@ -1,0 +1,207 @@
+"""Counts the bytes of all live tensors while a trainer runs on fake ones, and remembers where each phase peaked.
+
+A storage counts once, from the operation that made it until it is freed, in the allocator's units of 512 bytes. Both
+events go into a trace, in their order, for the replica of the allocator. What kernels take besides, cuBLAS's workspace
+or the accumulators of flash attention's backward, fake tensors do not show.
+Operations whose result depends on values, which fake tensors have not, get an answer that a worst case would give.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trl_ext.twin.pools import rounded
+from trl_ext.twin.trace import LOAD, Trace
+
+aten = torch.ops.aten
+UPDATE = "update"
+_MARK = "trl_ext_module"
+
+
+@dataclass(slots=True)
+class Peak:
+    """The most bytes of a phase, the operation that asked for the last of them, and the module it belongs to."""
+
+    num_bytes: int = 0
+    op: str = ""
+    module: str = ""
+
+
+class Tracker(TorchDispatchMode):
+    """Entered inside a FakeTensorMode.
+
+    Attributes:
+        live: Bytes of all tensors now.
+        peaks: By phase.
+        trace: All allocations and frees.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peaks: dict[str, Peak] = {}
+        self.trace = Trace()
+        self._sizes: dict[int, tuple[int, int]] = {}  # bytes, and the number of the allocation in the trace
+        self._phases = [LOAD]
+        self._modules: list[torch.nn.Module] = []
+        self._names: dict[int, str] = {}
+        self._backward_module = ""
+
+    # Phases and modules -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge what happens inside to `name`, phases opened inside excepted."""
+        self.push(name)
+        try:
+            yield
+        finally:
+            self.pop()
+
+    def push(self, name: str) -> None:
+        self._phases.append(name)
+        self._begin()
+
+    def pop(self) -> None:
+        self._phases.pop()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.trace.begin(self._phases[-1])
+        self._note("")
+
+    def begin_training(self) -> None:
+        """From here on what no phase claims, such as clipping, belongs to the update."""
+        self._phases[0] = UPDATE
+        self._begin()
+
+    def name_modules(self, model: torch.nn.Module, prefix: str = "") -> None:
+        """What modules are called in the answer."""
+        self._names |= {id(module): prefix + name for name, module in model.named_modules()}
+
+    @contextmanager
+    def following_modules(self) -> Iterator[None]:
+        """Know which module computes: in forward by hooks, in backward by marks on the graph's nodes."""
+        hooks = torch.nn.modules.module
+        enter = hooks.register_module_forward_pre_hook(lambda module, args: self._modules.append(module))
+        leave = hooks.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        if self._modules:
+            self._modules.pop()
+        # A ModelOutput is a dict, and its values are what backward comes through.
+        values = output.values() if isinstance(output, dict) else output
+        for value in values if isinstance(values, Iterable) and not isinstance(values, torch.Tensor) else (values,):
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                value.grad_fn.metadata[_MARK] = self._called(module)
+
+    def _called(self, module: torch.nn.Module) -> str:
+        return self._names.get(id(module)) or type(module).__name__
+
+    def _where(self) -> str:
+        if torch._C._current_graph_task_id() == -1 or self._modules:
+            return self._called(self._modules[-1]) if self._modules else ""
+        return f"backward of {self._backward_module}" if self._backward_module else "backward"
+
+    # Bytes --------------------------------------------------------------------------------------------------------
+
+    def _note(self, op: str) -> None:
+        peak = self.peaks.setdefault(self._phases[-1], Peak())
+        if self.live > peak.num_bytes:
+            peak.num_bytes, peak.op, peak.module = self.live, op, self._where()
+
+    def _count(self, tensor: torch.Tensor, op: str) -> None:
+        if tensor.device.type == "meta":  # DeepSpeed keeps meta copies of all weights
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        size = rounded(storage.nbytes())
+        self._sizes[key] = size, self.trace.allocate(size) if size else -1
+        self.live += size
+        weakref.finalize(storage, self._free, key)
+        self._note(op)
+
+    def _free(self, key: int) -> None:
+        size, number = self._sizes.pop(key)
+        self.live -= size
+        if size:
+            self.trace.free(number)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = _on_the_one_device(kwargs or {})
+        self._follow_backward()
+        try:
+            result = func(*args, **kwargs)
+        except DataDependentOutputException:
+            return _scalar(func, args[0])
+        except DynamicOutputShapeException:
+            result = _everything(func, args)
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor, str(func))
+        return result
+
+    def _follow_backward(self) -> None:
+        node = torch._C._current_autograd_node()
+        if node is not None and _MARK in node.metadata:
+            self._backward_module = node.metadata[_MARK]
+
+
+def _on_the_one_device(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's CPU accelerator says "cpu:0", which fake tensors take for another device than "cpu"."""
+    device = kwargs.get("device")
+    if device is not None and device.type == "cpu" and device.index is not None:
+        return {**kwargs, "device": torch.device("cpu")}
+    return kwargs
+
+
+def _scalar(func: Any, tensor: torch.Tensor) -> bool | int | float:
+    """What `.item()` gives. Counts are 1, so that nothing is divided by zero; flags (DeepSpeed's overflow is a byte)
+    are down."""
+    if func is aten._local_scalar_dense.default:
+        if tensor.dtype in (torch.bool, torch.uint8):
+            return False
+        return 0.0 if tensor.dtype.is_floating_point else 1
+    if func is aten.is_nonzero.default:
+        return False
+    if func is aten.equal.default:
+        return True
+    raise NotImplementedError(f"the value of {func}")
+
+
+def _everything(func: Any, args: tuple) -> Any:
+    """Selections by a mask select everything: no token is padding in a worst case."""
+    if func is aten.nonzero.default:
+        return _indices(args[0].numel(), args[0])[:, None].expand(-1, max(args[0].dim(), 1)).contiguous()
+    if func is aten.masked_select.default:
+        return args[0].new_empty(args[1].numel())
+    if func is aten.index.Tensor:
+        return func(args[0], _as_indices(args[1]))
+    raise NotImplementedError(f"the size of {func}")
+
+
+def _as_indices(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    found: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            found += [_indices(index.numel(), index) for _ in range(index.dim())]
+        else:
+            found.append(index)
+    return found
+
+
+def _indices(num: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(num, dtype=torch.long, device=like.device)

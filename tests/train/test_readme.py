@@ -122,11 +122,3 @@ def test_there_is_something_to_check():
 @pytest.mark.parametrize("name", ["quickstart", "test"])
 def test_make_commands_exist(name):
     assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-
-
-def test_the_tree_names_every_module():
-    tree = next(text for text in blocks("") if "trl_ext/" in text and "├" in text)
-    modules = [p.name for p in ROOT.glob("trl_ext/*/*.py") if p.name != "__init__.py"]
-    # What is deeper stands in its package's docstring, which another test sees to.
-    packages = [f"{p.parent.name}/" for p in ROOT.glob("trl_ext/*/*/__init__.py")]
-    assert not [name for name in modules + packages if name not in tree]

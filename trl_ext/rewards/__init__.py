@@ -1,46 +1,4 @@
-"""Rules as rewards: small, checkable, explainable, and without torch or TRL.
-
-rule           Row, Verdict, Rule: what a rule reads and gives
-ruleset        rules composed: the callable that TRL gets
-composition    from verdicts to a total
-shaping        scale, clip, rows, schedule
-gates          which rule counts only behind which
-bidding        can style outbid correctness
-moments        running mean and standard deviation of totals
-judge          rules meet rows: inline, in workers, from the cache
-verdict_cache  verdicts that are kept
-warnings       said once a process
-rule_metrics   what a batch looked like to each rule
-rows           from TRL's batch to rows
-explanation    how a total comes about, as a table
-config         rules from YAML and back
-
-answer         right number, text or letter
-maths          right by mathematical equivalence
-code           right by tests, in a sandbox
-procedural     right by reasoning-gym's verifiers
-instructions   follows verifiable instructions
-json_schema    JSON that fits a schema
-tags           required tag pairs
-pattern        a pattern, under a time limit
-length         tokens, characters or words within bounds
-cosine         a value that follows the length along a cosine
-overlong       DAPO's punishment near the token limit
-keywords       words that must and must not occur
-repetition     repeated n-grams
-grammar        signs of fluent prose, or LanguageTool's complaints
-relevance      mentions of the prompt's content, less copies
-language       the required language, by script or detector
-call           a plain function as a rule
-
-anchors        where a text announces its answer
-numbers        exact numbers, read from text
-choices        letters A to E, read from text
-words          words, and text as it looks, in any script
-procedural_guard  which answers a scorer may see
-
-workers, sandbox, instruction_kinds, preference, auditing, mathematics: packages, each with its own list
-"""
+"""Rules as rewards: small, checkable, explainable, and without torch or TRL."""
 
 from trl_ext.rewards.auditing.audit import audit
 from trl_ext.rewards.auditing.redteam import redteam

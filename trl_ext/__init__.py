@@ -6,7 +6,7 @@ Names load on first use: `import trl_ext` imports neither torch nor TRL.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from trl_ext.version import __version__
 
 _HOME = {
     "GRPOConfig": "trl_ext.trainers.grpo.config",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
-from trl_ext import __version__
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import user_errors
+from trl_ext.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from typing import Any
 
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
-from trl_ext import __version__, compat
+from trl_ext import compat
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data import Source
 from trl_ext.scripts.exit import user_errors
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
+from trl_ext.version import __version__
 
 
 def main(

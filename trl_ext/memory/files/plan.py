@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from trl_ext import __version__
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Card, Hardware, Link
 from trl_ext.memory.estimate import estimate
@@ -17,6 +16,7 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import Experts, ModelShape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib
+from trl_ext.version import __version__
 
 SCHEMA = 1  # of plan.json
 NAMES = ("accelerate.yaml", "deepspeed.json", "recipe.yaml", "README.md", "plan.json")

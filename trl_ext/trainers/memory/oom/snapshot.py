@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from trl_ext import __version__, compat
+from trl_ext import compat
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.trainers.memory.oom.allocator import Numbers
 from trl_ext.trainers.memory.oom.errors import Place
+from trl_ext.version import __version__
 
 SETTINGS = (
     "per_device_train_batch_size",

@@ -25,8 +25,8 @@ from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleColumn, RuleSet
+from trl_ext.rewards.totals.composition import GATE_OPENS_AT
 from trl_ext.rewards.totals.explanation import Explanation, Part
-from trl_ext.rewards.totals.gates import GATE_OPENS_AT
 from trl_ext.rewards.workers.limits import Limits
 from trl_ext.rewards.workers.pool import WorkerPool
 

@@ -1,21 +1,22 @@
-"""Rules meet rows: inline rules here, the others in the worker pool, each different row once.
+"""Judge rows by rules: inline rules here, the others in the worker pool, each different row once.
 
 Legend: a column is one rule's verdicts, one per row.
 """
 
+import logging
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.shaping import applies
-from trl_ext.rewards.verdict_cache import VerdictCache
-from trl_ext.rewards.warnings import warn_once
 from trl_ext.rewards.workers.limits import Limits
 from trl_ext.rewards.workers.pool import WorkerPool, shared_pool
 
@@ -25,6 +26,9 @@ LARGEST = 1e15
 # Of a row that the rule is not for.
 SKIPPED = Verdict(None, "skipped")
 _SKIP = "skipped"
+
+logger = logging.getLogger("trl_ext.rewards")
+_warned: set[Hashable] = set()
 
 
 @dataclass(slots=True)
@@ -55,6 +59,38 @@ class Pending:
     keys: list[Hashable]
     known: dict[Hashable, Verdict]
     asked: dict[Hashable, int]
+
+
+class VerdictCache:
+    """Keeps the verdicts asked for last, so that a group's repeated answers are judged once. Thread-safe.
+
+    Args:
+        size: Most verdicts that are kept.
+    """
+
+    def __init__(self, size: int = 50_000):
+        self.size = size
+        self._lock = Lock()
+        self._kept: OrderedDict[Hashable, Verdict] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, key: Hashable) -> Verdict | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+    def put(self, key: Hashable, verdict: Verdict) -> None:
+        """Keep a verdict, unless the machine or a bug brought it about and not the row."""
+        if verdict.status in ("infra_error", "error"):
+            return
+        with self._lock:
+            self._kept[key] = verdict
+            self._kept.move_to_end(key)
+            if len(self._kept) > self.size:
+                self._kept.popitem(last=False)
 
 
 class Judge:
@@ -247,3 +283,10 @@ def raised_message(rule: Rule, row: Row, index: int, error: BaseException) -> st
         f"{place.lineno}). Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "
         "Mend the rule, or the row if its data is wrong."
     )
+
+
+def warn_once(key: Hashable, message: str) -> None:
+    """Log the message unless this process has logged one with this key: a rule is asked thousands of times."""
+    if key not in _warned:
+        _warned.add(key)
+        logger.warning(message)

@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import DataError, RuleError
-from trl_ext.rewards.judge import Column, Judge
+from trl_ext.rewards.judge import Column, Judge, warn_once
 from trl_ext.rewards.rows import dataset_columns, make_rows
 from trl_ext.rewards.rule import Rule, check_name
 from trl_ext.rewards.shaping import pair_of, progress_of
-from trl_ext.rewards.totals.bidding import outbid_warning
-from trl_ext.rewards.totals.composition import Composed, Composition
+from trl_ext.rewards.totals.composition import Composed, Composition, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
-from trl_ext.rewards.totals.gates import gate_chains
 from trl_ext.rewards.totals.metrics import log_rule, traces
 from trl_ext.rewards.totals.moments import Moments, merged
-from trl_ext.rewards.warnings import warn_once
 from trl_ext.rewards.workers.limits import Limits
 
 ON_ERROR = ("stop", "floor")

@@ -1,14 +1,21 @@
-"""From verdicts to a total: the arithmetic of a RuleSet, without its machinery.
+"""The arithmetic of a RuleSet: from the verdicts of one row to its total.
 
-total = clip(sum of weight * schedule * value over the rules whose gate is open)
+    total = clip(sum of weight * schedule * value over the rules whose gate is open)
+
+A gate is another rule that must be fully met before this one counts. An ungated format or length reward is what a
+model learns in groups that it cannot solve, because there nothing else varies; a gate removes it where the answer is
+wrong. `outbid_warning` looks for sets in which rules of form can add as much as a right answer: a model takes the
+reward that is easiest to get.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Rule, Verdict
 from trl_ext.rewards.shaping import factor_at, scaled
-from trl_ext.rewards.totals.gates import gate_state
+
+GATE_OPENS_AT = 1.0  # A gate's value from which on the gated rule counts: the top of every shipped rule.
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +23,10 @@ class Composed:
     """One row's verdicts, put together.
 
     Args:
-        values: Per rule, scaled and clipped; None where it has none.
-        states: Per rule, of its gate: "open", "shut" or "unknown".
-        contributions: Per rule, what it adds to the total; None where it is left out.
-        total: None where no rule has a value.
+        values: Each rule's value, scaled and clipped; None where it has none.
+        states: The state of each rule's gate: "open", "shut" or "unknown".
+        contributions: What each rule adds to the total; None where it is left out.
+        total: The sum, clipped; None where no rule has a value.
     """
 
     values: tuple[float | None, ...]
@@ -32,9 +39,10 @@ class Composition:
     """The rules' weights, gates and bounds at one moment of the training.
 
     Args:
-        rules, chains: And for each rule the positions of its gates.
+        rules: The rules of the set.
+        chains: For each rule the positions of its gates, as `gate_chains` gives them.
         clip: Lowest and highest total.
-        progress: Of the training, 0 to 1.
+        progress: How far the training is, 0 to 1.
     """
 
     def __init__(
@@ -51,7 +59,7 @@ class Composition:
         self._shaped = [rule.scale is not None or rule.clip is not None for rule in rules]
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
-        """The verdicts of one row, one per rule, put together."""
+        """Put the verdicts of one row, one per rule, together."""
         values = tuple(self._value(position, verdict) for position, verdict in enumerate(verdicts))
         states = tuple(gate_state(values, chain) if chain else "open" for chain in self.chains)
         contributions = tuple(map(contribution, self.weights, values, states))
@@ -72,7 +80,59 @@ class Composition:
 
 
 def contribution(weight: float, value: float | None, state: str) -> float | None:
-    """What a value adds to the total behind a gate in this state."""
+    """The amount that a value adds to the total behind a gate in this state; None where it is left out."""
     if value is None or state == "unknown":
         return None
     return 0.0 if state == "shut" else weight * value
+
+
+def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[int, ...], ...]:
+    """For each rule the positions of its gate, its gate's gate and so on; RuleError for unknown gates and circles."""
+    positions = {rule.name: position for position, rule in enumerate(rules)}
+
+    def chain_of(rule: Rule) -> tuple[int, ...]:
+        chain: list[int] = []
+        gate = rule.gate
+        while gate is not None:
+            if gate not in positions:
+                raise RuleError(f"Rule '{rule.name}' has the gate '{gate}'. Give one of {', '.join(positions)}.")
+            if positions[gate] in chain or gate == rule.name:
+                raise RuleError(f"The gate of rule '{rule.name}' leads in a circle at '{gate}'. Take one gate out.")
+            chain.append(positions[gate])
+            gate = rules[positions[gate]].gate
+        return tuple(chain)
+
+    return tuple(map(chain_of, rules))
+
+
+def gate_state(values: Sequence[float | None], chain: Sequence[int]) -> str:
+    """The state of a rule's gates: "open", "shut" where one's value is too low, "unknown" where one has no value."""
+    gates = [values[position] for position in chain]
+    if any(value is not None and value < GATE_OPENS_AT for value in gates):
+        return "shut"
+    return "unknown" if None in gates else "open"
+
+
+def outbid_warning(rules: Sequence[Rule]) -> str:
+    """The sentence for a set in which rules of form can add as much as a right answer; empty if they cannot."""
+    correct = [rule for rule in rules if rule.judges_correctness and rule.weight > 0]
+    style = [rule for rule in rules if not rule.judges_correctness and rule.gate is None and rule.weight != 0]
+    if not correct or not style:
+        return ""
+    # Rules for the rows of different tasks stand beside each other; the weakest right answer is what can be outbid.
+    least, most = min(map(span, correct)), sum(map(span, style))
+    if most < least:
+        return ""
+    names = ", ".join(f"'{rule.name}'" for rule in style)
+    gate = min(correct, key=span).name
+    return (
+        f"The rules {names} can add {most:g} without a right answer, which itself is worth {least:g}: the model may "
+        f"learn form instead of answers. Lower their weights, or add gate: {gate}."
+    )
+
+
+def span(rule: Rule) -> float:
+    """How far the rule's contribution can vary, at the largest weight of its schedule."""
+    low, high = rule.clip or ((0.0, 1.0) if rule.scale is not None else (rule.floor, rule.ceiling))
+    factor = max((abs(point[1]) for point in rule.schedule), default=0.0) if rule.schedule else 1.0
+    return abs(rule.weight) * factor * (high - low)

@@ -11,7 +11,7 @@ import pytest
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict
 from trl_ext.rewards.shaping import factor_at
-from trl_ext.rewards.totals.bidding import outbid_warning, span
+from trl_ext.rewards.totals.composition import outbid_warning, span
 from trl_ext.rewards.totals.moments import Moments, merged
 
 CALLS: list[str] = []

@@ -155,9 +155,11 @@ class TrainingBegins(TrainerCallback):
 
 def make_arguments(simulation: Simulation, folder: str, **others: Any) -> Any:
     """The trainer's config, with `others` over what a simulation has."""
-    import trl_ext
+    from trl_ext.trainers.grpo.config import GRPOConfig
+    from trl_ext.trainers.ppo.config import PPOConfig
+    from trl_ext.trainers.reward.config import RewardConfig
 
-    kinds = {"reward": trl_ext.RewardConfig, "grpo": trl_ext.GRPOConfig, "ppo": trl_ext.PPOConfig}
+    kinds = {"reward": RewardConfig, "grpo": GRPOConfig, "ppo": PPOConfig}
     values = {**simulation.arguments, **QUIET, "use_cpu": True, "dataloader_pin_memory": False}
     values["max_steps"] = simulation.num_steps
     if simulation.trainer == "reward":
@@ -189,7 +191,7 @@ def num_rows(simulation: Simulation, arguments: Any) -> int:
 
 
 def _reward_trainer(simulation: Simulation, arguments: Any) -> Any:
-    from trl_ext import RewardTrainer
+    from trl_ext.trainers.reward.trainer import RewardTrainer
 
     return RewardTrainer(
         model=models.scorer(simulation),
@@ -201,7 +203,7 @@ def _reward_trainer(simulation: Simulation, arguments: Any) -> Any:
 
 
 def _grpo_trainer(simulation: Simulation, arguments: Any) -> Any:
-    from trl_ext import GRPOTrainer
+    from trl_ext.trainers.grpo.trainer import GRPOTrainer
 
     copy = simulation.reward_model == "copy"
     return GRPOTrainer(
@@ -217,7 +219,7 @@ def _grpo_trainer(simulation: Simulation, arguments: Any) -> Any:
 
 
 def _ppo_trainer(simulation: Simulation, arguments: Any) -> Any:
-    from trl_ext import PPOTrainer
+    from trl_ext.trainers.ppo.trainer import PPOTrainer
 
     copy = simulation.reward_model == "copy"
     own_reference = arguments.beta and not simulation.adapter

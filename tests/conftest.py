@@ -1,9 +1,12 @@
 """Settings for every test: offline, one thread for tiny models, and where the real data lies."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from tests import compiled_helpers
 
 # Before any import of transformers, which reads them once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -14,6 +17,15 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return  # a worker of xdist: it has the environment of the process that started it
+    stack = ExitStack()
+    store = ROOT / ".pytest_cache" / "compiled_helpers" / compiled_helpers.name_of_versions()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(stack.enter_context(compiled_helpers.own_folder(store)))
+    config.add_cleanup(stack.close)
 
 
 @pytest.fixture(scope="session")

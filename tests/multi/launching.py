@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 YAMLS = {path.stem: path for path in sorted((ROOT / "accelerate_configs").glob("*.yaml"))}
 JSONS = {path.stem: path for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))}
-TIMEOUT_S = 300  # a run that compiles first takes 60
+TIMEOUT_S = 900  # of a run that hangs; one that compiles first takes 60 on an idle machine
 
 ENVIRONMENT = os.environ | {
     "CUDA_VISIBLE_DEVICES": "",
@@ -61,7 +61,8 @@ def facts_of(worker, command, model, output_dir, num_processes, *options) -> dic
             code = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.terminate()  # and not kill: the launcher stops its workers when it is asked to end
-            code = f"none after {TIMEOUT_S} s"
+            locks = sorted(Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/lock"))
+            code = f"none after {TIMEOUT_S} s (locks of builds: {locks})"
     if code != 0:
         pytest.fail(f"exit code {code} from {' '.join(command)}\n{log.read_text()[-6000:]}", pytrace=False)
     return json.loads((output_dir / "facts.json").read_text())

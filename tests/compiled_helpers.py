@@ -1,0 +1,58 @@
+"""A folder of one test run's own for the helpers that DeepSpeed compiles, with those that earlier runs compiled.
+
+torch guards the build of a helper with a file named `lock`. A build that is killed leaves it behind, and everybody who
+needs that helper later waits for its removal forever. In a folder of its own, a test run meets no lock of another one.
+"""
+
+import fcntl
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+@contextmanager
+def own_folder(store: Path) -> Iterator[Path]:
+    """Yield a new folder that holds the helpers in `store`, and at the end put those that it has then into `store`."""
+    with tempfile.TemporaryDirectory(prefix="compiled_helpers") as name:
+        folder = Path(name)
+        with _locked(store):
+            for helper in _finished(store):
+                shutil.copytree(helper, folder / helper.name)
+        yield folder
+        with _locked(store):
+            for helper in _finished(folder):
+                part = store / f"{helper.name}.part"
+                shutil.rmtree(part, ignore_errors=True)
+                shutil.copytree(helper, part)
+                shutil.rmtree(store / helper.name, ignore_errors=True)
+                part.rename(store / helper.name)
+
+
+def name_of_versions() -> str:
+    """A folder's name: helpers compiled for one Python, torch and DeepSpeed are of no use to others."""
+    names = [f"python{sys.version_info.major}.{sys.version_info.minor}"]
+    for package in ("torch", "deepspeed"):
+        try:
+            names.append(f"{package}{version(package)}")
+        except PackageNotFoundError:
+            names.append(f"no-{package}")
+    return "_".join(names)
+
+
+@contextmanager
+def _locked(store: Path) -> Iterator[None]:
+    """Let one test run at a time read or write the store. The lock ends with the process, even with a killed one."""
+    store.mkdir(parents=True, exist_ok=True)
+    with (store / "one_run_at_a_time").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _finished(folder: Path) -> list[Path]:
+    """The folders of helpers that are built and that nobody is building."""
+    helpers = [path for path in folder.iterdir() if (path / f"{path.name}.so").exists()]
+    return [path for path in helpers if not (path / "lock").exists()]

@@ -1,0 +1,59 @@
+"""A lock that a killed build has left stops no later test run."""
+
+import pytest
+
+from tests.compiled_helpers import own_folder
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Puts a helper into a folder, as torch does."""
+
+    def write(folder, name="cpu_adam", text="built", locked=False):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / f"{name}.so").write_text(text)
+        if locked:
+            (folder / name / "lock").touch()
+
+    return write
+
+
+def test_a_helper_is_built_once(tmp_path, build):
+    with own_folder(tmp_path) as folder:
+        build(folder)
+    with own_folder(tmp_path) as folder:
+        assert (folder / "cpu_adam" / "cpu_adam.so").read_text() == "built"
+
+
+def test_ninja_finds_the_helper_as_old_as_it_is(tmp_path, build):
+    with own_folder(tmp_path) as folder:
+        build(folder)
+        built_ns = (folder / "cpu_adam" / "cpu_adam.so").stat().st_mtime_ns
+    with own_folder(tmp_path) as folder:
+        assert (folder / "cpu_adam" / "cpu_adam.so").stat().st_mtime_ns == built_ns
+
+
+def test_a_lock_stays_where_it_was_left(tmp_path, build):
+    build(tmp_path, locked=True)
+    with own_folder(tmp_path) as folder:
+        assert not list(folder.iterdir())
+        build(folder, text="built again")
+    with own_folder(tmp_path) as folder:
+        assert (folder / "cpu_adam" / "cpu_adam.so").read_text() == "built again"
+        assert not list(folder.rglob("lock"))
+
+
+def test_a_build_that_was_killed_is_not_kept(tmp_path, build):
+    with own_folder(tmp_path) as folder:
+        build(folder, "whole")
+        build(folder, "killed", locked=True)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"whole"}
+
+
+def test_two_runs_at_once_have_folders_of_their_own(tmp_path, build):
+    with own_folder(tmp_path) as one, own_folder(tmp_path) as other:
+        build(one, text="by one")
+        assert not list(other.iterdir())
+        build(other, text="by the other")
+    assert (tmp_path / "cpu_adam" / "cpu_adam.so").read_text() == "by one"
+    assert not one.exists() and not other.exists()

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from trl_ext.rewards.isolation.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.pool import WorkerPool
 from trl_ext.rewards.rule import Row, Rule, Verdict
-from trl_ext.rewards.workers.limits import Limits
-from trl_ext.rewards.workers.pool import WorkerPool
 
 LIMITS = Limits(cpu_s=0.3, wall_s=0.6, memory_mib=64, workers=2, chunk=4)
 

@@ -2,6 +2,8 @@
 
 from trl_ext.rewards.auditing.audit import audit
 from trl_ext.rewards.auditing.redteam import redteam
+from trl_ext.rewards.isolation.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.pool import WorkerPool
 from trl_ext.rewards.judge import LARGEST
 from trl_ext.rewards.preference.filter import filter_pairs
 from trl_ext.rewards.preference.pairs import build_pairs
@@ -27,8 +29,6 @@ from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleColumn, RuleSet
 from trl_ext.rewards.totals.composition import GATE_OPENS_AT
 from trl_ext.rewards.totals.explanation import Explanation, Part
-from trl_ext.rewards.workers.limits import Limits
-from trl_ext.rewards.workers.pool import WorkerPool
 
 __all__ = [
     "GATE_OPENS_AT",

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import yaml
 
 from trl_ext.errors import ConfigError, RuleError
+from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rule import Rule, snake_case
 from trl_ext.rewards.rules.answer import Answer
 from trl_ext.rewards.rules.code import Code
@@ -41,7 +42,6 @@ from trl_ext.rewards.rules.procedural import Procedural
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.tags import Tags
-from trl_ext.rewards.workers.limits import Limits
 
 _RULES: tuple[type[Rule], ...] = (
     Answer,

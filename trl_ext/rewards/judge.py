@@ -15,10 +15,10 @@ from threading import Lock
 from typing import Any
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.isolation.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.shaping import applies
-from trl_ext.rewards.workers.limits import Limits
-from trl_ext.rewards.workers.pool import WorkerPool, shared_pool
 
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
 # standard deviation, which overflows from about 1.8e19.

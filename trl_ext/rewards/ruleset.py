@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.judge import Column, Judge, warn_once
 from trl_ext.rewards.rows import dataset_columns, make_rows
 from trl_ext.rewards.rule import Rule, check_name
@@ -22,7 +23,6 @@ from trl_ext.rewards.totals.composition import Composed, Composition, gate_chain
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, traces
 from trl_ext.rewards.totals.moments import Moments, merged
-from trl_ext.rewards.workers.limits import Limits
 
 ON_ERROR = ("stop", "floor")
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number, check_whole
-from trl_ext.rewards.sandbox.api import (
+from trl_ext.rewards.isolation.sandbox.api import (
     HIGHEST_LEVEL,
-    Limits,
+    JobLimits,
     Outcome,
     SandboxTrouble,
     run_program,
     run_tests,
     sandbox_level,
 )
-from trl_ext.rewards.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
+from trl_ext.rewards.isolation.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.text.anchors import after_think
 
 LONGEST_CODE = 100_000  # characters
@@ -149,8 +149,8 @@ class Code(Rule):
         return name if isinstance(name, str) and name else None
 
     @property
-    def _limits(self) -> Limits:
-        return Limits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
+    def _limits(self) -> JobLimits:
+        return JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
 
     def _cases(self, source: bytes, cases: Sequence[Case]) -> Verdict:
         """One process per test; the first that fails decides, or the share that passes."""

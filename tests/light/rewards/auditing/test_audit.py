@@ -9,7 +9,7 @@ import pytest
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards import Answer, Length, Row, Rule, RuleSet, Verdict
 from trl_ext.rewards.auditing.audit import audit, gold_key, other_rows, worst_step_s
-from trl_ext.rewards.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.limits import Limits
 
 GOLDS = [{"answer": answer} for answer in ("18", "... #### 42", "\\boxed{3/4}", "1,018", "18.0")]
 

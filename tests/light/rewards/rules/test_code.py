@@ -5,11 +5,11 @@ import json
 import pytest
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.isolation.sandbox.api import Outcome
+from trl_ext.rewards.isolation.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules import code as code_module
 from trl_ext.rewards.rules.code import LONGEST_CODE, Code, code_block, read_report, wrong_output
-from trl_ext.rewards.sandbox.api import Outcome
-from trl_ext.rewards.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,216 @@
+"""The worker pool's parts that need no worker: messages, verdicts, requests, and the way without Linux."""
+
+import json
+import pickle
+import socket
+import sys
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pytest
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.isolation.workers import pool, supervision, wire, worker
+from trl_ext.rewards.isolation.workers import server as server_module
+from trl_ext.rewards.isolation.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
+from trl_ext.rewards.isolation.workers.request import packed
+from trl_ext.rewards.rule import Row, Rule, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Raising(Rule):
+    """Raises what the row's column holds."""
+
+    floor = -2.0
+
+    def score(self, row):
+        raise row.columns["error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chars(Rule):
+    """The number of characters."""
+
+    def score(self, row):
+        return Verdict(float(len(row.text)))
+
+
+REPORT = {"value": 1.0, "status": "ok", "detail": "", "ms": 0.1, "retire": False}
+
+
+class Unshowable(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def row(text="", **columns):
+    return Row(None, text, None, columns)
+
+
+@pytest.fixture
+def streams():
+    ends = [wire.Stream(sock) for sock in socket.socketpair()]
+    yield ends
+    for end in ends:
+        end.sock.close()
+
+
+def test_frames_arrive_whole_however_they_are_cut(streams):
+    here, there = streams
+    messages = [[], "x" * 3_000_000, {"row": b"\n"}]
+    here.send(b"".join(map(wire.frame, messages)))
+    found = []
+    while len(found) < 3:
+        there.receive()
+        found += map(wire.load, there.frames())
+        here.flush()
+    assert found == messages
+    assert not here.outbox
+
+
+def test_lines_before_one_that_is_too_long_are_still_read(streams):
+    here, there = streams
+    here.send(b'"a"\n"b"\n' + b"0" * (wire.LARGEST_LINE_BYTES + 1))
+    there.receive()
+    found = []
+    with pytest.raises(ValueError, match="a line of at least"):
+        for data in there.lines():
+            found.append(json.loads(data))
+    assert found == ["a", "b"]
+
+
+def test_a_line_that_is_not_whole_waits(streams):
+    here, there = streams
+    here.send(b'"a"\n"b')
+    there.receive()
+    assert list(there.lines()) == [b'"a"']
+    here.send(b'"\n')
+    there.receive()
+    assert list(there.lines()) == [b'"b"']
+
+
+def test_the_largest_detail_is_a_line():
+    report = {"value": -1.5e-300, "status": "s" * 100, "detail": "\U0001f600" * worker.DETAIL_CHARS, "ms": 0.1}
+    assert len(wire.line(report)) < wire.LARGEST_LINE_BYTES
+
+
+def test_a_closed_connection_is_told_by_receive_not_by_send(streams):
+    here, there = streams
+    there.sock.close()
+    here.send(b"lost\n")
+    assert here.receive() is False
+
+
+def test_a_name_of_the_running_script_is_refused_with_advice():
+    with pytest.raises(RuleError, match="'Gold' is defined in the script that is being run"):
+        wire.load(b"c__main__\nGold\n.")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError()])
+def test_a_rule_at_the_end_of_memory_or_stack_earns_the_floor(error):
+    value, status, _ = worker.verdict_of(Raising(), row(error=error), Limits())
+    assert (value, status) == ("floor", "too_complex")
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+def test_a_rule_that_ends_its_process_earns_the_floor(error):
+    value, status, _ = worker.verdict_of(Raising(), row(error=error), Limits())
+    assert (value, status) == ("floor", "crashed")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), Unshowable()])
+def test_a_rule_that_raises_has_no_value(error):
+    value, status, detail = worker.verdict_of(Raising(), row(error=error), Limits())
+    assert (value, status) == (None, "error")
+    assert type(error).__name__ in detail
+
+
+def test_a_row_that_does_not_load_is_an_error_of_that_row():
+    unread = worker.loaded(b"junk")
+    assert worker.verdict_of(Chars(), unread, Limits())[:2] == (None, "error")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"value": True}, {"value": "1"}, {"value": [1.0]}, {"status": None}, {"detail": 1}, {"ms": "1"}, {"retire": 0}],
+)
+def test_a_report_of_other_types_is_junk(change):
+    with pytest.raises(supervision.JUNK):
+        supervision.checked(REPORT | change)
+
+
+@pytest.mark.parametrize("junk", [None, [], 1.0, {}, "value"])
+def test_anything_else_than_a_report_is_junk(junk):
+    with pytest.raises(supervision.JUNK):
+        supervision.checked(junk)
+
+
+def test_a_reports_texts_are_cut():
+    report = supervision.checked(REPORT | {"status": "s" * 10**6, "detail": "d" * 10**6})
+    assert len(report["status"]) == len(report["detail"]) == worker.DETAIL_CHARS
+
+
+def test_rows_have_no_value_when_workers_do_not_start(streams, monkeypatch):
+    def refuse(*arguments):
+        raise OSError("no more processes")
+
+    here, there = streams
+    monkeypatch.setattr(supervision, "fork_worker", refuse)
+    server = server_module.ForkServer(there, Limits(workers=1), trainer=0)
+    rows = [(0, 0, b""), (1, 0, b"")]
+    server.take({"batch": 7, "path": [], "rules": [pickle.dumps(Chars())], "rows": rows})
+    for _ in range(server_module.LEAST_FAILURES):
+        server.retry_at = 0.0
+        server.deal()
+    there.flush()
+    here.receive()
+    reports = [json.loads(data) for data in here.lines()]
+    assert [(report["row"], report["value"], report["status"]) for report in reports] == [
+        (0, None, "infra_error"),
+        (1, None, "infra_error"),
+    ]
+    assert all(report["machine"] and "no more processes" in report["detail"] for report in reports)
+
+
+def test_a_request_sends_each_rule_once_and_each_row_by_itself():
+    rule, other = Chars(), Chars(name="other")
+    request = packed([(rule, row("a")), (other, row("b")), (rule, row("c"))], Future())
+    assert [pickle.loads(data) for data in request.rules] == [rule, other]
+    assert [place for place, _ in request.rows] == [0, 1, 0]
+    assert [pickle.loads(data).text for _, data in request.rows] == ["a", "b", "c"]
+
+
+def test_a_stopped_row_gets_the_floor_of_its_own_rule():
+    request = packed([(Chars(), row()), (Raising(), row())], Future())
+    stopped = {"value": "floor", "status": "timeout", "detail": "", "ms": 1.0, "machine": False}
+    assert [request.take({"row": index, **stopped}) for index in (1, 0)] == [False, True]
+    assert [judged.verdict.value for judged in request.results()] == [0.0, -2.0]
+
+
+def test_what_the_machine_fails_has_no_value_and_is_counted():
+    request = packed([(Chars(), row()), (Chars(), row())], Future())
+    request.take({"row": 0, "value": 1.0, "status": "ok", "detail": "", "ms": 1.0, "machine": False})
+    request.fail("no machine")
+    assert [judged.verdict for judged in request.results()] == [
+        Verdict(1.0),
+        Verdict(None, "infra_error", "no machine"),
+    ]
+    assert request.machine_failures == ["no machine"]
+
+
+def test_elsewhere_than_on_linux_rules_run_in_place_and_a_warning_says_so_once(monkeypatch, recwarn):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    pool.warn_inline.cache_clear()
+    with WorkerPool() as workers:
+        tasks = [(Chars(), row("abc")), (Raising(), row(error=KeyError("x")))]
+        for _ in range(2):
+            good, bad = workers.run(tasks)
+    assert good == Verdict(3.0)
+    assert (bad.value, bad.status) == (None, "error")
+    assert ["Workers need Linux" in str(warning.message) for warning in recwarn] == [True]
+
+
+def test_equal_limits_share_a_pool():
+    assert shared_pool(Limits(cpu_s=7)) is shared_pool(Limits(cpu_s=7))
+    assert shared_pool(Limits(cpu_s=7)) is not shared_pool(Limits(cpu_s=8))

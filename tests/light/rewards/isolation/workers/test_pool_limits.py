@@ -1,0 +1,98 @@
+"""Limits of the worker pool, and the breaker that stops a run whose machine fails."""
+
+import os
+import pickle
+
+import pytest
+
+from trl_ext.errors import ConfigError
+from trl_ext.rewards.isolation.workers import limits as limits
+from trl_ext.rewards.isolation.workers.breaker import Breaker
+from trl_ext.rewards.isolation.workers.limits import Limits
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("cpu_s", 0),
+        ("cpu_s", -1.0),
+        ("cpu_s", float("nan")),
+        ("cpu_s", None),
+        ("wall_s", "5"),
+        ("wall_s", 1.0),
+        ("memory_mib", 0.5),
+        ("batch_s", float("inf")),
+        ("workers", 0),
+        ("workers", True),
+        ("chunk", 1.5),
+        ("max_infra_frac", 2),
+    ],
+)
+def test_a_limit_that_cannot_hold_is_refused(key, value):
+    with pytest.raises(ConfigError, match=key):
+        Limits(**{key: value})
+
+
+def test_the_wall_clock_gives_five_times_the_processor_time_unless_told():
+    assert Limits(cpu_s=0.5).row_wall_s == 2.5
+    assert Limits(cpu_s=0.5, wall_s=0.7).row_wall_s == 0.7
+
+
+def test_limits_pickle_and_compare_and_key_a_mapping():
+    assert {pickle.loads(pickle.dumps(Limits(cpu_s=3))): 1} == {Limits(cpu_s=3): 1}
+
+
+@pytest.mark.parametrize(
+    "cpus, local_world_size, workers", [(16, "1", 15), (16, "8", 1), (16, "4", 3), (1, "1", 1), (64, "nonsense", 63)]
+)
+def test_the_processors_are_shared_by_the_machines_ranks(monkeypatch, cpus, local_world_size, workers):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
+    monkeypatch.setattr(limits, "available_cpus", lambda: cpus)
+    assert Limits().num_workers == workers
+    assert Limits(workers=5).num_workers == 5
+
+
+@pytest.mark.parametrize(
+    "text, cpus", [("max 100000\n", None), ("400000 100000\n", 4), ("50000 100000\n", 1), ("", None)]
+)
+def test_a_containers_quota_bounds_the_processors(tmp_path, text, cpus):
+    (tmp_path / "cpu.max").write_text(text)
+    assert limits.quota_cpus(tmp_path / "cpu.max") == cpus
+    assert limits.quota_cpus(tmp_path / "none") is None
+
+
+def test_no_more_processors_are_counted_than_the_process_may_use():
+    assert 1 <= limits.available_cpus() <= len(os.sched_getaffinity(0))
+
+
+def test_a_breaker_trips_above_its_share_and_stays_tripped():
+    breaker = Breaker(0.05)
+    breaker.record(100, 5)
+    assert breaker.tripped is None
+    breaker.record(10, 1, "no process")
+    assert breaker.tripped.startswith("6 of the last 110 rows")
+    assert "no process" in breaker.tripped
+    breaker.record(10**6, 0)
+    assert breaker.tripped is not None
+
+
+def test_a_few_rows_do_not_trip_a_breaker():
+    breaker = Breaker(0.05)
+    breaker.record(19, 19)
+    assert breaker.tripped is None
+
+
+def test_a_breaker_forgets_what_is_long_ago():
+    breaker = Breaker(0.05)
+    for _ in range(10):
+        breaker.record(1024, 40)
+    assert breaker.tripped is None
+    breaker.record(1024, 200)
+    assert breaker.tripped is not None
+
+
+def test_calls_without_failures_never_trip_a_breaker():
+    breaker = Breaker(0.0001)
+    for _ in range(100):
+        breaker.record(512, 0)
+    assert breaker.tripped is None

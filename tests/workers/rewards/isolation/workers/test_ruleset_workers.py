@@ -1,0 +1,105 @@
+"""A RuleSet whose rules run in workers: the same verdicts, each different row once, and only bad rows pay."""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards import Answer, Limits, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards.isolation.workers.pool import WorkerPool
+
+LIMITS = Limits(cpu_s=0.3, wall_s=0.6, workers=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words(Rule):
+    """The number of words; what the text asks for otherwise."""
+
+    def score(self, row: Row) -> Verdict:
+        if row.text == "hang":
+            time.sleep(3600)
+        if row.text == "exit":
+            os._exit(1)
+        if row.text == "raise":
+            raise KeyError("gold")
+        return Verdict(float(len(row.text.split())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keyed(Words):
+    """The same, remembered by text, with the process that judged in the detail."""
+
+    def cache_key(self, row: Row):
+        return row.text
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(float(len(row.text.split())), "ok", f"{time.monotonic_ns()}")
+
+
+def test_the_totals_are_those_without_workers():
+    texts = [" ".join(["w"] * n) for n in range(40)]
+    isolated, inline = (RuleSet([Words(), Answer(name="right")], limits=LIMITS, isolate=i) for i in (True, False))
+    answers = dict(answer=["1"] * 40)
+    assert isolated(completions=texts, **answers) == inline(completions=texts, **answers)
+
+
+def test_only_the_bad_rows_pay(caplog):
+    metrics: dict[str, float] = {}
+    rules = RuleSet([Words()], limits=LIMITS)
+    found = rules(completions=["a b", "hang", "exit", "a b c"], log_metric=metrics.__setitem__)
+    assert found == [2.0, 0.0, 0.0, 3.0]
+    assert metrics["rules/words/timeout_frac"] == 0.5
+    assert rules.explain("", "hang").parts[0].status == "timeout"
+    assert rules.explain("", "exit").parts[0].status == "crashed"
+
+
+def test_an_exception_in_a_worker_stops_with_its_traceback():
+    with pytest.raises(RuleError, match=r"(?s)Rule 'words' raised \(row 1, .*KeyError.*gold"):
+        RuleSet([Words()], limits=LIMITS)(completions=["a", "raise"])
+
+
+def test_told_to_go_on_an_exception_in_a_worker_is_the_floor(caplog):
+    rules = RuleSet([Words(name="going_on")], limits=LIMITS, on_error="floor")
+    assert rules(completions=["a", "raise", "a b"]) == [1.0, 0.0, 2.0]
+    assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
+
+
+def test_rows_that_are_equal_to_the_rule_are_judged_once():
+    metrics: dict[str, float] = {}
+    rules = RuleSet([Keyed()], limits=LIMITS)
+    rules(completions=["a b"] * 6 + ["a"] * 2, log_metric=metrics.__setitem__)
+    assert metrics["rules/keyed/cache_frac"] == 6 / 8
+    details = {rules.explain("", "a b").parts[0].detail for _ in range(3)}
+    assert len(details) == 1, "judged again"
+
+
+def test_rows_are_judged_while_the_caller_goes_on():
+    rules = RuleSet([Words()], limits=LIMITS)
+    batch = dict(completions=["hang", "a b"])
+    rules.start(**batch)
+    time.sleep(1.5)
+    start = time.perf_counter()
+    assert rules(**batch) == [0.0, 2.0]
+    assert time.perf_counter() - start < 0.5, "the row that hangs was over before it was asked for"
+
+
+def test_what_was_started_is_not_taken_for_other_rows():
+    rules = RuleSet([Words()], limits=LIMITS)
+    rules.start(completions=["a b"])
+    assert rules(completions=["a b c"]) == [3.0]
+
+
+def test_a_machine_that_fails_too_many_rows_stops_the_run(monkeypatch):
+    monkeypatch.setattr(WorkerPool, "tripped", property(lambda self: "12 of 100 rows failed."))
+    with pytest.raises(RuleError, match="12 of 100 rows failed"):
+        RuleSet([Words()], limits=LIMITS)(completions=["a"])
+
+
+def test_a_closed_set_starts_again():
+    rules = RuleSet([Words()], limits=LIMITS)
+    assert rules(completions=["a b"]) == [2.0]
+    rules.close()
+    assert rules(completions=["a b"]) == [2.0]

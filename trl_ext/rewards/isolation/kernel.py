@@ -1,0 +1,117 @@
+"""What workers and sandbox ask of the Linux kernel: attributes and facts of processes, capabilities, namespaces.
+
+Plain C library calls through ctypes where Python has no call of its own; they raise OSError where the kernel refuses.
+Numbers are from linux/prctl.h, linux/capability.h and linux/sched.h. Imports nothing but the standard library: the
+sandbox's interpreter starts without site packages.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+_NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
+    0x00020000,
+    0x04000000,
+    0x08000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Call a C library function with whole numbers and pointers; OSError where it returns less than 0."""
+    plain = [ctypes.c_ulong(argument) if isinstance(argument, int) else argument for argument in arguments]
+    result = int(getattr(_libc, name)(*plain))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}: {os.strerror(error)}")
+    return result
+
+
+def prctl(option: int, *arguments: Any) -> int:
+    """Call prctl(2), filled up to its five arguments with zeros."""
+    return call("prctl", option, *arguments, *[0] * (4 - len(arguments)))
+
+
+def forbid_new_privileges() -> None:
+    """Bar set-user-id programs from gaining rights from here on; seccomp and Landlock demand it. Cannot be undone."""
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def hide_memory() -> None:
+    """Bar other processes of the same user from tracing this one or reading its memory. A fork inherits it."""
+    prctl(_PR_SET_DUMPABLE, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, however they detached themselves."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Get SIGKILL when the parent ends; `parent` is its process id as seen before, in case it has ended already."""
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:  # It ended before the kernel knew of the bond.
+        os._exit(1)
+
+
+def die_first() -> None:
+    """Make this process the first that the kernel ends where memory runs out, before any trainer."""
+    with suppress(OSError):  # No /proc, or a sandbox that refuses: a hint to the kernel, no more.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process, all its threads together; 0.0 when it is gone.
+
+    The clock's number is MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of linux/posix-timers.h.
+    """
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def children() -> set[int]:
+    """Process ids of this process's children, those adopted included. For a process with one thread."""
+    me = os.getpid()
+    try:
+        return {int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()}
+    except FileNotFoundError:  # A kernel without CONFIG_PROC_CHILDREN.
+        return {int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(path) == me}
+
+
+def parent_of(process: Path) -> int | None:
+    """Parent of the process with this folder in /proc; None when it is gone."""
+    try:
+        # The name stands in parentheses and may hold any character.
+        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def drop_capabilities() -> None:
+    """Give up all rights of root beyond owning root's files."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    call("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
+
+
+def enter_namespaces() -> None:
+    """Leave the machine's users, network, mounts, host name and shared memory, and with the next fork its processes.
+
+    The user keeps its number, so it owns what it owned, but has no rights over anything outside.
+    """
+    user, group = os.getuid(), os.getgid()
+    call("unshare", _NEW_USER | _NEW_NET | _NEW_IPC | _NEW_UTS | _NEW_MOUNTS | _NEW_PIDS)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

@@ -1,0 +1,1 @@
+"""Processes in which model-written Python runs, shut in. `api` is the way in."""

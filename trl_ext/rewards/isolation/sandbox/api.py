@@ -1,0 +1,129 @@
+"""Run model-written Python shut in, from any process and thread of a training run.
+
+    level  what holds
+    0      limits on processor time, memory, files; empty environment; a clean interpreter; a folder of its own
+    1      and a system call filter (seccomp), no files but Python's own (Landlock), no further rights
+    2      and users, processes, network, mounts and shared memory of its own (namespaces)
+
+The highest level that works on the machine is found by trying, logged once, and kept. Jobs run in forks of a server
+process (`server`); each thread that runs a job at the same time as others uses a server of its own. Linux 5.3
+or later; level 1 needs 5.13.
+"""
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from trl_ext.rewards.isolation.sandbox.client import WALL_PER_CPU, JobLimits, Outcome, SandboxTrouble, ServerProcess
+
+__all__ = [
+    "HIGHEST_LEVEL",
+    "WALL_PER_CPU",
+    "JobLimits",
+    "Outcome",
+    "SandboxTrouble",
+    "run_program",
+    "run_tests",
+    "sandbox_level",
+]
+
+_LOG = logging.getLogger(__name__)
+HIGHEST_LEVEL = 2
+
+
+def run_program(source: bytes, stdin: bytes, limits: JobLimits, at_most: int = HIGHEST_LEVEL) -> Outcome:
+    """Run a script on an input; its output is what it wrote to its standard output."""
+    return _run([("program", (0, 1, 2, 3))], [source, stdin], limits, at_most)
+
+
+def run_tests(source: bytes, job: bytes, limits: JobLimits, at_most: int = HIGHEST_LEVEL) -> Outcome:
+    """Run a test job (see `roles.run_judge`) against code; the output is the judge's report."""
+    roles = [("candidate", (0, 4, 3)), ("judge", (1, 5, 2))]
+    return _run(roles, [source, job], limits, at_most)
+
+
+def sandbox_level(at_most: int = HIGHEST_LEVEL) -> tuple[int, str]:
+    """The level that this machine gives, and what the next one lacks. Starts a server on the first call."""
+    with _Borrowed(at_most) as server:
+        return server.level, server.trouble
+
+
+def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int) -> Outcome:
+    for _ in range(2):
+        with _Borrowed(at_most) as server:
+            try:
+                return server.run(roles, contents, limits)
+            except ConnectionError as error:
+                server.lost = str(error)
+                _LOG.warning("A sandbox server failed in the middle of a job: %s", error)
+    if server.level > 0:
+        raise SandboxTrouble(f"The sandbox's server failed twice: {server.lost}.")
+    return Outcome("lost")  # Below level 1 a program can end its server, and must not gain by it.
+
+
+class _Borrowed:
+    """An idle server, or a new one; given back unless the job raised."""
+
+    def __init__(self, at_most: int) -> None:
+        self.at_most = at_most
+
+    def __enter__(self) -> ServerProcess:
+        self.server = _take(self.at_most)
+        return self.server
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and not self.server.lost:
+            _idle.append(self.server)
+        else:
+            self.server.close()
+
+
+_idle: list[ServerProcess] = []
+_lock = threading.Lock()
+_logged = False
+
+
+def _take(at_most: int) -> ServerProcess:
+    with _lock:
+        for server in _idle:
+            if server.at_most == at_most:
+                _idle.remove(server)
+                return server
+    if sys.platform != "linux":
+        raise SandboxTrouble(f"The sandbox does not start on {sys.platform}")
+    try:
+        server = ServerProcess(at_most)
+    except OSError as error:
+        raise SandboxTrouble(f"The sandbox does not start: {error}") from error
+    _log_level(server)
+    return server
+
+
+def _log_level(server: ServerProcess) -> None:
+    global _logged
+    if not _logged:
+        _logged = True
+        lacks = f" ({server.trouble})" if server.trouble else ""
+        severity = logging.INFO if server.level else logging.WARNING
+        _LOG.log(severity, "Model-written code runs at sandbox level L%d%s.", server.level, lacks)
+
+
+def _close_all() -> None:
+    while _idle:
+        _idle.pop().close()
+
+
+def _forget() -> None:
+    """In a fork: the servers belong to the parent."""
+    global _lock
+    _lock = threading.Lock()
+    _close_all()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

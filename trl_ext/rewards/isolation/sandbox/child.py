@@ -1,0 +1,96 @@
+"""How a process of the sandbox is shut in, between its fork and the first line of model-written code."""
+
+import fcntl
+import math
+import os
+import resource
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from trl_ext.rewards.isolation.kernel import die_with_parent, drop_capabilities, forbid_new_privileges
+from trl_ext.rewards.isolation.sandbox.landlock import restrict
+from trl_ext.rewards.isolation.sandbox.roles import CHANNEL, NOTE, REPORT, run_to_end
+from trl_ext.rewards.isolation.sandbox.seccomp import install_filter
+
+WAITS, STANDS = b"w", b"1"
+_MIB = 2**20
+_OPEN_FILES = 64
+_FILE_BYTES = _MIB  # Level 0 only: above it no file can be written.
+_THREADS = 64
+# Where a role's descriptors go, behind the first one, which holds its source.
+_PLACES = {"program": (0, 1, NOTE), "candidate": (CHANNEL, NOTE), "judge": (CHANNEL, REPORT)}
+
+
+def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[str, Any]) -> None:
+    """Become a role's process; it ends with its code.
+
+    Args:
+        role: A key of `_PLACES`.
+        given: Descriptors: the source, and those of `_PLACES`.
+        ready: Socket that gets `WAITS`, with a file that tells how long this process waits for a processor, and
+            `STANDS` once the sandbox stands; without it, setting up has failed.
+        rules: Descriptor of the Landlock rules, -1 below level 1.
+        job: The request with its limits and the sandbox's level.
+    """
+    os.setsid()
+    die_with_parent(job["parent"])
+    os.environ.clear()
+    with open(given[0], "rb") as file:
+        source = file.read()
+    ready, rules = place(given[1:], _PLACES[role], ready, rules)
+    send_waits(ready)
+    shut_in(job, rules)
+    os.write(ready, STANDS)
+    os.closerange(max(_PLACES[role] + (2,)) + 1, _OPEN_FILES * 4)
+    run_to_end(role, source)
+
+
+def place(given: Sequence[int], places: Sequence[int], ready: int, rules: int) -> tuple[int, int]:
+    """Move descriptors to where the role expects them; the new numbers of the other two. All others are closed."""
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD, 32) if number >= 0 else -1 for number in (*given, ready, rules)]
+    os.closerange(3, 32)
+    for number, target in zip(high, places, strict=False):
+        os.dup2(number, target)
+    return high[-2], high[-1]
+
+
+def send_waits(ready: int) -> None:
+    """Hand out the file in which the kernel counts the main thread's waits; without it the wall clock counts them."""
+    with socket.socket(fileno=os.dup(ready)) as channel:
+        try:
+            waits = os.open("/proc/self/schedstat", os.O_RDONLY)
+        except OSError:
+            channel.send(WAITS)
+            return
+        socket.send_fds(channel, [WAITS], [waits])
+        os.close(waits)
+
+
+def shut_in(job: dict[str, Any], rules: int) -> None:
+    """Limits first, then rights; from level 1 on files and system calls, from which there is no way back."""
+    set_limits(job["cpu_s"], job["memory_mib"], job["level"])
+    drop_capabilities()
+    forbid_new_privileges()
+    if job["level"] >= 1:
+        restrict(rules)
+        install_filter()
+
+
+def set_limits(cpu_s: float, memory_mib: int, level: int) -> None:
+    """Limits that the kernel keeps; the server measures processor time too, to less than whole seconds."""
+    limits = {
+        resource.RLIMIT_CPU: math.ceil(cpu_s) + 1,
+        resource.RLIMIT_AS: memory_mib * _MIB,
+        resource.RLIMIT_FSIZE: _FILE_BYTES if level == 0 else 0,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+    }
+    # Counted over all processes of the user below level 2, where 0 forbids the next one and its threads; level 1 has
+    # the filter for that, and lets threads be.
+    if level != 1:
+        limits[resource.RLIMIT_NPROC] = 0 if level == 0 else _THREADS
+    for kind, most in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))

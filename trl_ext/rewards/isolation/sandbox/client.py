@@ -1,0 +1,203 @@
+"""The near end of a sandbox server: starts it, hands it jobs, collects what they put out."""
+
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_START_S = 30.0
+# For programs that sleep. Time in which a program waits for a processor does not count.
+WALL_PER_CPU = 5.0
+# How much longer than its job a server may take before it counts as lost. Long: a machine may be ten times too small.
+_GRACE_S, _CROWDED = 10.0, 10
+# Without the package's own `__init__`, which imports what the standard library has not.
+_START = """
+import sys, types
+root = sys.argv.pop(1)
+for name, path in (("trl_ext", root), ("trl_ext.rewards", root + "/rewards")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from trl_ext.rewards.isolation.sandbox.server import main
+main()
+"""
+
+
+class SandboxTrouble(OSError):
+    """The machine could not run a job; says nothing about the code in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What one process of a job may use."""
+
+    cpu_s: float
+    memory_mib: int
+    output_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job went.
+
+    `ended`: "exit" by itself, "cpu" or "wall" at a time limit, "output" at the limit of output, "lost" where it took
+    its server with it twice, which takes level 0.
+    """
+
+    ended: str
+    code: int = 0
+    cpu_s: float = 0.0
+    output: bytes = b""
+    note: str = ""  # what ended the code, in its own words
+
+
+class ServerProcess:
+    """A server process and the socket to it. One thread at a time."""
+
+    def __init__(self, at_most: int) -> None:
+        self.at_most, self.owner = at_most, os.getpid()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = _start(theirs.fileno(), at_most)
+        hello = self._receive(_START_S)
+        self.level, self.trouble = int(hello["level"]), str(hello["trouble"])
+        self.folder = str(hello["folder"])
+        self.lost = ""  # why it serves no more
+
+    def run(self, roles: Any, contents: Sequence[bytes], limits: JobLimits) -> Outcome:
+        """Do one job. ConnectionError where the server is gone, SandboxTrouble where the machine refuses.
+
+        The descriptors that travel: two contents, where output goes, where the note goes, and the ends of a channel.
+        """
+        wall_s = limits.cpu_s * WALL_PER_CPU
+        job = {"roles": roles, "cpu_s": limits.cpu_s, "wall_s": wall_s, "memory_mib": limits.memory_mib}
+        with _Descriptors() as kept, _Descriptors() as given:
+            given += [_in_memory(content) for content in contents]
+            for reading, writing in (os.pipe(), os.pipe()):
+                kept.append(reading)
+                given.append(writing)
+            given += [side.detach() for side in socket.socketpair()]
+            socket.send_fds(self.control, [json.dumps(job).encode()], given)
+            given.close()
+            return self._follow(kept, limits.output_bytes, time.monotonic() + _CROWDED * wall_s + _GRACE_S)
+
+    def _follow(self, kept: Sequence[int], most: int, deadline: float) -> Outcome:
+        """Collect output until the reply; what is more than `most` bytes ends the job."""
+        reading, note = kept
+        output, reply, flooded = bytearray(), None, False
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(reading, select.POLLIN)
+        while reply is None:
+            ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+            if not ready:
+                raise ConnectionError("no reply in time")
+            if reading in ready and not _read_some(reading, output):
+                poll.unregister(reading)
+            if len(output) > most and not flooded:
+                flooded = True
+                poll.unregister(reading)
+                self.control.send(b'{"stop": 1}')
+            if self.control.fileno() in ready:
+                reply = self._receive(_GRACE_S)
+        _read_rest(reading, output, most)
+        words = bytearray()
+        _read_rest(note, words, 0)
+        if flooded or len(output) > most:
+            reply["ended"] = "output"
+        return _outcome(reply, output, words)
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        self.control.settimeout(timeout_s)
+        try:
+            message = self.control.recv(2**16)
+        except TimeoutError as error:
+            raise ConnectionError("no reply in time") from error
+        if not message:
+            raise ConnectionError("its socket is closed")
+        reply: dict[str, Any] = json.loads(message)
+        return reply
+
+    def close(self) -> None:
+        """End the server and all that it runs."""
+        self.control.close()
+        if self.owner == os.getpid():
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.0 if self.lost else 1.0)
+            self.process.kill()
+            self.process.wait()
+            if self.folder:  # The server removes it, unless it was killed.
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Descriptors(list[int]):
+    """Descriptors that are closed together."""
+
+    def __enter__(self) -> "_Descriptors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        while self:
+            os.close(self.pop())
+
+
+def _start(control: int, at_most: int) -> subprocess.Popen[bytes]:
+    """A clean interpreter: no site packages, no user's settings, nothing inherited but the socket."""
+    # Sets of text iterate in an order that depends on the hash seed; same code, same verdict.
+    environment = {"PYTHONHASHSEED": "0"} | {key: os.environ[key] for key in ["LD_LIBRARY_PATH"] if key in os.environ}
+    root = str(Path(__file__).parents[3])
+    command = [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _START, root, str(control), str(at_most)]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        cwd="/",
+        pass_fds=[control],
+        start_new_session=True,
+    )
+
+
+def _in_memory(content: bytes) -> int:
+    """A descriptor of a file without a name, open at its start."""
+    number = os.memfd_create("job")
+    with open(number, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+def _read_some(reading: int, output: bytearray) -> bool:
+    """Add what is there; False at the end, or where a pipe that does not block is empty."""
+    try:
+        part = os.read(reading, 2**16)
+    except BlockingIOError:
+        return False
+    output += part
+    return bool(part)
+
+
+def _read_rest(reading: int, output: bytearray, most: int) -> None:
+    """What is left in a pipe that nobody writes to any more, to a little above `most` bytes."""
+    os.set_blocking(reading, False)
+    while len(output) <= most and _read_some(reading, output):
+        pass
+
+
+def _outcome(reply: dict[str, Any], output: bytearray, note: bytearray) -> Outcome:
+    if reply["ended"] == "trouble":
+        raise SandboxTrouble(f"The sandbox cannot shut in its {reply['trouble']}.")
+    words = note[:300].decode(errors="replace")
+    return Outcome(reply["ended"], reply["codes"][-1], max(reply["cpu_s"]), bytes(output), words)

@@ -1,0 +1,144 @@
+"""What a process of the sandbox runs once its limits stand: a program, a candidate, or the tests of a candidate."""
+
+import ast
+import atexit
+import builtins
+import importlib
+import io
+import json
+import os
+import random
+import sys
+import threading
+import types
+from contextlib import suppress
+from typing import Any
+
+from trl_ext.rewards.isolation.sandbox.channel import ALL_OPERATIONS, CALLS_ONLY, Channel, ChannelLost, printable
+
+CHANNEL, REPORT, NOTE = 3, 4, 5  # descriptors: the conversation, the judge's report, what ended the code
+
+
+def run_to_end(role: str, source: bytes) -> None:
+    """Run a role and end the process as Python would: threads joined, exit functions called, output flushed.
+
+    But without clearing the interpreter away, which takes longer than most programs do.
+    """
+    code = outcome_of(ROLES[role], source)
+    for last in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush):  # type: ignore[attr-defined]
+        code = outcome_of(last) or code
+    os._exit(code)
+
+
+def outcome_of(function: Any, *arguments: Any) -> int:
+    """The exit code of a process that does this; a note of what ended it, for people."""
+    try:
+        function(*arguments)
+    except SystemExit as error:
+        return error.code & 255 if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:
+        note = f"{type(error).__name__}: {printable(error)}".removesuffix(": ")
+        with suppress(OSError):
+            os.write(NOTE, note.encode(errors="replace"))
+        return 1
+    return 0
+
+
+def run_program(source: bytes) -> None:
+    """Run a script as `python script.py` would: input on descriptor 0, output on 1."""
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    execute(source)
+
+
+def run_candidate(source: bytes) -> None:
+    """Run code that defines something, and then let the tests use it. It sees arguments, never an expected value."""
+    sys.stdin = io.TextIOWrapper(io.BytesIO())
+    Channel(CHANNEL, CHANNEL, ALL_OPERATIONS, execute(source)).serve()
+
+
+def execute(source: bytes) -> dict[str, Any]:
+    """Run source text as the module `__main__`; its names."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv = ["answer.py"]
+    random.seed(0)  # Same code, same verdict: a fork would else seed itself from the machine.
+    exec(compile(source, "answer.py", "exec"), main.__dict__)
+    return main.__dict__
+
+
+def run_judge(source: bytes) -> None:
+    """Run the steps of a test against the candidate on the other end of the channel, and report.
+
+    Args:
+        source: JSON with `steps`, pairs of source text and its kind: "import", "prepare" or "test"; `candidate`, the
+            function that the tests call by that name, or None; `all`, whether to go on behind a failed test.
+
+    The report is JSON: the number of tests passed, what failed first, and whether that is the tests' own fault, which
+    an import is: the candidate has no part in it.
+    """
+    job = json.loads(source)
+    channel = Channel(CHANNEL, CHANNEL, CALLS_ONLY, {})
+    passed, failure, unfit = 0, "", False
+    try:
+        scope = test_scope(job, channel)
+        for text, kind in job["steps"]:
+            step_failure = failure_of(text, scope, channel)
+            failure = failure or step_failure
+            passed += kind == "test" and not step_failure
+            unfit |= kind == "import" and step_failure.startswith(("ImportError", "ModuleNotFoundError"))
+            if step_failure and (channel.lost or kind != "test" or not job["all"]):
+                break
+    except ChannelLost as error:
+        failure = str(error)
+    os.write(REPORT, json.dumps([passed, failure, unfit]).encode())
+
+
+def failure_of(text: str, scope: dict[str, Any], channel: Channel) -> str:
+    """What went wrong in a step; empty where nothing did."""
+    try:
+        exec(compile(text, "tests", "exec"), scope)
+    except BaseException as error:
+        return f"{type(error).__name__}: {printable(error)}".removesuffix(": ")
+    return "the code under test has ended" if channel.lost else ""
+
+
+def test_scope(job: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    """The names that the tests use and do not define: Python's own modules here, all others from the candidate.
+
+    A prompt's `import math` counts for its tests too, and the candidate's `math` could be anything.
+    """
+    scope: dict[str, Any] = {"__name__": "tests"}
+    for name, is_module in free_names(text for text, _ in job["steps"]).items():
+        if is_module:
+            scope[name] = importlib.import_module(name)
+        else:
+            look_up(scope, name, name, channel)
+    if job["candidate"]:
+        look_up(scope, "candidate", job["candidate"], channel)
+    return scope
+
+
+def look_up(scope: dict[str, Any], name: str, theirs: str, channel: Channel) -> None:
+    """Take an object of the candidate's into the scope. What it lacks stays undefined, and fails where it is used."""
+    try:
+        scope[name] = channel.look_up(theirs)
+    except AttributeError:
+        pass
+
+
+def free_names(texts: Any) -> dict[str, bool]:
+    """Names that the texts read and that are no built-ins, each with whether it is meant as one of Python's modules.
+
+    It is if it bears a module's name and is only used with a dot behind it: `select(3)` is the candidate's function.
+    """
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    read = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    dotted = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    plain = {node.id for node in read if id(node) not in dotted}
+    names = {node.id for node in read} - set(dir(builtins))
+    return {name: name in sys.stdlib_module_names - plain for name in sorted(names)}
+
+
+ROLES = {"program": run_program, "candidate": run_candidate, "judge": run_judge}

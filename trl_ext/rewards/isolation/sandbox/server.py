@@ -1,0 +1,236 @@
+"""The process that forks the sandbox's processes, watches them and ends them: one job at a time.
+
+A clean interpreter with the usual modules loaded forks in a millisecond, where a fresh start takes thirty. What a job
+is about never enters it: source, input, output and tests travel in descriptors that it hands on unread, so a later
+fork finds nothing of an earlier job in its memory.
+
+It runs apart from the process that trains, because it adopts orphans, and so that no fork copies a trainer's memory.
+"""
+
+import gc
+import importlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from typing import Any
+
+from trl_ext.rewards.isolation.kernel import (
+    adopt_orphans,
+    cpu_seconds,
+    die_first,
+    die_with_parent,
+    enter_namespaces,
+    hide_memory,
+)
+from trl_ext.rewards.isolation.sandbox.child import STANDS, WAITS, run_role, shut_in
+from trl_ext.rewards.isolation.sandbox.landlock import open_rules
+from trl_ext.rewards.isolation.sandbox.processes import (
+    fork_if_possible,
+    kill_descendants,
+    kill_namespace,
+    trouble_in_fork,
+    waited_seconds,
+)
+
+_LOOK_EVERY_MS = 20  # how often processor time is read
+# What programs import most, loaded once for all of them.
+_PRELOADED = (
+    "bisect collections copy datetime decimal fractions functools heapq itertools json math operator random re "
+    "statistics string sys textwrap typing"
+).split()
+
+
+class Server:
+    """Serves jobs on a socket until its other end closes.
+
+    Args:
+        control: SEQPACKET socket: one job or reply a message.
+        at_most: Highest level to try.
+    """
+
+    def __init__(self, control: socket.socket, at_most: int) -> None:
+        self.control = control
+        self.rules = -1
+        self.folder = ""
+        self.level, self.trouble = self._enter(at_most)
+
+    def _enter(self, at_most: int) -> tuple[int, str]:
+        """Go to the highest level that works; the level, and what the next one lacks."""
+        trouble = ""
+        if at_most >= 2:
+            trouble = trouble_in_fork(_try_namespaces)
+            if not trouble:
+                _move_into_namespaces(self.control)
+        adopt_orphans()
+        hide_memory()
+        level = min(at_most, 1 if trouble else 2)
+        if level >= 1 and (refused := trouble_in_fork(_try_sandbox)):
+            level, trouble = 0, refused
+        if level >= 1:
+            self.rules = open_rules()
+            os.chdir("/")
+        else:
+            self.folder = tempfile.mkdtemp(prefix="sandbox-")
+            os.chdir(self.folder)
+        return level, trouble
+
+    def serve(self) -> None:
+        """Say the level, then do jobs."""
+        hello = {"level": self.level, "trouble": self.trouble, "folder": self.folder}
+        try:
+            self.control.send(json.dumps(hello).encode())
+            while self._serve_one():
+                pass
+        except ConnectionError:  # The other end is gone, perhaps in the middle of a job.
+            pass
+        finally:
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _serve_one(self) -> bool:
+        """Do one job; False when there will be no more."""
+        message, descriptors, _, _ = socket.recv_fds(self.control, 2**16, 16)
+        if not message:
+            return False
+        job = json.loads(message)
+        if "stop" not in job:  # Else it crossed with the reply to the job that it was meant for.
+            job |= {"level": self.level, "parent": os.getpid()}
+            self.control.send(json.dumps(self._run(job, descriptors)).encode())
+        return True
+
+    def _run(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        """Fork the job's processes and wait for the last one; the others end with it."""
+        pids: list[int] = []
+        waits: list[int] = []
+        failed = [
+            role
+            for role, places in job["roles"]
+            if not self._start(role, [descriptors[place] for place in places], job, pids, waits)
+        ]
+        for descriptor in descriptors:
+            os.close(descriptor)
+        ended = "trouble" if failed else self._watch(pids, waits, job)
+        for descriptor in waits:
+            os.close(descriptor)
+        ends = self._end(pids)
+        if ended == "exit" and max(ends["cpu_s"]) > job["cpu_s"]:
+            ended = "cpu"  # It ended between two looks.
+        return {"ended": ended, "trouble": ", ".join(failed), **ends}
+
+    def _start(self, role: str, given: list[int], job: dict[str, Any], pids: list[int], waits: list[int]) -> bool:
+        """Fork one process; whether it is shut in. Adds its id and the file of its waits."""
+        ready, theirs = socket.socketpair()
+        with ready, theirs:
+            pid = fork_if_possible()
+            if pid == 0:
+                try:
+                    self.control.close()
+                    run_role(role, given, theirs.fileno(), self.rules, job)
+                finally:
+                    os._exit(1)
+            theirs.close()
+            if pid is None:
+                return False
+            pids.append(pid)
+            _, files, _, _ = socket.recv_fds(ready, len(WAITS), 1)
+            waits += files
+            return ready.recv(1) == STANDS
+
+    def _watch(self, pids: list[int], waits: list[int], job: dict[str, Any]) -> str:
+        """Wait until the last process ends or a limit is reached: "exit", "cpu", "wall" or "stopped".
+
+        By the wall clock counts only the time in which the main threads sleep, not that in which they compute or wait
+        for a processor: on a crowded machine verdicts stay the same.
+        """
+        started = time.monotonic()
+        ending = os.pidfd_open(pids[-1])
+        poll = select.poll()
+        poll.register(ending, select.POLLIN)
+        poll.register(self.control, select.POLLIN)
+        try:
+            while True:
+                ready = dict(poll.poll(_LOOK_EVERY_MS))
+                if ending in ready:
+                    return "exit"
+                if ready:
+                    return "stopped"
+                used = [cpu_seconds(pid) for pid in pids]
+                if max(used) > job["cpu_s"]:
+                    return "cpu"
+                if time.monotonic() - started - sum(used) - sum(map(waited_seconds, waits)) > job["wall_s"]:
+                    return "wall"
+        finally:
+            os.close(ending)
+
+    def _end(self, pids: list[int]) -> dict[str, Any]:
+        """Kill what is left of a job, grandchildren included, and collect how its processes ended."""
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        ends = [os.wait4(pid, 0) for pid in pids]
+        if os.getpid() == 1:
+            kill_namespace()
+        elif self.level == 0:
+            kill_descendants()
+            _empty(self.folder)
+        codes = [os.waitstatus_to_exitcode(status) for _, status, _ in ends]
+        return {"codes": codes, "cpu_s": [usage.ru_utime + usage.ru_stime for _, _, usage in ends]}
+
+
+def _empty(folder: str) -> None:
+    """Remove what a program has written."""
+    with suppress(OSError):
+        os.chmod(folder, 0o700)
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            os.unlink(entry.path)
+
+
+def _try_namespaces() -> None:
+    """namespaces"""
+    enter_namespaces()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _try_sandbox() -> None:
+    """seccomp and Landlock"""
+    shut_in({"cpu_s": 5, "memory_mib": 512, "level": 1}, open_rules())
+    for forbidden in (socket.socket, os.fork, lambda: open("/proc/self/environ", "rb"), lambda: os.kill(1, 0)):
+        try:
+            forbidden()
+        except PermissionError:
+            continue
+        raise OSError(f"the kernel took the filter and let {getattr(forbidden, '__name__', 'it')} pass")
+
+
+def _move_into_namespaces(control: socket.socket) -> None:
+    """Go on as process 1 of namespaces; the process from outside stays behind and ends when this one does."""
+    enter_namespaces()
+    pid = os.fork()
+    if pid:
+        control.close()
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
+    die_with_parent(0)  # Seen from inside, a parent outside has number 0.
+
+
+def main() -> None:
+    """`python -c ... SOCKET AT_MOST`: serve on an inherited socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that trains; its end ends this one.
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    die_first()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    server = Server(control, int(sys.argv[2]))
+    gc.freeze()
+    server.serve()

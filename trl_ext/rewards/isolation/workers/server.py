@@ -1,0 +1,194 @@
+"""The fork server: loads the rules once, forks workers, deals out rows, and stops what overruns.
+
+It is a process of its own, started as a fresh interpreter: CUDA, tokenizers and threads of the trainer are not in it,
+the user's script does not run again, and the trainer's interpreter lock cannot delay a kill. It scores nothing itself.
+
+    workers do not start, three times    the rows that wait get no value, "infra_error"
+    the call's time is up                the rows in progress get the floor, "timeout"; those that never began get no
+                                         value, "infra_error", which the breaker counts unless stopped rows held the
+                                         workers for half of the call's time: that is the model's doing
+
+What becomes of single rows stands in `supervision`.
+"""
+
+import gc
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from trl_ext.rewards.isolation.kernel import children
+from trl_ext.rewards.isolation.workers.fork import Batch, Task
+from trl_ext.rewards.isolation.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.supervision import Workers
+from trl_ext.rewards.isolation.workers.wire import Stream, line, load, wait
+from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS
+
+# How late a kill may be that the kernel has not done itself. The check costs a system call per worker.
+TICK_S = 0.02
+# How late the death of a trainer is noticed that left the connection open in a forked child.
+IDLE_TICK_S = 1.0
+# Starts in a row that fail before the rows that wait are given up.
+LEAST_FAILURES = 3
+
+
+class ForkServer(Workers):
+    """The server's loop, its queue and its side of the connection to the trainer."""
+
+    def __init__(self, link: Stream, limits: Limits, trainer: int) -> None:
+        super().__init__(limits)
+        self.link = link
+        self.trainer = trainer
+        self.known: dict[bytes, int] = {}  # Pickled rule: its place in `rules`.
+        self.queue: deque[Task] = deque()
+        self.batches: dict[int, Batch] = {}
+        self.failures = 0
+
+    def run(self) -> None:
+        """Serve until the trainer closes the connection or is gone."""
+        self.catch_deaths()
+        while os.getppid() == self.trainer:
+            self.deal()
+            streams = {worker.stream.fileno(): worker for worker in self.workers.values()}
+            idle = not self.batches
+            ready = wait(
+                [self.link, *(worker.stream for worker in streams.values())],
+                [self.wake.fileno()],
+                IDLE_TICK_S if idle else TICK_S,
+            )
+            if self.link.fileno() in ready and not self.hear_trainer():
+                break
+            for number in ready & streams.keys():
+                self.hear_worker(streams[number])
+            if self.wake.fileno() in ready:
+                self.reap()
+            self.watch()
+            self.expire()
+            if idle or self.unswept:
+                self.sweep()
+            self.link.flush()  # One call for all that a round has brought.
+        self.stop()
+
+    def leave(self) -> None:
+        """In a new worker: close what only the server may hold."""
+        for sock in (self.link.sock, self.wake, self.bell, *(worker.stream.sock for worker in self.workers.values())):
+            sock.close()
+
+    # The trainer
+
+    def hear_trainer(self) -> bool:
+        """Take new batches; False when the trainer has hung up."""
+        there = self.link.receive()
+        for data in self.link.frames():
+            self.take(load(data))
+        return there
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Queue a batch, or say why its rules cannot be loaded."""
+        sys.path.extend(path for path in message["path"] if path not in sys.path)
+        try:
+            rules = [self.place(data) for data in message["rules"]]
+        except BaseException as error:  # A rule's module may raise anything on import, SystemExit included.
+            trace = "".join(traceback.format_exception(error, limit=-3))
+            sentence = f"{type(error).__name__}: {str(error)[:DETAIL_CHARS]}\n{trace[-DETAIL_CHARS:]}"
+            self.link.post(line({"batch": message["batch"], "error": sentence}))
+            return
+        batch = Batch(message["batch"], len(message["rows"]), time.monotonic() + self.limits.batch_s)
+        self.batches[batch.number] = batch
+        self.queue.extend(Task(batch, index, rules[rule], row) for index, rule, row in message["rows"])
+
+    def place(self, data: bytes) -> int:
+        """The place of a rule among those loaded; loads it when it is new."""
+        if data not in self.known:
+            before = children()
+            rule = load(data)
+            getattr(rule, "warm_up", lambda: None)()  # Optional: imports what `score` would import in every worker.
+            self.spared |= children() - before
+            self.known[data] = len(self.rules)
+            self.rules.append(rule)
+            gc.collect()
+            gc.freeze()  # Forks share what is loaded as long as no collection touches it.
+        return self.known[data]
+
+    def answer(self, task: Task, value: Any, status: str, detail: str, ms: float = 0.0, machine: bool = False) -> None:
+        """Send a verdict; `machine` says that the breaker counts it."""
+        verdict = {"value": value, "status": status, "detail": detail, "ms": ms, "machine": machine}
+        self.link.post(line({"batch": task.batch.number, "row": task.index, **verdict}))
+        self.failures = 0
+        task.batch.num_open -= 1
+        if not task.batch.num_open:
+            self.batches.pop(task.batch.number, None)
+            self.unswept = True
+
+    def replaced(self) -> None:
+        self.link.post(line({"restarts": 1}))
+
+    # The queue
+
+    def put_back(self, tasks: Iterable[Task]) -> None:
+        self.queue.extendleft(reversed(list(tasks)))
+
+    def deal(self) -> None:
+        """Give chunks to idle workers, and start workers while there are rows for more."""
+        while self.queue:
+            idle = next((worker for worker in self.workers.values() if not worker.tasks), None)
+            if idle is not None and idle.num_rules < len(self.rules):
+                self.retire(idle)
+                continue
+            if idle is None:
+                if len(self.workers) >= self.limits.num_workers or time.monotonic() < self.retry_at:
+                    return
+                idle = self.start()
+                if idle is None:
+                    return
+            idle.assign(self.next_chunk())
+
+    def next_chunk(self) -> list[Task]:
+        """Rows of one batch from the queue's head; fewer towards its end, so that no worker is left with many."""
+        share = -(-len(self.queue) // (2 * self.limits.num_workers))
+        batch = self.queue[0].batch
+        chunk = [self.queue.popleft()]
+        while self.queue and self.queue[0].batch is batch and len(chunk) < min(self.limits.chunk, share):
+            chunk.append(self.queue.popleft())
+        return chunk
+
+    def failed_start(self, why: str) -> None:
+        self.failures += 1
+        if self.failures >= LEAST_FAILURES:
+            waiting, self.queue = self.queue, deque()
+            for task in waiting:
+                self.answer(task, None, "infra_error", f"no worker could be started: {why}", machine=True)
+
+    def expire(self) -> None:
+        """Give up the calls whose time is up."""
+        now = time.monotonic()
+        for batch in [batch for batch in self.batches.values() if now > batch.deadline]:
+            self.give_up(batch)
+
+    def give_up(self, batch: Batch) -> None:
+        """End a call: rows in progress get the floor, rows that never began get nothing."""
+        ended = f"the call's {self.limits.batch_s:g} s were over"
+        for worker in [worker for worker in self.workers.values() if worker.tasks and worker.tasks[0].batch is batch]:
+            if worker.judging:
+                self.charge(worker, "timeout", f"{ended} while it was judged")
+            else:
+                self.retire(worker)
+        waiting = [task for task in self.queue if task.batch is batch]
+        self.queue = deque(task for task in self.queue if task.batch is not batch)
+        share = batch.stopped_s / (self.limits.num_workers * self.limits.batch_s)
+        for task in waiting:
+            detail = f"{ended} before it began; rows that were stopped held the workers for {share:.0%} of them"
+            self.answer(task, None, "infra_error", detail, machine=share < 0.5)
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Serve the trainer that started this process."""
+    settings = json.loads(arguments[0])
+    link = Stream(socket.socket(fileno=settings["socket"]))
+    ForkServer(link, Limits(**settings["limits"]), settings["trainer"]).run()
+    os._exit(0)  # Whatever the rules' modules left for the interpreter's end may hang.

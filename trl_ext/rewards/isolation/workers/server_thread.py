@@ -1,0 +1,230 @@
+"""The trainer's end of the pool: one thread that starts the fork server, sends requests and collects verdicts.
+
+The server is a plain child process, not one of `multiprocessing`: that works from any thread, from an event loop and
+inside a daemonic process, and it does not run the user's script again.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.isolation.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.request import Request
+from trl_ext.rewards.isolation.workers.wire import Stream, frame, line, wait
+
+# The server gives a call up by itself; this is for a server that hangs, such as in the import of a rule's module.
+SERVER_GRACE_S = 60.0
+# What a server gets to end its workers.
+STOP_S = 2.0
+# Times that a request goes to a new server after the old one died under it.
+RESENDS = 1
+
+# Settings come as JSON in the first argument. The module path is the trainer's, so that rules are found there too.
+BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])["path"]
+from trl_ext.rewards.isolation.workers.server import main
+main(sys.argv[1:])
+"""
+# One thread per worker for numerical libraries, no GPU, and hashes that do not vary between runs.
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",
+}
+
+
+class ServerThread:
+    """A thread and the server that it holds.
+
+    Args:
+        limits: For the server.
+        done: Called in the thread with each request that has all its verdicts.
+        restarted: Called in the thread with the number of workers that were replaced.
+    """
+
+    def __init__(self, limits: Limits, done: Callable[[Request], None], restarted: Callable[[int], None]) -> None:
+        self.limits = limits
+        self.done = done
+        self.restarted = restarted
+        self.pid = os.getpid()  # A forked child has this object, but not its thread.
+        self.lock = threading.Lock()
+        self.closed = False
+        self.inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self.wake, self.bell = socket.socketpair()
+        self.bell.setblocking(False)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stream: Stream | None = None
+        self.requests: dict[int, Request] = {}
+        self.num_requests = 0
+        self.thread = threading.Thread(target=self.run, name="trl_ext-workers", daemon=True)
+        self.thread.start()
+
+    def send(self, request: Request) -> bool:
+        """Hand over a request; False when it is closed."""
+        with self.lock:
+            if not self.closed:
+                self.inbox.put(request)
+                self.ring()
+            return not self.closed
+
+    def close(self) -> None:
+        """End the server and its workers; requests under way get what there is."""
+        if self.pid != os.getpid():
+            return
+        with self.lock:
+            self.closed = True
+            self.ring()
+        if threading.current_thread() is not self.thread:  # A collected pool may be finalised anywhere.
+            self.thread.join(2 * STOP_S)
+
+    def ring(self) -> None:
+        """Wake the thread."""
+        with contextlib.suppress(OSError):  # Full: it will wake anyway. Closed: it has ended.
+            self.bell.send(b"!")
+
+    # In the thread
+
+    def run(self) -> None:
+        """Send and collect until `close`."""
+        try:
+            while not self.closed:
+                self.step()
+        finally:
+            with self.lock:
+                self.closed = True
+            self.stop_server()
+            self.take_inbox()
+            self.drop("the pool was closed")
+            self.wake.close()
+            self.bell.close()
+
+    def step(self) -> None:
+        """Wait for something and handle it."""
+        late_at = min((request.late_at for request in self.requests.values()), default=None)
+        timeout_s = None if late_at is None else late_at - time.monotonic()
+        ready = wait([self.stream] if self.stream else [], [self.wake.fileno()], timeout_s)
+        if self.stream and self.stream.fileno() in ready:
+            self.hear(self.stream)
+        if self.wake.fileno() in ready:
+            self.wake.recv(4096)
+            for number in self.take_inbox():
+                self.forward(number)
+        if late_at is not None and time.monotonic() > late_at:
+            self.stop_server(0)
+            self.drop(f"the workers' server did not answer within {self.limits.batch_s + SERVER_GRACE_S:g} s")
+
+    def take_inbox(self) -> list[int]:
+        """Number the new requests."""
+        first = self.num_requests
+        while not self.inbox.empty():
+            self.requests[self.num_requests] = self.inbox.get()
+            self.num_requests += 1
+        return list(range(first, self.num_requests))
+
+    def forward(self, number: int) -> None:
+        """Send a request's open rows to the server, which is started when there is none."""
+        request = self.requests[number]
+        request.sends += 1
+        request.late_at = time.monotonic() + self.limits.batch_s + SERVER_GRACE_S
+        try:
+            stream = self.stream or self.start_server()
+        except OSError as error:
+            self.drop(f"the workers' server could not be started: {error}", number)
+            return
+        rows = request.open_rows()
+        stream.send(frame({"batch": number, "path": search_path(), "rules": request.rules, "rows": rows}))
+
+    def hear(self, stream: Stream) -> None:
+        """Take what the server sent."""
+        stream.flush()
+        there = stream.receive()
+        for data in stream.lines():
+            self.hear_line(json.loads(data))
+        if not there:
+            self.server_ended()
+
+    def server_ended(self) -> None:
+        """Send what is open once more, to a new server."""
+        self.stop_server()
+        for number, request in list(self.requests.items()):
+            if request.sends <= RESENDS:
+                self.forward(number)
+            else:
+                self.drop("the workers' server died twice", number)
+
+    def hear_line(self, report: dict[str, Any]) -> None:
+        """A verdict, rules that cannot be loaded, or a number of restarts."""
+        if "restarts" in report:
+            self.restarted(report["restarts"])
+            return
+        request = self.requests[report["batch"]]
+        if "error" in report:
+            del self.requests[report["batch"]]
+            request.future.set_exception(RuleError(f"A rule cannot be loaded in a worker: {report['error']}"))
+        elif request.take(report):
+            del self.requests[report["batch"]]
+            self.done(request)
+
+    def drop(self, detail: str, number: int | None = None) -> None:
+        """End one request, or all, with what there is."""
+        for key in list(self.requests) if number is None else [number]:
+            request = self.requests.pop(key)
+            request.fail(detail)
+            self.done(request)
+
+    def start_server(self) -> Stream:
+        """Start the fork server; OSError when the machine gives no process."""
+        ours, theirs = socket.socketpair()
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", BOOT, self.settings(theirs)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | ENVIRONMENT,
+                start_new_session=True,  # Ctrl-C is for the trainer, which then ends the server.
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.stream = Stream(ours)
+        return self.stream
+
+    def settings(self, theirs: socket.socket) -> str:
+        """What the server has to know, as JSON."""
+        limits = asdict(self.limits) | {"workers": self.limits.num_workers}
+        settings = {"path": search_path(), "socket": theirs.fileno(), "trainer": os.getpid(), "limits": limits}
+        return line(settings).decode().strip()
+
+    def stop_server(self, patience_s: float = STOP_S) -> None:
+        """Hang up, which ends the server and its workers; kill it when it does not end."""
+        if self.stream is not None:
+            self.stream.sock.close()
+            self.stream = None
+        process, self.process = self.process, None
+        if process is not None:
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def search_path() -> list[str]:
+    """The trainer's module path, its entry for the working folder by name."""
+    return [path or os.getcwd() for path in sys.path if isinstance(path, str)]

@@ -1,0 +1,133 @@
+"""Inside a worker: judge row after row, and say when each begins.
+
+The process is a fork of the fork server, so rules and their libraries are there already. It never returns, and it ends
+itself after a row that left something behind: a thread, a child, much memory.
+"""
+
+import os
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trl_ext.rewards.isolation.workers.confine import (
+    address_space_bytes,
+    confine,
+    has_children,
+    num_threads,
+    renew_limits,
+    silence,
+)
+from trl_ext.rewards.isolation.workers.limits import Limits
+from trl_ext.rewards.isolation.workers.wire import LENGTH, line, load
+from trl_ext.rewards.rule import Verdict
+
+MIB = 2**20
+# A worker that has kept a quarter of what a row may take is replaced, so that later rows find what they may take.
+KEPT_FRAC = 0.25
+DETAIL_CHARS = 4000
+# The line that says that a chunk is read and its first row begins.
+STARTED = line("started")
+
+
+def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int) -> NoReturn:
+    """Judge chunks until the server closes the connection."""
+    confine(parent)
+    silence()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
+    sock.setblocking(True)
+    first_bytes = address_space_bytes()
+    kept_bytes = int(KEPT_FRAC * limits.memory_mib * MIB)
+    while True:
+        chunk = [(rules[rule], loaded(row)) for rule, row in load(received(sock))]
+        bytes_now = address_space_bytes()
+        sock.sendall(STARTED)
+        for rule, row in chunk:
+            renew_limits(limits.cpu_s, bytes_now + limits.memory_mib * MIB)
+            report = judged(rule, row, limits)
+            bytes_now = address_space_bytes()
+            # What a row left behind would be charged to the next one.
+            report["retire"] = num_threads() > 1 or has_children() or bytes_now - first_bytes > kept_bytes
+            sock.sendall(line(report))
+            if report["retire"]:
+                os._exit(0)
+
+
+def received(sock: socket.socket) -> bytes:
+    """The next pickle, unread; ends the process when there is none."""
+    return exactly(sock, LENGTH.unpack(exactly(sock, LENGTH.size))[0])
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    """That many bytes of the connection."""
+    data = bytearray()
+    while len(data) < size:
+        part = sock.recv(min(size - len(data), MIB))
+        if not part:
+            os._exit(0)
+        data += part
+    return bytes(data)
+
+
+def loaded(row: bytes) -> Any:
+    """The row, or the exception that kept it from loading."""
+    try:
+        return load(row)
+    except Exception as error:  # A pickle may raise anything: it runs the constructors of the dataset's types.
+        return error
+
+
+def judged(rule: Any, row: Any, limits: Limits) -> dict[str, Any]:
+    """The verdict on a row as a message; the value "floor" stands for the rule's."""
+    signal.setitimer(signal.ITIMER_REAL, 0)  # An alarm of the last row.
+    began, cpu_began = time.monotonic(), time.process_time()
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)  # The kernel ends the process, to its clock's tick.
+    value, status, detail = verdict_of(rule, row, limits)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    if time.process_time() - cpu_began > limits.cpu_s and status != "error":
+        value, status, detail = "floor", "timeout", cpu_sentence(limits)
+    milliseconds = 1000 * (time.monotonic() - began)
+    return {"value": value, "status": status, "detail": detail[:DETAIL_CHARS], "ms": milliseconds}
+
+
+def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
+    """Value, status and detail of a row.
+
+    A stack or a memory at its end is the completion's doing, and so is an exit; any other exception is the rule's.
+    """
+    try:
+        if isinstance(row, Exception):
+            raise row
+        verdict = rule.score(row)
+        if not isinstance(verdict, Verdict):
+            raise TypeError(f"score() returned {verdict!r:.200}, not a Verdict")
+        return None if verdict.value is None else float(verdict.value), str(verdict.status), str(verdict.detail)
+    except MemoryError:
+        return "floor", "too_complex", f"needed more than {limits.memory_mib} MiB of memory"
+    except RecursionError:
+        return "floor", "too_complex", "nested deeper than Python's stack"
+    except Exception as error:  # Whatever a rule raises is data here; the caller decides what to do about it.
+        return None, "error", raised_sentence(error)
+    except BaseException as error:
+        return "floor", "crashed", f"{type(error).__name__} was raised"
+
+
+def raised_sentence(error: Exception) -> str:
+    """Type, message and place on the first line, then the traceback."""
+    try:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        trace = "".join(traceback.format_exception(error, limit=-20))
+        where = f"{Path(place.filename).name} line {place.lineno}"
+        return f"{type(error).__name__}: {str(error)[:500]} ({where})\n{trace}"
+    except Exception:  # The error's own __str__ raises.
+        return f"{type(error).__name__}, which cannot be shown"
+
+
+def cpu_sentence(limits: Limits) -> str:
+    """What stopped a row that computes."""
+    return f"used more than {limits.cpu_s:g} s of processor time"

@@ -3,7 +3,7 @@
 import re
 
 from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, positive, relation, text
-from trl_ext.rewards.text.words import words
+from trl_ext.rewards.text.prose import words
 
 # What ends a sentence, with the quotes and brackets that close behind it. The second half needs no space behind.
 _END = re.compile(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ext.rewards.text.words import normalized
+from trl_ext.rewards.text.prose import normalized
 
 Reader = Callable[[Any], Any]
 

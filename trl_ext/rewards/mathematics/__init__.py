@@ -1,19 +1,17 @@
-"""When are two answers the same, mathematically.
+"""Decide whether two answers are mathematically the same.
 
-extract   where a completion states its answer
-boxes     contents of boxes and answer tags, in one pass
-gold      the right answer, as a gold column spells it
+extract   the answer in a completion
+gold      the right answer in a gold column
 prompt    an answer that is the task given back
-limits    how large an answer may be
-gate      what is not judged because of its size
-tokens    a text as tokens, one spelling for each meaning
+bounds    sizes above which an answer is not judged
+gate      golds, answers and expressions of such sizes refused
 spelling  the many spellings of one thing
+tokens    a text as tokens, one spelling for each meaning
 units     the unit of an answer
 form      list, tuple, set, interval, matrix, relation, words, expression
 parse     one expression as a tree
-tree      trees of expressions
-size      how many digits an expression is worth
-values    what an expression is worth
-equal     are two answers the same, strictly
-library   math-verify behind limits
+size      how many digits the value of a tree may have
+evaluate  the value of an expression
+equal     the strict comparison of two answers
+library   math-verify behind the gate
 """

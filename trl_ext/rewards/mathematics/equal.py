@@ -1,22 +1,23 @@
-r"""Are two answers the same, strictly: the profile for training.
+r"""Compare two answers strictly, as training needs it.
 
-Three paths, the cheap one first: the same text (after `tokens`), the same form with parts that are the same, and
-for expressions the same value. Where our own reading ends, math-verify decides (`library`).
+Two answers are the same when they have the same text (after `tokens`), the same form with the same parts, or, for
+expressions, the same value; the cheap tests come first. math-verify decides about expressions that this package does
+not read (`library`).
 
-What a lenient grader lets through and this one does not: equations whose sides disagree (`5 = 3`), an equation that is
-the task again instead of its solution, other units, other brackets, a set for a tuple, `X` for `x`, decimals that are
-only near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
+These pass a lenient grader and fail here: equations whose sides disagree (`5 = 3`), an equation that is the task
+again instead of its solution, other units, other brackets, a set for a tuple, `X` for `x`, decimals that are only
+near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
 """
 
 from dataclasses import dataclass
 
 from trl_ext.rewards.mathematics import library as math_library
+from trl_ext.rewards.mathematics.bounds import Unreadable
+from trl_ext.rewards.mathematics.evaluate import Value, proportion, same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable, words_of
 from trl_ext.rewards.mathematics.gate import check_for_library
-from trl_ext.rewards.mathematics.limits import Unreadable
 from trl_ext.rewards.mathematics.tokens import Tokens
 from trl_ext.rewards.mathematics.units import agree, split_unit
-from trl_ext.rewards.mathematics.values import Value, proportion, same_value, value_of
 
 _FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
 _UNORDERED = frozenset({"list", "set"})
@@ -24,7 +25,7 @@ _UNORDERED = frozenset({"list", "set"})
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Whether an answer is the gold, and what told so."""
+    """The result of a comparison: `same` is True when the answer is the gold, `path` names the test that decided."""
 
     same: bool
     path: str
@@ -35,14 +36,15 @@ _DIFFERENT = Match(False, "different")
 
 
 def match(gold: Tokens, answer: Tokens) -> Match:
-    """Compare an answer with the gold. TooComplex where either would take too long."""
+    """Compare an answer with the gold; raise TooComplex where either would take too long."""
     if gold == answer:
         return _SAME_TEXT
     left, right = form_of(gold), form_of(answer)
     if left.tokens == right.tokens:
         return _SAME_TEXT
     if left.kind == "words" or right.kind == "words":
-        return _match_words(left, right)
+        words = words_of(left.tokens)
+        return _SAME_TEXT if words is not None and words == words_of(right.tokens) else _DIFFERENT
     if left.kind == "relation" or right.kind == "relation":
         return _match_relations(left, right)
     if left.kind == right.kind == "scalar":
@@ -50,13 +52,8 @@ def match(gold: Tokens, answer: Tokens) -> Match:
     return _match_parts(left, right)
 
 
-def _match_words(left: Form, right: Form) -> Match:
-    words = words_of(left.tokens)
-    return _SAME_TEXT if words is not None and words == words_of(right.tokens) else _DIFFERENT
-
-
 def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
-    """Two expressions with or without units."""
+    """Compare two expressions with or without units."""
     left, unit = split_unit(gold)
     right, other = split_unit(answer)
     if not agree(unit, other):
@@ -66,22 +63,18 @@ def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
     try:
         a, b = value_of(left), value_of(right)
     except Unreadable as error:
-        return _match_by_library(left, right, str(error))
+        if not math_library.can_read(left, right):
+            return Match(False, f"cannot be compared: {error}")
+        check_for_library(left)
+        check_for_library(right)
+        return Match(math_library.same_expression(left, right), "math-verify")
     if a.exact is not None and b.exact is not None:
         return Match(a.exact == b.exact, "exact number")
     return Match(same_value(a, b), "value")
 
 
-def _match_by_library(gold: Tokens, answer: Tokens, reason: str) -> Match:
-    if not math_library.can_read(gold, answer):
-        return Match(False, f"cannot be compared: {reason}")
-    check_for_library(gold)
-    check_for_library(answer)
-    return Match(math_library.same_expression(gold, answer), "math-verify")
-
-
 def _match_parts(left: Form, right: Form) -> Match:
-    """Lists, sets, unions, tuples and matrices, part by part."""
+    """Compare lists, sets, unions, tuples and matrices part by part."""
     unordered = left.kind in _UNORDERED and right.kind in _UNORDERED
     alike = unordered or (left.kind == right.kind and left.signs == right.signs)
     if not alike or len(left.parts) != len(right.parts):
@@ -104,7 +97,7 @@ def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> 
 
 
 def _match_relations(left: Form, right: Form) -> Match:
-    """A relation against a relation, or against the value or the interval that one of them stands for."""
+    """Compare a relation with a relation, or with the value or interval that one of the two stands for."""
     if left.kind == right.kind:
         return _match_two_relations(left, right)
     relation, other = (left, right) if left.kind == "relation" else (right, left)
@@ -118,9 +111,9 @@ def _match_relations(left: Form, right: Form) -> Match:
 
 
 def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
-    """The unknown and its value in `x = 5`, `5 = x`, `x = 2 + 3 = 5` and, without an unknown, `2 + 3 = 5`.
+    """Return the unknown and its value in `x = 5`, `5 = x` or `x = 2 + 3 = 5`; the unknown is () in `2 + 3 = 5`.
 
-    None for a relation of another kind, and for one whose sides disagree.
+    None for any other relation, and for sides that disagree.
     """
     if set(relation.signs) != {"="}:
         return None
@@ -132,7 +125,7 @@ def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
 
 
 def interval(relation: Form) -> Tokens | None:
-    """`1 < x \\leq 2` as `(1, 2]` and `x > 3` as `(3, \\infty)`; None for a relation of another kind."""
+    """Return `1 < x \\leq 2` as `(1, 2]` and `x > 3` as `(3, \\infty)`; None for any other relation."""
     signs, parts = relation.signs, relation.parts
     if signs[0] in (">", "\\geq"):
         signs, parts = tuple(_FLIPPED[sign] for sign in reversed(signs)), parts[::-1]
@@ -171,7 +164,7 @@ def _same_in_order(left: tuple[Tokens, ...], right: tuple[Tokens, ...]) -> bool:
 
 
 def _is_constant(tokens: Tokens) -> bool:
-    """Whether an assignment of this value is a solution, so that other equations are not as good."""
+    """Return True for a value without variables: assigning it is a solution, which no other equation replaces."""
     try:
         return not value_of(split_unit(tokens)[0]).names
     except Unreadable:
@@ -179,7 +172,7 @@ def _is_constant(tokens: Tokens) -> bool:
 
 
 def _match_multiples(left: Form, right: Form) -> Match:
-    """`2x - 4y = 6` and `x = 2y + 3`: one difference of sides is a multiple of the other."""
+    """Compare two relations by the differences of their sides: `2x - 4y = 6` is a multiple of `x = 2y + 3`."""
     if len(left.parts) != 2 or len(right.parts) != 2:
         return _DIFFERENT
     try:

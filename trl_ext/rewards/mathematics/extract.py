@@ -1,9 +1,9 @@
-r"""Where a completion states its answer.
+r"""Find the answer that a completion states.
 
-In this order, and the first kind that occurs decides: `\boxed{...}`, `<answer>...</answer>`, an announcement (`####`,
+The first of these kinds that occurs decides: `\boxed{...}`, `<answer>...</answer>`, an announcement (`####`,
 "the answer is", "answer:", a line with `A:`; the one that comes last), the whole text where it is one expression, the
-last formula of the last line, the last number. What stands inside the thoughts, in an HTML or LaTeX comment, or in a
-tag's attributes, states nothing, and neither does an announcement that the words before it deny.
+last formula of the last line, the last number. Thoughts, HTML and LaTeX comments and the attributes of tags are not
+read, and neither is an announcement that the words before it deny.
 
 Every search is one pass over the text.
 """
@@ -11,9 +11,9 @@ Every search is one pass over the text.
 import re
 from dataclasses import dataclass
 
-from trl_ext.rewards.mathematics.limits import MAX_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.bounds import MAX_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.tokens import tokenize
-from trl_ext.rewards.mathematics.values import value_of
 from trl_ext.rewards.text.anchors import DENIAL, after_think, denied, visible
 from trl_ext.rewards.text.boxes import answer_tags, boxes
 from trl_ext.rewards.text.numbers import read_number
@@ -23,7 +23,7 @@ _DENIAL_CHARS = 100  # before an answer, where a denial is looked for
 _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
 
 _COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)
-_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # the notes of GSM8K, <<3+4=7>>
 _ANNOUNCED = re.compile(
     r"answer(?:\*\*)?(?:\s{1,3}is\b|\*{0,2}\s?[:\uff1a])|####|^[ *>]{0,4}A:|答案(?:是|为|[:\uff1a])",
     re.IGNORECASE | re.MULTILINE,
@@ -42,6 +42,7 @@ _DENIED_AFTER = re.compile(rf"\W{{0,9}}(?:is|was)\s{{1,3}}{DENIAL}", re.IGNORECA
 _DENIED_AT_ONCE = re.compile(rf"(?:n['\u2019]t\b|{DENIAL})", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z}])")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
+_NAME = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){0,2}")  # a name, a direction, yes or no
 _OPTION = re.compile(r"\(?[A-E][).:](?:\s|$)")
 _SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[^\s.])\.(?:\s|$)")
@@ -50,7 +51,10 @@ _ANOTHER = re.compile(r"\s{0,3}(?:,|;|or\b|and\b|or else\b|/)\s{0,3}[$\\(0-9-]")
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """What a completion states: its answers (one, or several equally valid boxes), and how they were announced."""
+    """The answers that a completion states (one, or several equally valid boxes) and how they were announced.
+
+    `answers` is empty unless `status`, one of a Verdict's, is "ok"; `detail` is a line for people.
+    """
 
     answers: tuple[str, ...]
     anchor: str
@@ -59,14 +63,19 @@ class Extracted:
 
 
 def extract(text: str, where: str, multiple: str) -> Extracted:
-    """The answer of a completion.
+    """Find the answer of a completion.
 
     Args:
         where: "after_think" or "all".
-        multiple: What several different boxes or answer tags are: "reject" a conflict; "last" the last of them;
-            "all_equal" answers that must all be right.
+        multiple: How to read several different boxes or answer tags: "reject" is a conflict, "last" takes the last
+            one, "all_equal" takes all, and each must be right.
     """
-    text = _visible(text if where == "all" else outside_thoughts(text))
+    text = text if where == "all" else outside_thoughts(text)
+    if "<<" in text:
+        text = _CALCULATOR.sub("", text)
+    text = visible(text)
+    if "%" in text:
+        text = _COMMENT_LINE.sub("", text)
     if not text.strip():
         return Extracted((), "", "no_answer", "no text outside thoughts and comments")
     stated = announced(text, multiple)
@@ -74,9 +83,9 @@ def extract(text: str, where: str, multiple: str) -> Extracted:
 
 
 def announced(text: str, multiple: str, trusted: bool = False) -> Extracted | None:
-    """The boxed, tagged or announced answer; None where the text has none of these.
+    """Find the boxed, tagged or announced answer; None where the text has none of these.
 
-    Denials before it ("I do not think that the answer is") count in completions, not in the `trusted` text of a gold.
+    A denial before it ("I do not think that the answer is") counts unless the text is `trusted`, as a gold is.
     """
     for anchor, found in (("\\boxed", boxes(text)), ("<answer>", answer_tags(text))):
         if found is not None:
@@ -92,23 +101,15 @@ def announced(text: str, multiple: str, trusted: bool = False) -> Extracted | No
 
 
 def _is_denied(text: str, end: int) -> bool:
-    """`denied`, but `7! \\cdot 2!=` before an answer is a factorial and no inequality."""
+    """Return True when the words before `end` deny what follows; `2!=` is a factorial and no inequality."""
     before = text[max(0, end - _DENIAL_CHARS) : end].replace("!=", "! =")
     return denied(before, len(before))
 
 
 def outside_thoughts(text: str) -> str:
-    """The text behind the thoughts; nothing while they, or thoughts inside of them, are still open."""
+    """Return the text behind the thoughts; "" while they, or thoughts inside them, are still open."""
     rest = after_think(text)
     return "" if "<think>" in rest or text.count("<think>") > text.count("</think>") else rest
-
-
-def _visible(text: str) -> str:
-    """The text without comments, attributes, and the calculator notes of GSM8K (`<<3+4=7>>`)."""
-    if "<<" in text:
-        text = _CALCULATOR.sub("", text)
-    text = visible(text)
-    return _COMMENT_LINE.sub("", text) if "%" in text else text
 
 
 def _denied(anchor: str) -> Extracted:
@@ -116,7 +117,7 @@ def _denied(anchor: str) -> Extracted:
 
 
 def _one_of(found: list[str], anchor: str, multiple: str) -> Extracted:
-    """The one answer of several boxes or tags."""
+    """Choose the answer among the contents of boxes or tags."""
     filled = list(dict.fromkeys(content for content in found if content))
     if not filled:
         return Extracted((), anchor, "no_answer", f"'{anchor}' is empty or not closed")
@@ -127,18 +128,12 @@ def _one_of(found: list[str], anchor: str, multiple: str) -> Extracted:
     if any(len(content) > MAX_CHARS for content in filled):
         return Extracted((), anchor, "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if anchor == "<answer>":
-        return _from_tags(filled, anchor, multiple)
-    return _agreed(filled, anchor, multiple)
-
-
-def _from_tags(filled: list[str], anchor: str, multiple: str) -> Extracted:
-    """Tags hold prose as often as formulas, so each is read like a line."""
-    read = [_from_line(content, anchor) for content in filled]
-    failed = next((one for one in read if one.status != "ok"), None)
-    return failed or _agreed(list(dict.fromkeys(one.answers[0] for one in read)), anchor, multiple)
-
-
-def _agreed(filled: list[str], anchor: str, multiple: str) -> Extracted:
+        # Tags hold prose as often as formulas, so each is read like a line.
+        read = [_from_line(content, anchor) for content in filled]
+        failed = next((one for one in read if one.status != "ok"), None)
+        if failed:
+            return failed
+        filled = list(dict.fromkeys(one.answers[0] for one in read))
     if multiple == "all_equal" or len({_cheap_value(content) for content in filled}) == 1:
         return Extracted(tuple(filled) if multiple == "all_equal" else (filled[-1],), anchor)
     shown = " and ".join(repr(content[:40]) for content in filled[:3])
@@ -146,7 +141,7 @@ def _agreed(filled: list[str], anchor: str, multiple: str) -> Extracted:
 
 
 def _cheap_value(content: str) -> object:
-    """What tells two boxes apart: the exact number, else the tokens, else the text."""
+    """Return a key that is equal for boxes of one value: the exact number, else the tokens, else the text."""
     try:
         tokens = tokenize(content)
     except (Unreadable, TooComplex):
@@ -159,7 +154,7 @@ def _cheap_value(content: str) -> object:
 
 
 def _from_line(rest: str, anchor: str) -> Extracted:
-    """The answer that follows an announcement."""
+    """Read the answer that follows an announcement."""
     rest = rest[: 4 * MAX_CHARS].lstrip(" \t\r\n:*=\uff1a")
     formula = _FORMULA.match(rest)
     if formula and not _is_prose(_formula_text(formula)):
@@ -172,23 +167,18 @@ def _from_line(rest: str, anchor: str) -> Extracted:
     line = line if _OPTION.match(line) else _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"')
     if _DENIED_AT_ONCE.match(line):
         return _denied(anchor)
-    if line and (not _is_prose(line) or _is_name(line) or _OPTION.match(line)):
+    if line and (not _is_prose(line) or _NAME.fullmatch(line) or _OPTION.match(line)):
         return _checked(line, anchor)
     return _number(f"A: {line}", anchor)
 
 
 def _is_prose(text: str) -> bool:
-    """Whether words stand outside of LaTeX commands."""
+    """Return True when words stand outside LaTeX commands."""
     return _WORD.search(_TEXT_GROUP.sub(" ", text)) is not None
 
 
-def _is_name(line: str) -> bool:
-    """One to three words and nothing else: a name, a direction, yes or no."""
-    return re.fullmatch(r"[A-Za-z]+(?: [A-Za-z]+){0,2}", line) is not None
-
-
 def _unannounced(text: str) -> Extracted:
-    """The whole text, the last formula of the last line, or the last number."""
+    """Read the whole text, the last formula of the last line, or the last number as the answer."""
     stripped = text.strip().strip("*`").strip()
     if _is_expression(stripped):
         return _checked(stripped.removesuffix("."), "whole text")
@@ -202,7 +192,7 @@ def _unannounced(text: str) -> Extracted:
 
 
 def _is_expression(text: str) -> bool:
-    """Whether a text is one formula with nothing around it."""
+    """Return True when a text is one formula with nothing around it."""
     if len(text) > MAX_CHARS or _is_prose(text) or _SMALL_WORD.search(text):
         return False
     formula = _FORMULA.fullmatch(text.removesuffix("."))
@@ -222,7 +212,7 @@ def _checked(answer: str, anchor: str) -> Extracted:
 
 
 def _number(text: str, anchor: str) -> Extracted:
-    """A number in prose, which `numbers` reads."""
+    """Read a number in prose (see `numbers`)."""
     reading = read_number(text)
     if reading.value is None:
         return Extracted((), anchor, reading.status, reading.detail)

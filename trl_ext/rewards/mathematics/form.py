@@ -1,4 +1,4 @@
-r"""What kind of answer a text is: a list, a tuple, a set, a union, a matrix, a relation, words, or one expression.
+r"""Tell what kind of answer a text is: a list, tuple, set, union, matrix, relation, words, or one expression.
 
 list      1, -2      1 and -2      1 \pm 2          in any order, as a set
 set       \{1, 2\}                                  in any order
@@ -12,9 +12,8 @@ scalar    everything else, an expression of `parse`
 
 from dataclasses import dataclass
 
-from trl_ext.rewards.mathematics.limits import MAX_MATRIX, MAX_PARTS, TooComplex
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, split
-from trl_ext.rewards.mathematics.tree import is_symbol
+from trl_ext.rewards.mathematics.bounds import MAX_MATRIX, MAX_PARTS, TooComplex
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_symbol, split
 
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq"})
 _COMMA = frozenset({","})
@@ -27,7 +26,7 @@ _MATRICES = frozenset(f"\\begin{{{name}}}" for name in ("matrix", "pmatrix", "bm
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The kind of an answer, what holds it together (brackets, relation signs, rows), and its parts."""
+    """The kind of an answer and its parts; `signs` are its brackets, its relation signs or the lengths of its rows."""
 
     kind: str
     tokens: Tokens
@@ -36,8 +35,12 @@ class Form:
 
 
 def form_of(tokens: Tokens) -> Form:
-    """The form of an answer; TooComplex for one of too many parts."""
-    tokens = _without_membership(tokens[1:] if tokens[:1] == ("+",) else tokens)
+    """Return the form of an answer; raise TooComplex for too many parts."""
+    tokens = tokens[1:] if tokens[:1] == ("+",) else tokens
+    if "\\in" in tokens:
+        place = tokens.index("\\in")
+        if is_variable(tokens[:place]):  # `x \in [1, 2)` is the interval.
+            tokens = tokens[place + 1 :]
     for kind, marks in (("list", _COMMA), ("union", _CUP), ("relation", RELATIONS)):
         parts = split(tokens, marks)
         if len(parts) > 1:
@@ -46,7 +49,7 @@ def form_of(tokens: Tokens) -> Form:
 
 
 def is_variable(tokens: Tokens) -> bool:
-    """Whether tokens stand for an unknown: `x`, `x_1`, `f(x)`, `(x, y)`."""
+    """Return True when tokens stand for an unknown: `x`, `x_1`, `f(x)`, `(x, y)`."""
     if not tokens:
         return False
     if tokens[0] == "(" and closes_at(tokens, 0) == len(tokens) - 1:
@@ -60,29 +63,17 @@ def is_variable(tokens: Tokens) -> bool:
 
 
 def words_of(tokens: Tokens) -> str | None:
-    """The words that tokens spell, without case and spaces; None where they hold anything else than letters."""
-    text = "".join(token[1:] if token.startswith(WORDS) else token for token in tokens)
-    letters = "".join(text.split()).casefold()
-    return letters if letters and all(_is_letters(token) for token in tokens) else None
-
-
-def _is_letters(token: str) -> bool:
-    return token.startswith(WORDS) or (len(token) == 1 and token.isalpha())
+    """Return the words that tokens spell, without case and spaces; None where they hold anything but letters."""
+    if not all(token.startswith(WORDS) or (len(token) == 1 and token.isalpha()) for token in tokens):
+        return None
+    text = "".join(token.removeprefix(WORDS) for token in tokens)
+    return "".join(text.split()).casefold() or None
 
 
 def _form(kind: str, tokens: Tokens, signs: tuple[str, ...], parts: tuple[Tokens, ...]) -> Form:
     if len(parts) > MAX_PARTS:
         raise TooComplex(f"more than {MAX_PARTS} parts")
     return Form(kind, tokens, signs, parts)
-
-
-def _without_membership(tokens: Tokens) -> Tokens:
-    r"""`x \in [1, 2)` is the interval."""
-    if "\\in" in tokens:
-        place = tokens.index("\\in")
-        if is_variable(tokens[:place]):
-            return tokens[place + 1 :]
-    return tokens
 
 
 def _bracketed(tokens: Tokens) -> Form | None:
@@ -98,7 +89,7 @@ def _bracketed(tokens: Tokens) -> Form | None:
 
 
 def _matrix(tokens: Tokens) -> Form | None:
-    """A matrix by rows; its signs are its shape, so that 1x4 is not 2x2. A determinant is none."""
+    """Read a matrix by rows; None for anything else, a determinant too. Its signs keep 1x4 apart from 2x2."""
     if (
         len(tokens) > 2
         and tokens[0] in ("(", "[")
@@ -116,7 +107,7 @@ def _matrix(tokens: Tokens) -> Form | None:
 
 
 def _plus_minus(tokens: Tokens) -> Form | None:
-    r"""`1 \pm 2` as the list of both."""
+    r"""Read `1 \pm 2` as a list of two expressions; None for anything else."""
     if tokens.count("\\pm") + tokens.count("\\mp") != 1:
         return None
     place = tokens.index("\\pm" if "\\pm" in tokens else "\\mp")
@@ -125,7 +116,7 @@ def _plus_minus(tokens: Tokens) -> Form | None:
 
 
 def _plain(tokens: Tokens) -> Form:
-    """Words or a scalar. Three letters side by side are a word, because a product would equal its anagrams."""
+    """Read words or a scalar. Three letters side by side are a word, because a product would equal its anagrams."""
     if tokens in (("\\emptyset",), ("\\infty",), ("-", "\\infty")):
         return Form("words", tokens)
     if any(token.startswith(WORDS) and len(token) > 2 for token in tokens) and words_of(tokens):

@@ -1,14 +1,13 @@
-r"""What is not judged because of its size, told from the tokens: the same verdict on every machine.
+r"""Refuse golds and answers that are too large to judge, by their tokens, so with one verdict on every machine.
 
-The values of expressions have a gate of their own (`size`), which knows what `9^{9^9}` would be worth. This one
-bounds what sympy gets to see: sympy evaluates while it builds, and simplifies in ways that may not end.
+The values of expressions are bounded separately (`size`, which knows what `9^{9^9}` would be worth). The gate here
+bounds the expressions that sympy sees: sympy evaluates while it builds, and simplifies in ways that may not end.
 """
 
 import math
 import re
 
-from trl_ext.rewards.mathematics.form import form_of
-from trl_ext.rewards.mathematics.limits import (
+from trl_ext.rewards.mathematics.bounds import (
     MAX_DIGITS,
     MAX_GOLD_TOKENS,
     MAX_MATRIX,
@@ -16,12 +15,13 @@ from trl_ext.rewards.mathematics.limits import (
     TooComplex,
     Unreadable,
 )
+from trl_ext.rewards.mathematics.evaluate import value_of
+from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number
-from trl_ext.rewards.mathematics.values import value_of
 
 _ENDLESS = {"\\int": "an integral", "\\iint": "an integral", "\\oint": "an integral", "\\lim": "a limit"}
 _RANGES = frozenset({"\\sum", "\\prod"})
-# What the library computes while it reads: matrices of a given size, and their decompositions.
+# math-verify computes these while it reads: matrices of a given size, and their decompositions.
 _MATRIX_FUNCTIONS = re.compile(
     r"eye|zeros|ones|diag|norm|rank|trace|rref|stack|ortho|nullspace|eigen|eig|svd|arrow|det|cols|rows", re.IGNORECASE
 )
@@ -33,12 +33,12 @@ _MAX_LIBRARY_NUMBER = 200  # as exponent or factorial where the value of the who
 
 
 def check_gold(tokens: Tokens) -> None:
-    """TooComplex for a gold that is too long to compare with anything."""
+    """Raise TooComplex for a gold that is too long to compare with anything."""
     _check_length(tokens, MAX_GOLD_TOKENS)
 
 
 def check_answer(tokens: Tokens) -> None:
-    """TooComplex for an answer that no path of the strict profile should see."""
+    """Raise TooComplex for an answer that is too large for every way of comparing it."""
     _check_length(tokens, MAX_TOKENS)
     for place, token in enumerate(tokens):
         if token in _ENDLESS:
@@ -46,11 +46,14 @@ def check_answer(tokens: Tokens) -> None:
         if token in _RANGES:
             _check_range(tokens, place)
         if token.startswith("\\begin"):
-            _check_matrix(tokens[place + 1 : closes_at(tokens, place)])
+            inside = tokens[place + 1 : closes_at(tokens, place)]
+            num_rows = inside.count("\\\\") + 1
+            if num_rows > MAX_MATRIX + 1 or inside.count("&") > num_rows * (MAX_MATRIX - 1):
+                raise TooComplex(f"a matrix of more than {MAX_MATRIX} rows or columns")
 
 
 def check_for_library(tokens: Tokens) -> None:
-    """TooComplex for an expression or a form of expressions that sympy might not return from."""
+    """Raise TooComplex for an expression, or a form of expressions, that sympy might not return from."""
     _check_length(tokens, _MAX_LIBRARY_TOKENS)
     if _MATRIX_FUNCTIONS.search("".join(token.lstrip(WORDS) for token in tokens)):
         raise TooComplex("a matrix function")
@@ -69,7 +72,7 @@ def _check_length(tokens: Tokens, limit: int) -> None:
 
 
 def _check_range(tokens: Tokens, place: int) -> None:
-    r"""`\sum_{i=1}^{10}`: whole numbers, and few of them."""
+    r"""Raise TooComplex for a sum or product over anything but a few whole numbers, as in `\sum_{i=1}^{10}`."""
     below = _argument(tokens, place + 1, "_")
     above = _argument(tokens, place + 4 + len(below), "^")
     first, last = below[-1:], above
@@ -79,20 +82,17 @@ def _check_range(tokens: Tokens, place: int) -> None:
 
 
 def _argument(tokens: Tokens, place: int, sign: str) -> Tokens:
-    """What stands in the braces of an index or exponent at `place`; nothing where there is none."""
+    """Return the tokens inside the braces of an index or exponent at `place`; () where there is none."""
     if tokens[place : place + 2] != (sign, "{"):
         return ()
     return tokens[place + 2 : closes_at(tokens, place + 1)]
 
 
-def _check_matrix(inside: Tokens) -> None:
-    rows = inside.count("\\\\") + 1
-    if rows > MAX_MATRIX + 1 or inside.count("&") > rows * (MAX_MATRIX - 1):
-        raise TooComplex(f"a matrix of more than {MAX_MATRIX} rows or columns")
-
-
 def _check_scalar(tokens: Tokens) -> None:
-    """What our own reading understands has a known size; of the rest, every number near an operator must be small."""
+    """Raise TooComplex for one expression of large exponents, factorials, or sums that multiply out to many terms.
+
+    An expression that `evaluate` understands has a known size; in any other, every such number must be small.
+    """
     if sum(token in _RANGES for token in tokens) > 1:
         raise TooComplex("sums within sums")
     try:
@@ -118,7 +118,7 @@ def _check_scalar(tokens: Tokens) -> None:
 
 
 def _largest_number(tokens: Tokens) -> float:
-    """The largest number among the tokens; infinite for a bracket and for an exponent or a factorial."""
+    """Return the largest number among the tokens; infinity where they hold a bracket, an exponent or a factorial."""
     if {"^", "!", ")", "}"} & {*tokens}:
         return math.inf
     return max((float(token) for token in tokens if is_number(token)), default=0.0)

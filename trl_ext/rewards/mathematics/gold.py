@@ -1,8 +1,8 @@
-r"""The right answer, as a gold column spells it.
+r"""Read the right answer from a gold column.
 
-Bare LaTeX, the same in `$..$`, `\[..\]`, `\(..\)` or `\boxed{}`, `... #### 18`, a worked solution with one box or one
-announced answer, a number. The whole text is the answer where nothing is announced: never the first or last number in
-it, for that would reward a fragment of `3\sqrt{13}`.
+A gold may be a number, bare LaTeX, LaTeX in `$..$`, `\[..\]`, `\(..\)` or `\boxed{}`, or a worked solution with one
+box or one announced answer (`... #### 18`). Where nothing is announced, the whole text is the answer and never the
+first or last number in it, which would reward a fragment of `3\sqrt{13}`.
 """
 
 import re
@@ -11,9 +11,9 @@ from functools import lru_cache
 from numbers import Number
 from typing import Any
 
+from trl_ext.rewards.mathematics.bounds import MAX_GOLD_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.extract import announced
 from trl_ext.rewards.mathematics.gate import check_gold
-from trl_ext.rewards.mathematics.limits import MAX_GOLD_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
@@ -22,7 +22,7 @@ _MAX_WORDS = 8  # A longer gold without a box is prose, and prose is not compare
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """A gold answer, or why it cannot be read."""
+    """A gold answer; `problem` says why it cannot be read and is empty where it can."""
 
     text: str
     tokens: Tokens
@@ -30,7 +30,7 @@ class Gold:
 
 
 def gold_text(cell: Any) -> str | None:
-    """A gold column's cell as text; None for what is neither text nor a number."""
+    """Return a gold column's cell as text; None for a cell that is neither text nor a number."""
     if isinstance(cell, bool) or not isinstance(cell, str | Number):
         return None
     return str(cell)
@@ -38,7 +38,7 @@ def gold_text(cell: Any) -> str | None:
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
 def read_gold(text: str) -> Gold:
-    """The answer in a gold column's text."""
+    """Return the answer in a gold column's text."""
     stated = announced(text, "reject", trusted=True)
     if stated is not None and stated.status != "ok":
         return Gold(text, (), f"{stated.status}: {stated.detail}")

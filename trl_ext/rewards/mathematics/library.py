@@ -1,7 +1,7 @@
-r"""math-verify behind limits: for evaluation, and for what our own reading leaves over.
+r"""Call math-verify: in the eval profile, and for expressions that `parse` does not read.
 
-It calls sympy, which may not return; so the text is bounded before (`gate`), and the rule runs in a worker. Its
-own timeouts are SIGALRM, which works in no thread but the main one and cancels other alarms: they are switched off.
+math-verify calls sympy, which may not return; so the text is bounded first (`gate`), and the rule runs in a worker.
+Its own timeouts use SIGALRM, which works only in the main thread and cancels other alarms: they are switched off.
 """
 
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Any
 from trl_ext.errors import SupportError
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, latex
 
-_BEYOND_OURS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\min"})
+_LIBRARY_COMMANDS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\min"})
 
 
 def require() -> None:
@@ -27,23 +27,14 @@ def require() -> None:
 
 
 def can_read(gold: Tokens, answer: Tokens) -> bool:
-    """Whether the library may compare two expressions in training.
+    """Return True when math-verify may compare two expressions in training: for sums, products and the like only.
 
-    It is for what our own reading leaves over, sums, products and the like; not for words, nor for `52_8`, whose index
-    it drops, nor where capitals differ, which it takes for small letters.
+    Not for words, nor for `52_8`, whose index it drops, nor where capitals differ, which it takes for small letters.
     """
     both = (*gold, *answer)
     plain = all(token.isascii() and not token.startswith(WORDS) for token in both)
-    return (
-        bool(_BEYOND_OURS & {*both})
-        and plain
-        and "_" not in _behind_numbers(both)
-        and _capitals(gold) == _capitals(answer)
-    )
-
-
-def _behind_numbers(tokens: Tokens) -> set[str]:
-    return {after for before, after in pairwise(tokens) if is_number(before)}
+    has_index = any(is_number(before) and after == "_" for before, after in pairwise(both))
+    return bool(_LIBRARY_COMMANDS & {*both}) and plain and not has_index and _capitals(gold) == _capitals(answer)
 
 
 def _capitals(tokens: Tokens) -> frozenset[str]:
@@ -51,14 +42,14 @@ def _capitals(tokens: Tokens) -> frozenset[str]:
 
 
 def same_expression(gold: Tokens, answer: Tokens) -> bool:
-    """Whether math-verify finds two expressions equal, each read as a whole, capitals kept."""
+    """Return True when math-verify finds two expressions equal, each read as a whole, with capitals kept."""
     left, right = _expression(gold), _expression(answer)
     return left is not None and right is not None and _verify(left, right)
 
 
 @lru_cache(maxsize=4096)  # A batch repeats golds and answers.
 def _expression(tokens: Tokens) -> Any:
-    """The sympy expression of tokens; None where the grammar does not take all of them.
+    """Return the sympy expression of all tokens; None where the grammar does not take them.
 
     math-verify's own `parse` would go on to look for a number in the text, and find 3 in a broken formula.
     """
@@ -72,13 +63,13 @@ def _expression(tokens: Tokens) -> Any:
 
 
 def same_answer(gold: str, answer: str) -> bool:
-    """Whether math-verify finds an answer right. Both are LaTeX without delimiters."""
+    """Return True when math-verify finds an answer right; gold and answer are LaTeX without delimiters."""
     return _verify(list(_parsed(gold)), list(_parsed(answer)))
 
 
 @lru_cache(maxsize=4096)  # The library keeps 20 parses; a batch has more golds.
 def _parsed(text: str) -> tuple[Any, ...]:
-    """What math-verify reads in a text as a box, or the text; never a number that it finds on the way."""
+    """Parse a whole text as math-verify parses a box; never a number that it finds inside."""
     import math_verify
     from math_verify import parser
 

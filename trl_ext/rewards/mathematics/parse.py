@@ -1,28 +1,25 @@
-r"""One expression (no relation, no comma) as a tree: a descent over the tokens of `tokens`.
+r"""Parse one expression (no relation, no comma) into a tree, by recursive descent over the tokens of `tokens`.
 
-What could be read in two ways is not read: `1/2x`, numbers side by side, a number with an index (`52_8`). A product
-that is not written (`2\pi`, `x(x+1)`) binds like a written one, and `1\frac{1}{2}` is a mixed number.
+A tree is made of tuples:
+
+("num", Fraction)   ("const", "pi" | "e" | "i")   ("var", name)
+("add", a, b, ...)  ("mul", a, b, ...)  ("pow", base, exponent)  ("call", function, argument, ...)
+
+An expression that could be read in two ways is not read: `1/2x`, numbers side by side, an indexed number (`52_8`).
+A product without a sign (`2\pi`, `x(x+1)`) binds like one with a sign, and `1\frac{1}{2}` is a mixed number.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
-from trl_ext.rewards.mathematics.limits import TooComplex, Unreadable
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number
-from trl_ext.rewards.mathematics.tree import (
-    MINUS_ONE,
-    Node,
-    all_whole,
-    is_symbol,
-    mixed,
-    negative,
-    number,
-    repeating,
-    tower,
-)
+from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol
 
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp".split(),
-)
+Node = tuple[Any, ...]
+
+MINUS_ONE: Node = ("num", Fraction(-1))
+FUNCTIONS = frozenset("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp".split())
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _ROUNDING = {"\\lfloor": "floor", "\\lceil": "ceil"}
@@ -30,7 +27,7 @@ _MAX_TOWER = 8  # exponents of one base, as in 2^2^2; functions of one argument,
 
 
 def parse(tokens: Tokens) -> Node:
-    """The tree of an expression; Unreadable or TooComplex where there is none."""
+    """Return the tree of an expression; raise Unreadable or TooComplex where there is none."""
     reader = _Reader(tokens)
     try:
         node = reader.sum()
@@ -42,7 +39,7 @@ def parse(tokens: Tokens) -> Node:
 
 
 class _Reader:
-    """A position in the tokens; every method reads one construct and moves on."""
+    """A position in the tokens; every method reads one construct and moves behind it."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -64,7 +61,7 @@ class _Reader:
         while self.peek() in ("+", "-"):
             minus = self.next() == "-"
             term = self.product()
-            terms.append(negative(term) if minus else term)
+            terms.append(_negative(term) if minus else term)
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Node:
@@ -77,7 +74,7 @@ class _Reader:
                 self.next()
                 inner = self.signs()
                 factor = self.power()
-                factor = negative(factor) if inner else factor
+                factor = _negative(factor) if inner else factor
                 factors.append(("pow", factor, MINUS_ONE) if token == "/" else factor)
                 divided = token == "/"
             elif self.starts_factor(token):
@@ -87,16 +84,17 @@ class _Reader:
             else:
                 break
         node = factors[0] if len(factors) == 1 else ("mul", *factors)
-        return negative(node) if is_negative else node
+        return _negative(node) if is_negative else node
 
     def signs(self) -> bool:
+        """Read plus and minus signs; True for an odd number of minus signs."""
         is_negative = False
         while self.peek() in ("+", "-"):
             is_negative ^= self.next() == "-"
         return is_negative
 
     def starts_factor(self, token: str) -> bool:
-        """Whether a token behind a factor opens another one. Numbers do not: `2 3` and `x2` are no products."""
+        """True when a token behind a factor opens another one. A number does not: `2 3` and `x2` are no products."""
         if not token or is_number(token) or token == "|":
             return False
         return token in _PAIRS or is_symbol(token) or token[1:] in FUNCTIONS or token in _COMMANDS
@@ -106,13 +104,13 @@ class _Reader:
         exponents: list[Node] = []
         while self.peek() in ("^", "!"):
             if self.next() == "!":
-                base = ("call", "factorial", tower(base, exponents))
+                base = ("call", "factorial", _tower(base, exponents))
                 exponents = []
             else:
                 exponents.append(self.braced())
                 if len(exponents) > _MAX_TOWER:
                     raise TooComplex(f"more than {_MAX_TOWER} exponents on one another")
-        return tower(base, exponents)
+        return _tower(base, exponents)
 
     def braced(self) -> Node:
         if self.peek() != "{":
@@ -120,7 +118,7 @@ class _Reader:
         return self.bracket()
 
     def bracket(self) -> Node:
-        """The expression between the bracket here and the one that closes it."""
+        """Read the expression between the bracket at this position and the one that closes it."""
         opening = self.tokens[self.position]
         end = closes_at(self.tokens, self.position)
         if end < 0 or self.tokens[end] != _PAIRS[opening]:
@@ -147,28 +145,31 @@ class _Reader:
         raise Unreadable(f"'{token}' is not understood")
 
     def number(self, token: str) -> Node:
-        """A number; a mixed one (`1 1/2`, `1\\frac{1}{2}`); one with digits that repeat (`0.\\overline{3}`)."""
-        value = number(token)
+        """Read a number: plain, mixed (`1 1/2`, `1\\frac{1}{2}`), or with digits that repeat (`0.\\overline{3}`)."""
+        if len(token) > MAX_DIGITS:
+            raise TooComplex(f"a number of more than {MAX_DIGITS} digits")
+        value = Fraction(token)
         rest = self.tokens[self.position : self.position + 7]
         if rest[:1] == ("_",):
             raise Unreadable("a number with an index has another base")
         dot = int(rest[:1] == (".",))
-        if rest[dot : dot + 2] == ("\\overline", "{") and len(rest) > dot + 3 and all_whole(rest[dot + 2]):
+        if rest[dot : dot + 2] == ("\\overline", "{") and len(rest) > dot + 3 and _all_whole(rest[dot + 2]):
             if "e" in token.lower() or dot == ("." in token):
                 raise Unreadable("a period that does not follow a decimal point")
             self.position += dot + 4
-            return repeating(token, rest[dot + 2])
-        if len(rest) >= 3 and rest[1] == "/" and all_whole(token, rest[0], rest[2]):
+            period, places = rest[dot + 2], len(token.partition(".")[2])
+            return ("num", value + Fraction(int(period), 10 ** len(period) - 1) / 10**places)
+        if len(rest) >= 3 and rest[1] == "/" and _all_whole(token, rest[0], rest[2]):
             self.position += 3
-            return mixed(value, rest[0], rest[2])
-        if rest[:1] == ("\\frac",) and len(rest) == 7 and all_whole(token, rest[2], rest[5]) and rest[3] == "}":
+            return _mixed(value, rest[0], rest[2])
+        if rest[:1] == ("\\frac",) and len(rest) == 7 and _all_whole(token, rest[2], rest[5]) and rest[3] == "}":
             if int(rest[2]) < int(rest[5]):
                 self.position += 7
-                return mixed(value, rest[2], rest[5])
+                return _mixed(value, rest[2], rest[5])
         return ("num", value)
 
     def bars(self) -> Node:
-        """`|x|`: up to the next bar, so bars within bars are not read."""
+        """Read `|x|` up to the next bar; bars within bars are not understood."""
         if "|" not in self.tokens[self.position :]:
             raise Unreadable("'|' is not closed")
         end = self.tokens.index("|", self.position)
@@ -191,10 +192,12 @@ class _Reader:
         return node if exponent is None else ("pow", node, exponent)
 
     def argument(self) -> Node:
-        """What a function is applied to: a bracket, or the factors up to a sign or the next function (`\\sin 2x`)."""
+        """Read a function's argument: a bracket, or the factors up to a sign or the next function (`\\sin 2x`)."""
         if self.peek() in ("(", "[", "{"):
             node = self.bracket()
-            return self.raised(node)
+            if self.peek() in ("^", "!"):
+                raise Unreadable("an exponent behind a function's brackets is ambiguous")
+            return node
         self.open_functions += 1
         if self.open_functions > _MAX_TOWER:
             raise TooComplex(f"more than {_MAX_TOWER} functions of one another")
@@ -206,41 +209,50 @@ class _Reader:
             raise Unreadable("a slash behind a function's argument is ambiguous")
         return factors[0] if len(factors) == 1 else ("mul", *factors)
 
-    def raised(self, node: Node) -> Node:
-        if self.peek() in ("^", "!"):
-            raise Unreadable("an exponent behind a function's brackets is ambiguous")
-        return node
-
-    def fraction(self) -> Node:
-        return ("mul", self.braced(), ("pow", self.braced(), MINUS_ONE))
-
     def root(self) -> Node:
-        degree: Node = ("num", Fraction(2))
-        if self.peek() == "[":
-            degree = self.bracket()
+        degree: Node = self.bracket() if self.peek() == "[" else ("num", Fraction(2))
         radicand = self.bracket() if self.peek() in ("{", "(") else self.primary()
         return ("pow", radicand, ("pow", degree, MINUS_ONE))
 
-    def binomial(self) -> Node:
-        return ("call", "binomial", self.braced(), self.braced())
-
     def symbol(self, token: str) -> Node:
         name = token.lstrip(WORDS + "\\")
-        if self.peek() == "_":
-            end = closes_at(self.tokens, self.position + 1)
-            if end < 0:
-                raise Unreadable("an index is not closed")
-            name += "_" + "".join(self.tokens[self.position + 2 : end])
-            self.position = end + 1
-            return ("var", name)
-        if name in ("e", "i"):
-            return ("const", name)
+        if self.peek() != "_":
+            return ("const" if name in ("e", "i") else "var", name)
+        end = closes_at(self.tokens, self.position + 1)
+        if end < 0:
+            raise Unreadable("an index is not closed")
+        name += "_" + "".join(self.tokens[self.position + 2 : end])
+        self.position = end + 1
         return ("var", name)
 
 
-_COMMANDS = {
-    "\\frac": _Reader.fraction,
-    "\\sqrt": _Reader.root,
-    "\\binom": _Reader.binomial,
+def _negative(node: Node) -> Node:
+    return ("num", -node[1]) if node[0] == "num" else ("mul", MINUS_ONE, node)
+
+
+def _tower(base: Node, exponents: list[Node]) -> Node:
+    """Return a base with its exponents; `2^3^2` is 2^(3^2)."""
+    if not exponents:
+        return base
+    node = exponents[-1]
+    for exponent in reversed(exponents[:-1]):
+        node = ("pow", exponent, node)
+    return ("pow", base, node)
+
+
+def _all_whole(*tokens: str) -> bool:
+    return all(token.isdigit() and token.isascii() and len(token) < MAX_DIGITS for token in tokens)
+
+
+def _mixed(whole: Fraction, top: str, bottom: str) -> Node:
+    if int(bottom) == 0:
+        raise Unreadable("a division by zero")
+    return ("num", whole + Fraction(int(top), int(bottom)))
+
+
+_COMMANDS: dict[str, Callable[[_Reader], Node]] = {
+    "\\frac": lambda reader: ("mul", reader.braced(), ("pow", reader.braced(), MINUS_ONE)),
+    "\\binom": lambda reader: ("call", "binomial", reader.braced(), reader.braced()),
     "\\pi": lambda reader: ("const", "pi"),
+    "\\sqrt": _Reader.root,
 }

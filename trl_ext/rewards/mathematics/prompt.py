@@ -1,4 +1,4 @@
-"""Does an answer stand in the prompt as it is: a task given back instead of solved."""
+"""Detect an answer that stands in the prompt as it is: a task given back instead of solved."""
 
 import re
 from functools import lru_cache
@@ -10,7 +10,7 @@ _SQUEEZED = re.compile(r"\s|\\left|\\right|\\[,;!]|[${}]|\\(?=[dt]frac)|(?<=\\)[
 
 
 def stands_in(answer: str, prompt: Any) -> bool:
-    """Whether the prompt holds the answer, and the answer is more than a number, a name or one sign."""
+    """Return True when the prompt holds the answer, and the answer is more than a number, a name or one sign."""
     bare = answer.strip().lstrip("-+")
     if len(bare) < 3 or not _OPERATOR.search(bare):
         return False

@@ -1,10 +1,10 @@
-"""How many digits an expression is worth, told from its tree, and its exact value where that is rational."""
+"""Bound the digits of an expression's value from its tree, and compute the exact value where that is rational."""
 
 import math
 from fractions import Fraction
 
-from trl_ext.rewards.mathematics.limits import MAX_DIGITS, TooComplex, Unreadable
-from trl_ext.rewards.mathematics.tree import MINUS_ONE, Node
+from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node
 
 _LOG_2 = math.log10(2)
 _HUGE = 10**300
@@ -12,7 +12,11 @@ GROWING = frozenset({"factorial", "binomial", "exp", "sinh", "cosh"})  # faster 
 
 
 def size(node: Node) -> float:
-    """Decimal digits that the value of a tree may need, before or behind the point; TooComplex above MAX_DIGITS."""
+    """Return the decimal digits that a tree's value may need on either side of the point.
+
+    Raises:
+        TooComplex: The value may need more than MAX_DIGITS.
+    """
     digits = _size(node)
     if digits > MAX_DIGITS:
         raise TooComplex(f"a value of more than {MAX_DIGITS} digits")
@@ -24,22 +28,18 @@ def _size(node: Node) -> float:
     if kind == "num":
         return math.log10(max(2, abs(node[1].numerator), node[1].denominator))
     if kind in ("var", "const"):
-        return 0.16 if kind == "var" else 0.5  # A variable stands between 0.7 and 1.4.
+        return 0.16 if kind == "var" else 0.5  # A variable is evaluated between 0.7 and 1.4.
     sizes = [size(child) for child in node[1:] if isinstance(child, tuple)]
     if kind == "pow":
         return sizes[0] * max(1.0, _largest(node[2]))
     if kind == "call":
-        return _call_size(node, sizes)
+        grown = _call_digits(node[1], [_largest(child) for child in node[2:]]) if node[1] in GROWING else 0.0
+        return sum(sizes) + 1 + grown
     return sum(sizes) + _LOG_2 * (len(sizes) - 1)
 
 
-def _call_size(node: Node, sizes: list[float]) -> float:
-    grown = _call_digits(node[1], [_largest(child) for child in node[2:]])
-    return sum(sizes) + 1 + (grown if node[1] in GROWING else 0.0)
-
-
 def _call_digits(name: str, values: list[float]) -> float:
-    """Decimal digits before the point of a function's value, for the largest arguments."""
+    """Return the decimal digits before the point of a function's value at the given arguments."""
     largest = values[0]
     if name == "factorial":
         return largest * math.log10(largest + 2)
@@ -49,7 +49,7 @@ def _call_digits(name: str, values: list[float]) -> float:
 
 
 def _largest(node: Node) -> float:
-    """About the largest absolute value of a tree, at most 1e300. What this guess misses, the evaluation stops at."""
+    """Guess the largest absolute value of a tree, at most 1e300. The evaluation stops where the guess was too low."""
     kind = node[0]
     if kind == "num":
         return float(min(abs(node[1]), _HUGE))
@@ -60,19 +60,16 @@ def _largest(node: Node) -> float:
         return min(sum(values), _HUGE)
     if kind == "mul":
         return min(math.prod(values), _HUGE)
-    if kind == "pow":
-        return _largest_power(node, *values)
-    return 10.0 ** min(_call_digits(node[1], values), 300)
-
-
-def _largest_power(node: Node, base: float, exponent: float) -> float:
+    if kind == "call":
+        return 10.0 ** min(_call_digits(node[1], values), 300)
+    base, exponent = values
     if node[2] == MINUS_ONE and base > 0:
         return min(1 / base, _HUGE) if node[1][0] == "num" else 10.0
     return 10.0 ** min(math.log10(max(base, 2)) * max(exponent, 1), 300)
 
 
 def exact_value(node: Node) -> Fraction | None:
-    """The rational value of a tree whose `size` is known to be small; None for any other."""
+    """Return the rational value of a tree whose `size` is known to be small; None where the value is not rational."""
     try:
         return _exact(node)
     except ZeroDivisionError:
@@ -93,10 +90,9 @@ def _exact(node: Node) -> Fraction | None:
         return sum(known, Fraction(0))
     if kind == "mul":
         return math.prod(known, start=Fraction(1))
-    return _exact_power(*known) if kind == "pow" else _exact_call(node[1], known)
-
-
-def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    if kind == "call":
+        return _exact_call(node[1], known)
+    base, exponent = known
     if exponent.denominator == 1:
         return base ** int(exponent)
     if base < 0 or exponent.denominator > 64:
@@ -106,7 +102,7 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _root(number: int, degree: int) -> int | None:
-    """The whole root of a whole number, where it has one."""
+    """Return the whole root of a whole number; None where the root is not whole."""
     if number < 2:
         return number
     low, high = 1, 1 << (number.bit_length() // degree + 1)

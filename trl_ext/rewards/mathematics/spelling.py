@@ -1,4 +1,4 @@
-r"""The many spellings of one thing: signs and commands that mean the same, text that is a word, a function, a unit."""
+r"""Tables of spellings: signs and commands that mean the same, text that is a word, a function or a unit."""
 
 import re
 
@@ -53,7 +53,7 @@ _UNITS = frozenset("cm mm km nm ft yd mi lb lbs kg mg oz ml mL sq deg mph kph hr
 
 
 def plain(text: str) -> str:
-    """Signs as commands, thousands without separators, currency as `\\$`, no dollar as a delimiter."""
+    """Write Unicode signs as commands, thousands without separators, and a currency's dollar as `\\$`."""
     if not text.isascii():
         text = text.translate(_SIGNS)
     text = _ARRAY.sub(r"\\begin{matrix}", text.strip()).replace("\\end{array}", "\\end{matrix}")
@@ -66,7 +66,7 @@ def plain(text: str) -> str:
 
 
 def spelled(match: re.Match[str], before: str) -> list[str]:
-    """The tokens of one match of TOKEN; `before` is the token in front of it."""
+    """Return the tokens of one match of TOKEN; `before` is the token in front of it."""
     token = match[0]
     if match["text"] is not None:
         bold = token.startswith(("\\mathbf", "\\mathit", "\\bm", "\\boldsymbol"))
@@ -79,7 +79,7 @@ def spelled(match: re.Match[str], before: str) -> list[str]:
 
 
 def _text(content: str, bold: bool) -> list[str]:
-    """The tokens of `\\text{...}`: words, or maths where it has a digit or no letter. One bold letter is a vector."""
+    """Return the tokens of `\\text{...}`: words, or maths where it has a digit, no letter or one bold letter."""
     words = " ".join(content.split()).strip(".,;:")
     if words.lower() in ("and", "or"):
         return [","]
@@ -94,7 +94,7 @@ def _text(content: str, bold: bool) -> list[str]:
 
 
 def _run(run: str, before: str) -> list[str]:
-    """The tokens of two or more letters in a row: a function, a connective, words, or variables side by side."""
+    """Return the tokens of two or more letters in a row: a function, a connective, a word, or variables."""
     if run in _FUNCTIONS:
         return ["\\" + run]
     if run in _RUNS:
@@ -106,5 +106,5 @@ def _run(run: str, before: str) -> list[str]:
 
 
 def is_number(token: str) -> bool:
-    """Whether a token is a number without sign."""
+    """Return True for a token that is a number, which has no sign."""
     return token[0] in "0123456789" or (token[0] == "." and len(token) > 1)

@@ -1,4 +1,4 @@
-r"""A short mathematical text as a tuple of tokens, one spelling for each meaning.
+r"""Split a short mathematical text into tokens, with one spelling for each meaning.
 
 `\dfrac12`, `\tfrac{1}{2}` and `\frac {1} {2}` give the same tokens, and so do `10{,}000` and `10,000`, `\left( 1` and
 `(1`, `x^2` and `x^{2}`, `\text{East}` and `east`. Spaces separate tokens and are dropped, so `1 1/2` never becomes
@@ -8,7 +8,7 @@ Only ASCII, full-width ASCII and the signs of `spelling` are understood. Other d
 invisible characters stay what they are, and no number is read from them.
 """
 
-from trl_ext.rewards.mathematics.limits import MAX_NESTING, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.bounds import MAX_NESTING, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.spelling import TOKEN, WORDS, is_number, plain, spelled
 
 Tokens = tuple[str, ...]
@@ -17,7 +17,11 @@ OPENING = frozenset({"(", "[", "{", "\\{", "\\lfloor", "\\lceil", "\\langle"})
 CLOSING = frozenset({")", "]", "}", "\\}", "\\rfloor", "\\rceil", "\\rangle"})
 
 _ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "\\surd": 1, "^": 1, "_": 1, "\\overline": 1}
-_WHOLE = frozenset({"^", "_", "\\surd"})  # These take a number of many digits as one argument.
+_GREEK = frozenset(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
+)
+_WHOLE = frozenset({"^", "_", "\\surd"})  # These commands take a number of many digits as one argument.
 _BASES = {
     WORDS + word: base
     for word, base in zip("two three four five six seven eight nine ten".split(), "23456789", strict=False)
@@ -25,7 +29,7 @@ _BASES = {
 
 
 def tokenize(text: str) -> Tokens:
-    r"""The tokens of an answer or a gold.
+    r"""Return the tokens of an answer or a gold.
 
     Raises:
         Unreadable: Braces do not close, or an argument is missing.
@@ -38,7 +42,11 @@ def tokenize(text: str) -> Tokens:
     raw: list[str] = []
     for match in TOKEN.finditer(plain(text)):
         raw.extend(spelled(match, raw[-1] if raw else ""))
-    _check_nesting(raw)
+    depth = 0
+    for token in raw:
+        depth += _step(token)
+        if depth > MAX_NESTING:
+            raise TooComplex(f"brackets nested deeper than {MAX_NESTING}")
     try:
         tokens, end = _sequence(raw, 0, 0)
     except RecursionError:  # Only where the caller's own stack is nearly full.
@@ -49,12 +57,12 @@ def tokenize(text: str) -> Tokens:
 
 
 def latex(tokens: Tokens) -> str:
-    """LaTeX that reads as these tokens."""
+    """Return LaTeX that tokenizes to these tokens."""
     return " ".join(f"\\text{{{token[1:]}}}" if token.startswith(WORDS) else token for token in tokens)
 
 
 def split(tokens: Tokens, marks: frozenset[str]) -> list[tuple[str, Tokens]]:
-    """The parts between the marks that stand outside all brackets, each with the mark before it ("" for the first)."""
+    """Split at the marks outside all brackets; each part comes with the mark before it ("" for the first)."""
     parts: list[tuple[str, Tokens]] = []
     mark, start, depth = "", 0, 0
     for position, token in enumerate(tokens):
@@ -66,7 +74,10 @@ def split(tokens: Tokens, marks: frozenset[str]) -> list[tuple[str, Tokens]]:
 
 
 def closes_at(tokens: Tokens, start: int) -> int:
-    """Where the bracket that opens at `start` closes; -1 where it does not. Half-open intervals close too."""
+    """Return the position where the bracket opened at `start` closes; -1 where none does.
+
+    Any closing bracket closes, as in the half-open interval `[0, 1)`.
+    """
     depth = 0
     for position in range(start, len(tokens)):
         depth += _step(tokens[position])
@@ -75,22 +86,23 @@ def closes_at(tokens: Tokens, start: int) -> int:
     return -1
 
 
+def is_symbol(token: str) -> bool:
+    """True for a token that is one variable: a letter, a letter as text, or a Greek letter."""
+    if token[0] == "\\":
+        return token[1:] in _GREEK
+    letter = token[1:] if token[0] == WORDS else token
+    return len(letter) == 1 and letter.isascii() and letter.isalpha()
+
+
 def _step(token: str) -> int:
+    """Return by how much a token changes the depth of brackets: 1, 0 or -1."""
     if token in OPENING or token.startswith("\\begin"):
         return 1
     return -1 if token in CLOSING or token.startswith("\\end") else 0
 
 
-def _check_nesting(raw: list[str]) -> None:
-    depth = 0
-    for token in raw:
-        depth += _step(token)
-        if depth > MAX_NESTING:
-            raise TooComplex(f"brackets nested deeper than {MAX_NESTING}")
-
-
 def _sequence(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
-    """Tokens up to the brace that closes, or the end, with every argument in braces."""
+    """Read tokens up to a closing brace or the end, every argument in braces; return them and the position there."""
     tokens: list[str] = []
     while start < len(raw) and raw[start] != "}":
         piece, start = _piece(raw, start, depth)
@@ -99,7 +111,7 @@ def _sequence(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
 
 
 def _piece(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
-    """One token with its arguments, or one group in braces."""
+    """Read one token with its arguments, or one group in braces; return it and the position behind it."""
     if depth > 2 * MAX_NESTING:  # A braced argument counts twice: as an argument and as a group.
         raise TooComplex(f"arguments nested deeper than {MAX_NESTING}")
     token = raw[start]
@@ -126,7 +138,10 @@ def _group(raw: list[str], start: int, depth: int) -> tuple[list[str], int]:
 
 
 def _argument(raw: list[str], start: int, depth: int, whole: bool) -> tuple[list[str], int]:
-    r"""The argument that starts here, without braces. TeX takes one digit (`\frac43`), people write `2^10`."""
+    r"""Read the argument at `start`, without its braces.
+
+    TeX takes one digit (`\frac43`); with `whole`, a number of many digits is one argument, as people write `2^10`.
+    """
     if start >= len(raw) or raw[start] == "}":
         raise Unreadable("an argument is missing")
     token = raw[start]
@@ -141,7 +156,7 @@ def _argument(raw: list[str], start: int, depth: int, whole: bool) -> tuple[list
 
 
 def _joined_words(tokens: list[str]) -> list[str]:
-    """Words in a row as one token; `^{\\degree}` as `\\degree`; the base of a numeral as digits."""
+    """Join words in a row into one token; write `^{\\degree}` as `\\degree` and the base of a numeral in digits."""
     joined: list[str] = []
     for token in tokens:
         if token.startswith(WORDS) and joined and joined[-1].startswith(WORDS):
@@ -156,7 +171,7 @@ def _joined_words(tokens: list[str]) -> list[str]:
 
 
 def _trimmed(tokens: list[str]) -> Tokens:
-    """Without the punctuation that ends a sentence, a plus in front, and braces around everything."""
+    """Remove the punctuation that ends a sentence, a plus in front, and braces around everything."""
     while tokens and tokens[-1] in (".", ",", ":", "\\\\", "`"):
         tokens.pop()
     while tokens and tokens[0] in ("+", ":", ",", "`"):

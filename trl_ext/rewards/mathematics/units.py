@@ -1,9 +1,9 @@
-r"""The unit of an answer: `5\text{ cm}^2`, `$18`, `90^\circ`, `50\%`, `18 apples`.
+r"""Split the unit from an answer: `5\text{ cm}^2`, `$18`, `90^\circ`, `50\%`, `18 apples`.
 
-Units are compared, not converted: where both have one they must be the same, `5 cm` is neither `5 m` nor `0.05 m`, and
-where one side has none the number decides. Percent is such a unit: `50\%` is 50, never 0.5. Words that count
-(`3 million`) become factors. Words that make a statement (`5 \text{ is wrong}`) are no unit, and the answer is then
-compared as it is.
+Units are compared, not converted: where both answers have one it must be the same, so `5 cm` is neither `5 m` nor
+`0.05 m`; where one of them has none, the number decides. Percent is such a unit: `50\%` is 50, never 0.5. Words that
+count (`3 million`) become factors. Words that make a statement (`5 \text{ is wrong}`) are no unit, and the answer is
+then compared as it is.
 """
 
 import re
@@ -23,7 +23,7 @@ _SAME = {
     "people": "person", "children": "child",
 }  # fmt: skip
 _LETTERS = frozenset("mgshlLAVWJNKCF")  # single letters that are units when written as text
-# Words that state, negate, join or scale: what holds one of these is a sentence.
+# Words that state, negate, join or scale: a text with one of these is a sentence.
 _NO_UNIT = frozenset(
     "not no or and is isn are was be wrong right but maybe either neither nor if else approx approximately about plus"
     " minus times over only then so because hence thus since where when never incorrect correct false true option all"
@@ -34,7 +34,7 @@ _MAX_WORDS = 5
 
 
 def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
-    """An answer without its unit, and the unit in one spelling ("" without one)."""
+    """Return an answer without its unit, and the unit in one spelling ("" without one)."""
     bare, currency = _without_currency(tokens)
     start = _unit_start(bare)
     value, tail = bare[:start], bare[start:]
@@ -52,7 +52,7 @@ def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
 
 
 def agree(unit: str, other: str) -> bool:
-    """Whether two units do not contradict each other: `duck egg` and `egg` do not, `cm` and `cm^2` do."""
+    """Return True when two units may be the same: `duck egg` and `egg`, or a missing one, but not `cm` and `cm^2`."""
     if not unit or not other or unit == other:
         return True
     plain = not set(unit + other) & set("/^")
@@ -60,7 +60,7 @@ def agree(unit: str, other: str) -> bool:
 
 
 def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
-    """`-\\$5` and `\\$-5` as -5, and the currency."""
+    """Return `-\\$5` and `\\$-5` as -5, with the name of the currency ("" without one)."""
     for position in (0, 1):
         if position < len(tokens) and tokens[position] in _CURRENCIES and tokens[:position] in ((), ("-",)):
             return tokens[:position] + tokens[position + 1 :], _CURRENCIES[tokens[position]]
@@ -68,7 +68,7 @@ def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
 
 
 def _unit_start(tokens: Tokens) -> int:
-    """Where the words and signs that end the answer begin."""
+    """Return the position where the words and signs that end the answer begin."""
     start = len(tokens)
     while start > 0:
         length = _unit_piece(tokens[:start])
@@ -79,7 +79,7 @@ def _unit_start(tokens: Tokens) -> int:
 
 
 def _unit_piece(tokens: Tokens) -> int:
-    """How many tokens at the end are a word, a sign, an exponent of a word, or a slash behind one."""
+    """Count the last tokens that make up a word, a sign, an exponent of a word or a slash behind one; 0 for none."""
     last = tokens[-1]
     if last in _SIGNS or last.startswith(WORDS):
         return 1
@@ -92,7 +92,7 @@ def _unit_piece(tokens: Tokens) -> int:
 
 
 def _without_factor(tail: Tokens) -> tuple[int, Tokens]:
-    """The factor that the first word stands for, and what is left."""
+    """Return the factor that the first word stands for (1 for none) and the tokens left."""
     if not tail or not tail[0].startswith(WORDS):
         return 1, tail
     first, _, rest = tail[0][1:].partition(" ")
@@ -103,21 +103,19 @@ def _without_factor(tail: Tokens) -> tuple[int, Tokens]:
 
 
 def _unit(tail: Tokens) -> str | None:
-    """One spelling of a unit; None where the words are a sentence."""
+    """Return one spelling of a unit; None where the words are a sentence."""
     parts: list[str] = []
     for token in tail:
         if not token.startswith(WORDS):
             parts.append(_SIGNS.get(token, token))
             continue
         words = re.split(r"[\s.-]+", token[1:].strip(" ."))
-        if any(not _may_be_unit(word) for word in words) or len(words) > _MAX_WORDS:
+        if len(words) > _MAX_WORDS or not all(
+            word.isalpha() and word not in _NO_UNIT and (len(word) > 1 or word in _LETTERS) for word in words
+        ):
             return None
         parts.extend("/" if word == "per" else _singular(word) for word in words)
     return _squared(" ".join(parts))
-
-
-def _may_be_unit(word: str) -> bool:
-    return word.isalpha() and word not in _NO_UNIT and (len(word) > 1 or word in _LETTERS)
 
 
 def _singular(word: str) -> str:
@@ -127,7 +125,7 @@ def _singular(word: str) -> str:
 
 
 def _squared(unit: str) -> str:
-    """`sq cm`, `cm squared` and `cm ^ { 2 }` as `cm^2`."""
+    """Write `sq cm`, `cm squared` and `cm ^ { 2 }` as `cm^2`."""
     unit = unit.replace(" ^ { 2 }", "^2").replace(" ^ { 3 }", "^3").replace(" / ", "/").replace("/ ", "/")
     unit = unit.replace(" squared", "^2").replace(" cubed", "^3")
     return re.sub(r"^(sq|cu) (\S+)", lambda match: f"{match[2]}^{2 if match[1] == 'sq' else 3}", unit)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
-from trl_ext.rewards.text.anchors import Reading, after_think, anchored, visible
+from trl_ext.rewards.text.anchors import AnswerReading, after_think, anchored, visible
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.numbers import read_gold_number, read_number
-from trl_ext.rewards.text.words import normalized
+from trl_ext.rewards.text.prose import normalized
 
 # Escaped: curly quotes, the Chinese full stop and comma, dots. Brackets and signs stay: -3 is not 3.
 _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
@@ -90,7 +90,7 @@ def announced(gold: str, kind: str) -> str:
     return f"<answer>{gold if found is None else found.content}</answer>"
 
 
-def read_exact(text: str) -> Reading:
+def read_exact(text: str) -> AnswerReading:
     """The announced text, or all of it, without case, spacing and surrounding punctuation.
 
     Example:
@@ -103,18 +103,18 @@ def read_exact(text: str) -> Reading:
     content = text if found is None else found.content
     plain = " ".join(normalized(content).casefold().split()).strip(_SURROUNDING)
     anchor = "whole text" if found is None else f"'{found.anchor}'"
-    return Reading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
+    return AnswerReading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
 
 
-def read_gold(kind: str, gold: Any) -> Reading:
+def read_gold(kind: str, gold: Any) -> AnswerReading:
     """The value of a gold column's cell: text or a number."""
     if isinstance(gold, bool) or not isinstance(gold, str | Number):
-        return Reading(None, "no_answer", f"{gold!r} is neither text nor a number")
+        return AnswerReading(None, "no_answer", f"{gold!r} is neither text nor a number")
     return _read_gold_text(kind, str(gold))
 
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
-def _read_gold_text(kind: str, gold: str) -> Reading:
+def _read_gold_text(kind: str, gold: str) -> AnswerReading:
     return read_gold_number(gold) if kind == "number" else _READERS[kind](gold)
 
 

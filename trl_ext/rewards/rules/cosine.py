@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules.length import UNITS, length_in
-from trl_ext.rewards.text.words import is_blank
+from trl_ext.rewards.text.prose import is_blank
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHand
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
-from trl_ext.rewards.text.words import UNSPACED, prose, refusal, text_part, words
+from trl_ext.rewards.text.prose import UNSPACED, prose, refusal, text_part, words
 
 _FILLER = "\ufffc"  # Stands where code or a formula was, so that the full stop behind it is not orphaned.
 _DEFECTS_TO_ZERO = 0.1  # Defects per word from which on a sign is at 0.0.

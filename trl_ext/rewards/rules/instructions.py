@@ -15,13 +15,13 @@ from trl_ext.rewards.instruction_kinds import content as instruction_content
 from trl_ext.rewards.instruction_kinds import format as instruction_format
 from trl_ext.rewards.instruction_kinds import language as instruction_language
 from trl_ext.rewards.instruction_kinds import length as instruction_length
-from trl_ext.rewards.instruction_kinds import words as instruction_words
+from trl_ext.rewards.instruction_kinds import wording as instruction_wording
 from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
 from trl_ext.rewards.text.anchors import after_think
-from trl_ext.rewards.text.words import normalized, refusal
+from trl_ext.rewards.text.prose import normalized, refusal
 
-_MODULES = (instruction_words, instruction_length, instruction_content, instruction_format, instruction_language)
+_MODULES = (instruction_wording, instruction_length, instruction_content, instruction_format, instruction_language)
 KNOWN: Mapping[str, Instruction] = {one.id: one for module in _MODULES for one in module.INSTRUCTIONS}
 
 _MAX_INSTRUCTIONS = 64  # in one row

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
-from trl_ext.rewards.text.words import count_word, normalized, refusal
+from trl_ext.rewards.text.prose import count_word, normalized, refusal
 
 Counted = Mapping[str, int] | Sequence[str | Sequence[Any]]
 
@@ -17,7 +17,7 @@ class Keywords(Rule):
     """Share of the required keywords that occur often enough; 0.0 when a forbidden one occurs too often.
 
     A keyword is plain text, one or more words. Chinese, Japanese, Korean and Thai keywords match anywhere, because
-    their texts do not show where a word ends. Texts are compared as they look (`words.normalized`), so neither
+    their texts do not show where a word ends. Texts are compared as they look (`prose.normalized`), so neither
     full-width letters nor invisible characters hide a word. More than enough earns no more; to punish stuffing, give
     the same word a required and a forbidden count. A blank completion earns 0.0 with status `no_answer`.
 

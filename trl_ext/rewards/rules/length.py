@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_whole
-from trl_ext.rewards.text.words import words
+from trl_ext.rewards.text.prose import words
 
 UNITS = ("tokens", "chars", "words")
 

@@ -8,7 +8,7 @@ import regex
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
-from trl_ext.rewards.text.words import MAX_CHARS
+from trl_ext.rewards.text.prose import MAX_CHARS
 
 
 @dataclass(frozen=True, slots=True)

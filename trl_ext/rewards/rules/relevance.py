@@ -17,7 +17,7 @@ import regex
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
-from trl_ext.rewards.text.words import MAX_CHARS, UNSPACED, normalized, refusal, text_part
+from trl_ext.rewards.text.prose import MAX_CHARS, UNSPACED, normalized, refusal, text_part
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
 _ASCII_WORD = re.compile("[a-z0-9]+")

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
-from trl_ext.rewards.text.words import refusal, words
+from trl_ext.rewards.text.prose import refusal, words
 
 
 @dataclass(frozen=True, slots=True)
 class Repetition(Rule):
     """1 minus the share of repeated n-grams: different n-grams divided by all n-grams.
 
-    Counted on token ids where they are there, else on words; the words of a text beyond `words.MAX_CHARS` are not
+    Counted on token ids where they are there, else on words; the words of a text beyond `prose.MAX_CHARS` are not
     read (0.0, status `too_long`). A text too short for one n-gram repeats nothing (1.0); an empty one earns 0.0 with
     status `no_answer`.
 

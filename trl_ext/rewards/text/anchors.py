@@ -46,15 +46,15 @@ class Anchored:
         return self.anchor in ("\\boxed", "<answer>")
 
     @property
-    def conflict(self) -> "Reading | None":
+    def conflict(self) -> "AnswerReading | None":
         """What it reads as where another box or tag stands in it; None where it holds one answer."""
         if not self.encloses or ("\\boxed" not in self.content and "</answer>" not in self.content):
             return None
-        return Reading(None, "conflict", f"'{self.anchor}' holds another one: '{self.content[:60]}'")
+        return AnswerReading(None, "conflict", f"'{self.anchor}' holds another one: '{self.content[:60]}'")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class AnswerReading:
     """What a text gives as its answer: the value to compare (None without one), a status, and a line for people."""
 
     value: object

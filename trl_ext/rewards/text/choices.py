@@ -7,7 +7,7 @@ one is due ("A or B", "(A) and (B)") are a conflict, so listing the options earn
 
 import re
 
-from trl_ext.rewards.text.anchors import DENIAL, Reading, anchored, denied
+from trl_ext.rewards.text.anchors import DENIAL, AnswerReading, anchored, denied
 from trl_ext.rewards.text.numbers import clean
 
 _OPENING = re.compile(r"[\s(\[*]*+(?:(?:option|choice)\s++)?+[(\[*]*+([A-E])(?![A-Za-z0-9'])", re.IGNORECASE)
@@ -17,7 +17,7 @@ _REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+{DENIAL}", re.IGNORECASE)
 _LISTED = re.compile(r"\s*\**([A-E])(?:[.)]|\**\s*\Z)")
 
 
-def read_choice(text: str) -> Reading:
+def read_choice(text: str) -> AnswerReading:
     """The letter that a text gives as its answer.
 
     Example:
@@ -28,26 +28,26 @@ def read_choice(text: str) -> Reading:
     return _bare(text) if found is None else found.conflict or _announced(clean(found.content), found.anchor)
 
 
-def _announced(content: str, anchor: str) -> Reading:
+def _announced(content: str, anchor: str) -> AnswerReading:
     match = _OPENING.match(content)
     # A small letter counts only when it is the whole content: "a" opens many a sentence.
     is_word = match is not None and match[1].islower() and len(content.strip(" ()[]*.")) != 1
     if match is None or is_word or _REJECTED.match(content, match.end()):
-        return Reading(None, "no_answer", f"'{anchor}': no letter A to E at the start of '{content[:60]}'")
+        return AnswerReading(None, "no_answer", f"'{anchor}': no letter A to E at the start of '{content[:60]}'")
     if _ANOTHER.match(content, match.end()):
-        return Reading(None, "conflict", f"'{anchor}': several letters in '{content[:60]}'")
-    return Reading(match[1].upper(), "ok", f"'{anchor}': {match[1].upper()}")
+        return AnswerReading(None, "conflict", f"'{anchor}': several letters in '{content[:60]}'")
+    return AnswerReading(match[1].upper(), "ok", f"'{anchor}': {match[1].upper()}")
 
 
-def _bare(text: str) -> Reading:
+def _bare(text: str) -> AnswerReading:
     bracketed = list(_BRACKETED.finditer(text))
     letters = {match[1] for match in bracketed}
     if len(letters) > 1:
-        return Reading(None, "conflict", f"bracketed letters {', '.join(sorted(letters))}")
+        return AnswerReading(None, "conflict", f"bracketed letters {', '.join(sorted(letters))}")
     if bracketed and (denied(text, bracketed[-1].start()) or _REJECTED.match(text, bracketed[-1].end())):
-        return Reading(None, "no_answer", f"letter {bracketed[-1][1]} is denied")
+        return AnswerReading(None, "no_answer", f"letter {bracketed[-1][1]} is denied")
     listed = _LISTED.match(text)
     letter = letters.pop() if letters else listed[1] if listed else None
     if letter is None:
-        return Reading(None, "no_answer", "no letter A to E is announced, in brackets or at the start")
-    return Reading(letter, "ok", f"letter: {letter}")
+        return AnswerReading(None, "no_answer", "no letter A to E is announced, in brackets or at the start")
+    return AnswerReading(letter, "ok", f"letter: {letter}")

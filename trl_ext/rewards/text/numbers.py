@@ -16,7 +16,7 @@ Every pattern is linear: each repetition is possessive (`*+`), bounded, or disjo
 import re
 from fractions import Fraction
 
-from trl_ext.rewards.text.anchors import DENIAL, Anchored, Reading, anchored, denied
+from trl_ext.rewards.text.anchors import DENIAL, Anchored, AnswerReading, anchored, denied
 
 MAX_DIGITS = 100  # Longer runs are a model that loops, and the cost of exact arithmetic grows with their square.
 
@@ -65,7 +65,7 @@ _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 
-def read_number(text: str) -> Reading:
+def read_number(text: str) -> AnswerReading:
     r"""The number that a completion gives as its answer.
 
     The announced one (see `anchors`), or without an anchor the last number of the text.
@@ -80,7 +80,7 @@ def read_number(text: str) -> Reading:
     return found.conflict or _labelled(_announced(found), f"'{found.anchor}'")
 
 
-def read_gold_number(text: str) -> Reading:
+def read_gold_number(text: str) -> AnswerReading:
     """The number of a gold column: announced (`... #### 18`), or the whole text. Never a number found on the way."""
     if anchored(text, "number") is not None:
         return read_number(text)
@@ -111,28 +111,28 @@ def _plain_fraction(match: re.Match[str]) -> str:
     return f"{' ' if mixed else ''}{top}/{bottom}"
 
 
-def _labelled(reading: Reading, anchor: str) -> Reading:
-    return Reading(reading.value, reading.status, f"{anchor}: {reading.detail}")
+def _labelled(reading: AnswerReading, anchor: str) -> AnswerReading:
+    return AnswerReading(reading.value, reading.status, f"{anchor}: {reading.detail}")
 
 
-def _no_answer(text: str) -> Reading:
-    return Reading(None, "no_answer", f"no number in '{text[:60]}'" if text else "no number")
+def _no_answer(text: str) -> AnswerReading:
+    return AnswerReading(None, "no_answer", f"no number in '{text[:60]}'" if text else "no number")
 
 
-def _part_of(text: str) -> Reading:
-    return Reading(None, "no_answer", f"'{text[:60]}' is more than a number")
+def _part_of(text: str) -> AnswerReading:
+    return AnswerReading(None, "no_answer", f"'{text[:60]}' is more than a number")
 
 
-def _conflict(text: str) -> Reading:
-    return Reading(None, "conflict", f"several numbers in '{text[:60]}'")
+def _conflict(text: str) -> AnswerReading:
+    return AnswerReading(None, "conflict", f"several numbers in '{text[:60]}'")
 
 
-def _read(match: re.Match[str], negative: bool) -> Reading:
+def _read(match: re.Match[str], negative: bool) -> AnswerReading:
     value = _value(match)
     shown = ("-" if negative else "") + match[0].strip()
     if value is None:
         return _part_of(shown)
-    return Reading(-value if negative else value, "ok", shown)
+    return AnswerReading(-value if negative else value, "ok", shown)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -151,7 +151,7 @@ def _fraction(digits: str) -> Fraction:
     return Fraction(int(digits)) if digits.isdigit() else Fraction(digits.replace(",", ""))
 
 
-def _alone(text: str) -> Reading:
+def _alone(text: str) -> AnswerReading:
     """A cleaned text that is one number and nothing else than its sign, percent and unit."""
     match = _ALONE.fullmatch(text)
     if match is None:
@@ -162,7 +162,7 @@ def _alone(text: str) -> Reading:
     value = None if _PART.match(rest) or not _is_unit(rest) else _value(match)
     if value is None:
         return _part_of(text)
-    return Reading(-value if match["sign"] == "-" else value, "ok", text[:60])
+    return AnswerReading(-value if match["sign"] == "-" else value, "ok", text[:60])
 
 
 def _is_unit(rest: str) -> bool:
@@ -171,7 +171,7 @@ def _is_unit(rest: str) -> bool:
     return bool(_UNIT.fullmatch(unit)) and len(unit.split()) <= _MAX_UNIT_WORDS and not _CHANGED.search(unit)
 
 
-def _announced(found: Anchored) -> Reading:
+def _announced(found: Anchored) -> AnswerReading:
     """The number that an anchor announces: all that a box or a tag holds, the first clause of a line."""
     text, contradiction = _right_side(clean(found.content))
     if contradiction:
@@ -191,7 +191,7 @@ def _clause(line: str) -> str:
     return line[: match.start("rest")] + _CLAUSE_END.split(sentence, maxsplit=1)[0]
 
 
-def _last_in_text(text: str) -> Reading:
+def _last_in_text(text: str) -> AnswerReading:
     """The last number of the last line that holds a digit (digits in names such as v2 aside)."""
     end = len(text)
     while end > 0:
@@ -206,7 +206,7 @@ def _last_in_text(text: str) -> Reading:
     return _no_answer("")
 
 
-def _in_text(text: str, match: re.Match[str]) -> Reading:
+def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
     if _PART.match(text, match.end()):
         return _part_of(text[match.start() : match.start() + 60])
     before = text[max(0, match.start() - 2) : match.start()]

@@ -78,16 +78,23 @@ def judged_within(rule: Math, text: str, gold: str) -> tuple[float | None, str]:
     return verdict.value, verdict.status
 
 
-@pytest.fixture(scope="module", params=["train", "eval"])
-def rule(request):
-    rule = Math(profile=request.param)
-    rule.score(Row(None, r"\boxed{\sum_{i=1}^{2} i + x}", None, {"answer": "y+1"}))  # The first call imports sympy.
-    return rule
+@pytest.fixture(scope="module")
+def rules():
+    rules = {profile: Math(profile=profile) for profile in ("train", "eval")}
+    for rule in rules.values():  # The first call imports sympy.
+        rule.score(Row(None, r"\boxed{\sum_{i=1}^{2} i + x}", None, {"answer": "y+1"}))
+    return rules
 
 
-@pytest.mark.parametrize("gold", ["3", r"3\sqrt{13}", "x^2+1", r"\{1,2\}", "y=2x+3"])
-@pytest.mark.parametrize("name", BLOW_UPS)
-def test_an_answer_that_would_blow_up_earns_nothing_at_once(rule, name, gold):
+# The gate looks at the answer: a number and an expression as golds for all, every form of gold for answers with forms.
+GOLDS = ("3", r"3\sqrt{13}", "x^2+1", r"\{1,2\}", "y=2x+3")
+CASES = [(name, *pair) for name in BLOW_UPS for pair in (("train", "3"), ("eval", "x^2+1"))]
+CASES += [(name, "train", gold) for name in ("nested sets", "nested assignments") for gold in GOLDS[1:]]
+
+
+@pytest.mark.parametrize(("name", "profile", "gold"), CASES)
+def test_an_answer_that_would_blow_up_earns_nothing_at_once(rules, name, profile, gold):
+    rule = rules[profile]
     value, status = judged_within(rule, f"So $\\boxed{{{BLOW_UPS[name]}}}$.", gold)
     assert value == 0.0
     assert status in ("ok", "no_answer", "too_complex", "too_long")
@@ -128,8 +135,9 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_hostile_text_earns_nothing_at_once(rule, name):
-    assert judged_within(rule, TEXTS[name], "3")[0] == 0.0
+def test_a_hostile_text_earns_nothing_at_once(rules, name):
+    assert judged_within(rules["train"], TEXTS[name], "3")[0] == 0.0
+    assert judged_within(rules["eval"], TEXTS[name], "3")[0] == 0.0
 
 
 def test_a_deep_stack_is_no_exception():
@@ -141,10 +149,11 @@ def test_a_deep_stack_is_no_exception():
     assert {score(depth) for depth in (0, 400, 800)} <= {"ok", "too_complex"}
 
 
-def test_no_alarm_is_set_and_none_is_cancelled(rule):
+@pytest.mark.parametrize("profile", ["train", "eval"])
+def test_no_alarm_is_set_and_none_is_cancelled(rules, profile):
     signal.alarm(60)
     try:
-        rule.score(Row(None, r"\boxed{\sum_{i=1}^{3} i}", None, {"answer": "6"}))
+        rules[profile].score(Row(None, r"\boxed{\sum_{i=1}^{3} i}", None, {"answer": "6"}))
         assert signal.alarm(0) > 0
     finally:
         signal.alarm(0)

@@ -18,7 +18,7 @@ from trl_ext.rewards.rules.overlong import SoftOverlong
 from trl_ext.rewards.rules.pattern import Pattern
 from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.repetition import Repetition
-from trl_ext.rewards.text.words import MAX_CHARS, normalized, prose, words
+from trl_ext.rewards.text.prose import MAX_CHARS, normalized, prose, words
 
 PROMPT = "Explain why the sky is blue, 为什么天空是蓝色的？"
 MAKERS = {

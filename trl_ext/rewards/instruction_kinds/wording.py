@@ -3,7 +3,7 @@
 import re
 
 from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, letter, relation, text, texts
-from trl_ext.rewards.text.words import count_word
+from trl_ext.rewards.text.prose import count_word
 
 # "WELL-KNOWN" and "U.S." are one word each, "I'm" is two: its "I" is a word of capitals.
 _WORD = re.compile(r"\w++(?:[.-]\w++)*+")

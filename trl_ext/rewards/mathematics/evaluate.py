@@ -1,10 +1,10 @@
-"""What an expression is worth: exactly where it is rational, else as numbers at fixed points.
+"""Evaluate an expression: exactly where it is rational, else as numbers at fixed points.
 
-Two expressions are the same when they agree at four points, to far more digits than either spells: for
-the sums, products, powers and functions of an answer, that happens by chance as good as never. It costs milliseconds
+Two expressions are the same when they agree at four points, to far more digits than either spells. For the sums,
+products, powers and functions of an answer that practically never happens by chance, and it costs milliseconds
 whatever the answer is, where symbolic simplification may not return.
 
-`size.size` comes first: it bounds the digits of everything that the evaluation meets, from the tree alone.
+`size.size` runs first and bounds, from the tree alone, the digits of everything that the evaluation meets.
 """
 
 import hashlib
@@ -16,11 +16,10 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trl_ext.rewards.mathematics.limits import MAX_DIGITS, TooComplex
-from trl_ext.rewards.mathematics.parse import parse
+from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, TooComplex
+from trl_ext.rewards.mathematics.parse import Node, parse
 from trl_ext.rewards.mathematics.size import GROWING, exact_value, size
 from trl_ext.rewards.mathematics.tokens import Tokens
-from trl_ext.rewards.mathematics.tree import Node
 
 _NUM_POINTS = 4  # The last one has negative variables.
 _SPARE_DIGITS = 20
@@ -32,12 +31,15 @@ _local = threading.local()  # An mpmath context holds its precision, so every th
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An expression's worth.
+    """An expression's value, and what evaluating it costs.
 
-    `exact` is the rational value, where it has one. `digits` bounds the decimals that the expression spells, `names`
-    are its variables, and `branching` tells that a logarithm or a root of one is involved, so that negative points say
-    nothing. `num_calls` counts powers and functions, and `gamma` tells of a factorial or binomial that is not of whole
-    numbers: what evaluating costs.
+    Args:
+        exact: The rational value; None without one.
+        digits: Upper bound of the decimals that the expression spells.
+        names: Its variables.
+        branching: True when a logarithm or root of a variable is in it, so that negative points say nothing.
+        num_calls: Number of powers and functions to evaluate; 0 with an exact value.
+        gamma: True for a factorial or binomial of other than whole numbers.
     """
 
     node: Node
@@ -51,16 +53,20 @@ class Value:
 
 @lru_cache(maxsize=4096)  # A gold is compared with every completion of its group.
 def value_of(tokens: Tokens) -> Value:
-    """The worth of an expression; Unreadable or TooComplex where it has none."""
+    """Return the value of an expression; raise Unreadable or TooComplex where it has none."""
     node = parse(tokens)
     digits = math.ceil(size(node))
     exact = exact_value(node)
-    names, gamma = frozenset(_variables(node)), exact is None and _has_gamma(node)
-    return Value(node, exact, digits, names, _branches(node), 0 if exact is not None else _num_calls(node), gamma)
+    nodes = list(_walk(node))
+    names = frozenset(one[1] for one in nodes if one[0] == "var")
+    branching = any(_branches(one) for one in nodes)
+    calls = [one for one in nodes if one[0] in ("pow", "call")] if exact is None else []
+    gamma = any(one[0] == "call" and one[1] in ("factorial", "binomial") for one in calls)
+    return Value(node, exact, digits, names, branching, len(calls), gamma)
 
 
 def same_value(left: Value, right: Value) -> bool:
-    """Whether two expressions have one value."""
+    """Return True when two expressions have one value."""
     if left.exact is not None and right.exact is not None:
         return left.exact == right.exact
     digits = _precision(left, right)
@@ -68,7 +74,7 @@ def same_value(left: Value, right: Value) -> bool:
 
 
 def proportion(left: Value, right: Value) -> Any:
-    """The constant real c with left = c * right at every point; None without one, and where either is zero."""
+    """Return the real constant c with left = c * right at every point; None without one, and where either is zero."""
     digits = _precision(left, right)
     pairs = list(_pairs(left, right, digits))
     if any(a is None or b is None or _close(a, 0, digits) or _close(b, 0, digits) for a, b in pairs):
@@ -80,9 +86,10 @@ def proportion(left: Value, right: Value) -> Any:
 
 
 def _precision(left: Value, right: Value) -> int:
-    """Decimals to compare, in steps, so that a gold's values are computed once for most answers.
+    """Return the number of decimals to compare, in steps of 50, so that most answers share one evaluation of the gold.
 
-    TooComplex where so many would take too long: a call costs about the square of the digits.
+    Raises:
+        TooComplex: So many would take too long; a call costs about the square of the digits.
     """
     digits = -(-(left.digits + right.digits + _SPARE_DIGITS) // 50) * 50
     if (left.num_calls + right.num_calls) * (digits / 100) ** 2 > _MAX_COST:
@@ -93,7 +100,7 @@ def _precision(left: Value, right: Value) -> int:
 
 
 def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
-    """Both values at the points that count: one without variables, no negative ones for roots and logarithms."""
+    """Yield both values at each point: one point without variables, no negative one for roots and logarithms."""
     count = _NUM_POINTS - (left.branching or right.branching) if left.names or right.names else 1
     for index in range(count):
         a, b = _at_point(left, index, digits), _at_point(right, index, digits)
@@ -101,35 +108,24 @@ def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
         yield (None, None) if a is None or b is None else (_context().mpc(a), _context().mpc(b))
 
 
-def _variables(node: Node) -> Iterator[str]:
-    if node[0] == "var":
-        yield node[1]
+def _walk(node: Node) -> Iterator[Node]:
+    """Yield a tree's node and all nodes below it."""
+    yield node
     for child in node[1:]:
         if isinstance(child, tuple):
-            yield from _variables(child)
-
-
-def _num_calls(node: Node) -> int:
-    return (node[0] in ("pow", "call")) + sum(_num_calls(child) for child in node[1:] if isinstance(child, tuple))
-
-
-def _has_gamma(node: Node) -> bool:
-    own = node[0] == "call" and node[1] in ("factorial", "binomial")
-    return own or any(_has_gamma(child) for child in node[1:] if isinstance(child, tuple))
+            yield from _walk(child)
 
 
 def _branches(node: Node) -> bool:
-    """Whether a logarithm, an inverse function or a power that is not whole meets a variable."""
+    """Return True when a logarithm, an inverse function or a power that is not whole is taken of a variable."""
     cut = node[0] == "call" and (node[1] in ("log", "ln") or node[1].startswith("arc"))
     cut = cut or (node[0] == "pow" and (node[2][0] != "num" or node[2][1].denominator != 1))
-    if cut and any(_variables(node)):
-        return True
-    return any(_branches(child) for child in node[1:] if isinstance(child, tuple))
+    return cut and any(below[0] == "var" for below in _walk(node))
 
 
 @lru_cache(maxsize=4096)
 def _at_point(value: Value, index: int, digits: int) -> Any:
-    """The value at one point, with twice the digits that are compared; None where it is not finite."""
+    """Return the value at one point, to twice the digits that are compared; None where it is not finite."""
     context = _context()
     context.dps = 2 * digits
     point = {name: _coordinate(context, name, index) for name in value.names}
@@ -149,7 +145,7 @@ def _context() -> Any:
 
 
 def _coordinate(context: Any, name: str, index: int) -> Any:
-    """Where a variable stands at a point: between 0.7 and 1.4, so that `x^{2023}` stays small; the same everywhere."""
+    """Return a variable's value at a point: between 0.7 and 1.4, so `x^{2023}` stays small, and fixed by its name."""
     digest = hashlib.sha256(f"{index}:{name}".encode("utf-8", "backslashreplace")).digest()
     place = 7 * (context.mpf(int.from_bytes(digest[:8], "big")) / 2**64 + 1) / 10
     return -place if index == _NUM_POINTS - 1 else place
@@ -180,7 +176,7 @@ def _check_digits(num_bits: Any) -> None:
 
 
 def _call(name: str, values: list[Any], context: Any) -> Any:
-    """mpmath's function of that name, where it has the same one."""
+    """Call mpmath's function for one of `parse.FUNCTIONS` or another call of a tree."""
     for value in values:
         _check_digits(abs(value) if name in GROWING else context.mag(value or 1))
     if name == "log":

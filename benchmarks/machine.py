@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from trl_ext import compat
+from trl_ext.compat.versions import installed_versions
 
 
 def machine() -> dict[str, str]:
@@ -15,5 +15,5 @@ def machine() -> dict[str, str]:
         "cpu": platform.processor() or platform.machine(),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
-        **compat.versions("torch", "transformers", "trl", "accelerate"),
+        **installed_versions("torch", "transformers", "trl", "accelerate"),
     }

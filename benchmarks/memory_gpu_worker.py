@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import trl_ext
-from trl_ext import compat
+from trl_ext.compat.versions import installed_versions
 from trl_ext.twin import adapters, models, run
 from trl_ext.twin.simulation import Simulation
 from trl_ext.twin.tracker import LOAD, UPDATE, Tracker
@@ -181,7 +181,7 @@ def train(task: Task, meter: Any) -> dict[str, Any]:
         "packed": bool(trainer._packs),
         **run.count_parameters(trainer),
         "seconds": round(time.perf_counter() - begun_s, 1),
-        "versions": compat.versions(*packages),
+        "versions": installed_versions(*packages),
     }
 
 

@@ -7,7 +7,8 @@ from datasets import Dataset
 from tests import tiny
 from tests.batches import RAGGED, alone, batch, gradient
 from tests.tensor.packing.test_packed_attention import packed_logits
-from trl_ext import GRPOConfig, GRPOTrainer, compat
+from trl_ext import GRPOConfig, GRPOTrainer
+from trl_ext.compat.torch import has_varlen_attn
 from trl_ext.packing import attention
 
 pytestmark = [
@@ -54,7 +55,7 @@ def test_bfloat16_errors_are_at_most_twice_those_of_padding(family, share_prompt
 
 
 def test_the_varlen_kernel_is_the_one_that_runs():
-    assert compat.has_varlen_attention(CUDA)
+    assert has_varlen_attn(CUDA)
     kernel = attention.choose_kernel("sdpa", CUDA, torch.bfloat16, 64)
     assert kernel is attention.varlen_attention
 

@@ -1,6 +1,6 @@
 """Which packages are installed, in which window they must be, and whether their own wishes agree.
 
-The windows of torch, transformers and TRL are `compat.SUPPORTED`; which vLLM goes is TRL's to say. The rest is here,
+The windows of torch, transformers and TRL are `SUPPORTED`; which vLLM goes is TRL's to say. The rest is here,
 and a test holds it to the package's own requirements.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 
-from trl_ext import compat
+from trl_ext.compat.versions import SUPPORTED, installed_versions
 
 # Package: least version.
 REQUIRED = {"accelerate": "1.13", "datasets": "4.0", "peft": "0.18"}
@@ -37,7 +37,7 @@ class Window:
 
 def required_windows() -> Iterator[Window]:
     """Of packages without which nothing trains."""
-    for package, (low, high) in compat.SUPPORTED.items():
+    for package, (low, high) in SUPPORTED.items():
         yield Window(package, f">={low}" + (f",<{high}" if high else ""))
     yield from (Window(package, f">={low}") for package, low in REQUIRED.items())
 
@@ -55,14 +55,14 @@ def optional_windows(vllm: str) -> Iterator[Window]:
 
 def versions() -> dict[str, str | None]:
     """The installed version of every package that matters, None for a missing one."""
-    names = (*compat.SUPPORTED, *REQUIRED, *OPTIONAL, *WITHOUT_WINDOW)
+    names = (*SUPPORTED, *REQUIRED, *OPTIONAL, *WITHOUT_WINDOW)
     return {name: installed_version(name) for name in names}
 
 
 def installed_version(package: str) -> str | None:
     """None if it is missing."""
     try:
-        return compat.versions(package)[package]
+        return installed_versions(package)[package]
     except PackageNotFoundError:
         return None
 

@@ -51,24 +51,25 @@ def _run_sdpa() -> None:
 def _run_varlen() -> None:
     import torch
 
-    from trl_ext import compat
+    from trl_ext.compat.torch import call_varlen_attn, has_varlen_attn
 
-    if not compat.has_varlen_attention(torch.device("cuda", 0)):
+    if not has_varlen_attn(torch.device("cuda", 0)):
         raise NotImplementedError("it needs an Ampere card or a later one")
     x, ends = _heads(), torch.tensor([0, 8], dtype=torch.int32, device="cuda")
-    compat.varlen_attention(x, x, x, ends, ends, 8, 8, scale=None, window_left=-1)
+    call_varlen_attn(x, x, x, ends, ends, 8, 8, scale=None, window_left=-1)
     torch.cuda.synchronize()
 
 
 def _run_flash_attn() -> None:
     import torch
 
-    from trl_ext import compat
+    from trl_ext.compat.torch import flash_attn_function
+    from trl_ext.compat.versions import is_installed
 
-    if not compat.is_installed("flash_attn"):
+    if not is_installed("flash_attn"):
         raise ImportError("not installed")
     x, ends = _heads(), torch.tensor([0, 8], dtype=torch.int32, device="cuda")
-    compat.flash_attention(2)(x, x, x, ends, ends, 8, 8, causal=True)
+    flash_attn_function(2)(x, x, x, ends, ends, 8, 8, causal=True)
     torch.cuda.synchronize()
 
 

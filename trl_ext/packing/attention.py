@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from trl_ext import compat
+from trl_ext.compat.torch import call_varlen_attn, flash_attn_function, has_varlen_attn
+from trl_ext.compat.transformers import attention_function, mask_function, register_attention
 from trl_ext.errors import PackingError
 from trl_ext.packing.layout import SegmentTable
 
@@ -42,7 +43,7 @@ def install(config: Any) -> None:
     base = (config._attn_implementation or "sdpa").removesuffix(SUFFIX)
     # Eager attention lives in each model's own file, out of our reach; sdpa computes the same, or refuses.
     served_by = "sdpa" if base == "eager" else base
-    compat.register_attention(packed_name(base), partial(attend, base=served_by), partial(_mask, base=served_by))
+    register_attention(packed_name(base), partial(attend, base=served_by), partial(_mask, base=served_by))
     config._attn_implementation = packed_name(base)
 
 
@@ -92,7 +93,7 @@ def attend(
         PackingError: the layer asks for something that segments do not cover (soft-capping, sinks, position bias).
     """
     if segments is None:
-        return compat.attention_function(base)(module, query, key, value, attention_mask, **kwargs)
+        return attention_function(base)(module, query, key, value, attention_mask, **kwargs)
     _refuse_extras(module, kwargs)
     scale = kwargs.get("scaling")
     window = kwargs.get("sliding_window")
@@ -114,7 +115,7 @@ def choose_kernel(
         return sdpa_attention
     if base in _FLASH_VERSIONS:
         return partial(flash_attention, version=_FLASH_VERSIONS[base])
-    return varlen_attention if compat.has_varlen_attention(device) else sdpa_attention
+    return varlen_attention if has_varlen_attn(device) else sdpa_attention
 
 
 def sdpa_attention(
@@ -166,7 +167,7 @@ def varlen_attention(
 ) -> torch.Tensor:
     """`torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
     ragged = _ragged(query, key, value, segments)
-    return compat.varlen_attention(*ragged, scale=scale, window_left=_keys_before(window))[None]
+    return call_varlen_attn(*ragged, scale=scale, window_left=_keys_before(window))[None]
 
 
 def flash_attention(
@@ -183,7 +184,7 @@ def flash_attention(
     """The installed flash-attn 2 or 3, for those who ask for it by `attn_implementation`."""
     ragged = _ragged(query, key, value, segments)
     window_size = (_keys_before(window), 0)
-    out = compat.flash_attention(version)(*ragged, softmax_scale=scale, causal=True, window_size=window_size)
+    out = flash_attn_function(version)(*ragged, softmax_scale=scale, causal=True, window_size=window_size)
     # flash-attn 3 returns the log-sum-exp too.
     return (out[0] if isinstance(out, tuple) else out)[None]
 
@@ -217,4 +218,4 @@ def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def _mask(*args: Any, base: str, **kwargs: Any) -> Any:
-    return None if _mask_unneeded.get() else compat.mask_function(base)(*args, **kwargs)
+    return None if _mask_unneeded.get() else mask_function(base)(*args, **kwargs)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
-from trl_ext import compat
+from trl_ext.compat.versions import installed_versions
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data import Source
@@ -146,7 +146,7 @@ def report_settings(
     script_args: Any, training_args: Any, model_args: Any, own_settings: Mapping[str, Any]
 ) -> dict[str, str]:
     """The settings that the report shows, a script's own among those of every run."""
-    packages = compat.versions("trl", "transformers", "accelerate", "torch")
+    packages = installed_versions("trl", "transformers", "accelerate", "torch")
     settings = {
         "model": model_args.model_name_or_path,
         "dataset": script_args.dataset_name or "mixture",

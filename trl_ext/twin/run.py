@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
-from trl_ext import compat
+from trl_ext.compat.versions import installed_versions
 from trl_ext.twin import adapters, models
 from trl_ext.twin.card import CacheAtTheStart, emptied_caches
 from trl_ext.twin.simulation import Simulation
@@ -57,7 +57,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
         "packed": bool(trainer._packs),
         "trace": tracker.trace.packed(),
         "seconds": round(time.perf_counter() - begun_s, 1),
-        "versions": compat.versions(*packages),
+        "versions": installed_versions(*packages),
     }
 
 

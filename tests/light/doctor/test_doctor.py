@@ -12,9 +12,9 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
-from trl_ext import compat
 from trl_ext.cli import doctor as cli
 from trl_ext.cli.plan.command import plan as plan_command
+from trl_ext.compat.versions import SUPPORTED
 from trl_ext.doctor import Disk, Facts, Gpu, Kernels, examine, installed, look
 from trl_ext.doctor.finding import LEVELS, all_well
 from trl_ext.doctor.look import read_answer
@@ -395,7 +395,7 @@ def test_a_wish_that_is_not_met_is_told(monkeypatch):
 
 def test_trl_says_which_vllm_goes():
     assert installed.vllm_window().startswith(("<", ">"))
-    assert set(compat.SUPPORTED) <= set(installed.versions())
+    assert set(SUPPORTED) <= set(installed.versions())
 
 
 # The page for a run that has died ----------------------------------------------------------------------------------

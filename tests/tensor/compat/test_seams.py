@@ -3,13 +3,17 @@
 import pytest
 import torch
 
-from trl_ext import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, compat
+from trl_ext import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
+from trl_ext.compat import torch as compat_torch
+from trl_ext.compat import versions
+from trl_ext.compat.seams import SEAMS, missing_parameters
+from trl_ext.compat.trl import check_fused_head
 from trl_ext.errors import SupportError
 
 
-@pytest.mark.parametrize("seam", compat.SEAMS, ids=lambda seam: seam.where)
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.where)
 def test_seam_has_the_parameters_we_count_on(seam):
-    assert compat.missing_parameters(seam) == []
+    assert missing_parameters(seam) == []
 
 
 OVERRIDES = [
@@ -22,7 +26,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize("override", OVERRIDES)
 def test_every_override_stands_in_the_table(override):
-    assert any(seam.where.endswith(f":{override}") for seam in compat.SEAMS)
+    assert any(seam.where.endswith(f":{override}") for seam in SEAMS)
 
 
 @pytest.mark.parametrize("config", [GRPOConfig, RewardConfig])
@@ -33,16 +37,16 @@ def test_fields_of_our_config_do_not_hide_fields_of_trls(config):
 
 
 def test_a_version_outside_the_window_is_refused_with_the_command_to_run(monkeypatch):
-    monkeypatch.setitem(compat.SUPPORTED, "trl", ("99.0", None))
+    monkeypatch.setitem(versions.SUPPORTED, "trl", ("99.0", None))
     with pytest.raises(SupportError, match=r"pip install 'trl>=99\.0'"):
-        compat.check_versions()
+        versions.check_versions()
 
 
 def test_trl_1_15_on_a_cpu_is_refused_with_the_command_to_run(monkeypatch):
-    monkeypatch.setattr(compat, "version", lambda package: "1.15.0")
-    compat.check_fused_head("cuda")
+    monkeypatch.setattr(versions, "version", lambda package: "1.15.0")
+    check_fused_head("cuda")
     with pytest.raises(SupportError, match=r"pip install 'trl>=1\.16"):
-        compat.check_fused_head("cpu")
+        check_fused_head("cpu")
 
 
 @pytest.mark.parametrize(
@@ -59,9 +63,9 @@ def test_varlen_attention_is_called_as_the_installed_signature_wants(accepted, m
         return q
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    monkeypatch.setattr(compat, "_varlen_parameters", lambda: frozenset(accepted))
+    monkeypatch.setattr(compat_torch, "_varlen_parameters", lambda: frozenset(accepted))
     q, k = torch.zeros(5, 4, 8), torch.zeros(5, 2, 8)
-    compat.varlen_attention(q, k, k, None, None, 5, 5, scale=0.5, window_left=-1)
+    compat_torch.call_varlen_attn(q, k, k, None, None, 5, 5, scale=0.5, window_left=-1)
     assert calls["window_size"] == (-1, 0)
     assert calls["scale"] == 0.5
     assert calls["heads"] == ((4, 2) if "enable_gqa" in accepted else (4, 4))

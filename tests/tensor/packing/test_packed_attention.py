@@ -100,7 +100,7 @@ def test_install_is_idempotent():
 def test_the_kernel_follows_device_precision_and_what_was_asked_for(
     base, device, dtype, head_size, kernel, monkeypatch
 ):
-    monkeypatch.setattr("trl_ext.compat.has_varlen_attention", lambda device: True)
+    monkeypatch.setattr("trl_ext.packing.attention.has_varlen_attn", lambda device: True)
     chosen = attention.choose_kernel(base, torch.device(device), dtype, head_size)
     assert getattr(chosen, "func", chosen).__name__ == kernel
 
@@ -159,7 +159,7 @@ def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
             out.append(torch.einsum("hqk,khd->qhd", logits.masked_fill(~allowed, -1e9).softmax(-1), vs))
         return torch.cat(out)
 
-    monkeypatch.setattr("trl_ext.compat.varlen_attention", kernel)
+    monkeypatch.setattr("trl_ext.packing.attention.call_varlen_attn", kernel)
     for window in (None, 3):
         ours = attention.varlen_attention(q, k, v, table, scale=0.3, window=window)
         reference = attention.sdpa_attention(q, k, v, table, scale=0.3, window=window)
@@ -193,7 +193,7 @@ def test_a_packed_forward_needs_no_mask_of_the_whole_row(monkeypatch):
     add_fused_lm_head(model)
     let_positions_be_chosen(model)
     attention.install(model.config)
-    monkeypatch.setattr("trl_ext.compat.mask_function", lambda name: pytest.fail("a [T, T] mask was built"))
+    monkeypatch.setattr("trl_ext.packing.attention.mask_function", lambda name: pytest.fail("a [T, T] mask was built"))
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
     (row,) = plan(flat, True)
     with torch.no_grad(), attention.packed_forward():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from trl_ext import compat
+from trl_ext.compat.peft import adapter_layers, adapter_state, set_adapter_state
 from trl_ext.errors import ConfigError
 
 ACTOR, CRITIC, REWARD = "actor", "critic", "reward"
@@ -28,7 +28,7 @@ class Roles:
     """
 
     def __init__(self, model: Any, adapters: dict[str, str]):
-        self._layers = compat.adapter_layers(model)
+        self._layers = adapter_layers(model)
         self._adapters = adapters
 
     @contextmanager
@@ -42,7 +42,7 @@ class Roles:
         return nullcontext(), self._in_state(self._state())
 
     def _state(self) -> tuple[list[str], bool]:
-        return compat.adapter_state(self._layers[0])
+        return adapter_state(self._layers[0])
 
     @contextmanager
     def _in_state(self, wanted: tuple[list[str], bool]) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Roles:
 
     def _switch(self, state: tuple[list[str], bool]) -> None:
         for layer in self._layers:
-            compat.set_adapter_state(layer, state)
+            set_adapter_state(layer, state)
 
 
 def pin_roles(model: Any, roles: Roles) -> None:

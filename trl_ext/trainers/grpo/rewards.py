@@ -13,8 +13,8 @@ from typing import Any
 from accelerate.utils import gather_object
 from torch import nn
 from transformers.utils import logging
+from trl.trainer.utils import is_async_callable
 
-from trl_ext import compat
 from trl_ext.errors import RuleError, TrlExtError
 
 logger = logging.get_logger(__name__)
@@ -73,7 +73,7 @@ def guard(function: Any, name: str) -> Any:
     """The reward function behind a guard; reward models, which run on the device, pass as they are."""
     if isinstance(function, nn.Module):
         return function
-    return (AsyncGuardedReward if compat.is_async_callable(function) else GuardedReward)(function, name)
+    return (AsyncGuardedReward if is_async_callable(function) else GuardedReward)(function, name)
 
 
 def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
-from trl_ext import compat
+from trl_ext.compat.trl import check_fused_head, sampling_temperature
+from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.checks import check_budget, check_dataset, sample_of_prompts
@@ -60,11 +61,11 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         *rest: Any,
         **kwargs: Any,
     ):
-        compat.check_versions()
+        check_versions()
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
-        compat.check_fused_head(args.device.type)
+        check_fused_head(args.device.type)
         check_launch(args)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         check_dataset(train_dataset, rewards, "train_dataset")
@@ -307,7 +308,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         usual = self.model.training or temperature is None
         with (
             self._clock.phase("generate"),
-            nullcontext() if usual else compat.sampling_temperature(self, temperature),
+            nullcontext() if usual else sampling_temperature(self, temperature),
         ):
             output = super()._generate(prompts)
         _, completion_ids, _, completions, *_ = output

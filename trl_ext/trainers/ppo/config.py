@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_ext import compat
+from trl_ext.compat.trl import without_groups
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.kl import ESTIMATORS
@@ -158,7 +158,7 @@ class PPOConfig(GRPOConfig):
         if self.num_mini_batches < 1:
             raise ConfigError(f"num_mini_batches={self.num_mini_batches} makes no optimizer step. Use 1 or more.")
         self._set_steps_per_generation()
-        with compat.without_groups(self):
+        with without_groups(self):
             super().__post_init__()
         for old, new in RENAMED.items():
             setattr(self, old, getattr(self, new))

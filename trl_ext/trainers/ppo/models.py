@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 from transformers import TrainerCallback
+from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
-from trl_ext import compat
 from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.forward.value_head import hidden_from_names
@@ -46,12 +46,12 @@ class Models:
         """Overrides trl_ext.GRPOTrainer._add_models: reference, reward models and critic join the actor."""
         self.beta = self._kl.value
         if self._reference is not None:
-            compat.add_fused_head(self._reference, self.temperature, self.args.cast_lm_head_to_fp32)
+            add_fused_lm_head(self._reference, self.temperature, cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32)
             self.ref_model = prepare_frozen(self._reference, self)
         if self._value_model is not None:
             check_value_model(self._value_model, self.model.config, self.processing_class)
             if self.args.disable_dropout:
-                compat.disable_dropout(self._value_model)
+                disable_dropout_in_model(self._value_model)
         self._critic = make_critic(self._critic_kind, self, self._value_model, self._reward_adapter)
         for scorer in self._reward_models:
             if isinstance(scorer, SharedRewardModel):

@@ -6,8 +6,8 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from transformers import AutoModelForCausalLM
 from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.models.utils import prepare_deepspeed
 
-from trl_ext import compat
 from trl_ext.errors import ConfigError
 
 ADAPTER = "ref"  # the name under which TRL looks for it
@@ -86,5 +86,5 @@ def _is_fresh(model: Any, name: str) -> bool:
 def prepare_frozen(model: Any, trainer: Any) -> Any:
     """A model that is only asked, where the trainer's process needs it."""
     if trainer.is_deepspeed_enabled:
-        return compat.prepare_deepspeed(model, trainer.accelerator)
+        return prepare_deepspeed(model, trainer.accelerator)
     return trainer.accelerator.prepare_model(model, evaluation_mode=True, device_placement=True)

@@ -13,7 +13,7 @@ from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
-from trl_ext import compat
+from trl_ext.compat.trl import print_samples
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.value_head import hidden_from_names
 from trl_ext.trainers.gradient_sync import gradients_unsynced
@@ -277,7 +277,7 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         for batch in self.get_eval_dataloader():
             self._generate_and_score_completions(batch)
             if self.accelerator.is_main_process:
-                compat.print_samples(self._logs, self._scores.numel(), self.state.global_step)
+                print_samples(self._logs, self._scores.numel(), self.state.global_step)
             if sampling:
                 break
 

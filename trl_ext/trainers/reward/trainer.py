@@ -14,7 +14,9 @@ from datasets import Dataset
 from transformers.modeling_outputs import SequenceClassifierOutput
 from trl.trainer.reward_trainer import RewardTrainer as TRLRewardTrainer
 
-from trl_ext import compat
+from trl_ext.compat.accelerate import global_batches, with_batch_sampler
+from trl_ext.compat.transformers import let_loss_be_scaled
+from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
@@ -70,7 +72,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         rules: Any = None,
         **kwargs: Any,
     ):
-        compat.check_versions()
+        check_versions()
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = RewardConfig(f"{name.split('/')[-1]}-Reward")
@@ -142,7 +144,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):
             return loader
         sampler = StepSampler(
-            compat.global_batches(loader),
+            global_batches(loader),
             self._pair_sizes(),
             self.args.gradient_accumulation_steps,
             self.accelerator.process_index,
@@ -150,7 +152,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             self._max_tokens,
             self._clock,
         )
-        return compat.with_batch_sampler(loader, RowsOfPairs(loader.dataset), sampler)
+        return with_batch_sampler(loader, RowsOfPairs(loader.dataset), sampler)
 
     def _collate_rows(self) -> None:
         """Batches of flat rows instead of padded ones."""
@@ -182,7 +184,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             raise ConfigError(
                 "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."
             )
-        compat.let_loss_be_scaled(self)
+        let_loss_be_scaled(self)
         if isinstance(self.train_dataset, Dataset):
             sizes = self._pair_sizes().tokens
             preference_data.check_budget(self.train_dataset, sizes, self._max_tokens, "train_dataset")

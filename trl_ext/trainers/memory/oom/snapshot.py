@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trl_ext import compat
+from trl_ext.compat.versions import installed_versions, is_installed
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.trainers.memory.oom.allocator import Numbers
 from trl_ext.trainers.memory.oom.errors import Place
@@ -104,8 +104,8 @@ def _distributed(accelerator: Any) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    packages = [name for name in ("deepspeed", "peft", "vllm", "flash_attn") if compat.is_installed(name)]
-    found = compat.versions("torch", "trl", "transformers", "accelerate", *packages)
+    packages = [name for name in ("deepspeed", "peft", "vllm", "flash_attn") if is_installed(name)]
+    found = installed_versions("torch", "trl", "transformers", "accelerate", *packages)
     return {"trl_ext": __version__, "python": platform.python_version(), **found}
 
 

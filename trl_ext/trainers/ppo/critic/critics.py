@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from accelerate.utils import is_peft_model
 
-from trl_ext import compat
+from trl_ext.compat import deepspeed
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles
 from trl_ext.trainers.forward.value_head import add_reward_head, add_token_values, add_value_head
@@ -132,7 +132,7 @@ class SeparateCritic:
         options["lr"] = trainer.args.value_learning_rate or trainer.args.learning_rate
         optimizer = cls(_decay_groups(trainer, self.bare), **options)
         if trainer.is_deepspeed_enabled:
-            self.wrapped = compat.deepspeed_engine(self.bare, optimizer, trainer.accelerator)
+            self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator)
             self.optimizer = self.wrapped.optimizer
         else:
             self.wrapped = trainer.accelerator.prepare_model(self.bare)
@@ -163,7 +163,7 @@ class SeparateCritic:
         """Backward alone; but under DeepSpeed the engine steps within it at the end of an accumulation."""
         accelerator = self._trainer.accelerator
         if self._trainer.is_deepspeed_enabled:
-            compat.deepspeed_backward(self.wrapped, loss, accelerator.sync_gradients)
+            deepspeed.backward(self.wrapped, loss, is_last=accelerator.sync_gradients)
         else:
             accelerator.backward(loss)
 

@@ -1,0 +1,35 @@
+"""accelerate: a prepared data loader, taken apart and put together again."""
+
+from typing import Any
+
+from accelerate.data_loader import DataLoaderShard
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+
+KEPT = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
+
+
+def global_batches(loader: Any) -> BatchSampler:
+    """Return the batch sampler of all ranks behind a loader that accelerate has prepared."""
+    return getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+
+
+def with_batch_sampler(loader: Any, dataset: Dataset, batch_sampler: Sampler) -> DataLoader:
+    """Return a prepared loader like `loader` that takes this rank's own batches from `batch_sampler`."""
+    return DataLoaderShard(
+        dataset,
+        device=loader.device,
+        rng_types=loader.rng_types,
+        synchronized_generator=loader.synchronized_generator,
+        batch_sampler=batch_sampler,
+        **{name: getattr(loader, name) for name in KEPT},
+    )

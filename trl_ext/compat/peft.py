@@ -1,0 +1,19 @@
+"""PEFT: which adapters compute, layer by layer."""
+
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+
+def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:
+    """Return all layers of a PeftModel that hold adapters."""
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def adapter_state(layer: BaseTunerLayer) -> tuple[list[str], bool]:
+    """Return the names of the adapters that compute in a layer, and True if all are switched off."""
+    return list(layer.active_adapters), layer.disable_adapters
+
+
+def set_adapter_state(layer: BaseTunerLayer, state: tuple[list[str], bool]) -> None:
+    """Set what `adapter_state` returns; PEFT's own setters would also change which weights require a gradient."""
+    layer._active_adapter, layer._disable_adapters = state

@@ -1,0 +1,233 @@
+"""The seams: every method or function of another project that we override, or call below its public surface.
+
+Each stands in `SEAMS` with the parameters that we count on; one test walks the table, so that an upgrade fails by name
+in seconds.
+"""
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A place in another project that we hold on to.
+
+    Args:
+        where: "module:name" or "module:Class.method".
+        parameters: Parameters that we pass by name or rely on, in this order.
+        why: What we do there.
+    """
+
+    where: str
+    parameters: tuple[str, ...]
+    why: str
+
+
+SEAMS = (
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.__init__",
+        ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+        "checks the data and guards the reward functions before, installs packing after",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._get_per_token_logps_and_entropies",
+        (
+            "model",
+            "input_ids",
+            "attention_mask",
+            "logits_to_keep",
+            "batch_size",
+            "compute_entropy",
+            "compute_aux_loss",
+            "pixel_values",
+        ),
+        "the one method that carries the old-policy, the reference and the loss forward; packed here",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._prepare_inputs",
+        ("generation_batch",),
+        "puts group mates of an optimizer step side by side; runs the self-check before the first generation",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._calculate_rewards",
+        ("inputs", "prompts", "completions", "completion_ids_list"),
+        "lets all ranks fail together when a reward raises on one",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._generate",
+        ("prompts",),
+        "timed as the phase `generate`; greedy in evaluation when asked; its 2nd and 4th results are scored early",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
+        ("inputs",),
+        "notes the rows whose columns the rules read",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._load_optimizer_and_scheduler",
+        ("checkpoint",),
+        "called with the checkpoint to resume from; the state of rules and rollouts is beside the optimizer's",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._save_checkpoint",
+        ("model", "trial"),
+        "rollouts that are not used up are saved with the rest",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._get_train_sampler",
+        ("dataset",),
+        "a sampler that can be put at an epoch",
+    ),
+    Seam(
+        "trl.trainer.utils:RepeatSampler.__init__",
+        ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"),
+        "its generator, seeded once, draws one permutation of `num_samples` an epoch",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.training_step",
+        ("model", "inputs", "num_items_in_batch"),
+        "timed as the phase `update`; sums the packing counters at the end of an optimizer step",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.evaluate",
+        ("eval_dataset", "ignore_keys", "metric_key_prefix"),
+        "its seconds are a phase of their own",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.__init__",
+        ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class", "peft_config"),
+        "checks the data before; installs packing and our collator after",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._prepare_dataset",
+        ("dataset", "processing_class", "args", "dataset_name"),
+        "names bad pairs before; fits to length and counts shared tokens after. TRL calls it for training pairs first",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._set_signature_columns_if_needed",
+        (),
+        "lets the columns `shared_tokens` and `rule_gap` through to the collator",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.compute_loss",
+        ("model", "inputs", "return_outputs", "num_items_in_batch"),
+        "scores flat rows; TRL's own for padded batches",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.get_train_dataloader",
+        (),
+        "under a token budget, rows planned over the pairs that its sampler would deal out",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.get_batch_samples",
+        ("epoch_iterator", "num_batches", "device"),
+        "the one place where a rank sees all batches of an optimizer step: agree on pairs and forwards",
+    ),
+    Seam("trl.trainer.reward_trainer:RewardTrainer.training_step", (), "timed as the phase `update`"),
+    Seam(
+        "transformers:Trainer.training_step",
+        ("model", "inputs", "num_items_in_batch"),
+        "called once a row under a token budget, through TRL's, which passes everything on",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.evaluation_loop",
+        ("dataloader", "description", "prediction_loss_only", "ignore_keys", "metric_key_prefix"),
+        "its seconds are a phase of their own; metrics over all pairs of it",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer.floating_point_ops",
+        ("inputs",),
+        "counts the tokens of flat rows",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._track_num_input_tokens",
+        ("inputs",),
+        "counts the tokens of flat rows",
+    ),
+    Seam(
+        "accelerate.data_loader:DataLoaderShard.__init__",
+        ("dataset", "device", "rng_types", "synchronized_generator"),
+        "a loader whose batches were planned for this rank already",
+    ),
+    Seam(
+        "accelerate.data_loader:BatchSamplerShard.__init__",
+        ("batch_sampler",),
+        "keeps the batches of all ranks, from which an optimizer step is planned",
+    ),
+    Seam(
+        "accelerate.state:GradientState._set_sync_gradients",
+        ("sync_gradients",),
+        "more rows of a micro-batch follow: neither DDP nor DeepSpeed takes this backward for the last one",
+    ),
+    Seam("trl.trainer.reward_config:RewardConfig.__post_init__", (), "checks our own fields after TRL's"),
+    Seam(
+        "trl.trainer.utils:add_fused_lm_head",
+        ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
+        "log-probabilities and entropies of a packed row without its logits; `shift_labels` at chosen positions",
+    ),
+    Seam("trl.trainer.utils:is_async_callable", (), "guards asynchronous reward functions as such"),
+    Seam("trl.trainer.grpo_trainer:GRPOTrainer._tokenize_prompts", ("prompts",), "measures the longest prompt"),
+    Seam("trl.trainer.grpo_config:GRPOConfig.__post_init__", (), "checks our own fields after TRL's"),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
+        ("model", "inputs"),
+        "advantages of shape [B, T]; the KL is in the reward, so beta is 0 meanwhile; the value loss comes on top",
+    ),
+    Seam("trl.trainer.utils:FusedCausalLMOutput", ("log_probs", "entropy"), "values stand beside its fields"),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.compute_loss",
+        ("model", "inputs", "return_outputs", "num_items_in_batch"),
+        "a micro-batch goes in pieces when memory runs out",
+    ),
+    Seam(
+        "trl.trainer.utils:disable_dropout_in_model", ("model",), "the value model, where the policy has none either"
+    ),
+    Seam(
+        "trl.trainer.utils:print_prompt_completions_sample",
+        ("prompts", "completions", "rewards", "advantages", "step"),
+        "PPO's samples",
+    ),
+    Seam("accelerate.utils:map_pytorch_optim_to_deepspeed", ("optimizer",), "the second engine's, in host memory"),
+    Seam("accelerate.utils.memory:should_reduce_batch_size", ("exception",), "which errors are out of memory"),
+    Seam("accelerate.utils.memory:clear_device_cache", ("garbage_collection",), "gives back what a forward held"),
+    Seam("trl.models.utils:prepare_deepspeed", ("model", "accelerator"), "reference, reward and value models"),
+    Seam("peft.tuners.tuners_utils:BaseTunerLayer.set_adapter", ("adapter_names",), "the state that roles switch"),
+    Seam(
+        "transformers:PreTrainedModel.gradient_checkpointing_enable",
+        ("gradient_checkpointing_kwargs",),
+        "the one way by which trainers switch checkpointing on; roles are pinned in its kwargs",
+    ),
+    Seam(
+        "trl:TrlParser.parse_args_and_config",
+        ("args", "return_remaining_strings", "fail_with_unknown_args", "separate_remaining_strings"),
+        "strict parsing in the scripts",
+    ),
+    Seam("accelerate.commands.launch:launch_command_parser", ("subparsers",), "`trl-ext grpo` reads its options"),
+    Seam("accelerate.commands.launch:launch_command", ("args",), "`trl-ext grpo` starts the processes with it"),
+    Seam(
+        "accelerate:DistributedDataParallelKwargs",
+        ("gradient_as_bucket_view",),
+        "the accelerator's `ddp_handler`: DDP's gradients live in its buckets",
+    ),
+    Seam("transformers:AttentionInterface.register", ("key", "value"), "packed attention is one more implementation"),
+    Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: none"),
+)
+
+
+def resolve(where: str) -> Any:
+    """The object behind "module:name" or "module:Class.method"."""
+    module, _, path = where.partition(":")
+    found = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def missing_parameters(seam: Seam) -> list[str]:
+    """Parameters of the seam that the installed version does not have (or not in this order)."""
+    names = list(inspect.signature(resolve(seam.where)).parameters)
+    present = [p for p in seam.parameters if p in names]
+    in_order = present == sorted(present, key=names.index)
+    return [p for p in seam.parameters if p not in names] or ([] if in_order else list(seam.parameters))

@@ -1,0 +1,77 @@
+"""PyTorch's attention kernel for rows of different lengths, and flash-attn's."""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from trl_ext.errors import SupportError
+
+
+def has_varlen_attn(device: torch.device) -> bool:
+    """Return True where PyTorch's varlen kernel runs: Ampere cards and later, and a signature that takes a scale."""
+    # torch 2.10 had the kernel without a scale.
+    return "scale" in _varlen_parameters() and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def _varlen_parameters() -> frozenset[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def call_varlen_attn(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None,
+    window_left: int,
+) -> torch.Tensor:
+    """Call `varlen_attn`, causal with the lower-right corner aligned, under the signature that is installed.
+
+    Args:
+        q: [T, H, D]; k, v: [K, Hkv, D].
+        window_left: Keys before itself that a query sees; -1 for all.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = {"scale": scale, "window_size": (window_left, 0)}
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in _varlen_parameters():
+            options["enable_gqa"] = True
+        else:
+            # Issue: torch 2.11's varlen_attn wants as many key heads as query heads.
+            # Fixed in: torch 2.12.
+            # Remove when: torch>=2.12 is the lower bound.
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    out = varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **options)
+    assert isinstance(out, torch.Tensor)  # a pair only when more than the output is asked for
+    return out
+
+
+@cache
+def flash_attn_function(version: int) -> Callable[..., Any]:
+    """Return `flash_attn_varlen_func` of the installed flash-attn 2 or 3.
+
+    Raises:
+        SupportError: it is not installed.
+    """
+    module = {2: "flash_attn", 3: "flash_attn_interface"}[version]
+    try:
+        return import_module(module).flash_attn_varlen_func
+    except ImportError as error:
+        raise SupportError(
+            f"attn_implementation='flash_attention_{version}' needs the package {module}, which is not installed. "
+            "Leave attn_implementation unset: PyTorch's own kernel packs as well."
+        ) from error

@@ -1,0 +1,78 @@
+"""TRL: its trainers and its config where they must bend for a moment."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from trl_ext.compat.versions import is_older
+from trl_ext.errors import SupportError
+
+if TYPE_CHECKING:  # a config alone does not need TRL's trainers
+    from transformers import GenerationConfig
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+
+def check_fused_head(device_type: str) -> None:
+    """Stop early where TRL's fused LM head, which scores every token, cannot run.
+
+    Raises:
+        SupportError: TRL 1.15 on a device without Triton.
+    """
+    # Issue: TRL 1.15's fused LM head needs Triton, so that nothing can be scored on a CPU.
+    # Fixed in: TRL 1.16.
+    # Remove when: trl>=1.16 is the lower bound.
+    if device_type == "cpu" and is_older("trl", than="1.16"):
+        raise SupportError(
+            f"TRL {version('trl')} computes log-probabilities on GPUs only. Run: pip install 'trl>=1.16,<1.17'"
+        )
+
+
+@contextmanager
+def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> Iterator[None]:
+    """Let a TRL trainer generate at another temperature, 0 for greedy, within the block."""
+    owner, name = (trainer.vllm_generation, "temperature") if trainer.use_vllm else (trainer, "generation_config")
+    before = getattr(owner, name)
+    setattr(owner, name, temperature if trainer.use_vllm else _with_temperature(before, temperature))
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _with_temperature(config: "GenerationConfig", temperature: float) -> "GenerationConfig":
+    changed = copy.deepcopy(config)
+    if temperature == 0:
+        changed.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
+    else:
+        changed.update(do_sample=True, temperature=temperature)
+    return changed
+
+
+def print_samples(logs: Any, num: int, step: int) -> None:
+    """Print the last `num` completions of TRL's log as its table."""
+    from trl.trainer.utils import print_prompt_completions_sample
+
+    prompts, completions, advantages = (list(logs[name])[-num:] for name in ("prompt", "completion", "advantages"))
+    rewards = {name: list(values)[-num:] for name, values in logs["rewards"].items()}
+    print_prompt_completions_sample(prompts, completions, rewards, advantages, step)
+
+
+class _NoGroup(int):
+    """1, of which GRPO's `num_generations < 2` is not true: a critic needs no group."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+
+@contextmanager
+def without_groups(config: "GRPOConfig") -> Iterator[None]:
+    """Let TRL's GRPOConfig accept any num_generations inside the block."""
+    given = config.num_generations
+    config.num_generations = _NoGroup(1)
+    try:
+        yield
+    finally:
+        config.num_generations = given

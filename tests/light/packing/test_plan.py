@@ -1,17 +1,27 @@
 """Planning: integers only."""
 
-import random
-
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trl_ext.errors import PackingError
 from trl_ext.packing.plan import Item, plan_rows
 
 
-def ragged(count: int, seed: int = 0) -> list[Item]:
-    draw = random.Random(seed)
-    shared = {group: draw.randrange(0, 40) for group in range(count)}
-    return [Item(g, shared[g], draw.randrange(1, 50)) for g in (draw.randrange(count // 3 + 1) for _ in range(count))]
+@st.composite
+def ragged(draw) -> list[Item]:
+    """Sequences of all lengths, whose mates may stand apart."""
+    shared = draw(st.lists(st.integers(0, 40), min_size=1, max_size=10))
+    owns = draw(st.lists(st.tuples(st.integers(0, len(shared) - 1), st.integers(1, 50)), min_size=1, max_size=40))
+    return [Item(group, shared[group], own) for group, own in owns]
+
+
+@st.composite
+def planned(draw) -> tuple[list[Item], int | None]:
+    """Sequences and a budget that holds the longest of them, or none."""
+    items = draw(ragged())
+    longest = max(item.length for item in items)
+    return items, draw(st.none() | st.integers(longest, 3 * longest))
 
 
 def tokens_of(rows, index):
@@ -20,33 +30,33 @@ def tokens_of(rows, index):
     return [p for s in own for p in range(s.offset, s.offset + s.length)]
 
 
-@pytest.mark.parametrize("max_tokens", [None, 90, 200])
-@pytest.mark.parametrize("seed", range(5))
-def test_every_own_token_lands_in_exactly_one_row(seed, max_tokens):
-    items = ragged(30, seed)
+@settings(deadline=None)
+@given(planned())
+def test_every_own_token_lands_in_exactly_one_row(case):
+    items, max_tokens = case
     rows = plan_rows(items, max_tokens)
     for index, item in enumerate(items):
         assert tokens_of(rows, index)[-item.own :] == list(range(item.shared, item.length))
         assert len(tokens_of(rows, index)) in (item.own, item.length)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_segment_sees_all_that_stands_before_it_in_its_sequence(seed):
-    for row in plan_rows(ragged(30, seed), 120):
+@settings(deadline=None)
+@given(planned())
+def test_a_segment_sees_all_that_stands_before_it_in_its_sequence(case):
+    for row in plan_rows(*case):
         for segment in row.segments:
             assert segment.prefix[1] - segment.prefix[0] == segment.offset
             assert segment.prefix[1] <= segment.start or segment.offset == 0
 
 
-@pytest.mark.parametrize("max_tokens", [90, 91, 150])
-def test_no_row_is_over_the_budget(max_tokens):
-    assert max(row.num_tokens for row in plan_rows(ragged(60), max_tokens)) <= max_tokens
-
-
-def test_segments_follow_each_other_without_gaps():
-    for row in plan_rows(ragged(30), 150):
+@settings(deadline=None)
+@given(planned())
+def test_rows_keep_to_the_budget_and_have_no_gaps(case):
+    for row in plan_rows(*case):
+        assert case[1] is None or row.num_tokens <= case[1]
         ends = [0, *(s.end for s in row.segments)]
         assert [s.start for s in row.segments] == ends[:-1]
+        assert ends[-1] == row.num_tokens
 
 
 def test_a_shared_prompt_is_forwarded_once():
@@ -69,13 +79,12 @@ def test_a_group_over_the_budget_is_cut_and_copies_its_prompt():
     assert [row.num_tokens for row in rows] == [50, 50]
 
 
-def test_equal_batches_give_equal_plans():
-    assert plan_rows(ragged(40), 130) == plan_rows(ragged(40), 130)
-
-
-def test_packing_is_no_worse_than_one_row_each():
-    items = ragged(40)
-    assert sum(row.num_tokens for row in plan_rows(items, 100)) <= sum(item.length for item in items)
+@settings(deadline=None)
+@given(planned())
+def test_packing_is_no_worse_than_one_row_each_and_the_same_every_time(case):
+    rows = plan_rows(*case)
+    assert sum(row.num_tokens for row in rows) <= sum(item.length for item in case[0])
+    assert plan_rows(*case) == rows
 
 
 def test_a_budget_below_the_longest_sequence_is_refused_with_the_number_to_set():

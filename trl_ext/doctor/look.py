@@ -11,8 +11,10 @@ from typing import Any
 
 from trl_ext.doctor import installed
 from trl_ext.doctor.facts import Disk, Facts, Kernels
+from trl_ext.doctor.machine import hardware_of
 from trl_ext.doctor.nvml import Cards, read_cards
 from trl_ext.doctor.variables import WATCHED
+from trl_ext.memory.cards import Hardware
 from trl_ext.memory.units import gib
 
 PROBE_S = 60.0  # a first import of PyTorch from a slow disk takes half of it
@@ -55,6 +57,14 @@ def look_at_cards() -> Cards:
         why = "the package that reads the driver is missing: pip install nvidia-ml-py"
         return Cards(no_gpus=why if shutil.which("nvidia-smi") else "there is no NVIDIA driver")
     return read_cards(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def this_machine() -> Hardware | None:
+    """The cards of this machine for the planner, with its host memory; None if it has none."""
+    cards = look_at_cards()
+    if not cards.gpus:
+        return None
+    return hardware_of(cards.gpus, cards.has_nvlink, cards.has_peer_access, host_memory()[1])
 
 
 def asdict_shallow(cards: Cards) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.planner import Plan, Plans, Refusal, plan
 from trl_ext.memory.planner.presets import PRESETS, Preset, preset
-from trl_ext.memory.planner.question import ALLOW
+from trl_ext.memory.planner.search import ALLOW
 
 __all__ = [
     "ALLOW",

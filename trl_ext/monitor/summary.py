@@ -6,10 +6,10 @@ from statistics import fmean
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Curve, Entry, RunKind
-from trl_ext.monitor.memory_table import memory_rows
 
 # Log entries with new completions averaged at either end of the run; fewer in runs shorter than four times this.
 WINDOW_ENTRIES = 5
+MEMORY_HEADER = ["memory", "predicted GiB", "measured GiB", "difference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,22 @@ def phase_totals(log_history: Sequence[Entry]) -> dict[str, float]:
         for name, seconds in log_keys.phases(entry).items():
             totals[name] = totals.get(name, 0.0) + seconds * num_steps
     return totals
+
+
+def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:
+    """A table of memory: header, then each phase with its highest peak; empty for a run without measured memory."""
+    measured: dict[str, float] = {}
+    predicted: dict[str, float] = {}
+    for entry in log_history:
+        predicted |= log_keys.predicted_memory(entry)
+        for phase, peak in log_keys.memory(entry).items():
+            measured[phase] = max(peak, measured.get(phase, 0.0))
+    rows = []
+    for phase, peak in measured.items():
+        planned = predicted.get(phase)
+        difference = f"{peak / planned - 1:+.1%}" if planned else "-"
+        rows.append([phase, "-" if planned is None else f"{planned:.1f}", f"{peak:.1f}", difference])
+    return [MEMORY_HEADER, *rows] if rows else []
 
 
 def _with_num_steps(log_history: Sequence[Entry]) -> Iterator[tuple[Entry, int]]:

@@ -16,7 +16,7 @@ from trl_ext.memory.files.launch import read_engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import cached_config, find_shape
 from trl_ext.memory.models.shapes import ModelShape
-from trl_ext.memory.run.fields import loaded_dtype, run_fields
+from trl_ext.memory.run.keys import job_of_run, loaded_dtype
 from trl_ext.scripts.arguments import split_config_flag
 from trl_ext.scripts.recipe import field_types, read_recipe
 from trl_ext.twin.simulation import Simulation, config_of, shortened
@@ -148,9 +148,9 @@ def simulation_of_recipe(question: Question) -> Simulation:
 
 def job_of_recipe(question: Question, shape: ModelShape) -> Job:
     """What the formulas look at."""
-    keys = question.keys
-    fields = run_fields(question.trainer, keys, shape, question.num_gpus, question.deepspeed, question.prompt_tokens)
-    return Job(question.trainer, **fields)
+    return job_of_run(
+        question.trainer, question.keys, shape, question.num_gpus, question.deepspeed, question.prompt_tokens
+    )
 
 
 def _training_fields(trainer: str) -> set[str]:

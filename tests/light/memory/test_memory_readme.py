@@ -3,8 +3,8 @@
 import pytest
 
 from tests.conftest import ROOT
+from trl_ext.memory.planner.labels import technique
 from trl_ext.memory.planner.presets import PRESETS
-from trl_ext.memory.planner.words import technique
 
 CASES = [name for name in PRESETS if "x" in name]
 

@@ -23,7 +23,7 @@ from trl_ext.doctor.look import read_answer
 from trl_ext.doctor.nvml import Cards
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, find_card
-from trl_ext.memory.files.launch import engine_fields
+from trl_ext.memory.files.launch import SHIPPED, engine_fields
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.known import MODELS
 
@@ -300,7 +300,7 @@ def test_shipped_launch_files_are_read(name, stage, offload):
     launch = check_recipe.read_launch(name)
     fields = engine_fields(launch.engine, find_shape("8B"))
     assert (fields["zero_stage"], fields["offload"]) == (stage, offload)
-    assert check_memory.FILES[stage, offload] == name
+    assert SHIPPED[stage, offload] == name
 
 
 def test_automatic_buckets_are_hidden_times_hidden(assets):
@@ -325,7 +325,7 @@ def test_settings_of_a_job_are_those_of_the_recipe(assets, tmp_path):
     layers = {"gradient_checkpointing_kwargs": {"every_n_layers": 2}}
     path.write_text(yaml.safe_dump({**own, **GRPO, **LORA, **vllm, **layers, "load_in_4bit": True, "beta": 0.1}))
     parsed = check_recipe.parse(str(path), "grpo", ["--max_tokens_per_forward", "4096"], 4)
-    settings = check_memory.job_settings(parsed, find_shape(assets / "8B"), 4, check_recipe.Launch())
+    run = check_memory.run_of_recipe(parsed, find_shape(assets / "8B"), 4, check_recipe.Launch())
     wanted = {
         "global_batch": 32,
         "per_device_train_batch_size": 4,
@@ -344,16 +344,16 @@ def test_settings_of_a_job_are_those_of_the_recipe(assets, tmp_path):
         "optim": "adamw_torch_fused",
         "reward_model": "none",
     }
-    assert {name: settings[name] for name in wanted} == wanted
-    assert "zero_stage" not in settings
+    assert {name: getattr(run.job, name) for name in wanted} == wanted
+    assert wanted.keys() <= run.given and "zero_stage" not in run.given
 
 
 def test_trls_float32_is_planned_as_float32(assets, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump({**GRPO, "model_name_or_path": str(assets / "8B")}))
     parsed = check_recipe.parse(str(path), "grpo", [], 2)
-    settings = check_memory.job_settings(parsed, find_shape(assets / "8B"), 2, check_recipe.Launch())
-    assert (settings["dtype"], settings["method"], settings["checkpoint_every"]) == ("float32", "full", 1)
+    job = check_memory.run_of_recipe(parsed, find_shape(assets / "8B"), 2, check_recipe.Launch()).job
+    assert (job.dtype, job.method, job.checkpoint_every) == ("float32", "full", 1)
 
 
 def test_the_config_beside_the_tokenizer_is_the_one_planned(assets):

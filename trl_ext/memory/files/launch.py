@@ -19,7 +19,16 @@ DEFAULTS = {
     "sub_group_size": 1_000_000_000,
 }
 IN_HOST_MEMORY = ("cpu", "nvme")
+# The shipped launch file of a ZeRO stage and an offload.
+SHIPPED = {(0, "none"): "multi_gpu", (1, "none"): "zero1", (2, "none"): "zero2", (3, "none"): "zero3"}
+SHIPPED |= {(2, "optimizer"): "zero2_offload", (3, "all"): "zero3_offload"}
 Engine = dict[str, Any]  # DeepSpeed's JSON
+
+
+def launched_with(zero_stage: int, offload: str) -> str:
+    """The option that launches with a shipped file, such as "--config_file zero3"; "" if no shipped file does it."""
+    file = SHIPPED.get((zero_stage, offload))
+    return f"--config_file {file}" if file else ""
 
 
 def read_accelerate(file: str) -> tuple[int | None, Engine | None]:

@@ -1,13 +1,13 @@
-"""Plans for a job: best first, what was refused and by which number, and what one word of the user would change.
+"""Plans for a job: best first, what was refused and by which number, and what one opt-in more would change.
 
-Contract: a plan keeps what the user set, the global batch and everything else that the optimisation sees. Only a word
-in `allow` lets it train adapters (lora), train them on 4 bits (qlora), keep Adam's state in 8 bits (adam8bit), shorten
-sequences (shorter) or generate fewer completions a prompt (fewer).
+Contract: a plan keeps what the user set, the global batch and everything else that the optimisation sees. Only an
+opt-in in `allow` lets it train adapters (lora), train them on 4 bits (qlora), keep Adam's state in 8 bits (adam8bit),
+shorten sequences (shorter) or generate fewer completions a prompt (fewer).
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_ext.errors import ConfigError
@@ -16,13 +16,12 @@ from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.job import Job, changed
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
-from trl_ext.memory.planner import ladder
-from trl_ext.memory.planner.ladder import Search
-from trl_ext.memory.planner.question import make_search, ppo_defaults, unalias, unaliased, words_of
-from trl_ext.memory.planner.words import describe, technique, vllm_reason
+from trl_ext.memory.planner import choices
+from trl_ext.memory.planner.labels import label, technique, vllm_reason
+from trl_ext.memory.planner.search import Search, make_search, opt_ins_of, ppo_defaults, unalias, unaliased
 
 NUM_PLANS = 5
-WORTH_A_WORD = 2.0  # an opt-in is mentioned beside plans that fit if it is so many times faster
+WORTH_AN_OPT_IN = 2.0  # an opt-in is mentioned beside plans that fit if it is so many times faster
 SHORTEST = 64  # tokens
 ALIKE = 0.05  # plans that differ by less are the same to a user
 
@@ -33,7 +32,7 @@ class Plan:
 
     Args:
         estimate: What they need.
-        opt_ins: Words of `allow` that it uses.
+        opt_ins: What it uses of `allow`.
     """
 
     estimate: Estimate
@@ -45,7 +44,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        return describe(self.job, self.estimate.case.hardware.num_gpus)
+        return label(self.job, self.estimate.case.hardware.num_gpus)
 
     def what_if(self, **changes: Any) -> Estimate:
         """The estimate with other settings, everything else as planned; it need not fit.
@@ -59,13 +58,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Settings that do not fit, at their most frugal, and the number that says so."""
+    """Settings that do not fit, at their most frugal, and the number that says so.
+
+    Args:
+        estimate: What they need.
+        why: Where that comes from, in a sentence; "" if there is nothing to say.
+    """
 
     estimate: Estimate
+    why: str = ""
 
     @property
     def reason(self) -> str:
-        return f"{technique(self.estimate.job)}: {self.estimate.reason() or vllm_reason(self.estimate)}"
+        """The technique and its GiB, as "ZeRO-2, all weights: 120 GiB at the optimizer step ...", and `why`."""
+        reason = f"{technique(self.estimate.job)}: {self.estimate.reason() or vllm_reason(self.estimate)}"
+        return f"{reason}. {self.why}" if self.why else reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +80,37 @@ class Plans:
     """The planner's answer.
 
     Args:
-        search: What was asked.
-        allow: Words that the user gave.
+        search: Where it looked.
+        allow: Opt-ins of the user.
         plans: Those that fit, fastest first.
         refused: Techniques that do not fit.
-        advice: Sentences: which single word would change what.
+        with_opt_in: By opt-in, the best plan if it were allowed as well; only where that changes much.
     """
 
     search: Search
     allow: frozenset[str]
     plans: tuple[Plan, ...]
     refused: tuple[Refusal, ...]
-    advice: tuple[str, ...] = ()
+    with_opt_in: Mapping[str, Plan] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> str:
+        """Why the first three techniques do not fit, in sentences."""
+        return " ".join(f"{refusal.reason.rstrip('.')}." for refusal in self.refused[:3])
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What each single opt-in more would give, in sentences."""
+        return self.advice_for("--allow ")
+
+    def advice_for(self, option: str) -> tuple[str, ...]:
+        """What each single opt-in more would give, in sentences that begin with how the opt-in is written."""
+        sentences = []
+        for name, one in self.with_opt_in.items():
+            lengths = f", {one.job.sequence_tokens} tokens a sequence" if name == "shorter" else ""
+            gain = f"{one.estimate.peak_gib:.1f} GiB, about {one.estimate.step_s:.0f} s a step{lengths}"
+            sentences.append(f"{option}{name}: {gain}.")
+        return tuple(sentences)
 
     @property
     def best(self) -> Plan:
@@ -94,17 +120,31 @@ class Plans:
             ConfigError: Nothing fits; with what would.
         """
         if not self.plans:
-            numbers = " ".join(f"{refusal.reason}." for refusal in self.refused[:3])
-            raise ConfigError(" ".join(["Nothing that keeps the optimisation fits.", numbers, *self.advice]))
+            raise ConfigError(" ".join(["Nothing that keeps the optimisation fits.", self.reasons, *self.advice]))
         return self.plans[0]
 
-    def largest(self, field: str) -> int:
-        """The largest value of a length or a count with which something fits, 0 if nothing does.
+    def largest(self, name: str) -> int:
+        """The largest value of a length or a count with which something fits, by bisection; 0 if nothing does.
 
         Raises:
             ConfigError: The setting is none of those that grow.
         """
-        return largest(self.search, field, self.allow)
+        job, max_positions = self.search.job, self.search.shape.max_positions
+        bounds = {
+            "max_length": max_positions,
+            "max_prompt_length": max_positions - job.max_completion_length,
+            "max_completion_length": max_positions - job.max_prompt_length,
+            "per_device_train_batch_size": job.global_batch // self.search.hardware.num_gpus,
+            "lora_r": 1024,
+        }
+        name = unalias(name)
+        if name not in bounds:
+            raise ConfigError(f"The largest {name} cannot be searched for. Ask for one of {', '.join(bounds)}.")
+        values = list(range(1, bounds[name] + 1))
+        if name == "per_device_train_batch_size":
+            values = [value for value in values if bounds[name] % value == 0]
+        best = choices.largest_that(values, lambda value: _any_fits(self.search, {name: value}, self.allow))
+        return getattr(best.job, name) if best else 0
 
 
 def plan(
@@ -125,21 +165,20 @@ def plan(
         settings: Fields of `Job`; they stay as they are. `gradient_accumulation_steps` fixes the global batch.
 
     Raises:
-        ConfigError: An unknown card, model, setting or word, or settings that contradict each other.
+        ConfigError: An unknown card, model, setting or opt-in, or settings that contradict each other.
     """
     hardware = parse_gpus(gpus) if isinstance(gpus, str) else gpus
-    shape, words = find_shape(model), words_of(allow)
-    search = make_search(trainer, shape, hardware, settings)
-    return plans_of(search, words)
+    shape, opt_ins = find_shape(model), opt_ins_of(allow)
+    return plans_of(make_search(trainer, shape, hardware, settings), opt_ins)
 
 
 # The search --------------------------------------------------------------------------------------------------------
 
 
 def plans_of(search: Search, allow: frozenset[str]) -> Plans:
-    """Plans, refusals and advice."""
+    """Everything that the planner finds."""
     plans, refused = _plans_and_refusals(search, allow)
-    return Plans(search, allow, plans, refused, tuple(_advice(search, allow, plans)))
+    return Plans(search, allow, plans, refused, dict(_with_opt_in(search, allow, plans)))
 
 
 def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Plan, ...], tuple[Refusal, ...]]:
@@ -147,15 +186,17 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
     refused: list[Refusal] = []
     for variant, opt_ins in variants(search, allow):
         fits_whole = False
-        for technique_job in ladder.techniques(variant):
+        for technique_job in choices.techniques(variant):
             if technique_job.uses_lora and technique_job.zero_stage == 3 and fits_whole:
                 continue  # it would gather the frozen base in every micro-batch, and all of it to merge adapters
-            found = ladder.fitting(variant, technique_job)
+            found = choices.fitting(variant, technique_job)
             if found:
                 plans.append(Plan(min(found, key=lambda one: one.step_s), opt_ins))
                 fits_whole = True
             else:
-                refused.append(Refusal(_least(variant, technique_job)))
+                frugal = choices.most_frugal(variant, technique_job)
+                jobs = [job for one in frugal for job in _startable(variant, one)]
+                refused.append(Refusal(min(map(variant.estimate, jobs), key=lambda one: one.need_bytes)))
     if not plans and allow & {"shorter", "fewer"}:
         plans = list(_smaller(search, allow))
     plans.sort(key=lambda one: one.estimate.step_s)
@@ -164,8 +205,8 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
 
 
 def _beats(one: Plan, other: Plan) -> bool:
-    """Whether nobody would take the other: it is not clearly faster and saves neither GPU nor host memory. Of two
-    that are alike the simpler one stands, which has the lower stage and offloads less."""
+    """True if nobody would take the other: it is not clearly faster and saves neither GPU nor host memory. Of two that
+    are alike the simpler one stands, which has the lower stage and offloads less."""
     left, right = one.estimate, other.estimate
     faster = left.step_s <= right.step_s * (1 + ALIKE)
     smaller = left.need_bytes <= right.need_bytes * (1 + ALIKE) and left.host_bytes <= right.host_bytes * (1 + ALIKE)
@@ -176,22 +217,16 @@ def _beats(one: Plan, other: Plan) -> bool:
 
 
 def _complexity(job: Job) -> tuple[int, bool, int]:
-    return ladder.TECHNIQUES.index((job.zero_stage, job.offload)), job.activation_offloading, -job.checkpoint_every
+    return choices.TECHNIQUES.index((job.zero_stage, job.offload)), job.activation_offloading, -job.checkpoint_every
 
 
-def _least(search: Search, technique_job: Job) -> Estimate:
-    """A technique's most frugal estimate."""
-    jobs = ladder.most_frugal(search, technique_job)
-    jobs = [choice for job in jobs for choice in (_vllm_or_itself(search, job))]
-    return min(map(search.estimate, jobs), key=lambda one: one.need_bytes)
-
-
-def _vllm_or_itself(search: Search, job: Job) -> list[Job]:
-    return list(ladder.vllm_choices(search, job)) or [job] if job.use_vllm else [job]
+def _startable(search: Search, job: Job) -> list[Job]:
+    """The job itself, or with vLLM the ways in which vLLM can start, if there are any."""
+    return list(choices.vllm_choices(search, job)) or [job] if job.use_vllm else [job]
 
 
 def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
-    """The user's own method, then what he allows."""
+    """The search with the user's own method, then with each opt-in that changes method or optimizer."""
     yield search, ()
     if "adam8bit" in allow and search.may("optim") and search.job.method == "full":
         job = replace(search.job, optim="adamw_bnb_8bit")
@@ -210,68 +245,41 @@ def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tu
 def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:
     """Halve lengths, or completions a prompt, until something fits."""
     lengths = ("max_completion_length", "max_prompt_length") if search.job.generates else ("max_length",)
-    names = [*(lengths if "shorter" in allow else ()), *(("num_generations",) if "fewer" in allow else ())]
-    words = tuple(sorted(allow & {"shorter", "fewer"}))
+    least = dict.fromkeys(lengths, SHORTEST) if "shorter" in allow else {}
+    least |= {"num_generations": 2} if "fewer" in allow else {}
+    opt_ins = tuple(sorted(allow & {"shorter", "fewer"}))
     job = search.job
     while True:
-        halved = {name: getattr(job, name) // 2 for name in names if getattr(job, name) // 2 >= _least_value(name)}
+        halved = {name: getattr(job, name) // 2 for name in least if getattr(job, name) // 2 >= least[name]}
         if not halved:
             return
         job = changed(job, halved)
         smaller = replace(search, job=job)
         plans, _ = _plans_and_refusals(smaller, allow - {"shorter", "fewer"})
         if plans:
-            yield from (replace(one, opt_ins=(*one.opt_ins, *words)) for one in plans)
+            yield from (replace(one, opt_ins=(*one.opt_ins, *opt_ins)) for one in plans)
             return
 
 
-def _least_value(name: str) -> int:
-    return 2 if name == "num_generations" else SHORTEST
-
-
-def _advice(search: Search, allow: frozenset[str], plans: tuple[Plan, ...]) -> Iterator[str]:
-    """What one more word would give: every word if nothing fits, else LoRA if it is much faster."""
-    words = [word for word in ("lora", "qlora", "adam8bit", "shorter") if word not in allow]
-    for word in words if not plans else [word for word in words if word == "lora"]:
-        if word in ("lora", "qlora", "adam8bit") and search.job.method != "full":
+def _with_opt_in(search: Search, allow: frozenset[str], plans: tuple[Plan, ...]) -> Iterator[tuple[str, Plan]]:
+    """The best plan with each opt-in more: with every one if nothing fits, else with LoRA if it is much faster."""
+    for name in ("lora",) if plans else ("lora", "qlora", "adam8bit", "shorter"):
+        if name in allow or (name != "shorter" and search.job.method != "full"):
             continue
-        better, _ = _plans_and_refusals(search, allow | {word})
-        better = tuple(one for one in better if word in one.opt_ins)
-        if better and (not plans or better[0].estimate.step_s * WORTH_A_WORD < plans[0].estimate.step_s):
-            best = better[0].estimate
-            yield f"--allow {word}: {best.peak_gib:.1f} GiB, about {best.step_s:.0f} s a step{_lengths(word, best)}."
-
-
-def _lengths(word: str, best: Estimate) -> str:
-    return f", {best.job.sequence_tokens} tokens a sequence" if word == "shorter" else ""
-
-
-def largest(search: Search, field: str, allow: frozenset[str] = frozenset()) -> int:
-    """The largest value of a setting with which something fits, by bisection on the formulas."""
-    bounds = {
-        "max_length": search.shape.max_positions,
-        "max_prompt_length": search.shape.max_positions - search.job.max_completion_length,
-        "max_completion_length": search.shape.max_positions - search.job.max_prompt_length,
-        "per_device_train_batch_size": search.job.global_batch // search.hardware.num_gpus,
-        "lora_r": 1024,
-    }
-    field = unalias(field)
-    if field not in bounds:
-        raise ConfigError(f"The largest {field} cannot be searched for. Ask for one of {', '.join(bounds)}.")
-    values = list(range(1, bounds[field] + 1))
-    if field == "per_device_train_batch_size":
-        values = [value for value in values if bounds[field] % value == 0]
-    best = ladder.largest_that(values, lambda value: _any_fits(search, {field: value}, allow))
-    return getattr(best.job, field) if best else 0
+        found, _ = _plans_and_refusals(search, allow | {name})
+        best = next((one for one in found if name in one.opt_ins), None)
+        if best and (not plans or best.estimate.step_s * WORTH_AN_OPT_IN < plans[0].estimate.step_s):
+            yield name, best
 
 
 def _any_fits(search: Search, setting: dict[str, int], allow: frozenset[str]) -> Estimate | None:
+    """The first estimate that fits with this setting, at its most frugal; None if nothing does."""
     given = search.given | set(setting)
     search = replace(search, job=changed(search.job, setting), given=given)
     frugal = (
-        ladder.fitted(variant, job)
+        choices.fitted(variant, job)
         for variant, _ in variants(search, allow)
-        for technique_job in ladder.techniques(variant)
-        for job in ladder.most_frugal(variant, technique_job)
+        for technique_job in choices.techniques(variant)
+        for job in choices.most_frugal(variant, technique_job)
     )
     return next(filter(None, frugal), None)

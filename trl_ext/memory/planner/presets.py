@@ -15,8 +15,8 @@ from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
-from trl_ext.memory.planner.ladder import Search
 from trl_ext.memory.planner.planner import Plan, Plans, Refusal
+from trl_ext.memory.planner.search import Search
 
 _PPO = {"critic": "adapter", "reward_model": "adapter", "num_generations": 1, "beta": 0.05, "method": "lora"}
 _PPO_FULL = {"method": "full", "critic": "separate", "reward_model": "copy", "zero_stage": 2}
@@ -252,5 +252,5 @@ def as_plans(name: str) -> Plans:
     found = one.plan()
     given = frozenset({"trainer", *one.settings})
     search = Search(found.job, given, found.estimate.case.shape, found.estimate.case.hardware)
-    refused = (Refusal(one.obvious_estimate()),) if one.obvious else ()
-    return Plans(search, frozenset(), (found,), refused, (one.why,) if one.why else ())
+    refused = (Refusal(one.obvious_estimate(), one.why),) if one.obvious else ()
+    return Plans(search, frozenset(), (found,), refused)

@@ -6,10 +6,9 @@ The phases are those of the plan. A phase's peak is what was allocated at once w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.memory.formulas.phases import PHASE_WORDS
-from trl_ext.memory.units import gib, in_gib
 from trl_ext.monitor.memory.source import MemorySource
 
+GIB = 2**30
 STEP = "step"
 # Names of the clock's phases that are part of a plan's phase.
 _PLAN_PHASE = {"logps": "score"}
@@ -86,14 +85,19 @@ class MemoryAudit:
 
     Args:
         predicted: Bytes by phase, as the plan says; None without a plan.
-        remedy: A sentence: the next cheaper setting.
+        phase_words: Phases as a sentence names them: "while generating".
+        remedy: Says what to set when memory is short, as the end of a sentence.
         warn: Takes a sentence. Every kind of warning comes once.
     """
 
     def __init__(
-        self, predicted: Mapping[str, float] | None, remedy: Callable[[], str], warn: Callable[[str], None]
+        self,
+        predicted: Mapping[str, float] | None,
+        phase_words: Mapping[str, str],
+        remedy: Callable[[], str],
+        warn: Callable[[str], None],
     ) -> None:
-        self._predicted = predicted or {}
+        self._predicted, self._phase_words = predicted or {}, phase_words
         self._remedy = remedy
         self._warn = warn
         self._warned: set[str] = set()
@@ -101,32 +105,33 @@ class MemoryAudit:
 
     def metrics(self, reading: Reading) -> dict[str, float]:
         """Keys `memory/*`, the same ones at every call but for the predicted ones, which come with the first."""
-        metrics = {f"memory/{phase}_gib": gib(peak) for phase, peak in reading.peak_bytes.items()}
-        metrics["memory/reserved_gib"] = gib(reading.reserved_bytes)
+        metrics = {f"memory/{phase}_gib": peak / GIB for phase, peak in reading.peak_bytes.items()}
+        metrics["memory/reserved_gib"] = reading.reserved_bytes / GIB
         metrics["memory/free_share"] = reading.free_frac
         metrics["memory/alloc_retries"] = reading.num_retries
         predicted = {phase: self._predicted[phase] for phase in reading.peak_bytes if phase in self._predicted}
         if predicted:
             worst = max(predicted, key=predicted.__getitem__)
-            metrics["memory/error_pct"] = 100 * _excess_frac(reading.peak_bytes[worst], predicted[worst])
+            metrics["memory/error_pct"] = 100 * (reading.peak_bytes[worst] / predicted[worst] - 1)
             if self._is_first:
-                metrics |= {f"memory/predicted_{phase}_gib": gib(value) for phase, value in predicted.items()}
+                metrics |= {f"memory/predicted_{phase}_gib": value / GIB for phase, value in predicted.items()}
         self._is_first = False
         self._judge(reading, predicted)
         return metrics
 
     def _judge(self, reading: Reading, predicted: Mapping[str, float]) -> None:
-        excess = {phase: _excess_frac(reading.peak_bytes[phase], value) for phase, value in predicted.items()}
+        excess = {phase: reading.peak_bytes[phase] / value - 1 for phase, value in predicted.items()}
         worst = max(excess, key=excess.__getitem__, default=None)
         if worst is not None and excess[worst] > TOLERANCE_FRAC:
             self._once(
                 "excess",
-                f"Memory {PHASE_WORDS[worst]} is {in_gib(reading.peak_bytes[worst])} and "
-                f"{gib(predicted[worst]):.1f} were predicted ({excess[worst]:+.1%}). Do not count on the plan's "
+                f"Memory {self._phase_words[worst]} is {reading.peak_bytes[worst] / GIB:.1f} GiB and "
+                f"{predicted[worst] / GIB:.1f} were predicted ({excess[worst]:+.1%}). Do not count on the plan's "
                 f"reserve: {self._remedy()}",
             )
         if reading.free_frac < SCARCE_FRAC:
-            self._once("scarce", f"{reading.free_frac:.1%} of the card is free. {_capital(self._remedy())}")
+            remedy = self._remedy()
+            self._once("scarce", f"{reading.free_frac:.1%} of the card is free. {remedy[:1].upper()}{remedy[1:]}")
         if reading.num_retries:
             self._once(
                 "retries",
@@ -139,11 +144,3 @@ class MemoryAudit:
         if kind not in self._warned:
             self._warned.add(kind)
             self._warn(sentence)
-
-
-def _excess_frac(measured: float, predicted: float) -> float:
-    return measured / predicted - 1
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]

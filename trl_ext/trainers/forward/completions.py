@@ -4,7 +4,7 @@ Legend: B rows of the padded batch, P its prompt width, C its completion width, 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ def plan(batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, kee
         items.append(Item(prompts.setdefault(prompt, len(prompts)), shared, len(batch.sequences[i]) - shared))
     if max_tokens is not None:
         max_tokens = max(max_tokens, *(item.length for item in items))
-    return [_renumber(row, kept) for row in plan_rows(items, max_tokens)]
+    return renumbered(plan_rows(items, max_tokens), kept)
 
 
 def score(
@@ -227,8 +227,9 @@ def _scatter(total: torch.Tensor | None, size: int, target: torch.Tensor, values
     return placed if total is None else total + placed
 
 
-def _renumber(row: Row, kept: Sequence[int]) -> Row:
-    return Row(tuple(Segment(s.start, s.end, kept[s.item], s.offset, s.prefix, s.is_prefix) for s in row.segments))
+def renumbered(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
+    """The rows with item i called `numbers[i]`."""
+    return [Row(tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments)) for row in rows]
 
 
 def _filler(batch: Unpadded) -> Row:

@@ -30,7 +30,7 @@ from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.memory.oom.pieces import CompletionPieces, why_completions_stay_whole
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
-from trl_ext.trainers.memory.plan import Asked, by_name, settle_memory
+from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch
@@ -90,7 +90,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
     def _plan_memory(self, model, rewards, args, dataset, options) -> None:
         """Settle what `args.memory` asks for, before anything loads; adapters may come into `options`."""
         scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
-        asked = Asked(
+        inputs = Inputs(
             model,
             options.get("peft_config"),
             options.get("quantization_config"),
@@ -98,7 +98,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
             dataset,
             "copy" if scores_by_model else "none",
         )
-        settled = settle_memory(self.memory_kind, args, asked)
+        settled = settle_memory(self.memory_kind, args, inputs)
         for name in ("peft_config", "quantization_config"):
             if getattr(settled, name) is not None:
                 options[name] = getattr(settled, name)

@@ -1,4 +1,4 @@
-"""The settings `memory*`, which our configs share, and which settings of a config its maker gave himself."""
+"""The settings `memory*`, which our configs share, and which settings of a config were given."""
 
 import os
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -6,7 +6,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files.settings import ALLOCATOR
-from trl_ext.memory.planner.question import words_of
+from trl_ext.memory.planner.search import opt_ins_of
 from trl_ext.memory.run.source import Source, read_source
 
 ON_OOM = ("split", "raise")
@@ -77,7 +77,7 @@ class MemoryFields:
         for name in ("memory_prompt_length", "global_batch"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
-        words = words_of((self.memory_allow or "").split(","))
+        opt_ins = opt_ins_of((self.memory_allow or "").split(","))
         self.memory_source: Source | None = None if self.memory is None else read_source(self.memory)
         if self.memory_source is None:
             alone = [name for name in ("memory_allow", "global_batch") if getattr(self, name)]
@@ -85,7 +85,7 @@ class MemoryFields:
                 raise ConfigError(f"{alone[0]} has no effect without memory. Set memory='auto', or remove it.")
             return
         self.memory = self.memory_source.name
-        self.memory_words = words
+        self.memory_opt_ins = opt_ins
         for name, value in ALLOCATOR.items():
             os.environ.setdefault(name, value)  # read when CUDA starts
 

@@ -15,31 +15,30 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
-from trl_ext.memory.job import Job, changed
+from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.memory.run.fields import given_fields, run_fields
-from trl_ext.memory.run.settle import LAUNCHED, SIZES, Run, faster_launch, settle
+from trl_ext.memory.run.keys import given_fields, job_of_run
+from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
 from trl_ext.memory.units import gib
 from trl_ext.trainers.checks import sample_of_prompts
 from trl_ext.trainers.forward.group_order import split_is_free
 
 logger = logging.get_logger(__name__)
-GUESSED_PROMPT = 512  # of a stream, which cannot be looked at
 NUM_LONGEST = 64  # of the prompts, those with most characters are tokenized
 # Losses that sum over the completions alike however many are generated at once.
 SPLIT_FREELY = ("grpo", "dr_grpo")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was given to a trainer beside its arguments.
+class Inputs:
+    """What a trainer is given beside its arguments.
 
     Args:
-        model: Model or path.
-        peft_config, quantization_config: Of the policy, or None.
-        tokenizer: Or None.
+        model: Model, or its name or folder.
+        peft_config, quantization_config: Of the policy; None without.
+        tokenizer: None for the model's own.
         dataset: The training rows.
         reward_model: "none", "copy" or "adapter".
         has_value_model: A critic of its own was given.
@@ -54,32 +53,32 @@ class Asked:
     has_value_model: bool = False
 
 
-def settle_memory(trainer: str, args: Any, asked: Asked) -> Asked:
+def settle_memory(trainer: str, args: Any, inputs: Inputs) -> Inputs:
     """Plan and apply, where `args.memory` asks for it.
 
     Args:
         trainer: "reward", "grpo" or "ppo".
         args: The trainer's config; changed in place, and `memory_plan` set.
-        asked: What the trainer was given.
+        inputs: What the trainer was given.
 
     Returns:
-        The same, with adapters or a 4-bit base where `memory_allow` let the plan take them.
+        The inputs, with adapters or a 4-bit base where `memory_allow` let the plan take them.
 
     Raises:
         ConfigError: Nothing fits, or the plan contradicts the launch or a setting that was given.
     """
     if getattr(args, "memory_source", None) is None:
-        return asked
+        return inputs
     if args.memory_source.hardware is None and args.use_cpu:
         logger.warning("memory=auto plans for GPUs, and use_cpu is set: nothing is planned.")
-        return asked
-    run = describe_run(trainer, args, asked)
-    plan = settle(run, args.memory_source, args.memory_words, this_machine)
+        return inputs
+    run = describe_run(trainer, args, inputs)
+    plan = settle(run, args.memory_source, args.memory_opt_ins, cards_here)
     changes = apply(plan.job, args, run)
     args.memory_plan = plan
     if args.process_index == 0:
-        print(_told(plan, changes, faster_launch(run, plan, args.memory_words)), file=sys.stderr)
-    return _with_adapters(plan, asked)
+        print(_summary(plan, changes, faster_launch(run, plan, args.memory_opt_ins)), file=sys.stderr)
+    return _with_adapters(plan, inputs)
 
 
 def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> dict[str, Any]:
@@ -94,47 +93,43 @@ def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> di
     return dict(zip(names[names.index(after) + 1 :], rest, strict=False))
 
 
-def this_machine() -> Hardware:
-    """The cards here.
+def cards_here() -> Hardware:
+    """The cards of this machine.
 
     Raises:
         ConfigError: There are none.
     """
-    from trl_ext.doctor.look import host_memory, look_at_cards
-    from trl_ext.doctor.machine import hardware_of
+    from trl_ext.doctor.look import this_machine
 
-    cards = look_at_cards()
-    if not cards.gpus:
+    found = this_machine()
+    if found is None:
         raise ConfigError(
             "memory=auto plans for the cards of this machine, and there are none. Name those that the run is for, "
             "such as memory=4xA40-48GB."
         )
-    return hardware_of(cards.gpus, cards.has_nvlink, cards.has_peer_access, host_memory()[1])
+    return found
 
 
 def plan_of(trainer: Any) -> Plan | None:
-    """The trainer's plan; without one its run as it is, on the cards here, with what it needs by the formulas.
-
-    Returns:
-        None where there are no cards, or the formulas do not know the run.
-    """
-    if getattr(trainer.args, "memory_plan", None) is not None:
-        return trainer.args.memory_plan  # type: ignore[no-any-return]
+    """The trainer's plan; without one its run as it is, on the cards here; None where there are no cards, or the
+    formulas do not know the run."""
+    plan: Plan | None = getattr(trainer.args, "memory_plan", None)
+    if plan is not None:
+        return plan
     try:
-        run = describe_run(trainer.memory_kind, trainer.args, asked_of(trainer))
-        job = changed(Job(run.trainer), run.fields)
-        return Plan(estimate(job, run.shape, replace(this_machine(), num_gpus=run.num_processes)))
+        run = describe_run(trainer.memory_kind, trainer.args, inputs_of(trainer))
+        return Plan(estimate(run.job, run.shape, replace(cards_here(), num_gpus=run.num_processes)))
     except ConfigError as error:
         logger.info(f"The run is not planned: {error}")
         return None
 
 
-def asked_of(trainer: Any) -> Asked:
-    """What a trainer that stands was given."""
+def inputs_of(trainer: Any) -> Inputs:
+    """Read back what a trainer was constructed with."""
     rewards = [*getattr(trainer, "reward_funcs", ())]
     is_whole = any(isinstance(getattr(reward, "wrapped", reward), torch.nn.Module) for reward in rewards)
     critic = getattr(trainer, "_critic", None)
-    return Asked(
+    return Inputs(
         model=trainer.accelerator.unwrap_model(trainer.model),
         tokenizer=trainer.processing_class,
         dataset=trainer.train_dataset,
@@ -146,34 +141,50 @@ def asked_of(trainer: Any) -> Asked:
 # The run as it stands ---------------------------------------------------------------------------------------------
 
 
-def describe_run(trainer: str, args: Any, asked: Asked) -> Run:
+def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
     """What the planner has to know.
 
     Raises:
         ConfigError: The model's family is unknown to the formulas.
     """
-    shape = _shape(args, asked.model)
+    shape = _shape(args, inputs.model)
     engine = _engine(args)
-    keys = vars(args) | _model_keys(args, asked)
-    prompt_tokens = None if trainer == "reward" else _prompt_tokens(args, asked)
-    fields = run_fields(trainer, keys, shape, args.world_size, engine, prompt_tokens)
-    given = given_fields(args.given) | LAUNCHED | _sizes_in(engine)
-    if keys["use_peft"]:
-        given |= {"method"}
-    if asked.has_value_model:
-        given |= {"critic"}
+    keys = vars(args) | _model_keys(args, inputs)
+    prompt_tokens = None if trainer == "reward" else _prompt_tokens(args, inputs)
+    job = job_of_run(trainer, keys, shape, args.world_size, engine, prompt_tokens)
+    given = decided(job, args, shape, engine, inputs.has_value_model) | LAUNCHED
     if keys["dtype"] is not None:
         given |= {"dtype"}
-    if trainer != "grpo" or args.loss_type not in SPLIT_FREELY:
-        given |= {"steps_per_generation"}
-    if trainer != "reward" and not split_is_free(args, _wants_entropy(args), shape.experts is not None):
-        given |= {"per_device_train_batch_size"}
     local = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
-    return Run(trainer, shape, fields, given, args.world_size, local)
+    return Run(job, given, shape, args.world_size, local)
 
 
-def _wants_entropy(args: Any) -> bool:
-    return bool(args.entropy_coef) or args.use_adaptive_entropy
+def decided(
+    job: Job, args: Any, shape: ModelShape, engine: Mapping[str, Any] | None, has_value_model: bool
+) -> frozenset[str]:
+    """Fields of `Job` that the user, DeepSpeed's file or the loss decides.
+
+    Args:
+        job: The run's.
+        args: The trainer's config.
+        shape: The model.
+        engine: DeepSpeed's settings, None without DeepSpeed.
+        has_value_model: True if the user gave PPO's critic.
+    """
+    # Sizes that the file gives in numbers; "auto" and silence leave them to the plan.
+    zero = (engine or {}).get("zero_optimization") or {}
+    given = given_fields(args.given) | {name for name in SIZES if zero.get(name, "auto") != "auto"}
+    if job.uses_lora:
+        given |= {"method"}
+    if has_value_model:
+        given |= {"critic"}
+    if job.trainer != "grpo" or args.loss_type not in SPLIT_FREELY:
+        given |= {"steps_per_generation"}
+    if job.generates:
+        wants_entropy = bool(args.entropy_coef) or args.use_adaptive_entropy
+        if not split_is_free(args, has_entropy_bonus=wants_entropy, has_aux_loss=shape.experts is not None):
+            given |= {MICRO}
+    return given
 
 
 def _shape(args: Any, model: Any) -> ModelShape:
@@ -200,29 +211,23 @@ def _engine(args: Any) -> dict[str, Any] | None:
     return None if plugin is None else plugin.deepspeed_config
 
 
-def _sizes_in(engine: Mapping[str, Any] | None) -> frozenset[str]:
-    """Sizes that the file gives in numbers; "auto" and silence leave them to the plan."""
-    zero = (engine or {}).get("zero_optimization") or {}
-    return frozenset(name for name in SIZES if zero.get(name, "auto") != "auto")
-
-
-def _model_keys(args: Any, asked: Asked) -> dict[str, Any]:
+def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
     """Under the names of TRL's ModelConfig; `dtype` None if it was left open."""
-    is_loaded = not isinstance(asked.model, str)
+    is_loaded = not isinstance(inputs.model, str)
     keys = {
-        "dtype": str(next(_bare(asked.model).parameters()).dtype) if is_loaded else _loading(args).get("dtype"),
+        "dtype": str(next(_bare(inputs.model).parameters()).dtype) if is_loaded else _loading(args).get("dtype"),
         "use_peft": False,
-        "reward_model": asked.reward_model == "copy",
-        "reward_adapter": asked.reward_model == "adapter",
-        "value_model": asked.has_value_model,
+        "reward_model": inputs.reward_model == "copy",
+        "reward_adapter": inputs.reward_model == "adapter",
+        "value_model": inputs.has_value_model,
     }
-    lora = asked.peft_config
-    if lora is None and hasattr(asked.model, "peft_config"):
-        lora = next(iter(asked.model.peft_config.values()))
+    lora = inputs.peft_config
+    if lora is None and hasattr(inputs.model, "peft_config"):
+        lora = next(iter(inputs.model.peft_config.values()))
     if not hasattr(lora, "r"):  # no adapters, or such that the formulas do not know
         return keys
     targets = lora.target_modules
-    quantized = asked.quantization_config or getattr(_bare(asked.model), "quantization_method", None)
+    quantized = inputs.quantization_config or getattr(_bare(inputs.model), "quantization_method", None)
     return keys | {
         "use_peft": True,
         "load_in_4bit": bool(quantized),
@@ -232,17 +237,18 @@ def _model_keys(args: Any, asked: Asked) -> dict[str, Any]:
     }
 
 
-def _prompt_tokens(args: Any, asked: Asked) -> int:
+def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
+    """Tokens of the longest prompt; None for a stream, which cannot be looked at."""
     if args.memory_prompt_length:
         return int(args.memory_prompt_length)
-    rows = asked.dataset
+    rows = inputs.dataset
     if "input_ids" in (getattr(rows, "column_names", None) or ()):
-        return max(map(len, rows["input_ids"]), default=GUESSED_PROMPT)
+        return max(map(len, rows["input_ids"]), default=None)
     prompts = sorted(sample_of_prompts(rows), key=lambda prompt: len(str(prompt)))[-NUM_LONGEST:]
     if not prompts:
-        return GUESSED_PROMPT
-    tokenizer = asked.tokenizer or AutoTokenizer.from_pretrained(
-        asked.model if isinstance(asked.model, str) else _bare(asked.model).config._name_or_path
+        return None
+    tokenizer = inputs.tokenizer or AutoTokenizer.from_pretrained(
+        inputs.model if isinstance(inputs.model, str) else _bare(inputs.model).config._name_or_path
     )
     return max(_num_tokens(getattr(tokenizer, "tokenizer", tokenizer), prompt) for prompt in prompts)
 
@@ -283,18 +289,18 @@ def apply(job: Job, args: Any, run: Run) -> dict[str, tuple[Any, Any]]:
 
 def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
     """Arguments by name: those of the plan's fields that differ from the run's, and what follows from them."""
-    keys, fields = settings.recipe(job, "", args.world_size), run.fields
+    before = run.job
     wanted = {
         name: value
-        for name, value in keys.items()
+        for name, value in settings.recipe(job, "", args.world_size).items()
         if name not in ("bf16", "optim") and hasattr(args, name)
-        if name not in fields or fields[name] != getattr(job, name)
+        if not hasattr(before, name) or getattr(before, name) != getattr(job, name)
     }
     if "dtype" not in run.given:
         wanted["model_init_kwargs"] = {**_loading(args), "dtype": job.dtype}
-    if job.checkpoint_every != fields["checkpoint_every"]:
+    if job.checkpoint_every != before.checkpoint_every:
         wanted |= _checkpointing(args, job.checkpoint_every)
-    if job.optim != fields["optim"]:
+    if job.optim != before.optim:
         wanted["optim"] = type(args.optim)(job.optim)
     if hasattr(args, "steps_per_generation"):
         wanted["steps_per_generation"] = job.steps_per_generation or job.accumulation(args.world_size)
@@ -334,7 +340,7 @@ def _tell_engine(job: Job, args: Any, before: tuple[int, int]) -> None:
             engine[name] = new
 
 
-def _with_adapters(plan: Plan, asked: Asked) -> Asked:
+def _with_adapters(plan: Plan, inputs: Inputs) -> Inputs:
     """Adapters and a 4-bit base where the plan has them by the user's word."""
     job = plan.job
     if "lora" in plan.opt_ins or "qlora" in plan.opt_ins:
@@ -343,7 +349,7 @@ def _with_adapters(plan: Plan, asked: Asked) -> Asked:
         targets = "all-linear" if job.lora_target_modules == ALL_LINEAR else list(job.lora_target_modules)
         task = "SEQ_CLS" if job.trainer == "reward" else "CAUSAL_LM"
         lora = LoraConfig(r=job.lora_r, lora_alpha=2 * job.lora_r, target_modules=targets, task_type=task)
-        asked = replace(asked, peft_config=lora)
+        inputs = replace(inputs, peft_config=lora)
     if "qlora" in plan.opt_ins:
         from transformers import BitsAndBytesConfig
 
@@ -353,12 +359,12 @@ def _with_adapters(plan: Plan, asked: Asked) -> Asked:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype="bfloat16",
         )
-        asked = replace(asked, quantization_config=base)
-    return asked
+        inputs = replace(inputs, quantization_config=base)
+    return inputs
 
 
-def _told(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) -> str:
-    """For the user, in two or three lines."""
+def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) -> str:
+    """The plan, what it set, and the advice, in a line each."""
     found, hardware = plan.estimate, plan.estimate.case.hardware
     lines = [
         f"Memory plan for {found.case.shape.name} on {hardware}: {plan.label}. {gib(found.need_bytes):.1f} of "

@@ -18,7 +18,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.value_head import hidden_from_names
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
-from trl_ext.trainers.memory.plan import Asked, settle_memory
+from trl_ext.trainers.memory.plan import Inputs, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
@@ -108,7 +108,7 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         settled = settle_memory(
             self.memory_kind,
             args,
-            Asked(
+            Inputs(
                 model,
                 peft_config,
                 grpo_options.get("quantization_config"),

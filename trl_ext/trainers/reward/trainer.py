@@ -26,7 +26,7 @@ from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in
 from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.memory.oom.pieces import PairPieces
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
-from trl_ext.trainers.memory.plan import Asked, by_name, settle_memory
+from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch
@@ -92,7 +92,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         preference_data.check_columns(eval_dataset, "eval_dataset")
         kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)
         quantization = kwargs.pop("quantization_config", None)
-        settled = settle_memory(self.memory_kind, args, Asked(model, peft_config, quantization))
+        settled = settle_memory(self.memory_kind, args, Inputs(model, peft_config, quantization))
         if settled.peft_config is not None:
             kwargs["peft_config"] = for_reward_model(settled.peft_config)
         if settled.quantization_config is not None:

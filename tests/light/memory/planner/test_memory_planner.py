@@ -10,7 +10,7 @@ from trl_ext.memory.estimate import estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.planner import plan
-from trl_ext.memory.planner.question import ALLOW
+from trl_ext.memory.planner.search import ALLOW
 from trl_ext.memory.units import gib
 
 K1 = {"max_prompt_length": 1024, "max_completion_length": 1024}

@@ -1,14 +1,18 @@
 """What `memory` names, held against a run: the contract, the launch, and words of the user. All by formulas."""
 
+from dataclasses import replace
+
 import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, parse_gpus
+from trl_ext.memory.files.launch import SHIPPED
 from trl_ext.memory.files.plan import write_plan
 from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.planner.choices import FREE
 from trl_ext.memory.planner.presets import PRESETS, preset
-from trl_ext.memory.run.fields import FREE, run_fields
-from trl_ext.memory.run.settle import FILES, LAUNCHED, Run, faster_launch, settle
+from trl_ext.memory.run.keys import job_of_run
+from trl_ext.memory.run.settle import ALL, LAUNCHED, SIZES, Run, faster_launch, settle
 from trl_ext.memory.run.source import read_source
 
 KEYS = {
@@ -29,9 +33,9 @@ ZERO3 = {"zero_optimization": {"stage": 3}}
 def run(trainer="grpo", model="8B", num_processes=4, engine=None, given=(), prompt_tokens=512, **keys):
     shape = find_shape(model)
     tokens = None if trainer == "reward" else prompt_tokens
-    fields = run_fields(trainer, {**KEYS, **keys}, shape, num_processes, engine, tokens)
+    job = job_of_run(trainer, {**KEYS, **keys}, shape, num_processes, engine, tokens)
     given = frozenset(given) | LAUNCHED | {"steps_per_generation"} | ({"method"} if keys.get("use_peft") else set())
-    return Run(trainer, shape, fields, given, num_processes, num_processes)
+    return Run(job, given, shape, num_processes, num_processes)
 
 
 @pytest.fixture(autouse=True)
@@ -52,10 +56,8 @@ def settled(one, memory, allow=(), machine=None):
 def test_only_what_leaves_the_optimisation_unchanged_is_turned(trainer, engine):
     one = run(trainer, engine=engine, num_processes=8)
     job = settled(one, "8xA100-80GB").job
-    sizes = {name for name in one.fields if name.endswith(("_size", "_parameters")) and name != "per_device"}
-    kept = one.fields.keys() - FREE - sizes
-    assert {"global_batch", "max_length" if trainer == "reward" else "beta", "method", "optim"} <= kept
-    assert {name: getattr(job, name) for name in kept} == {name: one.fields[name] for name in kept}
+    kept = ALL - FREE - SIZES
+    assert {name: getattr(job, name) for name in kept} == {name: getattr(one.job, name) for name in kept}
 
 
 def test_the_launch_is_a_fact():
@@ -78,7 +80,7 @@ def test_a_global_batch_is_split():
 def test_a_launch_in_which_nothing_fits_names_the_one_that_does():
     with pytest.raises(ConfigError, match=r"as launched\. DDP, all weights: .* Launch with --config_file") as told:
         settled(run(num_processes=8), "8xA100-80GB")
-    assert any(f"--config_file {file}:" in str(told.value) for file in FILES.values())
+    assert any(f"--config_file {file}:" in str(told.value) for file in SHIPPED.values())
 
 
 def test_where_no_launch_helps_a_word_does():
@@ -176,14 +178,14 @@ def test_every_preset_serves_a_run_of_its_kind_and_keeps_its_batch(name):
     one = preset_run(name)
     plan = settled(one, name)
     assert plan.estimate.fits
-    assert plan.job.global_batch == one.fields["global_batch"]
+    assert plan.job.global_batch == one.job.global_batch
     assert plan.job.checkpoint_every == preset(name).job.checkpoint_every
     assert plan.job.per_device_train_batch_size <= preset(name).job.per_device_train_batch_size
 
 
 def test_a_preset_of_another_launch_is_refused():
     one = preset_run("grpo-7b-8xa100-40gb")
-    plain = Run(one.trainer, one.shape, {**one.fields, "zero_stage": 0}, one.given, 8, 8)
+    plain = replace(one, job=replace(one.job, zero_stage=0))
     with pytest.raises(ConfigError, match=r"planned with ZeRO-3, and the run was launched with no DeepSpeed"):
         settled(plain, "grpo-7b-8xa100-40gb")
 
@@ -191,12 +193,11 @@ def test_a_preset_of_another_launch_is_refused():
 def test_a_preset_that_fights_a_given_setting_is_refused():
     one = preset_run("40gb", gradient_checkpointing=False)
     with pytest.raises(ConfigError, match=r"checkpoint_every is 0, and memory=40gb was planned with 1\. Remove"):
-        settled(Run(one.trainer, one.shape, one.fields, one.given | {"checkpoint_every"}, 1, 1), "40gb")
+        settled(replace(one, given=one.given | {"checkpoint_every"}), "40gb")
 
 
 def test_a_preset_with_adapters_needs_the_word():
-    one = preset_run("24gb", use_peft=False)
-    one = Run(one.trainer, one.shape, one.fields, LAUNCHED, 1, 1)
+    one = replace(preset_run("24gb", use_peft=False), given=LAUNCHED)
     with pytest.raises(ConfigError, match=r"trains adapters, and this run all weights .*memory_allow=lora"):
         settled(one, "24gb")
     plan = settled(one, "24gb", allow=["lora"])

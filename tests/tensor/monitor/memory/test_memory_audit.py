@@ -7,16 +7,14 @@ import torch
 from rich.console import Console
 
 from tests.fake_card import FakeCard
-from trl_ext.memory import plan
+from trl_ext.memory.formulas.phases import PHASE_WORDS
 from trl_ext.memory.units import GIB
 from trl_ext.monitor.memory.audit import MemoryAudit, MemoryMeter, Reading
 from trl_ext.monitor.memory.callback import MemoryWatch
-from trl_ext.monitor.memory.memory_remedy import remedy
 from trl_ext.monitor.memory.source import source_of
-from trl_ext.monitor.memory_table import HEADER, memory_rows
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.monitor.report import report_html, summary_table
-from trl_ext.monitor.summary import summarize
+from trl_ext.monitor.summary import MEMORY_HEADER, memory_rows, summarize
 
 PHASES = ("generate", "score", "update", "step")
 PREDICTED = {"generate": 10 * GIB, "score": 8 * GIB, "update": 16 * GIB, "step": 12 * GIB, "weight_push": 20 * GIB}
@@ -60,7 +58,7 @@ def reading(update: float = 8.0, free: float = 0.5, retries: float = 0.0, **othe
 
 def audit(predicted=PREDICTED):
     said: list[str] = []
-    return MemoryAudit(predicted, lambda: "set this lower.", said.append), said
+    return MemoryAudit(predicted, PHASE_WORDS, lambda: "set this lower.", said.append), said
 
 
 # Whose a peak is ----------------------------------------------------------------------------------------------------
@@ -202,32 +200,6 @@ def test_allocator_retries_are_said_once():
     assert said[0].startswith("The allocator emptied its cache 2 times to find room")
 
 
-# Remedies -----------------------------------------------------------------------------------------------------------
-
-
-def arguments(size: int, steps: int = 4, checkpointing: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(
-        per_device_train_batch_size=size, gradient_accumulation_steps=steps, gradient_checkpointing=checkpointing
-    )
-
-
-@pytest.mark.parametrize(("size", "smaller", "steps"), [(4, 2, 8), (6, 3, 8), (9, 3, 12), (5, 1, 20)])
-def test_the_micro_batch_becomes_smaller_and_the_global_batch_stays(size, smaller, steps):
-    text = remedy(arguments(size))
-    assert f"per_device_train_batch_size={smaller} and gradient_accumulation_steps={steps};" in text
-
-
-def test_after_single_rows_comes_checkpointing_and_then_less_to_hold():
-    assert "gradient_checkpointing=True" in remedy(arguments(1, checkpointing=False))
-    assert "ZeRO" in remedy(arguments(1))
-
-
-def test_a_plan_says_what_the_remedy_needs():
-    best = plan("grpo", "8B", "8xA100-80GB", allow=["lora"], global_batch=64, per_device_train_batch_size=4).best
-    needed = best.what_if(per_device_train_batch_size=2).need_bytes / GIB
-    assert f"({needed:.1f} GiB by the plan)" in remedy(arguments(4), best)
-
-
 # In a Trainer -------------------------------------------------------------------------------------------------------
 
 
@@ -314,7 +286,7 @@ HISTORY = [
 
 
 def test_the_table_holds_the_highest_peak_of_the_run_beside_the_prediction():
-    assert memory_rows(HISTORY) == [HEADER, ["update", "16.0", "16.8", "+5.0%"], ["step", "-", "12.3", "-"]]
+    assert memory_rows(HISTORY) == [MEMORY_HEADER, ["update", "16.0", "16.8", "+5.0%"], ["step", "-", "12.3", "-"]]
 
 
 def test_a_run_without_measured_memory_has_no_table():

@@ -180,7 +180,7 @@ def test_auto_without_a_card_asks_for_its_name(tmp_path, monkeypatch):
     look = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
     monkeypatch.setattr(look, "look_at_cards", lambda: Cards(gpus=()))
     with pytest.raises(ConfigError, match=r"there are none\. Name those that the run is for"):
-        memory_plan.this_machine()
+        memory_plan.cards_here()
 
 
 # Who gave what ----------------------------------------------------------------------------------------------------

@@ -1,13 +1,76 @@
-"""In which phase of training an exception rose, read off the functions that it came through."""
+"""Out of memory as PyTorch's allocators tell it: is it one, in which phase it rose, what is known of the card."""
 
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
-from types import TracebackType
+
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+from trl_ext.errors import TrlExtError
+from trl_ext.memory.units import GIB, gib
+
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) (B|bytes|KiB|MiB|GiB)")
+_UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": GIB}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an allocator of PyTorch raised this: CUDA's and its kin, MPS's, or the CPU's."""
+    if isinstance(error, TrlExtError):
+        return False
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
+
+
+def release() -> None:
+    """Give back what nothing refers to any more, graphs in reference cycles included."""
+    clear_device_cache(garbage_collection=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Memory of this process's card, in GiB; None where it is not known.
+
+    Args:
+        allocated, reserved: By PyTorch, now.
+        peak: Most that was ever allocated.
+        total: Of the card.
+        asked: What could not be had, from the error.
+    """
+
+    allocated: float | None = None
+    reserved: float | None = None
+    peak: float | None = None
+    total: float | None = None
+    asked: float | None = None
+
+
+def numbers_of(error: BaseException) -> Numbers:
+    """Read the card while the error is on its way."""
+    asked = asked_gib(str(error))
+    if not torch.cuda.is_available():
+        return Numbers(asked=asked)
+    return Numbers(
+        allocated=gib(torch.cuda.memory_allocated()),
+        reserved=gib(torch.cuda.memory_reserved()),
+        peak=gib(torch.cuda.max_memory_allocated()),
+        total=gib(torch.cuda.mem_get_info()[1]),
+        asked=asked,
+    )
+
+
+def asked_gib(message: str) -> float | None:
+    """GiB that torch's sentence says it tried to allocate; None if it says nothing."""
+    found = _ASKED.search(message)
+    return None if found is None else float(found[1]) * _UNITS[found[2]] / GIB
+
+
+# Where it rose -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A phase.
+    """A phase of training in which memory can run out.
 
     Args:
         words: For the sentence "Out of memory ...".
@@ -44,12 +107,9 @@ ELSEWHERE = _place("outside the training step", "", "")
 
 
 def place_of(error: BaseException) -> Place:
-    """Where the error rose."""
-    names = set(_functions(error.__traceback__))
-    return next((place for place in PLACES if names & place.functions), ELSEWHERE)
-
-
-def _functions(traceback: TracebackType | None) -> Iterator[str]:
+    """The phase in which the error rose, read off the functions that it came through."""
+    names, traceback = set(), error.__traceback__
     while traceback is not None:
-        yield traceback.tb_frame.f_code.co_name
+        names.add(traceback.tb_frame.f_code.co_name)
         traceback = traceback.tb_next
+    return next((place for place in PLACES if names & place.functions), ELSEWHERE)

@@ -7,10 +7,19 @@ from typing import Any
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, OutOfMemoryError
+from trl_ext.memory.planner.labels import label
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.trainers.memory.oom.allocator import Numbers, is_out_of_memory, numbers_of
-from trl_ext.trainers.memory.oom.errors import BACKWARD, FORWARD, Place, place_of
-from trl_ext.trainers.memory.oom.remedies import next_rung, remedies
+from trl_ext.memory.run.alternatives import alternatives, largest_part, next_stage
+from trl_ext.memory.units import in_gib
+from trl_ext.trainers.memory.oom.errors import (
+    BACKWARD,
+    FORWARD,
+    Numbers,
+    Place,
+    is_out_of_memory,
+    numbers_of,
+    place_of,
+)
 from trl_ext.trainers.memory.oom.snapshot import write_snapshot
 from trl_ext.trainers.memory.plan import plan_of
 
@@ -124,19 +133,34 @@ def _hints(plan: Plan | None, place: Place, numbers: Numbers) -> list[str]:
 
 
 def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
-    found = remedies(plan, place.phase, numbers.asked)
-    lines = [
-        f"({i}) {one.settings}: {one.saves_gib:.1f} GiB less there, {one.need_gib:.1f} in all"
-        for i, one in enumerate(found, 1)
-    ]
-    usable = plan.estimate.case.hardware.card.usable_gib
-    rung = next_rung(plan)
-    return [
-        f"Cheapest first, with the same optimisation, estimated for {usable:.1f} GiB: {'; '.join(lines)}."
-        if lines
-        else "",
-        f"The next rung of the ladder: {rung}." if rung else "No rung of the ladder is left: use LoRA, or more cards.",
-    ]
+    changes = "; ".join(
+        f"({i}) {one.change}: {one.saves_gib:.1f} GiB less there, {one.need_gib:.1f} in all"
+        for i, one in enumerate(alternatives(plan.estimate, place.phase, numbers.asked), 1)
+    )
+    hardware, later = plan.estimate.case.hardware, next_stage(plan.estimate)
+    usable = f"{hardware.card.usable_gib:.1f} GiB"
+    stage = "No ZeRO stage or offload is left: use LoRA, or more cards."
+    if later is not None:
+        stage = f"The next ZeRO stage or offload: {label(later.job, hardware.num_gpus)}: {in_gib(later.need_bytes)}."
+    cheapest = f"Cheapest first, with the same optimisation, estimated for {usable}: {changes}." if changes else ""
+    return [cheapest, stage]
+
+
+def cheapest_change(trainer: Any) -> str:
+    """What to set when memory is short, as the end of a sentence."""
+    plan = _plan(trainer)
+    try:
+        found = alternatives(plan.estimate)[:1] if plan else []
+    except ConfigError:  # settings that the formulas refuse, which the run did not
+        found = []
+    for one in found:
+        return f"set {one.change} ({one.need_gib:.1f} GiB by the plan); the optimisation stays the same."
+    size, steps = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+    if size > 1:
+        part = largest_part(size)
+        smaller = f"per_device_train_batch_size={part} gradient_accumulation_steps={steps * size // part}"
+        return f"set {smaller}; the optimisation stays the same."
+    return f"try {GENERAL['']}."
 
 
 def _general(place: Place) -> list[str]:

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.memory.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
-from trl_ext.trainers.memory.oom.allocator import is_out_of_memory, release
+from trl_ext.trainers.memory.oom.errors import is_out_of_memory, release
 from trl_ext.trainers.memory.oom.message import explained
 from trl_ext.trainers.memory.oom.metrics import Books
 from trl_ext.trainers.memory.oom.pieces import Pieces, cut

@@ -18,10 +18,9 @@ from trl_ext.memory.formulas.phases import PHASE_WORDS
 from trl_ext.memory.units import in_gib
 from trl_ext.monitor.memory.audit import SCARCE_FRAC, MemoryAudit, MemoryMeter
 from trl_ext.monitor.memory.callback import MemoryWatch
-from trl_ext.monitor.memory.memory_remedy import remedy
 from trl_ext.monitor.memory.source import MemorySource, source_of
-from trl_ext.trainers.memory.oom.allocator import is_out_of_memory
-from trl_ext.trainers.memory.oom.message import explained
+from trl_ext.trainers.memory.oom.errors import is_out_of_memory
+from trl_ext.trainers.memory.oom.message import cheapest_change, explained
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch
 from trl_ext.trainers.memory.rehearsal.state import nothing_remains, steppers, trained_models
 from trl_ext.trainers.memory.rehearsal.zero import why_not
@@ -49,7 +48,8 @@ def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
             MemoryMeter(source, phases),
             MemoryAudit(
                 None if plan is None else {name: moment.num_bytes for name, moment in plan.estimate.worst.items()},
-                remedy=lambda: remedy(trainer.args, plan),
+                PHASE_WORDS,
+                remedy=lambda: cheapest_change(trainer),
                 warn=lambda sentence: _say(trainer, sentence),
             ),
             trainer._clock,
@@ -172,7 +172,7 @@ def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> Non
     used_by_others = total - free - source.peak_reserved_bytes()
     left = total - max(used_by_others, 0) - peak - state
     if left < SCARCE_FRAC * total:
-        hint = remedy(trainer.args, _plan(trainer))
+        hint = cheapest_change(trainer)
         _say(trainer, f"That leaves {in_gib(max(left, 0))} of {in_gib(total)}. {hint[:1].upper()}{hint[1:]}")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # blocks of the largest micro-batch's shapes are of little use to others

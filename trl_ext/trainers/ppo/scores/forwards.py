@@ -7,7 +7,6 @@ Legend: n sequences of one forward.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import flatten
 from trl_ext.packing.plan import Item, Row, plan_rows
+from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import scored_token
 
@@ -31,10 +31,10 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) ->
     """
     items = _items(sequences, groups)
     fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
-    rows = _renumbered(plan_rows([items[i] for i in fitting], max_tokens), fitting) if fitting else []
+    rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens), fitting) if fitting else []
     for i, item in enumerate(items):
         if item.length > max_tokens:
-            rows += _renumbered(plan_rows([item]), [i])
+            rows += renumbered(plan_rows([item]), [i])
     return rows
 
 
@@ -46,10 +46,6 @@ def _items(sequences: Sequences, groups: Sequence[Any]) -> list[Item]:
         head = first.setdefault(group, i)
         shared[group] = min(shared.get(group, len(ids) - 1), num_shared_tokens(sequences[head], ids))
     return [Item(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, groups, strict=True)]
-
-
-def _renumbered(rows: list[Row], indices: Sequence[int]) -> list[Row]:
-    return [Row(tuple(replace(segment, item=indices[segment.item]) for segment in row.segments)) for row in rows]
 
 
 def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trl_ext.trainers.forward.pairs import pair_row
-from trl_ext.trainers.memory.oom.allocator import asked_gib, is_out_of_memory
+from trl_ext.trainers.memory.oom.errors import asked_gib, is_out_of_memory
 from trl_ext.trainers.memory.oom.pieces import CompletionPieces, PairPieces, cut
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0]])

@@ -1,59 +1,36 @@
-"""What the planner may turn, and in which order: settings that leave the optimisation unchanged, then opt-ins.
+"""What the planner may choose, and in which order it tries: settings that leave the optimisation unchanged.
 
 Free: ZeRO stage, offload, which layers are checkpointed, micro-batch against accumulation, how many completions are
 generated at once, vLLM's share, the dtype of weights of which an fp32 master exists or that are frozen. A setting that
-the user made himself is never turned.
+the user gave is never changed.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import Hardware
-from trl_ext.memory.estimate import Estimate, quick_estimate
+from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.formulas.generation import WORKSPACE_BYTES, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.phases import slack_share, usable_bytes
 from trl_ext.memory.job import Job
-from trl_ext.memory.models.shapes import ModelShape, kv_bytes_per_token
+from trl_ext.memory.models.shapes import kv_bytes_per_token
+from trl_ext.memory.planner.search import Search
 from trl_ext.memory.units import GIB
 
-# In the order of what they cost on a machine without NVLink.
+# None of these changes the optimisation.
+FREE = frozenset(
+    "per_device_train_batch_size steps_per_generation checkpoint_every activation_offloading dtype zero_stage offload "
+    "vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode ds3_gather_for_generation".split()
+)
+# ZeRO stage and offload, in the order of what they cost on a machine without NVLink.
 TECHNIQUES = ((0, "none"), (1, "none"), (2, "none"), (3, "none"), (2, "optimizer"), (3, "optimizer"), (3, "all"))
 ON_ONE_GPU = ((0, "none"), (2, "optimizer"), (3, "all"))
 # Which layers are checkpointed, and whether checkpoints wait in host memory.
 CHECKPOINTING = ((0, False), (4, False), (2, False), (1, False), (1, True))
 LARGEST_MICRO_BATCH = 64
 FULL_ENOUGH = 0.9  # vLLM's largest share of a card
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """Where the planner looks.
-
-    Args:
-        job: The user's settings over the defaults.
-        given: Names of the settings that are the user's.
-        shape: The model.
-        hardware: The machine.
-    """
-
-    job: Job
-    given: frozenset[str]
-    shape: ModelShape
-    hardware: Hardware
-
-    def estimate(self, job: Job) -> Estimate:
-        return quick_estimate(job, self.shape, self.hardware)
-
-    def may(self, name: str) -> bool:
-        """Whether the planner may choose this setting."""
-        return name not in self.given
-
-    def choices(self, name: str, free: tuple) -> tuple:
-        """The values to try: all, or the user's."""
-        return free if self.may(name) else (getattr(self.job, name),)
 
 
 def techniques(search: Search) -> Iterator[Job]:
@@ -65,18 +42,13 @@ def techniques(search: Search) -> Iterator[Job]:
             continue
         if search.job.uses_lora and offload == "optimizer" and search.may("offload"):
             continue  # adapters have next to no optimizer state
+        dtype = search.job.dtype
+        if search.may("dtype"):  # float32 where it is the only master copy, bfloat16 else: TRL loads float32 always
+            dtype = "float32" if search.job.method == "full" and zero_stage == 0 else "bfloat16"
         try:
-            yield _with_dtype(search, replace(search.job, zero_stage=zero_stage, offload=offload))
+            yield replace(search.job, zero_stage=zero_stage, offload=offload, dtype=dtype)
         except ConfigError:
             continue  # adapters under ZeRO-3, or a 4-bit base: the contradiction is the technique's, not the user's
-
-
-def _with_dtype(search: Search, job: Job) -> Job:
-    """float32 where it is the only master copy, bfloat16 else: TRL loads float32 always."""
-    if not search.may("dtype"):
-        return job
-    needs_fp32 = job.method == "full" and job.zero_stage == 0
-    return replace(job, dtype="float32" if needs_fp32 else "bfloat16")
 
 
 def micro_batches(search: Search) -> list[int]:
@@ -119,15 +91,15 @@ def fitting(search: Search, technique: Job) -> list[Estimate]:
     frugal = next((job for job in most_frugal(search, technique) if fitted(search, job)), None)
     if frugal is None:
         return []
-    sizes, found = micro_batches(search), []
-    for every, offloads in checkpointing(search):
-        job = replace(frugal, checkpoint_every=every, activation_offloading=offloads)
-        found.append(largest_that(sizes, partial(_with_micro_batch, search, job)))
-    return [one for one in found if one]
 
+    def attempt(job: Job, size: int) -> Estimate | None:
+        return fitted(search, replace(job, per_device_train_batch_size=size))
 
-def _with_micro_batch(search: Search, job: Job, size: int) -> Estimate | None:
-    return fitted(search, replace(job, per_device_train_batch_size=size))
+    jobs = [
+        replace(frugal, checkpoint_every=every, activation_offloading=offloads)
+        for every, offloads in checkpointing(search)
+    ]
+    return [found for job in jobs if (found := largest_that(micro_batches(search), partial(attempt, job)))]
 
 
 def largest_that(ascending: list[int], attempt: Callable[[int], Estimate | None]) -> Estimate | None:
@@ -151,14 +123,11 @@ def fitted(search: Search, job: Job) -> Estimate | None:
     estimate = search.estimate(job)
     if estimate.fits:
         return estimate
-    if not (job.generates and search.may("steps_per_generation") and _only_generation_fails(estimate)):
+    usable = usable_bytes(search.hardware) / (1 + slack_share(job))
+    others = [peak.num_bytes for phase, peak in estimate.worst.items() if phase != "generate"]
+    if not (job.generates and search.may("steps_per_generation") and max(others) <= usable):
         return None
     return next((one for one in map(search.estimate, fewer_at_once(search, job)) if one.fits), None)
-
-
-def _only_generation_fails(estimate: Estimate) -> bool:
-    usable = usable_bytes(estimate.case.hardware) / (1 + slack_share(estimate.job))
-    return all(moment.num_bytes <= usable for phase, moment in estimate.worst.items() if phase != "generate")
 
 
 def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
@@ -173,31 +142,22 @@ def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
 
 def vllm_choices(search: Search, job: Job) -> Iterator[Job]:
     """vLLM awake and asleep while training, each over the fewest GPUs with which it can start in what is left."""
+    num_gpus, heads = search.hardware.num_gpus, search.shape.num_kv_heads
+    possible = tuple(size for size in (1, 2, 4, 8) if num_gpus % size == 0 and heads % size == 0)
     for sleeps in search.choices("vllm_enable_sleep_mode", (False, True)):
         choice = replace(job, vllm_enable_sleep_mode=sleeps)
-        left = _left_for_vllm(search, choice)
-        groups = (_with_group(search, choice, group, left) for group in _groups(search))
-        yield from islice(filter(None, groups), 1)
+        held = search.estimate(replace(choice, vllm_gpu_memory_utilization=0.01)).worst
+        phases = ["generate"] if sleeps else list(held)  # in which vLLM holds its share
+        others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
+        left = usable_bytes(search.hardware) - others * (1 + slack_share(choice))
+        sizes = search.choices("vllm_tensor_parallel_size", possible)
+        yield from islice(filter(None, (_over_gpus(search, choice, size, left) for size in sizes)), 1)
 
 
-def _groups(search: Search) -> tuple[int, ...]:
-    num_gpus, heads = search.hardware.num_gpus, search.shape.num_kv_heads
-    possible = tuple(group for group in (1, 2, 4, 8) if num_gpus % group == 0 and heads % group == 0)
-    return search.choices("vllm_tensor_parallel_size", possible)
-
-
-def _left_for_vllm(search: Search, job: Job) -> float:
-    """Bytes of a card beside the phases in which vLLM holds its share."""
-    held = search.estimate(replace(job, vllm_gpu_memory_utilization=0.01)).worst
-    phases = ["generate"] if job.vllm_enable_sleep_mode else list(held)
-    others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
-    return usable_bytes(search.hardware) - others * (1 + slack_share(job))
-
-
-def _with_group(search: Search, job: Job, group: int, left: float) -> Job | None:
-    """vLLM over so many GPUs each, with the share that is left but no more than all completions need; None if it
+def _over_gpus(search: Search, job: Job, size: int, left: float) -> Job | None:
+    """vLLM over groups of `size` GPUs, with the share that is left but no more than all completions need; None if it
     cannot start."""
-    choice = replace(job, vllm_tensor_parallel_size=group)
+    choice = replace(job, vllm_tensor_parallel_size=size)
     if search.may("vllm_gpu_memory_utilization"):
         # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
         wanted = job.global_batch / search.hardware.num_gpus * job.sequence_tokens * kv_bytes_per_token(search.shape)

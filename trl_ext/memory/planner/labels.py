@@ -1,4 +1,4 @@
-"""Plans and refusals in words."""
+"""What a plan and a refusal are called."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from trl_ext.memory.units import gib
 
 
 def technique(job: Job) -> str:
-    """What a refusal names: "ZeRO-2, all weights"."""
+    """ZeRO stage, offload and method: "ZeRO-2, all weights"."""
     stage = f"ZeRO-{job.zero_stage}" if job.zero_stage else "DDP"
     offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + all states in host memory"}
     return f"{stage}{offload[job.offload]}, {_method(job)}"
@@ -23,8 +23,8 @@ def _method(job: Job) -> str:
     return f"{base} r={job.lora_r}{critic}"
 
 
-def describe(job: Job, num_gpus: int) -> str:
-    """A plan in a line."""
+def label(job: Job, num_gpus: int) -> str:
+    """A plan in a line: "ZeRO-2, LoRA r=16, micro-batch 4 x 2, checkpointing"."""
     every = {0: "no checkpointing", 1: "checkpointing", 2: "every 2nd layer checkpointed"}.get(
         job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
     )

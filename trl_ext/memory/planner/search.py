@@ -1,0 +1,127 @@
+"""What the planner searches: a job on a machine, which of its settings stay, and the opt-ins of the user."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import Hardware
+from trl_ext.memory.estimate import Estimate, quick_estimate
+from trl_ext.memory.formulas.generation import check_vllm
+from trl_ext.memory.job import Job, changed, check_batch, check_model
+from trl_ext.memory.models.shapes import ModelShape
+
+ALLOW = ("lora", "qlora", "adam8bit", "shorter", "fewer")
+_ALIASES = {"zero": "zero_stage", "micro_batch": "per_device_train_batch_size", "vllm": "use_vllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Where the planner looks.
+
+    Args:
+        job: Settings to start from.
+        given: Names of the settings that stay as they are.
+        shape: The model.
+        hardware: The machine.
+    """
+
+    job: Job
+    given: frozenset[str]
+    shape: ModelShape
+    hardware: Hardware
+
+    def estimate(self, job: Job) -> Estimate:
+        """What the job needs, for settings known to go together."""
+        return quick_estimate(job, self.shape, self.hardware)
+
+    def may(self, name: str) -> bool:
+        """True if the planner may choose this setting, False if it is given."""
+        return name not in self.given
+
+    def choices(self, name: str, free: tuple) -> tuple:
+        """The values to try: all of `free`, or only the given one."""
+        return free if self.may(name) else (getattr(self.job, name),)
+
+    def check(self) -> None:
+        """Check the settings as far as they are given.
+
+        Raises:
+            ConfigError: They do not go with the model or the number of GPUs, or vLLM cannot start with them.
+        """
+        check_model(self.job, self.shape)
+        check_batch(self.job, self.hardware.num_gpus)
+        if not self.may("vllm_gpu_memory_utilization"):
+            check_vllm(self.shape, self.hardware.card, self.job, self.hardware.num_gpus)
+
+
+def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
+    """A search from a user's settings over the defaults.
+
+    Raises:
+        ConfigError: A setting is unknown, or the settings cannot work.
+    """
+    settings = unaliased(settings)
+    settings["global_batch"] = _global_batch(settings, hardware.num_gpus)
+    settings.pop("gradient_accumulation_steps", None)
+    given = frozenset(settings)
+    if "adapter" in (settings.get("critic"), settings.get("reward_model")):
+        settings.setdefault("method", "lora")  # who asks for an adapter asks for LoRA
+    # A stage to start from that goes with the offload; the search finds the best one.
+    stage = {"optimizer": {"zero_stage": 2}, "all": {"zero_stage": 3}}.get(settings.get("offload", "none"), {})
+    defaults = ppo_defaults(trainer, settings.get("method", "full"), given)
+    search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)
+    search.check()
+    return search
+
+
+def unalias(name: str) -> str:
+    """A setting's name in `Job`: zero is zero_stage."""
+    return _ALIASES.get(name, name)
+
+
+def unaliased(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under the names of `Job`: zero is zero_stage."""
+    return {unalias(name): value for name, value in settings.items()}
+
+
+def _global_batch(settings: Mapping[str, Any], num_gpus: int) -> int:
+    """The given global batch, or what micro-batch and accumulation make, or about 64 that divides over the GPUs."""
+    micro = settings.get("per_device_train_batch_size")
+    steps = settings.get("gradient_accumulation_steps")
+    if "global_batch" in settings:
+        return int(settings["global_batch"])
+    if steps is not None:
+        return int(micro or 1) * int(steps) * num_gpus
+    row = int(micro or 1) * num_gpus
+    group = int(settings.get("num_generations", 8))
+    step = row * group if row % group else row
+    return max(1, round(64 / step)) * step
+
+
+def ppo_defaults(trainer: str, method: str, given: frozenset[str]) -> dict[str, Any]:
+    """PPO's critic and reward model: adapters where there are adapters, else models of their own."""
+    if trainer != "ppo":
+        return {}
+    is_full = method == "full"
+    defaults = {
+        "critic": "separate" if is_full else "adapter",
+        "reward_model": "copy" if is_full else "adapter",
+        "num_generations": 1,
+        "beta": 0.05,
+    }
+    return {name: value for name, value in defaults.items() if name not in given}
+
+
+def opt_ins_of(allow: Iterable[str]) -> frozenset[str]:
+    """The opt-ins that `allow` names.
+
+    Raises:
+        ConfigError: One of them is unknown; with the nearest.
+    """
+    opt_ins = frozenset(name.strip() for name in allow if name.strip())
+    for name in sorted(opt_ins - set(ALLOW)):
+        near = get_close_matches(name, ALLOW, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"'{name}' cannot be allowed. Use any of {', '.join(ALLOW)}; the nearest is {near}.")
+    return opt_ins

@@ -63,9 +63,9 @@ _RULES: tuple[type[Rule], ...] = (
 )
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 
-# Where packages offer rules under short names.
+# Entry points under which packages offer rules by short names.
 GROUP = "trl_ext.rules"
-# What a set has besides its rules.
+# A set's keys besides its rules.
 _SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "normalise")
 _COMMON = [item.name for item in dataclasses.fields(Rule)]
 
@@ -74,14 +74,14 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a mapping comes from, for messages: a file with the line of each key, or nothing but a name."""
+class ConfigSource:
+    """The place that a mapping comes from, for messages: a file with the line of each key, or only a name."""
 
     name: str = "The mapping"
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
 
     def at(self, *path: str | int) -> str:
-        """`rules.yaml, line 3` or `The mapping, rules[0].gold`."""
+        """The place of a key: `rules.yaml, line 3` or `The mapping, rules[0].gold`."""
         if path in self.lines:
             return f"{self.name}, line {self.lines[path]}"
         steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
@@ -89,7 +89,7 @@ class Source:
 
 
 def load_rules(path: str | Path, make: Callable[..., Made]) -> Made:
-    """What `make`, called with the arguments that a YAML file describes, returns."""
+    """Call `make` with the arguments that a YAML file describes; ConfigError names the file and the line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -98,16 +98,16 @@ def load_rules(path: str | Path, make: Callable[..., Made]) -> Made:
         mapping, node = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}.") from error
-    arguments = build_rules(mapping, Source(str(path), dict(_lines(node, (), str(path)))))
+    arguments = build_rules(mapping, ConfigSource(str(path), dict(_lines(node, (), str(path)))))
     try:
         return make(**arguments)
     except RuleError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def build_rules(mapping: Any, source: Source | None = None) -> dict[str, Any]:
+def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, Any]:
     """The arguments of RuleSet that a mapping describes; ConfigError says where it is wrong."""
-    source = source or Source()
+    source = source or ConfigSource()
     if not isinstance(mapping, Mapping) or not isinstance(mapping.get("rules"), list):
         raise ConfigError(f"{source.name} has no list of rules. Write rules: [{{rule: answer, gold: answer}}].")
     for key in mapping:
@@ -120,8 +120,8 @@ def build_rules(mapping: Any, source: Source | None = None) -> dict[str, Any]:
     return {"rules": rules, **given}
 
 
-def build_limits(entry: Any, source: Source) -> Limits:
-    """The limits of the workers from their mapping."""
+def build_limits(entry: Any, source: ConfigSource) -> Limits:
+    """Make the limits of the workers from their mapping, or ConfigError."""
     keys = [item.name for item in dataclasses.fields(Limits)]
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{source.at('limits')}: limits is {entry!r}. Write limits: {{cpu_s: 2, memory_mib: 1024}}.")
@@ -134,8 +134,8 @@ def build_limits(entry: Any, source: Source) -> Limits:
         raise ConfigError(f"{source.at('limits')}: {error}") from error
 
 
-def build_rule(entry: Any, source: Source, index: int) -> Rule:
-    """One rule from its mapping."""
+def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:
+    """Make a rule from its mapping, the `index`-th of the list, or ConfigError."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("rule"), str):
         raise ConfigError(f"{source.at('rules', index)}: {entry!r} names no rule. Write {{rule: answer, ...}}.")
     kind = rule_class(entry["rule"], source.at("rules", index, "rule"))
@@ -176,7 +176,7 @@ def rule_class(name: str, where: str) -> type[Rule]:
 
 
 def nearest(key: object, valid: Iterable[str]) -> str:
-    """`Did you mean 'gold'? There are: gold, kind, ...`"""
+    """The hint for an unknown key: `Did you mean 'gold'? There are: gold, kind, ...`"""
     valid = list(valid)
     close = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
     guess = f"Did you mean '{close[0]}'? " if close else ""
@@ -185,40 +185,33 @@ def nearest(key: object, valid: Iterable[str]) -> str:
 
 def describe_rules(rules: Any) -> dict[str, Any]:
     """The mapping from which `build_rules` makes this RuleSet again."""
-    mapping: dict[str, Any] = {"rules": [describe_rule(rule) for rule in rules.rules]}
-    defaults = {
-        "clip": None,
-        "name": "rules",
-        "limits": Limits(),
-        "isolate": True,
-        "on_error": "stop",
-        "normalise": False,
-    }
-    for key in _SET_KEYS:
-        value = getattr(rules, key)
-        if value != defaults[key]:
-            mapping[key] = described(value)
-    return mapping
-
-
-def described(value: Any) -> Any:
-    """A setting of the set as YAML holds it."""
-    if isinstance(value, Limits):
-        fields = dataclasses.fields(Limits)
-        return {item.name: getattr(value, item.name) for item in fields if getattr(value, item.name) != item.default}
-    return list(value) if isinstance(value, tuple) else value
+    settings = {key: value for key, value in changed(rules).items() if key in _SET_KEYS}
+    if "limits" in settings:
+        settings["limits"] = changed(rules.limits)
+    if "clip" in settings:
+        settings["clip"] = list(rules.clip)
+    return {"rules": [describe_rule(rule) for rule in rules.rules], **settings}
 
 
 def describe_rule(rule: Rule) -> dict[str, Any]:
-    """One rule as a mapping, without the fields that are at their default."""
+    """One rule as a mapping, without the fields that are at their default; its own fields come first."""
     kind = type(rule)
     short = snake_case(kind.__name__)
     entry: dict[str, Any] = {"rule": short if SHIPPED.get(short) is kind else f"{kind.__module__}.{kind.__qualname__}"}
-    for item in sorted(dataclasses.fields(rule), key=lambda item: item.name in _COMMON):  # its own fields first
-        value = getattr(rule, item.name)
-        if value != item.default and not (item.name == "name" and value == short):
-            entry[item.name] = _plain(rule, item.name, value)
+    for key, value in sorted(changed(rule).items(), key=lambda item: item[0] in _COMMON):
+        if (key, value) != ("name", short):
+            entry[key] = _plain(rule, key, value)
     return entry
+
+
+def changed(settings: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their default, by name; all that have none."""
+    values = {}
+    for item in dataclasses.fields(settings):
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        if item.init and getattr(settings, item.name) != default:
+            values[item.name] = getattr(settings, item.name)
+    return values
 
 
 def _plain(rule: Rule, key: str, value: Any) -> Any:

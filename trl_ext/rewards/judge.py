@@ -23,7 +23,7 @@ from trl_ext.rewards.shaping import applies
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
 # standard deviation, which overflows from about 1.8e19.
 LARGEST = 1e15
-# Of a row that the rule is not for.
+# The verdict on a row that the rule is not for, and its key.
 SKIPPED = Verdict(None, "skipped")
 _SKIP = "skipped"
 
@@ -51,18 +51,18 @@ class Pending:
     """A rule's rows on their way through the pool.
 
     Args:
-        keys: What each row's verdict depends on.
-        known: Verdicts that were there already.
-        asked: The keys that the pool was asked for, in the order of its answers, each with its first row.
+        keys: For each row the key that its verdict depends on.
+        known: Verdicts by their key.
+        sent: The keys whose verdict the pool gives, in the order of its answers, each with the first row that has it.
     """
 
     keys: list[Hashable]
     known: dict[Hashable, Verdict]
-    asked: dict[Hashable, int]
+    sent: dict[Hashable, int]
 
 
 class VerdictCache:
-    """Keeps the verdicts asked for last, so that a group's repeated answers are judged once. Thread-safe.
+    """Keeps the verdicts used last, so that a group's repeated answers are judged once. Thread-safe.
 
     Args:
         size: Most verdicts that are kept.
@@ -97,8 +97,8 @@ class Judge:
     """Judges rows by rules. Pickles as its settings; pool and cache belong to a process.
 
     Args:
-        limits: Of the worker pool.
-        isolate: False judges by all rules here.
+        limits: Limits of the worker pool.
+        isolate: False runs all rules in this process.
         on_error: "stop" raises a RuleError for an exception in a rule; "floor" reports it once, and the row earns the
             rule's floor.
     """
@@ -127,15 +127,15 @@ class Judge:
         return self.pool.stats().restarts
 
     def start(self, rules: Sequence[Rule], rows: list[Row]) -> None:
-        """Begin with the rows of the rules that run in workers; the next call for equal rows finds them under way."""
+        """Begin with the rules that run in workers; the next call for equal rows finds their rows under way."""
         if any(self._isolated(rule) for rule in rules):
             self._started = (rules, rows, self._submit(rules, rows))
 
     def columns(self, rules: Sequence[Rule], rows: list[Row]) -> list[Column]:
-        """One column per rule."""
-        under_way = self._taken_up(rules, rows) or self._submit(rules, rows)
+        """Judge all rows by all rules: one column per rule."""
+        under_way = self._started_with(rules, rows) or self._submit(rules, rows)
         found = [None if self._isolated(rule) else self._inline(rule, rows) for rule in rules]
-        remote = iter(self._joined(rules, rows, under_way))
+        remote = iter(self._collected(rules, rows, under_way))
         return [next(remote) if column is None else column for column in found]
 
     # Inline ---------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Judge:
         return column
 
     def _together(self, rule: Rule, score_rows: Callable[..., list[Verdict]], rows: list[Row]) -> Column:
-        """A rule that starts processes of its own judges all rows at once, as many at a time as there are workers."""
+        """Have a rule that starts processes of its own judge all rows, as many at a time as there are workers."""
         wanted = [row for row in rows if applies(rule.when, row.columns)]
         start = time.perf_counter()
         found = iter(score_rows(wanted, self.limits.num_workers))
@@ -193,20 +193,20 @@ class Judge:
         return pending, self.pool.submit(tasks) if tasks else None
 
     def _pending(self, rule: Rule, rows: list[Row]) -> tuple[Pending, list[Row]]:
-        """What is known of a rule's rows, and the rows to ask for: one of all that are equal to the rule."""
+        """Split a rule's rows into known verdicts and rows to judge: one of all that are equal to the rule."""
         same = (rule.name, repr(rule))
         part = Pending([], {_SKIP: SKIPPED}, {})
         for index, row in enumerate(rows):
             key = self._key(rule, same, row, index)
             part.keys.append(key)
-            if key in part.known or key in part.asked:
+            if key in part.known or key in part.sent:
                 continue
             kept = self.cache.get(key)
             if kept is None:
-                part.asked[key] = index
+                part.sent[key] = index
             else:
                 part.known[key] = kept
-        return part, [rows[index] for index in part.asked.values()]
+        return part, [rows[index] for index in part.sent.values()]
 
     def _key(self, rule: Rule, same: Hashable, row: Row, index: int) -> Hashable:
         if not applies(rule.when, row.columns):
@@ -218,7 +218,7 @@ class Judge:
         # Without a key of the rule's own nothing is shared, within the batch and beyond it.
         return index if key is None else (same, key)
 
-    def _taken_up(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None] | None:
+    def _started_with(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None] | None:
         started, self._started = self._started, None
         if started is None or started[0] is not rules:
             return None
@@ -227,7 +227,7 @@ class Judge:
         except (ValueError, RuntimeError):  # Arrays in a column have no single truth; equal ones are the same object.
             return None
 
-    def _joined(
+    def _collected(
         self, rules: Sequence[Rule], rows: list[Row], under_way: tuple[list[Pending], Future | None]
     ) -> list[Column]:
         pending, future = under_way
@@ -235,11 +235,11 @@ class Judge:
         isolated = [rule for rule in rules if self._isolated(rule)]
         columns = []
         for rule, part in zip(isolated, pending, strict=True):
-            column = Column([], hits=len(part.keys) - len(part.asked) - part.keys.count(_SKIP))
-            for key, index in part.asked.items():
+            column = Column([], hits=len(part.keys) - len(part.sent) - part.keys.count(_SKIP))
+            for key, index in part.sent.items():
                 answer = next(answers)
                 column.ms.append(answer.ms)
-                part.known[key] = self._taken(rule, answer.verdict, rows[index], index)
+                part.known[key] = self._accepted(rule, answer.verdict, rows[index], index)
                 if isinstance(key, tuple):
                     self.cache.put(key, part.known[key])
             column.verdicts = [part.known[key] for key in part.keys]
@@ -248,7 +248,7 @@ class Judge:
             raise RuleError(self.pool.tripped)
         return columns
 
-    def _taken(self, rule: Rule, verdict: Verdict, row: Row, index: int) -> Verdict:
+    def _accepted(self, rule: Rule, verdict: Verdict, row: Row, index: int) -> Verdict:
         if verdict.status != "error":
             return finite(rule, verdict)
         message = f"Rule '{rule.name}' raised (row {index}, completion {row.text[:200]!r}):\n{verdict.detail}"
@@ -258,7 +258,7 @@ class Judge:
 
 
 def judged(rule: Rule, row: Row) -> Verdict:
-    """The rule's verdict, whose value is a number or None."""
+    """The rule's verdict, its value a float or None; TypeError where the rule returns anything else."""
     verdict = rule.score(row)
     if not isinstance(verdict, Verdict):
         raise TypeError(f"score() returned {verdict!r}, not a Verdict")
@@ -268,7 +268,7 @@ def judged(rule: Rule, row: Row) -> Verdict:
 
 
 def finite(rule: Rule, verdict: Verdict) -> Verdict:
-    """The verdict, or the floor where its value would spoil the weights."""
+    """The verdict, or the rule's floor where the value would spoil the model's weights."""
     value = verdict.value
     if value is None or (abs(value) <= LARGEST and abs(value * rule.weight) <= LARGEST):
         return verdict

@@ -6,15 +6,15 @@ from typing import Any
 from trl_ext.errors import DataError
 from trl_ext.rewards.rule import Row
 
-# What TRL passes to reward functions besides the dataset's columns.
+# Arguments that TRL passes to reward functions besides the dataset's columns.
 TRL_EXTRAS = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 
 
 def completion_text(completion: Any) -> str:
     """The text of a completion in any of TRL's shapes.
 
-    A string is itself and None is empty. Of a message list it is the content of the last assistant message, so tool
-    calls and tool results before it do not count; text parts of a content list are joined.
+    A string is itself; None is empty; a message list gives the content of its last assistant message, so that tool
+    calls and tool results before it do not count. Text parts of a content list are joined.
 
     Example:
         >>> completion_text([{"role": "assistant", "content": [{"type": "text", "text": "A: 18"}]}])
@@ -44,7 +44,7 @@ def content_text(content: Any) -> str:
 
 
 def dataset_columns(extras: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-    """The keyword arguments that are columns: lists, less what TRL adds of its own.
+    """The keyword arguments that are columns of the dataset: lists, without TRL's own arguments.
 
     Anything else is ignored, so that an argument that a later TRL adds does not stop a run.
     """
@@ -70,7 +70,7 @@ def make_rows(prompts: Any, completions: Any, completion_ids: Any, columns: Mapp
 
 
 def column_rows(columns: Mapping[str, Sequence[Any]], num_rows: int) -> Iterator[dict[str, Any]]:
-    """The columns' cells, one mapping per row."""
+    """The cells of each row, by column."""
     if not columns:
         return ({} for _ in range(num_rows))
     return (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))

@@ -1,4 +1,4 @@
-"""What a rule is: it reads one row and gives a verdict.
+"""The base of all rules: a rule reads one row and gives a verdict.
 
 A bad completion is data: it gets the rule's floor and a status that says why. A bad gold answer is nobody's
 merit: its verdict has no value, and TRL leaves such rows out of the advantages. An exception is a bug in the rule,
@@ -18,7 +18,7 @@ from trl_ext.rewards.shaping import conditions_of, pair_of, points_of
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a rule may read: one completion and what belongs to it.
+    """All that a rule may read: one completion and what belongs to it.
 
     `text` is the completion as text (see `completion_text`); `prompt` is as TRL gives it, a string or a message list;
     `columns` holds this row's values of the dataset's other columns.
@@ -83,7 +83,7 @@ class Rule(ABC):
 
     floor: ClassVar[float] = 0.0  # What a model-caused failure earns; a rule of penalties sets its lowest value.
     ceiling: ClassVar[float] = 1.0  # The highest value.
-    judges_correctness: ClassVar[bool] = False  # Whether it tells right from wrong, and not good form from bad.
+    judges_correctness: ClassVar[bool] = False  # True: it tells right from wrong. False: it judges the form.
     # "worker": runs in a process that is killed when the rule hangs, crashes or eats memory. "inline": runs where it
     # is called, for rules that take bounded time on any text by construction.
     tier: ClassVar[str] = "worker"
@@ -125,7 +125,7 @@ class Rule(ABC):
         """Import what `score` needs. Workers are forked after it, so that no row is charged for it."""
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """What the verdict depends on, where that is much less than the row; None where verdicts are not kept.
+        """A key of all that the verdict depends on, where that is much less than the row; None: keep no verdicts.
 
         A group's completions repeat gold and answer, so a rule that returns both is asked once for all of them.
         """
@@ -150,7 +150,7 @@ def snake_case(name: str) -> str:
 
 
 def check_name(owner: str, name: Any) -> None:
-    """Names become parts of metric keys, so a slash or a space would split them."""
+    """Raise RuleError for a name that cannot be part of a metric key: a slash or a space would split the key."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
         raise RuleError(f"{owner} is named {name!r}. Give a name of letters, digits, '_', '-' and '.'.")
 
@@ -176,7 +176,7 @@ def check_choice(rule: Rule, key: str, value: Any, choices: tuple[str, ...]) -> 
 
 
 def text_tuple(rule: Rule, key: str, value: Any) -> tuple[str, ...]:
-    """The strings of a list (YAML) or tuple (Python), or RuleError."""
+    """Read a list (YAML) or tuple (Python) of strings, or raise RuleError."""
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item.strip() for item in value):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of strings that are not blank.")
     return tuple(value)

@@ -29,14 +29,15 @@ ON_ERROR = ("stop", "floor")
 
 @dataclass(slots=True)
 class RuleSet:
-    """Rules, composed: pass it to TRL as `reward_funcs`, or `rules.split()` for one column per rule.
+    """A set of rules with one total: pass it to TRL as `reward_funcs`, or `rules.split()` for one column per rule.
 
     Args:
         rules: Rules with different names.
         clip: Lowest and highest total, or None.
-        name: What TRL calls the reward: its metric is `rewards/<name>/mean`.
-        limits: Of time and memory, for the rules that run in workers.
-        isolate: False runs all rules here, where a debugger stops, and where a rule that hangs hangs the run.
+        name: The reward's name in TRL: its metric is `rewards/<name>/mean`.
+        limits: Limits of time and memory for the rules that run in workers.
+        isolate: False runs all rules in this process, where a debugger stops, and where a rule that hangs hangs the
+            run.
         on_error: What an exception in a rule does. "stop": it ends the run, on all ranks, with a RuleError. "floor":
             it is reported once, and the row earns the rule's floor.
         normalise: Divide totals by their running standard deviation, after taking off their running mean. For PPO;
@@ -74,7 +75,7 @@ class RuleSet:
 
     @property
     def __name__(self) -> str:
-        """The name, where TRL looks for the name of a reward function. Not frozen, so that it can be set like one."""
+        """The name, where TRL looks for a reward function's. Settable, as a function's is."""
         return self.name
 
     @__name__.setter
@@ -96,7 +97,7 @@ class RuleSet:
     def __call__(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
-        """The total of each completion, in TRL's call: columns as lists, its own arguments among them or absent."""
+        """The total of each completion; TRL's call, with the columns as lists and TRL's own arguments among them."""
         found, composed = self._composed(prompts, completions, completion_ids, columns)
         self._log(found, composed, columns)
         totals = [row.total for row in composed]
@@ -105,7 +106,7 @@ class RuleSet:
     def start(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> None:
-        """Let the workers begin; the next call with the same arguments waits for what is under way."""
+        """Let the workers begin; the next call with the same arguments collects their verdicts."""
         columns = dataset_columns(columns)
         require_columns(self.rules, columns)
         self._judge.start(self.rules, make_rows(prompts, completions, completion_ids, columns))
@@ -115,7 +116,7 @@ class RuleSet:
         return self.explain(prompt, completion, completion_ids, **columns).total
 
     def explain(self, /, prompt: Any, completion: Any, completion_ids: Any = None, **columns: Any) -> Explanation:
-        """How one completion's total comes about; prints as a table. Columns are single values."""
+        """Explain one completion's total, as an object that prints as a table. Columns are single values."""
         lists = {name: [value] for name, value in columns.items()}
         ids = None if completion_ids is None else [completion_ids]
         found, (row,) = self._composed([prompt], [completion], ids, lists)
@@ -124,7 +125,7 @@ class RuleSet:
         return Explanation(tuple(parts), row.total, self.clip)
 
     def split(self) -> list["RuleColumn"]:
-        """One callable per rule, for one TRL column each. With TRL's default reward weights they sum to the total."""
+        """Make one callable per rule, a TRL column each; with TRL's default reward weights they sum to the total."""
         if self.clip is not None:
             raise RuleError(f"clip={self.clip} bounds the sum, and split() has no sum. Build the set without clip.")
         if self.normalise:
@@ -139,14 +140,14 @@ class RuleSet:
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> "RuleSet":
-        """A set from `{"rules": [{"rule": "answer", "gold": "answer"}, ...], "clip": [-1, 1]}`."""
+        """Make a set from `{"rules": [{"rule": "answer", "gold": "answer"}, ...], "clip": [-1, 1]}`."""
         from trl_ext.rewards.config import build_rules
 
         return cls(**build_rules(mapping))
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "RuleSet":
-        """A set from a YAML file with the keys of `from_dict`; a ConfigError names the file and the line."""
+        """Make a set from a YAML file with the keys of `from_dict`; a ConfigError names the file and the line."""
         from trl_ext.rewards.config import load_rules
 
         return load_rules(path, cls)
@@ -160,18 +161,20 @@ class RuleSet:
     # State ----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, list[float]]:
-        """What a checkpoint must hold for a resumed run to score alike."""
+        """The state that a checkpoint must hold for a resumed run to score alike."""
         return {"moments": [self._moments.count, self._moments.mean, self._moments.squares]}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
-        """Go on from `state_dict()`."""
+        """Restore what `state_dict()` returned."""
         self._moments = Moments(*state["moments"])
 
     def synchronise(self, gather: Any) -> None:
-        """Let all ranks know what each has seen. From then on the set waits for this call to learn of new totals.
+        """Merge the totals that all ranks have seen into each rank's running mean and deviation.
+
+        From the first call on the set learns of new totals in this method only.
 
         Args:
-            gather: Given a list of three numbers, returns such lists of all ranks, in their order.
+            gather: A function from a list of three numbers to the lists of all ranks, in their order.
         """
         seen = Moments.of(self._new or [])
         parts = gather([seen.count, seen.mean, seen.squares])
@@ -192,7 +195,7 @@ class RuleSet:
     def _normalised(self, totals: list[float | None]) -> list[float | None]:
         known = [total for total in totals if total is not None]
         result = [None if total is None else self._moments.normalised(total) for total in totals]
-        if self._new is None:  # nobody synchronises: this process's totals are all there is
+        if self._new is None:  # Nobody calls `synchronise`: this process's totals are all there is.
             self._moments = self._moments.merged(Moments.of(known))
         else:
             self._new += known
@@ -218,7 +221,7 @@ class RuleSet:
         # A name that no rule has: the column is called after its rule, not after this set.
         name = f"{self.name}.{self.rules[position].name}"
         alone = RuleSet([*gates, self.rules[position]], name=name, on_error=self.on_error)
-        alone._judge = self._judge  # one cache: a gate is judged once for all columns
+        alone._judge = self._judge  # One cache: a gate is judged once for all columns.
         return alone
 
 
@@ -248,20 +251,16 @@ class RuleColumn:
         log_metric = columns.get("log_metric")
         if callable(log_metric) and composed:
             # TRL's key of this name is its own: the mean of what this column returns.
-            self.rules._log_rule(_without_mean(log_metric), found, composed, len(self.rules.rules) - 1)
+            def log_ours(key: str, value: float) -> None:
+                if not key.startswith("rewards/"):
+                    log_metric(key, value)
+
+            self.rules._log_rule(log_ours, found, composed, len(self.rules.rules) - 1)
         return [row.contributions[-1] for row in composed]
 
 
-def _without_mean(log_metric: Any) -> Any:
-    def log(key: str, value: float) -> None:
-        if not key.startswith("rewards/"):
-            log_metric(key, value)
-
-    return log
-
-
 def require_columns(rules: Iterable[Rule], columns: Mapping[str, Any]) -> None:
-    """DataError for the first column that a rule reads and the dataset lacks."""
+    """Raise DataError for the first column that a rule reads and the dataset lacks."""
     for rule in rules:
         for column in rule.all_columns:
             if column not in columns:

@@ -1,4 +1,4 @@
-"""From a rule's value to what it counts: scale, clip, the rows it is for, and its weight over the run.
+"""From a rule's value to what it adds: scale, clip, the rows it is for, and its weight over the run.
 
 value -> scale -> clip -> gate -> weight * schedule(progress)
 """
@@ -21,7 +21,7 @@ def scaled(value: float, scale: tuple[float, float] | None, clip: tuple[float, f
 
 
 def applies(when: Mapping[str, Any] | None, columns: Mapping[str, Any]) -> bool:
-    """True where each column named in `when` holds the value, or one of the values, that stands there."""
+    """True for rows that the rule is for: each column named in `when` holds one of the values given there."""
     if not when:
         return True
     return all(columns.get(name) in wanted for name, wanted in when.items())
@@ -41,13 +41,13 @@ def factor_at(schedule: Points | None, progress: float) -> float:
 
 
 def progress_of(trainer_state: Any) -> float:
-    """How far the training is, 0 to 1; 0 where the trainer does not say."""
+    """The share of the training that is done, 0 to 1; 0 where the trainer does not say."""
     steps = getattr(trainer_state, "max_steps", 0) or 0
     return min(max(getattr(trainer_state, "global_step", 0) / steps, 0.0), 1.0) if steps > 0 else 0.0
 
 
 def pair_of(owner: str, key: str, value: Any) -> tuple[float, float] | None:
-    """Two finite numbers, the lower one first, or RuleError; None stays None."""
+    """Check a pair of finite numbers, the lower one first, or raise RuleError; None stays None."""
     if value is None:
         return None
     pair = list(value) if isinstance(value, list | tuple) else []
@@ -59,7 +59,7 @@ def pair_of(owner: str, key: str, value: Any) -> tuple[float, float] | None:
 
 
 def conditions_of(owner: str, value: Any) -> dict[str, tuple[Any, ...]] | None:
-    """`{"task": "math"}` or `{"task": ["math", "logic"]}` as tuples of values, or RuleError; None stays None."""
+    """Read `{"task": "math"}` or `{"task": ["math", "logic"]}` as tuples of values, or RuleError; None stays None."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
@@ -68,10 +68,11 @@ def conditions_of(owner: str, value: Any) -> dict[str, tuple[Any, ...]] | None:
 
 
 def points_of(owner: str, value: Any) -> Points | None:
-    """`((0.0, 1.0), (0.5, 0.2))` as it is, or RuleError; None stays None."""
+    """Check points such as `((0.0, 1.0), (0.5, 0.2))`, or raise RuleError; None stays None."""
     if value is None:
         return None
-    points = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in value) if _is_list(value) else ()
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    points = tuple(tuple(p) if isinstance(p, list | tuple) else (p,) for p in value) if is_list else ()
     good = all(len(p) == 2 and all(_is_number(x) for x in p) and 0 <= p[0] <= 1 for p in points)
     if not points or not good or any(a[0] >= b[0] for a, b in pairwise(points)):
         raise RuleError(
@@ -79,10 +80,6 @@ def points_of(owner: str, value: Any) -> Points | None:
             "as ((0.0, 1.0), (0.5, 0.2))."
         )
     return tuple((float(p[0]), float(p[1])) for p in points)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _is_number(value: Any) -> bool:

@@ -74,8 +74,8 @@ def worst_step_s(rules: RuleSet, num_rows: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A verdict to ask for: of a row about the ideal completion of a row, itself (`source == row`) or another."""
+class Comparison:
+    """One row's gold against the ideal completion of a row: of itself (`source == row`) or of another."""
 
     row: int
     source: int
@@ -104,28 +104,30 @@ class _Run:
         others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
         tally = _Tally(rule)
         for numbers in chunks(range(len(self.rows)), f"Auditing '{rule.name}'", " rows"):
-            own = [Asked(row, row, ideals[row]) for row in numbers]
+            own = [Comparison(row, row, ideals[row]) for row in numbers]
             verdicts = self._verdicts(rule, own)
             tally.add(own, verdicts)
             # A row without a value for its own gold has none for other golds.
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
-            rest = [Asked(row, other, ideals[other]) for row in valued for other in others[row]]
+            rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
             verdicts = self._verdicts(rule, rest)
             accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
-            back = self._verdicts(rule, [Asked(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
+            back = self._verdicts(rule, [Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
             mutual = {entry for entry, verdict in zip(accepted, back, strict=True) if earns_all(rule, verdict)}
             tally.add(rest, verdicts, mutual)
         return tally.result()
 
-    def _verdicts(self, rule: Rule, asked: Sequence[Asked]) -> list[Verdict]:
-        if not asked:
+    def _verdicts(self, rule: Rule, entries: Sequence[Comparison]) -> list[Verdict]:
+        if not entries:
             return []
-        rows = [Row(self.rows[a.row].get("prompt"), a.completion or "", None, self.rows[a.row]) for a in asked]
+        rows = [Row(self.rows[a.row].get("prompt"), a.completion or "", None, self.rows[a.row]) for a in entries]
         start = time.perf_counter()
         try:
             (column,) = self._judge.columns([rule], rows)
         except RuleError as error:
-            raise RuleError(f"While auditing rows {asked[0].row} to {asked[-1].row} of the data: {error}") from error
+            raise RuleError(
+                f"While auditing rows {entries[0].row} to {entries[-1].row} of the data: {error}"
+            ) from error
         self.seconds += time.perf_counter() - start
         self.num_verdicts += len(rows)
         return column.verdicts
@@ -139,22 +141,24 @@ class _Tally:
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
 
-    def add(self, asked: Sequence[Asked], verdicts: Sequence[Verdict], mutual: Collection[Asked] = ()) -> None:
+    def add(
+        self, entries: Sequence[Comparison], verdicts: Sequence[Verdict], mutual: Collection[Comparison] = ()
+    ) -> None:
         """Count verdicts, and keep those that should have been others; in `mutual` each gold accepts the other."""
-        for entry, verdict in zip(asked, verdicts, strict=True):
+        for entry, verdict in zip(entries, verdicts, strict=True):
             kind = "alike" if entry in mutual else self._kind(entry, verdict)
             self.counts[kind] += 1
             if kind in FAULTS and len(self.failures) < _MAX_FAILURES:
                 self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
 
-    def _kind(self, asked: Asked, verdict: Verdict) -> str:
+    def _kind(self, entry: Comparison, verdict: Verdict) -> str:
         """What the verdict counts as."""
         is_right = earns_all(self.rule, verdict)
-        if asked.source != asked.row:
+        if entry.source != entry.row:
             return "accepted" if is_right else "refused"
         if verdict.status in ("skipped", "gold_invalid"):
             return "skipped" if verdict.status == "skipped" else "unreadable"
-        if asked.completion is None:
+        if entry.completion is None:
             return "not_asked"
         return "right" if is_right else "wrong"
 

@@ -1,4 +1,4 @@
-"""Which samples of one prompt make pairs."""
+"""The choice of pairs among the samples of one prompt."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from trl_ext.rewards.preference.data import check_number_from, falls_short
 
 @dataclass(frozen=True, slots=True)
 class PairLimits:
-    """Least gap of scores, largest ratio of lengths (at least 1), most pairs of one prompt."""
+    """Bounds of `build_pairs`: least gap of scores, largest ratio of lengths (at least 1), most pairs of a prompt."""
 
     min_gap: float
     max_length_ratio: float
@@ -28,7 +28,15 @@ class PairLimits:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One completion: its row in the dataset, its shape there, its text, that text's length, the rules' total."""
+    """One scored completion.
+
+    Args:
+        row: Its row in the dataset.
+        completion: The completion as it is there, text or messages.
+        text: Its text.
+        length: The text's length, in the unit of `length` of `build_pairs`.
+        score: The rules' total.
+    """
 
     row: int
     completion: Any
@@ -51,15 +59,15 @@ class Pair:
 
     @property
     def length_ratio(self) -> float:
-        """The longer length by the shorter, from 1; infinite where only one length is 0."""
+        """The longer length divided by the shorter, at least 1; infinite where only one length is 0."""
         short, long = sorted((self.chosen.length, self.rejected.length))
         return long / short if short > 0 else 1.0 if long == short else float("inf")
 
 
 def choose_pairs(samples: Sequence[Sample], limits: PairLimits, tally: Counter[str]) -> list[Pair]:
-    """The pairs of one prompt, each sample at most once; refused candidates are counted in `tally`.
+    """Choose the pairs of one prompt, each sample at most once; refused candidates are counted in `tally`.
 
-    Closest in length first, then the larger gap, then the earlier samples (sorting keeps their order).
+    Pairs closest in length come first, then those with the larger gap, then the earlier ones (sorting keeps order).
     """
     pairs = [better_first(*two) for two in combinations(samples, 2)]
     apart = [pair for pair in pairs if is_preference(pair, limits.min_gap)]
@@ -75,12 +83,12 @@ def better_first(first: Sample, second: Sample) -> Pair:
 
 
 def is_preference(pair: Pair, min_gap: float) -> bool:
-    """Whether the scores and the texts differ; a gap of 0 prefers nothing."""
+    """True where the texts differ and the scores do by `min_gap`; a gap of 0 prefers nothing."""
     return pair.gap > 0 and not falls_short(pair.gap, min_gap) and pair.chosen.text != pair.rejected.text
 
 
 def disjoint(pairs: Iterable[Pair], most: int) -> list[Pair]:
-    """The first pairs that share no sample and do not repeat two texts, at most so many."""
+    """The first pairs that share no sample and repeat no two texts, at most `most` of them."""
     used: set[int] = set()
     texts: set[tuple[str, str]] = set()
     kept: list[Pair] = []

@@ -1,4 +1,4 @@
-"""What the pair tools share: checked datasets, rows in chunks, scores in TRL's call.
+"""Shared by the tools for pairs: checked datasets, rows in chunks, scores in TRL's call.
 
 `datasets` is imported inside the functions, so that rules alone do not need it.
 """
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 # A RuleSet, one column of `RuleSet.split()`, or anything else that takes the call and gives one total per completion.
 Scorer = Callable[..., list[float | None]]
 
-CHUNK_ROWS = 256  # What is in memory as Python objects at one time, and one step of the progress bar.
+CHUNK_ROWS = 256  # Rows in memory as Python objects at one time, and one step of the progress bar.
 _BAR_DELAY_S = 2.0
 
-# The keyword arguments of TRL's call, and what would show a rule the answer. TRL withholds the first three too.
+# Keyword arguments of TRL's call, and columns that would show a rule the answer. TRL withholds the first three too.
 _NOT_FOR_RULES = frozenset(
     {"prompt", "completion", "completion_ids", "prompts", "completions", "chosen", "rejected", "log_metric"}
 )
@@ -28,7 +28,7 @@ _ROUNDING = 1e-9
 
 
 def checked_dataset(dataset: Any, accepted: Sequence[tuple[str, ...]]) -> "Dataset":
-    """The dataset, giving plain Python values, or DataError unless it has rows and one of the accepted column sets."""
+    """The dataset, set to give plain Python values; DataError without rows or without an accepted set of columns."""
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset):
@@ -51,12 +51,12 @@ def check_number_from(key: str, value: Any, least: float) -> None:
 
 
 def falls_short(gap: float, min_gap: float) -> bool:
-    """Whether a difference of scores is below `min_gap` by more than rounding."""
+    """True where a difference of scores is below `min_gap` by more than rounding."""
     return gap < min_gap - _ROUNDING
 
 
 def chunks(items: Sequence[Any], task: str, unit: str) -> Iterator[Sequence[Any]]:
-    """Slices of `items`, under a progress bar that shows only when the work takes long."""
+    """Yield slices of `items`, under a progress bar that shows only when the work takes long."""
     from datasets.utils.tqdm import tqdm
 
     with tqdm(total=len(items), desc=task, unit=unit, delay=_BAR_DELAY_S) as bar:

@@ -1,4 +1,4 @@
-"""Preference pairs without the rows that teach a reward model nothing, or the wrong thing."""
+"""Drop the preference pairs that teach a reward model nothing, or the wrong thing."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ def filter_pairs(
 
 
 def pair_faults(dataset: "Dataset") -> list[str | None]:
-    """Why each row cannot be compared, or None; the rules are not asked."""
+    """The reason why each row cannot be compared, or None where it can, by its texts alone."""
     texts = dataset.select_columns([name for name in PAIR_COLUMNS[0] if name in dataset.column_names])
     implicit = "prompt" not in texts.column_names
     faults: list[str | None] = []
@@ -88,14 +88,14 @@ def pair_fault(chosen: Any, rejected: Any, pair: SplitPair, implicit: bool) -> s
 
 
 def is_blank(completion: Any) -> bool:
-    """Whether a completion has no text, and calls no tool either."""
+    """True for a completion that has no text, and calls no tool either."""
     if isinstance(completion, list) and any(message.get("tool_calls") for message in completion):
         return False
     return not completion_text(completion).strip()
 
 
 def is_beginning(chosen: Any, rejected: Any) -> bool:
-    """Whether one of two different texts goes on where the other ends. Read by characters: "1" begins "18"."""
+    """True where one of two different texts begins with the other, read by characters: "1" begins "18"."""
     if not isinstance(chosen, str):
         return False
     short, long = sorted((chosen.rstrip(), rejected.rstrip()), key=len)
@@ -109,7 +109,7 @@ def known_gaps(dataset: "Dataset", rules: Scorer, reasons: Sequence[str | None])
 
 
 def with_gaps(pairs: "Dataset", gaps: Sequence[float | None], margin: bool) -> "Dataset":
-    """The pairs with `rule_gap` and, if wanted, `margin`; columns of these names are replaced."""
+    """Add `rule_gap` and, if wanted, `margin` to the pairs; columns of these names are replaced."""
     from datasets import Dataset, Features, Value, concatenate_datasets
 
     columns: dict[str, list[float | None]] = {"rule_gap": list(gaps)}

@@ -1,4 +1,4 @@
-r"""How far rules prefer the chosen side of a preference pair, in any of TRL's four forms.
+r"""The gap between what rules give to the two sides of a preference pair, in any of TRL's four forms.
 
 Rules read a prompt and a completion. Where both sides hold the whole text (implicit prompt), they are split:
 
@@ -38,7 +38,7 @@ class SplitPair:
 
 
 def rule_gaps(dataset: "Dataset", rules: Scorer) -> list[float | None]:
-    """Score of the chosen side minus score of the rejected one, per row.
+    """The score of the chosen side minus the score of the rejected one, per row.
 
     Args:
         dataset: Preference pairs with explicit or implicit prompts, text or messages, and the columns the rules read.
@@ -53,12 +53,12 @@ def rule_gaps(dataset: "Dataset", rules: Scorer) -> list[float | None]:
 
 
 def gaps_of_rows(dataset: "Dataset", rules: Scorer, rows: Sequence[int]) -> list[float | None]:
-    """`rule_gaps` of some rows of a checked dataset."""
+    """The gaps of some rows of a checked dataset, as `rule_gaps` gives them for all."""
     return [gap for part in chunks(rows, "Scoring pairs", " pairs") for gap in _gaps(dataset[list(part)], rules, part)]
 
 
 def _gaps(batch: Mapping[str, list[Any]], rules: Scorer, rows: Sequence[int]) -> list[float | None]:
-    """One call of the rules: all chosen sides, then all rejected ones."""
+    """Call the rules once for a batch: with all chosen sides, then all rejected ones."""
     pairs = split_batch(batch)
     prompts = [pair.prompts[side] for side in (0, 1) for pair in pairs]
     completions = [pair.completions[side] for side in (0, 1) for pair in pairs]
@@ -70,7 +70,7 @@ def _gaps(batch: Mapping[str, list[Any]], rules: Scorer, rows: Sequence[int]) ->
 
 
 def split_batch(batch: Mapping[str, list[Any]]) -> list[SplitPair]:
-    """The pairs of a batch: without a column `prompt` the prompts are implicit."""
+    """Split the pairs of a batch; without a column `prompt` the prompts are implicit."""
     sides = zip(batch["chosen"], batch["rejected"], strict=True)
     if "prompt" in batch:
         prompted = zip(batch["prompt"], sides, strict=True)
@@ -79,7 +79,7 @@ def split_batch(batch: Mapping[str, list[Any]]) -> list[SplitPair]:
 
 
 def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
-    """Both sides cut into prompt and completion; a missing side is a completion without a prompt.
+    """Cut both sides into prompt and completion; a missing side is a completion without a prompt.
 
     Example:
         >>> split_implicit("How many?\\nA: 18", "How many?\\nA: 17").completions
@@ -98,7 +98,7 @@ def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
 
 
 def split_texts(chosen: str, rejected: str) -> SplitPair:
-    """Texts without a common beginning, and dialogues that differ before the last reply, have different prompts."""
+    """Cut two texts; without a common beginning, or in dialogues that differ before the last reply, prompts differ."""
     if all(mark in side for mark in (_HUMAN, _ASSISTANT) for side in (chosen, rejected)):
         cuts = [side.rindex(_ASSISTANT) + len(_ASSISTANT) for side in (chosen, rejected)]
         same = chosen[: cuts[0]] == rejected[: cuts[1]]
@@ -112,19 +112,19 @@ def split_texts(chosen: str, rejected: str) -> SplitPair:
 
 
 def common_beginning(first: str, second: str) -> str:
-    """What both texts begin with, character by character."""
+    """The characters with which both texts begin."""
     differ = (position for position, (one, two) in enumerate(zip(first, second, strict=False)) if one != two)
     return first[: next(differ, min(len(first), len(second)))]
 
 
 def whole_words(common: str) -> int:
-    """Characters up to the end of the last whole line in `common`, else of the last whole word, else 0."""
+    """Number of characters to the end of the last whole line in `common`, else of the last whole word, else 0."""
     ends = (common.rfind(mark) + 1 for mark in ("\n", " "))
     return next((end for end in ends if common[:end].strip()), 0)
 
 
 def split_messages(chosen: list[Any], rejected: list[Any]) -> SplitPair:
-    """Cut before the last assistant turn: all that follows the last user or system message."""
+    """Cut two message lists before the last assistant turn: all that follows the last user or system message."""
     cuts = [turn_start(side) for side in (chosen, rejected)]
     prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
     completions = (chosen[cuts[0] :], rejected[cuts[1] :])
@@ -133,17 +133,12 @@ def split_messages(chosen: list[Any], rejected: list[Any]) -> SplitPair:
 
 def turn_start(messages: Sequence[Mapping[str, Any]]) -> int:
     """Position of the first message of the last assistant turn; the list's length where that turn is missing."""
-    openers = (index + 1 for index, message in reversed([*enumerate(messages)]) if is_opener(message))
+    openers = (i + 1 for i, message in reversed([*enumerate(messages)]) if message.get("role") not in _TURN_ROLES)
     return next(openers, 0)
 
 
-def is_opener(message: Mapping[str, Any]) -> bool:
-    """Whether what follows this message is a new turn of the assistant."""
-    return message.get("role") not in _TURN_ROLES
-
-
 def bare(value: Any) -> Any:
-    """A value to compare: text without blank ends, messages without the empty fields that Arrow adds to them."""
+    """The value to compare by: text without blank ends, messages without the empty fields that Arrow adds to them."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""From several scored samples per prompt to preference pairs for a reward model.
+"""Make preference pairs for a reward model from several scored samples per prompt.
 
 The samples of a pair have about the same length, because a reward model learns length wherever length gives the better
 side away. Left out: pairs across prompts, ties, and the choice of the best and the worst sample only (which are
@@ -36,7 +36,7 @@ def build_pairs(
     margin: bool = False,
     length: Callable[[str], float] | None = None,
 ) -> tuple["Dataset", PairReport]:
-    """Preference pairs from samples that rules score.
+    """Make preference pairs from samples that rules score.
 
     A pair is two samples of one prompt with texts that are not blank. Per prompt the pairs closest in length come
     first, then those with the larger gap, then the earlier ones; each sample is used at most once. Same data, same
@@ -52,7 +52,8 @@ def build_pairs(
         max_length_ratio: Most that the longer text may be, as a multiple of the shorter.
         max_pairs_per_prompt: Few, so that prompts with many samples do not outweigh the others.
         margin: Add the column `margin`, which TRL's reward loss subtracts: the gap.
-        length: From text to its length; None counts characters. Tokens: `lambda text: len(tokenizer.encode(text))`.
+        length: A function from a text to its length; None counts characters. For tokens give
+            `lambda text: len(tokenizer.encode(text))`.
 
     Returns:
         Columns prompt, chosen, rejected, chosen_score, rejected_score, rule_gap, margin if wanted, and the other
@@ -88,7 +89,7 @@ def build_pairs(
 
 
 def check_names_free(dataset: "Dataset", margin: bool) -> None:
-    """DataError for columns that would be overwritten."""
+    """Raise DataError for columns that would be overwritten."""
     taken = [name for name in made_columns(margin) if name in dataset.column_names]
     if taken:
         raise DataError(
@@ -97,7 +98,7 @@ def check_names_free(dataset: "Dataset", margin: bool) -> None:
 
 
 def made_columns(margin: bool) -> tuple[str, ...]:
-    """The columns that a pair gets."""
+    """Names of the columns that `build_pairs` makes."""
     return (*_MADE_COLUMNS, "margin") if margin else _MADE_COLUMNS
 
 
@@ -115,7 +116,7 @@ def rows_by_prompt(dataset: "Dataset") -> list[list[int]]:
 def scored_groups(
     dataset: "Dataset", groups: Sequence[Sequence[int]], rules: Scorer, column: str, listed: bool
 ) -> Iterator[list[Scored]]:
-    """The samples of each group of rows, scored in one call of the rules."""
+    """Score the samples of several groups of rows in one call of the rules; yields the samples of each group."""
     rows = [row for group in groups for row in group]
     batch = dataset[rows]
     cells = [

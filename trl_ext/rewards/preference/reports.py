@@ -1,4 +1,4 @@
-"""What the pair tools did, in counts and as tables."""
+"""Reports of the tools for pairs, in counts and as tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _MAX_ROWS_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PairReport:
-    """What became of the samples; `print(report)` gives a table.
+    """The report of `build_pairs`: what became of the samples. `print(report)` gives a table.
 
     Candidates are all pairs of a prompt's samples that have a score and a text. `num_too_close` of them differ too
     little in score (or are the same text), and of the others `num_too_unlike` differ too much in length.
@@ -39,23 +39,19 @@ class PairReport:
         return cls(**counts, num_pairs=len(pairs), mean_chosen_length=chosen, mean_rejected_length=rejected)
 
     def __str__(self) -> str:
+        refused = f"{self.num_too_close} too close in score, {self.num_too_unlike} too unlike in length"
+        lengths = f"mean length {self.mean_chosen_length:.1f} chosen, {self.mean_rejected_length:.1f} rejected"
         lines = (
             ("prompts", self.num_prompts, f"{self.num_prompts_without_pair} without a pair"),
             ("samples", self.num_samples, f"{self.num_unscored} without a score, {self.num_blank} blank"),
-            ("refused", self.num_too_close + self.num_too_unlike, self._refused()),
-            ("pairs", self.num_pairs, self._lengths()),
+            ("refused", self.num_too_close + self.num_too_unlike, refused),
+            ("pairs", self.num_pairs, lengths),
         )
         return "\n".join(f"{name:8} {count:>7}  {note}" for name, count, note in lines)
 
-    def _refused(self) -> str:
-        return f"{self.num_too_close} too close in score, {self.num_too_unlike} too unlike in length"
-
-    def _lengths(self) -> str:
-        return f"mean length {self.mean_chosen_length:.1f} chosen, {self.mean_rejected_length:.1f} rejected"
-
 
 def no_pair_message(tally: Mapping[str, int], limits: PairLimits) -> str:
-    """Why nothing came out, in counts, and what to loosen."""
+    """The sentences for no pair at all: why, in counts, and what to loosen."""
     counts = (
         f"Not a single pair came out of {tally['num_prompts']} prompts with {tally['num_samples']} samples: "
         f"{tally['num_unscored']} samples have no score, {tally['num_blank']} are blank; of the candidate pairs "
@@ -72,7 +68,7 @@ def no_pair_message(tally: Mapping[str, int], limits: PairLimits) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FilterReport:
-    """What `filter_pairs` dropped, and why; `print(report)` gives a table.
+    """The report of `filter_pairs`: what was dropped, and why. `print(report)` gives a table.
 
     Rows are counted once, under the first reason that holds. `unscored` rows are kept. `first_rows` maps each reason
     (and `unscored`) to the numbers of its first three rows in the dataset that came in, counted from 0.
@@ -106,7 +102,7 @@ class FilterReport:
 
 
 def nothing_left_message(report: FilterReport, min_gap: float) -> str:
-    """Which reason took most pairs, what to do about it, and the table."""
+    """The sentences for no pair left: the reason that took most, what to do about it, and the table."""
     most = max(REASONS, key=lambda reason: getattr(report, reason))
     advice = {
         "contradicted": f"Lower min_gap (now {min_gap:g}), or see whether chosen and rejected are swapped.",

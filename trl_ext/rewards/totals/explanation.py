@@ -1,4 +1,4 @@
-"""How a total comes about, as a table for people."""
+"""An explanation of one completion's total, as a table for people."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _HEADINGS = ("rule", "value", "status", "weight", "gated", "adds", "detail")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rule's line: its verdict, and what it adds to the total (None when it is left out)."""
+    """One rule's line: its verdict, and the amount that it adds to the total (None when it is left out)."""
 
     rule: str
     value: float | None
@@ -21,7 +21,7 @@ class Part:
 
     @classmethod
     def of(cls, rule: Rule, verdict: Verdict, gate_state: str, contribution: float | None) -> "Part":
-        """A shut gate shows as status `gated`; the value stays what the rule gave."""
+        """Make the line; a shut gate shows as status `gated`, and the value stays as the rule gave it."""
         gated = gate_state != "open"
         detail = f"gate '{rule.gate}' is {gate_state}; {verdict.detail}" if gated else verdict.detail
         status = "gated" if gated else verdict.status
@@ -43,15 +43,14 @@ class Explanation:
     clip: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        lines = [_HEADINGS, *map(_cells, self.parts), ("total", _number(self.total, ""), self._clip_note())]
+        clip = f"clip {self.clip[0]:g}..{self.clip[1]:g}" if self.clip else ""
+        lines = [_HEADINGS, *map(_cells, self.parts), ("total", _number(self.total, ""), clip)]
         widths = [
             max(len(line[column]) for line in lines if len(line) > column) for column in range(len(_HEADINGS) - 1)
         ]
         widths[2] = max(len(line[2]) for line in lines[:-1])  # The clip's note may run over the columns behind it.
-        return "\n".join(_aligned(line, widths) for line in lines)
-
-    def _clip_note(self) -> str:
-        return f"clip {self.clip[0]:g}..{self.clip[1]:g}" if self.clip else ""
+        padded = [[cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=False)] for line in lines]
+        return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 def _cells(part: Part) -> tuple[str, ...]:
@@ -67,7 +66,3 @@ def _number(value: float | None, sign: str) -> str:
 def one_line(text: str) -> str:
     """The text without line breaks, so that a table stays a table."""
     return " ".join(text.split())
-
-
-def _aligned(line: tuple[str, ...], widths: list[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=False)).rstrip()

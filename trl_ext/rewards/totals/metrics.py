@@ -1,4 +1,4 @@
-"""What a batch looked like to each rule: the metrics and the trace in TRL's log.
+"""The metrics and the trace of a batch in TRL's log, rule by rule.
 
 The keys are the same in every call, so that all ranks log the same ones.
 """
@@ -15,7 +15,7 @@ LogMetric = Callable[[str, float], None]
 
 
 def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence[str]) -> None:
-    """One rule's metrics over a batch: its values as it gave them, unweighted and ungated.
+    """Log one rule's metrics over a batch, of its values as it gave them, unweighted and ungated.
 
     rewards/<rule>/mean is TRL's own key, and missing where no row has a value. rules/<rule>/: std of the values;
     none_frac of rows without a value; timeout_frac that were too long or too complex, took too long or crashed;
@@ -57,7 +57,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 
 def traces(rules: Sequence[Rule], columns: Sequence[Column], composed: Sequence[Composed]) -> list[str]:
-    """Per row JSON of each rule's value, status and contribution, for a column of TRL's completions table."""
+    """JSON of each rule's value, status and contribution, one text per row: a column of TRL's completions table."""
     return [
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""Running mean and standard deviation of totals, which add up over batches and ranks."""
+"""Running mean and standard deviation of totals, which can be merged over batches and ranks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _LEAST_STD = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and sum of squared deviations of what was seen.
+    """Count, mean and sum of squared deviations of the values seen.
 
     Source of `merged`: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample
     Variances (1979), equation 2.1.
@@ -23,6 +23,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Moments":
+        """The moments of these values."""
         known = list(values)
         if not known:
             return cls()
@@ -30,7 +31,7 @@ class Moments:
         return cls(len(known), mean, sum((value - mean) ** 2 for value in known))
 
     def merged(self, other: "Moments") -> "Moments":
-        """Of both together."""
+        """The moments of both sets of values together."""
         count = self.count + other.count
         if count == 0:
             return self
@@ -40,7 +41,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Of the sample; 1 before there are two values."""
+        """Standard deviation of the sample; 1 before there are two values."""
         return sqrt(self.squares / (self.count - 1)) if self.count > 1 else 1.0
 
     def normalised(self, value: float) -> float:
@@ -49,5 +50,5 @@ class Moments:
 
 
 def merged(moments: Iterable[Moments]) -> Moments:
-    """Of all together, the same for every order to rounding."""
+    """The moments of all together; their order matters only to rounding."""
     return reduce(Moments.merged, moments, Moments())

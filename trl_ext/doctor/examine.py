@@ -165,13 +165,14 @@ def check_attention(facts: Facts) -> Iterator[Finding]:
 
 
 def check_compiler(facts: Facts) -> Iterator[Finding]:
-    """What DeepSpeed compiles its CPU Adam with, at its first use."""
+    """What DeepSpeed compiles its CPU Adam with, at its first use, and locks that would make it wait."""
     missing = [name for name, path in (("a C++ compiler", facts.compiler), ("ninja", facts.ninja)) if path is None]
     if missing:
         advice = "Install them for runs that offload the optimizer: apt install g++, pip install ninja."
         yield note("compiler", f"Not on the PATH: {' and '.join(missing)}, for DeepSpeed's CPU Adam.", advice)
     else:
         yield ok("compiler", f"{facts.compiler} and ninja, for DeepSpeed's CPU Adam.")
+    yield from (lock.finding for lock in facts.build_locks)
 
 
 # Memory and disks -------------------------------------------------------------------------------------------------

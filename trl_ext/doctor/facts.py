@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trl_ext.doctor.build_locks import BuildLock
 from trl_ext.memory.cards import CONTEXT_GIB
 
 
@@ -90,6 +91,7 @@ class Facts:
         kernels: What PyTorch can do; None if it did not answer.
         no_kernels: Why it did not.
         compiler, ninja: Paths, None if missing.
+        build_locks: Locks in the folder where helpers are compiled.
         host_total_gib, host_free_gib: Memory, the container's limit if that is less; None if unknown.
         disks: Where a run writes.
         environment: Variables that matter, those that are set.
@@ -108,6 +110,7 @@ class Facts:
     no_kernels: str = ""
     compiler: str | None = None
     ninja: str | None = None
+    build_locks: tuple[BuildLock, ...] = ()
     host_total_gib: float | None = None
     host_free_gib: float | None = None
     disks: tuple[Disk, ...] = ()

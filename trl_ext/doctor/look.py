@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.doctor import installed
+from trl_ext.doctor.build_locks import build_locks
 from trl_ext.doctor.facts import Disk, Facts, Kernels
 from trl_ext.doctor.machine import hardware_of
 from trl_ext.doctor.nvml import Cards, read_cards
@@ -39,6 +40,7 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
         "conflicts": installed.conflicts(versions),
         "compiler": shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
         "ninja": shutil.which("ninja"),
+        "build_locks": build_locks(),
         "host_total_gib": total,
         "host_free_gib": free,
         "disks": _disks(output_dir),

@@ -1,6 +1,7 @@
 """Can a planned run work on this machine: cards, their memory now, packages, compiler, host memory, disk."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from trl_ext.doctor.facts import Disk, Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
@@ -77,6 +78,10 @@ def _packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
     if facts.ninja is None:
         what = "The plan keeps the optimizer in host memory; ninja, which builds DeepSpeed's CPU Adam, is missing."
         yield problem(SUBJECT, what, "pip install ninja, and have its folder on the PATH.")
+    for lock in facts.build_locks:
+        if lock.is_stale and Path(lock.path).parent.name == "cpu_adam":
+            what = f"The plan keeps the optimizer in host memory. {lock.finding.what}"
+            yield problem(SUBJECT, what, lock.finding.advice)
     if "OMP_NUM_THREADS" not in facts.environment:
         what = "OMP_NUM_THREADS is not set: launchers then give every process one thread, and CPU Adam crawls."
         yield note(SUBJECT, what, "Set it to the cores divided by the processes.")

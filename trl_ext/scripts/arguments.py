@@ -81,18 +81,19 @@ class StrictParser(TrlParser):
     def _built(self, argv: Sequence[str]) -> tuple[Any, ...]:
         """The instances, of which configs of ours know what was given and what is a default."""
         instances = tuple(self.parse_args_and_config(list(argv)))
-        given = frozenset(self._given_keys(argv))
+        given = frozenset(self.given_keys(argv))
         for one in instances:
             if hasattr(one, "given"):
                 one.given = given
         return instances
 
-    def _given_keys(self, argv: Sequence[str]) -> set[str]:
+    def given_keys(self, argv: Sequence[str]) -> set[str]:
         """Keys of the recipe, and flags; `--no_packing` gives `packing`."""
+        argv = split_config_flag(argv)
         flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
         keys = {name if name in self.types_of else name.removeprefix("no_") for name in flags}
         if _CONFIG_FLAG in argv:
-            keys |= read_recipe(argv[list(argv).index(_CONFIG_FLAG) + 1], self.types_of).keys()
+            keys |= read_recipe(argv[argv.index(_CONFIG_FLAG) + 1], self.types_of, _explain_launch_key).keys()
         return keys & self.types_of.keys()
 
     def unknown_arguments(self, argv: Sequence[str]) -> list[str]:

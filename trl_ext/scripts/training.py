@@ -4,6 +4,7 @@ A script brings its arguments, its trainer and what its report says beside the s
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
 from trl_ext.compat.versions import installed_versions
+from trl_ext.doctor.build_locks import lock_warnings
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data import Source
@@ -40,7 +42,9 @@ def main(
     warnings.filterwarnings("ignore", message=old_names, category=FutureWarning)
     with user_errors(), out_of_memory_in_words():
         check_processes()
-        train(*make_parser(f"python -m {module}").parse(argv))
+        parser = make_parser(f"python -m {module}")
+        warn_of_build_locks("deepspeed" in parser.given_keys(sys.argv[1:] if argv is None else argv))
+        train(*parser.parse(argv))
 
 
 # Checks -----------------------------------------------------------------------------------------------------------
@@ -50,6 +54,20 @@ def check_processes() -> None:
     """A launcher that started no process for the work."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 1:
         raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, fewer than one process. Start at least one.")
+
+
+def warn_of_build_locks(has_deepspeed: bool) -> None:
+    """Say, once per machine, where DeepSpeed would wait for a lock that a killed build has left.
+
+    Called before arguments are parsed: they start DeepSpeed's communication, which may be compiled then.
+
+    Args:
+        has_deepspeed: The run's settings name DeepSpeed; a launcher may do so, too.
+    """
+    has_deepspeed = has_deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    if has_deepspeed and os.environ.get("LOCAL_RANK", "0") == "0":
+        for sentence in lock_warnings():
+            print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True)
 
 
 def check_model(model_args: ModelConfig) -> None:

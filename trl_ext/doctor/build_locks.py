@@ -1,0 +1,92 @@
+"""Locks in the folder where torch compiles helpers, DeepSpeed's CPU Adam among them.
+
+Who compiles a helper first makes a file `lock` in its folder, keeps it open, and removes it at the end. A build that
+is killed leaves the file behind, and whoever needs that helper later waits for its removal for ever, without a word.
+"""
+
+import os
+import shlex
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trl_ext.doctor.finding import Finding, note, ok
+
+# No build takes as long. A younger lock may be that of another machine or container that shares the folder.
+STALE_AGE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuildLock:
+    """A lock that was found.
+
+    Args:
+        path: The file; its folder has the helper's name.
+        age_s: Seconds since it was made.
+        builder: A process here that has it open; None if there is none, or none that this user may look into.
+    """
+
+    path: str
+    age_s: float
+    builder: int | None = None
+
+    @property
+    def is_stale(self) -> bool:
+        """True if nobody here has it open and it is too old to be the lock of a build elsewhere."""
+        return self.builder is None and self.age_s >= STALE_AGE_S
+
+    @property
+    def finding(self) -> Finding:
+        """The lock in words, with the command that removes it."""
+        helper, remedy = Path(self.path).parent.name, f"rm {shlex.quote(self.path)}"
+        if self.builder is not None:
+            return ok("compiler", f"Process {self.builder} is compiling the helper '{helper}' and holds {self.path}.")
+        seen = f"{self.path} is {_age(self.age_s)} old, and no process that can be seen here has it open"
+        if self.is_stale:
+            what = f"{seen}: a killed build left it, and a run that needs the helper '{helper}' waits for it for ever."
+            return note("compiler", what, f"Remove it: {remedy}")
+        what = f"{seen}: another machine or container is compiling the helper '{helper}', or a build was killed."
+        return note("compiler", what, f"If nobody else compiles in that folder, remove it: {remedy}")
+
+
+def build_locks() -> tuple[BuildLock, ...]:
+    """All locks where torch compiles helpers: in TORCH_EXTENSIONS_DIR, else in this Python's folders of the cache."""
+    if own := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        files = Path(own).expanduser().glob("*/lock")
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+        files = cache.glob(f"torch_extensions/{python}_*/*/lock")
+    found = []
+    for file in sorted(files):
+        with suppress(FileNotFoundError):  # its build ended while we looked
+            status = file.stat()
+            found.append(BuildLock(str(file), max(time.time() - status.st_mtime, 0.0), _holder(status)))
+    return tuple(found)
+
+
+def lock_warnings() -> list[str]:
+    """A sentence with its remedy for each lock that nobody here holds; empty where no launch has to wait."""
+    findings = [lock.finding for lock in build_locks() if lock.builder is None]
+    return [f"{finding.what} {finding.advice}" for finding in findings]
+
+
+def _holder(status: os.stat_result) -> int | None:
+    """A process that has the file open, among those that this user may look into; None without one."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or belongs to somebody else
+            for entry in os.scandir(process / "fd"):
+                with suppress(FileNotFoundError):  # closed since, or no file
+                    if os.path.samestat(entry.stat(), status):
+                        return int(process.name)
+    return None
+
+
+def _age(seconds: float) -> str:
+    """`40 s`, `12 minutes`, `5 hours` or `3 days`, rounded down."""
+    for unit_s, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds // unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

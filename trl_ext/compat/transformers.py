@@ -1,13 +1,16 @@
 """transformers: attention by name, and who divides the loss."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AttentionInterface, AttentionMaskInterface, Trainer
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from trl_ext.compat.versions import is_older
+
+if TYPE_CHECKING:  # attention alone needs no Trainer, which loads pandas
+    from transformers import Trainer
 
 
 def attention_function(name: str) -> Callable[..., Any]:
@@ -26,7 +29,7 @@ def register_attention(name: str, attention: Callable[..., Any], mask: Callable[
     AttentionMaskInterface.register(name, mask)
 
 
-def let_loss_be_scaled(trainer: Trainer) -> None:
+def let_loss_be_scaled(trainer: "Trainer") -> None:
     """Tell a Trainer that `compute_loss` divides by all items of an optimizer step itself."""
     trainer.loss_is_scaled_for_ga = True
     # Issue: before 5.19 transformers reads another attribute for the same.

@@ -1,5 +1,6 @@
-"""Bad data costs a sentence before the first step, not a run."""
+"""Before the first step: a bad dataset or a bad launch costs a sentence, not a run."""
 
+import os
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -56,6 +57,25 @@ def sample_of_prompts(dataset: Any) -> list[Any]:
         return []
     stride = -(-len(dataset) // MAX_PROMPTS_MEASURED)
     return list(dataset.select(range(0, len(dataset), stride))["prompt"])
+
+
+def check_launch(args: Any) -> None:
+    """Raise ConfigError unless the processes that the launcher started work together.
+
+    Several processes that do not know of each other would train several models, silently.
+
+    Args:
+        args: Training arguments; `world_size` is what the trainer believes, WORLD_SIZE what the launcher did.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started < 1:
+        raise ConfigError(f"WORLD_SIZE={started} is fewer than one process. Launch with --num_processes 1 or more.")
+    # Clusters set WORLD_SIZE for whole jobs; a launcher sets LOCAL_RANK beside it.
+    if "LOCAL_RANK" in os.environ and args.world_size != started:
+        raise ConfigError(
+            f"The launcher started {started} processes, but each believes in a world of {args.world_size} and would "
+            "train a model of its own. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."
+        )
 
 
 def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:

@@ -1,15 +1,37 @@
-"""When a trainer packs: it asks, checks on the real model, and says why not."""
+"""When a trainer packs: what the setting asks for, the check on the real model, and the reason why not."""
 
 from typing import Any
 
 import torch
 from transformers.utils import logging
 
-from trl_ext.errors import PackingError
+from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing import attention
 from trl_ext.packing.check import CheckResult
 
 logger = logging.get_logger(__name__)
+
+# What dataclasses and the command line know of the setting `packing`, which our configs share.
+PACKING = {
+    "help": "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's padded "
+    "path with a warning where the model is not exact when packed. True: yes, or stop before the first step. "
+    "False: no."
+}
+
+
+def settle_packing(config: Any, is_required: bool) -> None:
+    """Make `packing` True or False, and note whether falling back is allowed.
+
+    Raises:
+        ConfigError: a token budget without packing.
+    """
+    if config.max_tokens_per_forward is not None and config.packing is False:
+        raise ConfigError(
+            f"max_tokens_per_forward={config.max_tokens_per_forward} has no effect with packing=False. "
+            "Remove one of the two."
+        )
+    config.packing_is_required = is_required
+    config.packing = config.packing is not False
 
 
 class PackingSwitch:

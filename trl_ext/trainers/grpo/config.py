@@ -6,7 +6,7 @@ from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.memory.fields import MemoryFields
-from trl_ext.trainers.packing_field import PACKING, settle_packing
+from trl_ext.trainers.packing import PACKING, settle_packing
 
 
 @dataclass

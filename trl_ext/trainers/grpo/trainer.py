@@ -17,17 +17,15 @@ from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
-from trl_ext.trainers.checks import check_budget, check_dataset, sample_of_prompts
+from trl_ext.trainers.checks import check_budget, check_dataset, check_launch, sample_of_prompts
 from trl_ext.trainers.forward.completions import joined, plan, score, unpad
 from trl_ext.trainers.forward.group_order import regroup, split_is_free
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.rewards import guard, raise_together
+from trl_ext.trainers.grpo.rewards import RuleStates, guard, load_state, raise_together, start_scoring, synchronise
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
-from trl_ext.trainers.grpo.rule_state import RuleStates, load_state, start_scoring, synchronise
 from trl_ext.trainers.grpo.self_check import check_causal_model
-from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.memory.oom.pieces import CompletionPieces, why_completions_stay_whole
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory

@@ -20,10 +20,10 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in_buckets
-from trl_ext.trainers.launch_check import check_launch
 from trl_ext.trainers.memory.oom.pieces import PairPieces
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory
@@ -31,11 +31,10 @@ from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch
 from trl_ext.trainers.reward import data as preference_data
-from trl_ext.trainers.reward.batches import PairSizes, RowsOfPairs, StepSampler
+from trl_ext.trainers.reward.batches import PairCollator, PairSizes, RowsOfPairs, StepSampler
 from trl_ext.trainers.reward.config import RewardConfig
 from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, judged
 from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
-from trl_ext.trainers.reward.pair_collator import PairCollator
 from trl_ext.trainers.reward.peft import for_reward_model, warn_of_frozen_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.token_counts import TokenCounts

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from trl_ext.errors import RuleError
+from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.grpo.rewards import AsyncGuardedReward, guard, raise_together
-from trl_ext.trainers.launch_check import check_launch
 
 
 def test_a_reward_passes_as_it_is():

@@ -10,7 +10,7 @@ from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.rewards import Call
 from trl_ext.rewards.judge import Judge
-from trl_ext.trainers.grpo.rule_state import FILE
+from trl_ext.trainers.grpo.rewards import RULES_FILE
 
 torch.set_num_threads(1)
 
@@ -46,7 +46,7 @@ def normalising() -> RuleSet:
 def test_a_checkpoint_holds_what_the_rules_have_seen(tmp_path):
     rules = normalising()
     trainer(tmp_path, rules).train()
-    early, late = (json.loads((tmp_path / f"checkpoint-{n}" / FILE).read_text()) for n in (SAVED_AT, STEPS))
+    early, late = (json.loads((tmp_path / f"checkpoint-{n}" / RULES_FILE).read_text()) for n in (SAVED_AT, STEPS))
     assert early["rules"]["moments"][0] == SAVED_AT * 4
     assert late["rules"] == rules.state_dict()
 
@@ -64,7 +64,7 @@ def test_a_resumed_run_scores_like_the_uninterrupted_one(tmp_path):
 
 def test_without_state_nothing_is_saved(tmp_path):
     trainer(tmp_path, RuleSet([Call(length_of_text, isolate=False)])).train()
-    assert not list(tmp_path.glob(f"*/{FILE}"))
+    assert not list(tmp_path.glob(f"*/{RULES_FILE}"))
 
 
 def test_rules_in_workers_have_begun_before_they_are_asked(tmp_path, monkeypatch):

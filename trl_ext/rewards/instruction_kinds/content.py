@@ -1,18 +1,18 @@
-"""Instructions about what must be there: postscript, placeholders, a repeated prompt, two answers, start and end."""
+"""Test instructions about content: postscript, placeholders, a repeated prompt, two answers, start and end."""
 
 import re
 from typing import Any
 
-from trl_ext.rewards.instruction_kinds.spec import Instruction, count, text
+from trl_ext.rewards.instruction_kinds.spec import Instruction, count, divided, text
 
 _PLACEHOLDER = re.compile(r"\[([^\[\]\n]+)\]")
 _QUOTES = {'"': '"', "\u201c": "\u201d"}
-# What may stand around a phrase at the end: quotation marks that another instruction asks for, and emphasis.
+# May stand around a phrase at the end: quotation marks that another instruction asks for, and emphasis.
 _WRAPPING = ' \t\n"\u201c\u201d*_'
 
 
 def has_postscript(response: str, postscript_marker: str) -> bool:
-    """A line starts with the marker, in any case and spacing, and a text follows behind it."""
+    """True when a line starts with the marker, in any case and spacing, and a text follows behind it."""
     marker = "".join(postscript_marker.casefold().split())
     rest = response.casefold()
     position = _marked_line(rest, marker)
@@ -20,31 +20,30 @@ def has_postscript(response: str, postscript_marker: str) -> bool:
 
 
 def has_placeholders(response: str, num_placeholders: int) -> bool:
-    """At least that many times there is something in square brackets on one line."""
+    """True when at least that many square brackets hold something on one line."""
     return sum(bool(inside.strip()) for inside in _PLACEHOLDER.findall(response)) >= num_placeholders
 
 
 def repeats_prompt(response: str, prompt_to_repeat: str) -> bool:
-    """The response starts with the prompt, in any case and spacing, and an answer follows."""
+    """True when the response starts with the prompt, in any case and spacing, and an answer follows."""
     prompt = " ".join(prompt_to_repeat.casefold().split())
     spoken = " ".join(response.casefold().split())
     return spoken.startswith(prompt) and len(spoken) > len(prompt)
 
 
 def has_two_responses(response: str) -> bool:
-    """`******` divides the response into two different ones; it may also stand before the first and after the last."""
-    parts = [part.strip() for part in response.strip().split("******")]
-    inner = parts[(not parts[0]) : len(parts) - (not parts[-1])]
-    return len(inner) == 2 and all(inner) and inner[0] != inner[1]
+    """True when `******` divides the response into two different ones."""
+    parts = divided(response, "******")
+    return len(parts) == 2 and all(parts) and parts[0] != parts[1]
 
 
 def ends_with(response: str, end_phrase: str) -> bool:
-    """The phrase, in any case, is the last that is said; only quotation marks and emphasis may close behind it."""
+    """True when the response ends with the phrase, in any case, and at most quotation marks and emphasis behind it."""
     return response.casefold().strip(_WRAPPING).endswith(end_phrase.casefold())
 
 
 def phrase(value: Any) -> str:
-    """A string that is more than quotation marks and emphasis."""
+    """Read a string that is more than quotation marks and emphasis."""
     bare = text(value).strip(_WRAPPING)
     if not bare:
         raise ValueError("a phrase")
@@ -52,14 +51,14 @@ def phrase(value: Any) -> str:
 
 
 def is_quoted(response: str) -> bool:
-    """Double quotation marks, straight or curly, stand at the start and at the end with something between."""
+    """True when double quotation marks, straight or curly, open and close the response with something between."""
     response = response.strip()
     closing = _QUOTES.get(response[:1])
     return closing is not None and response[1:].endswith(closing) and bool(response[1:-1].strip())
 
 
 def _marked_line(response: str, marker: str) -> int:
-    """The position behind the last line start that reads as the marker without its spaces; -1 without one."""
+    """Return the position behind the last marker, less its spaces, that starts a line; -1 without one."""
     found = -1
     position = 0
     for line in response.splitlines(keepends=True):
@@ -71,6 +70,7 @@ def _marked_line(response: str, marker: str) -> int:
 
 
 def _behind_marker(line: str, marker: str) -> int:
+    """Return the position behind the marker that starts a line, emphasis and spaces aside; -1 without one."""
     matched = 0
     for position, char in enumerate(line):
         if char.isspace() or (char in "*_#>" and not matched):

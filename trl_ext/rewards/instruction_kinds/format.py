@@ -1,4 +1,4 @@
-"""Instructions about form: bullets, highlights, sections, JSON, title, one of fixed answers."""
+"""Test instructions about form: bullets, highlights, sections, JSON, title, one of fixed answers."""
 
 import re
 
@@ -15,17 +15,17 @@ _OPTIONS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
 
 
 def has_bullets(response: str, num_bullets: int) -> bool:
-    """Exactly that many lines start with `*`, `-` or `+`, a space and a text."""
+    """True when exactly that many lines start with `*`, `-` or `+`, a space and a text."""
     return len(_BULLET.findall(response)) == num_bullets
 
 
 def has_highlights(response: str, num_highlights: int) -> bool:
-    """At least that many stretches within a line stand between one, two or three asterisks."""
+    """True when at least that many stretches within a line stand between one, two or three asterisks."""
     return len(_HIGHLIGHT.findall(response)) >= num_highlights
 
 
 def has_sections(response: str, section_spliter: str, num_sections: int) -> bool:
-    """At least that many sections: a line that starts with the mark and an arabic or Roman number, and a text."""
+    """True for at least that many sections: a line that starts with the mark and a number (2 or II), and a text."""
     mark = re.escape(section_spliter)
     heading = re.compile(rf"^[ \t#*_]*{mark}[ \t]*(?:\d+|[IVXLC]+)\b", re.MULTILINE)
     parts = heading.split(response)[1:]
@@ -33,7 +33,7 @@ def has_sections(response: str, section_spliter: str, num_sections: int) -> bool
 
 
 def is_json(response: str) -> bool:
-    """The whole response, or all of it inside one fence, is a JSON object or list."""
+    """True when the whole response, or all of it inside one fence, is a JSON object or list."""
     response = response.strip()
     fenced = _FENCE.fullmatch(response)
     response = fenced[1] if fenced else response
@@ -46,12 +46,12 @@ def is_json(response: str) -> bool:
 
 
 def has_title(response: str) -> bool:
-    """Something stands between `<<` and `>>` on one line."""
+    """True when something stands between `<<` and `>>` on one line."""
     return any(inside.strip() for inside in _TITLE.findall(response))
 
 
 def is_one_option(response: str) -> bool:
-    """Exactly one of "My answer is yes.", "My answer is no." and "My answer is maybe." occurs, in any case."""
+    """True when exactly one of "My answer is yes.", "My answer is no.", "My answer is maybe." occurs, in any case."""
     folded = response.casefold()
     return sum(option in folded for option in _OPTIONS) == 1
 

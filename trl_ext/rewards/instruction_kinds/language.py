@@ -1,4 +1,4 @@
-"""The instruction about the language of the response, judged by the rule Language."""
+"""Test the instruction about the language of the response, by the rule Language."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from trl_ext.rewards.rules.language import Language
 
 @lru_cache(maxsize=64)
 def language(code: Any) -> Language:
-    """The rule for a language code; ValueError for one that it does not know, or that needs a missing package."""
+    """Return the rule for a language code; ValueError for an unknown one, or one that needs a missing package."""
     try:
         return Language(code)
     except (RuleError, SupportError) as error:
@@ -19,7 +19,7 @@ def language(code: Any) -> Language:
 
 
 def is_in_language(response: str, language: Language) -> bool:
-    """Nine tenths of the prose, outside of code and formulas, are in the language."""
+    """True when nine tenths of the prose, outside code and formulas, are in the language."""
     return language.score(Row(None, response, None, {})).value == 1.0
 
 

@@ -1,42 +1,41 @@
-"""Instructions about length: words, sentences, paragraphs."""
+"""Test instructions about length: words, sentences, paragraphs."""
 
 import re
 
-from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, positive, relation, text
+from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, divided, positive, relation, text
 from trl_ext.rewards.text.prose import words
 
-# What ends a sentence, with the quotes and brackets that close behind it. The second half needs no space behind.
+# The end of a sentence, with the quotes and brackets that close behind it. The second half needs no space behind.
 _END = re.compile(
     r"(?<![.!?])[.!?]++[\"')\]*_\u201d\u2019\u00bb]*+(?=\s|\Z)"
     r"|[\u3002\uff01\uff1f\u0964\u06d4]++[\"')\]\u201d\u2019\u300d\u300f]*+"
 )
 _RUN = re.compile(r"\w+")
 _BLANK_LINES = re.compile(r"\n(?:[ \t\r\f\v]*\n)+")
-# Behind these a full stop ends no sentence.
+# A full stop behind one of these ends no sentence.
 _ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof sr jr st vs e.g i.e cf fig no vol approx inc ltd co dept gen rev a.k.a".split()
 )
 
 
 def has_words(response: str, num_words: int, relation: Bound) -> bool:
-    """The number of words stands in relation to `num_words`."""
+    """True when there are as many words as the relation to `num_words` asks."""
     return relation.holds(count_words(response), num_words)
 
 
 def has_sentences(response: str, num_sentences: int, relation: Bound) -> bool:
-    """The number of sentences stands in relation to `num_sentences`."""
+    """True when there are as many sentences as the relation to `num_sentences` asks."""
     return relation.holds(count_sentences(response), num_sentences)
 
 
 def has_paragraphs(response: str, num_paragraphs: int) -> bool:
-    """`***` divides the response into that many parts, none of them blank; one may stand before the first or last."""
-    parts = [part.strip() for part in response.strip().split("***")]
-    inner = parts[(not parts[0]) : len(parts) - (not parts[-1])]
-    return len(inner) == num_paragraphs and all(inner)
+    """True when `***` divides the response into that many parts, none of them blank."""
+    parts = divided(response, "***")
+    return len(parts) == num_paragraphs and all(parts)
 
 
 def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Blank lines divide the response into that many paragraphs, and the n-th (from 1) starts with the word."""
+    """True when blank lines divide the response into that many paragraphs and the n-th starts with the word."""
     paragraphs = [part for part in _BLANK_LINES.split(response.strip()) if part.strip()]
     if len(paragraphs) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
@@ -46,7 +45,7 @@ def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, fir
 
 
 def count_words(response: str) -> int:
-    """Runs of letters, digits and "_", so "don't" is two; in scripts without spaces each character is one.
+    """Count runs of letters, digits and "_", so "don't" is two; in scripts without spaces each character is one.
 
     Example:
         >>> count_words("I don't - do you?"), count_words("做数学")
@@ -56,7 +55,7 @@ def count_words(response: str) -> int:
 
 
 def count_sentences(response: str) -> int:
-    """Pieces with a letter or digit that end in `.`, `!`, `?` and the like, at a blank line or with the text.
+    """Count stretches with a letter or digit that end in `.`, `!`, `?` and the like, at a blank line or with the text.
 
     A full stop is no end behind an abbreviation, an initial or a number that opens a line ("1."), nor before a small
     letter where there are capitals.
@@ -74,13 +73,13 @@ def _count_in_paragraph(paragraph: str) -> int:
     for match in _END.finditer(paragraph):
         if _goes_on(paragraph, match, capitals):
             continue
-        num_sentences += _says_something(paragraph[start : match.end()])
+        num_sentences += _RUN.search(paragraph, start, match.end()) is not None
         start = match.end()
-    return num_sentences + _says_something(paragraph[start:])
+    return num_sentences + (_RUN.search(paragraph, start) is not None)
 
 
 def _goes_on(paragraph: str, end: "re.Match[str]", capitals: bool) -> bool:
-    """Whether a full stop belongs to what stands before it, or the sentence to what follows."""
+    """Return True when a full stop ends no sentence: it belongs to an abbreviation, or the sentence goes on."""
     if not end.group().startswith("."):
         return False
     following = paragraph[end.end() : end.end() + 20].lstrip(" \t\n\"'(*_\u201c\u2018")[:1]
@@ -93,10 +92,6 @@ def _goes_on(paragraph: str, end: "re.Match[str]", capitals: bool) -> bool:
         return True
     _, line_break, line = before.rpartition("\n")
     return bool(line_break or left == 0) and line.strip(" \t*_#-").isdigit()
-
-
-def _says_something(piece: str) -> bool:
-    return _RUN.search(piece) is not None
 
 
 INSTRUCTIONS = (

@@ -1,6 +1,6 @@
-"""What an instruction is: its id, the arguments that it takes, and the test of a text.
+"""Define an instruction: its id, the arguments that it takes, and the test of a text.
 
-A test gets the response (normalised, without reasoning, not blank) and the arguments, already read: it never raises.
+A test gets the response (normalised, without reasoning, not blank) and the arguments, already read; it never raises.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ class Instruction:
 
     Args:
         id: `family:name`, as the paper's data set has it.
-        follows: Whether a response follows the instruction, called with the response and the arguments.
-        arguments: Reader of each argument; all are required.
+        follows: Called with the response and the arguments; True when the response follows the instruction.
+        arguments: Each argument's name and reader; all are required.
     """
 
     id: str
@@ -27,9 +27,9 @@ class Instruction:
     arguments: Mapping[str, Reader] = field(default_factory=dict)
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, read; ValueError names the one that is missing, unknown or of no use.
+        """Return the arguments, read; ValueError names the one that is missing, unknown or of no use.
 
-        Nulls count as absent: tables with one column for each argument of all instructions are full of them.
+        A null counts as absent: tables with one column for each argument of all instructions are full of nulls.
         """
         given = {name: value for name, value in given.items() if value is not None}
         for name in (*self.arguments, *given):
@@ -37,65 +37,71 @@ class Instruction:
                 raise ValueError(
                     f"{self.id}: the argument {name!r} is {'missing' if name not in given else 'unknown'}"
                 )
-        return {name: self._read_one(name, value) for name, value in given.items()}
-
-    def _read_one(self, name: str, value: Any) -> Any:
-        try:
-            return self.arguments[name](value)
-        except ValueError as error:
-            raise ValueError(f"{self.id}: {name} is {value!r}, not {error}") from error
+        read = {}
+        for name, value in given.items():
+            try:
+                read[name] = self.arguments[name](value)
+            except ValueError as error:
+                raise ValueError(f"{self.id}: {name} is {value!r}, not {error}") from error
+        return read
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A comparison with a count that an instruction gives separately: "at least", "at most", "less than"."""
+    """A comparison with a count: "at least", "at most" or "less than"."""
 
     relation: str
 
     def holds(self, count: int, bound: int) -> bool:
-        """Whether `count` stands in the relation to `bound`."""
+        """Return True when `count` stands in the relation to `bound`."""
         if self.relation == "at least":
             return count >= bound
         return count <= bound if self.relation == "at most" else count < bound
 
 
+def divided(response: str, mark: str) -> list[str]:
+    """Split a response at a mark, which may also stand before the first part and after the last."""
+    parts = [part.strip() for part in response.strip().split(mark)]
+    return parts[(not parts[0]) : len(parts) - (not parts[-1])]
+
+
 def relation(value: Any) -> Bound:
-    """The paper's "around" is not read: it says nowhere how near that is, and its data set does not use it."""
+    """Read a relation. "around" is none: the paper says nowhere how near that is, and its data set does not use it."""
     if value not in ("at least", "at most", "less than"):
         raise ValueError("'at least', 'at most' or 'less than'")
     return Bound(value)
 
 
 def text(value: Any) -> str:
-    """A string that is not blank, normalised as the response is."""
+    """Read a string that is not blank, normalised as the response is."""
     if not isinstance(value, str) or not normalized(value).strip():
         raise ValueError("a text that is not blank")
     return normalized(value).strip()
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """A list of strings that are not blank."""
+    """Read a list of strings that are not blank."""
     if not isinstance(value, list | tuple) or not value:
         raise ValueError("a list of texts")
     return tuple(map(text, value))
 
 
 def letter(value: Any) -> str:
-    """One visible character; "#" and "!" occur too."""
+    """Read one visible character; "#" and "!" occur too."""
     if not isinstance(value, str) or len(normalized(value).strip()) != 1:
         raise ValueError("one character")
     return normalized(value).strip()
 
 
 def count(value: Any) -> int:
-    """A whole number from 0; tables with nulls turn whole numbers into floats."""
+    """Read a whole number from 0; it may be a float, because tables with nulls turn whole numbers into floats."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or not 0 <= value <= 1e9:
         raise ValueError("a whole number from 0")
     return int(value)
 
 
 def positive(value: Any) -> int:
-    """A whole number from 1."""
+    """Read a whole number from 1."""
     if count(value) < 1:
         raise ValueError("a whole number from 1")
     return int(value)

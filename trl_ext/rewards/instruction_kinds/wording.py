@@ -1,4 +1,4 @@
-"""Instructions about words and letters: keywords, case, commas."""
+"""Test instructions about words and letters: keywords, case, commas."""
 
 import re
 
@@ -10,45 +10,45 @@ _WORD = re.compile(r"\w++(?:[.-]\w++)*+")
 
 
 def has_keywords(response: str, keywords: tuple[str, ...]) -> bool:
-    """All keywords occur, in any case and inside longer words too: "tornado" is in "tornadoes"."""
+    """True when all keywords occur, in any case and inside longer words too: "tornado" is in "tornadoes"."""
     folded = response.casefold()
     return all(keyword.casefold() in folded for keyword in keywords)
 
 
 def has_keyword_often(response: str, keyword: str, frequency: int, relation: Bound) -> bool:
-    """The keyword, counted in any case and inside longer words too, stands in relation to the frequency."""
+    """True when the keyword, in any case and inside longer words too, occurs as often as the relation asks."""
     return relation.holds(response.casefold().count(keyword.casefold()), frequency)
 
 
 def lacks_words(response: str, forbidden_words: tuple[str, ...]) -> bool:
-    """No forbidden word occurs as a word of its own, in any case: "cat" may be in "cathedral"."""
+    """True when no forbidden word occurs as a word of its own, in any case: "cat" may be in "cathedral"."""
     folded = response.casefold()
     return not any(count_word(folded, word.casefold()) for word in forbidden_words)
 
 
 def has_letter_often(response: str, letter: str, let_frequency: int, let_relation: Bound) -> bool:
-    """The letter, capital or small, stands in relation to the frequency."""
+    """True when the letter, capital or small, occurs as often as the relation asks."""
     return let_relation.holds(response.casefold().count(letter.casefold()), let_frequency)
 
 
 def has_capital_words(response: str, capital_frequency: int, capital_relation: Bound) -> bool:
-    """Words without a small letter ("I" and "A" among them) stand in relation to the frequency."""
+    """True when there are as many words without a small letter ("I" is one) as the relation asks."""
     num_words = sum(match.group().isupper() for match in _WORD.finditer(response))
     return capital_relation.holds(num_words, capital_frequency)
 
 
 def is_upper(response: str) -> bool:
-    """There are capitals, no small letter, and it can be English: most letters are A to Z."""
+    """True when there are capitals, no small letter, and most letters are A to Z, so that it can be English."""
     return response.isupper() and _mostly_latin(response)
 
 
 def is_lower(response: str) -> bool:
-    """There are small letters, no capital, and it can be English: most letters are a to z."""
+    """True when there are small letters, no capital, and most letters are a to z, so that it can be English."""
     return response.islower() and _mostly_latin(response)
 
 
 def has_no_comma(response: str) -> bool:
-    """No comma, nor what looks or serves like one: the Arabic and Chinese ones, the low quotation mark."""
+    """True without a comma, the Arabic and Chinese ones and the low quotation mark included."""
     return not any(comma in response for comma in ",\u060c\u3001\u201a")
 
 

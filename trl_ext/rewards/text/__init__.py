@@ -1,1 +1,1 @@
-"""How answers are read out of completions: anchors, numbers, choices, words, boxes."""
+"""Read answers out of completions: anchors, boxes, numbers, choices, prose."""

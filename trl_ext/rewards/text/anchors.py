@@ -1,11 +1,11 @@
-r"""Where a text states its answer.
+r"""Find the place where a text states its answer.
 
 Five anchors announce one: `\boxed{...}`, `<answer>...</answer>`, `####`, a line that starts with `A:`, and the phrases
 "answer is" and "answer:" (in Chinese too). The one that comes last in the text decides, whichever it is: a model may
 correct itself, and it earns nothing by giving several answers. An anchor without an answer behind it is no answer, and
 neither is one with a denial before it ("I do not think that the answer is 3").
 
-Every search is a `str.rfind` or a pattern that is linear in the text, whatever it holds.
+Every search takes time linear in the text, whatever it holds.
 """
 
 import re
@@ -35,19 +35,19 @@ _ATTRIBUTES = re.compile(r"""<(/?[A-Za-z][\w-]*+)\s(?:"[^"<]*+"|'[^'<]*+'|[^<>])
 
 @dataclass(frozen=True, slots=True)
 class Anchored:
-    """An announced answer: which anchor, and the text that it announces."""
+    """An announced answer: the anchor that announces it, and its text (empty where the anchor is denied)."""
 
     anchor: str
     content: str
 
     @property
     def encloses(self) -> bool:
-        """Whether the anchor marks where its content ends."""
+        """True when the anchor marks where its content ends, as a box or a tag does."""
         return self.anchor in ("\\boxed", "<answer>")
 
     @property
     def conflict(self) -> "AnswerReading | None":
-        """What it reads as where another box or tag stands in it; None where it holds one answer."""
+        """The verdict on a box or tag that holds another one; None where it holds one answer."""
         if not self.encloses or ("\\boxed" not in self.content and "</answer>" not in self.content):
             return None
         return AnswerReading(None, "conflict", f"'{self.anchor}' holds another one: '{self.content[:60]}'")
@@ -55,7 +55,7 @@ class Anchored:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
-    """What a text gives as its answer: the value to compare (None without one), a status, and a line for people."""
+    """The answer in a text: the value to compare (None without one), a Verdict's status, and a line for people."""
 
     value: object
     status: str
@@ -63,7 +63,7 @@ class AnswerReading:
 
 
 def after_think(text: str) -> str:
-    """The text behind the last `</think>`; all of it without think tags; nothing while `<think>` is still open."""
+    """Return the text behind the last `</think>`: all of it without think tags, "" while `<think>` is still open."""
     _, closer, after = text.rpartition("</think>")
     if closer:
         return after
@@ -71,7 +71,7 @@ def after_think(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without HTML comments and without what a tag holds behind its name.
+    """Remove HTML comments, and everything in a tag but its name.
 
     Example:
         >>> visible('<answer value="42"></answer><!-- 42 -->')
@@ -81,12 +81,12 @@ def visible(text: str) -> str:
 
 
 def denied(text: str, end: int) -> bool:
-    """Whether the words before `end` deny what follows: "It is not", "anything but", "I do not think that"."""
+    """Return True when the words before `end` deny what follows: "It is not", "anything but", "I don't think that"."""
     return _DENIED.search(text[max(0, end - _DENIAL_CHARS) : max(0, end)]) is not None
 
 
 def anchored(text: str, kind: str) -> Anchored | None:
-    """The announced answer that comes last, or None where nothing announces one.
+    """Return the announced answer that comes last; None where nothing announces one.
 
     Args:
         text: The completion, or a gold column.
@@ -107,7 +107,7 @@ def anchored(text: str, kind: str) -> Anchored | None:
 
 
 def _starts(text: str, kind: str) -> Iterator[tuple[int, str]]:
-    """Where the content behind the last occurrence of each anchor starts."""
+    """Yield, for each anchor that occurs, where the content behind its last occurrence starts; -1 for most others."""
     lowered = text.lower()
     if len(lowered) != len(text):  # A few letters grow when lowered, and then positions no longer agree.
         lowered = text
@@ -116,30 +116,17 @@ def _starts(text: str, kind: str) -> Iterator[tuple[int, str]]:
     yield _behind(text, "\\boxed{"), "\\boxed"
     yield _behind(text, "<answer>"), "<answer>"
     hashes = _behind(text, "####")
-    if hashes >= 0 and (kind != "number" or _starts_number(text, hashes)):
+    head = text[hashes : hashes + 20].lstrip().lstrip("*$\\({-+\u2212\u20ac\u00a3\u00a5. ") if hashes >= 0 else ""
+    if kind != "number" or head[:1].isdigit() or head.startswith(("frac", "dfrac", "tfrac")):
         yield hashes, "####"
-    line = _line_start(text)
-    if line >= 0 and (kind != "choice" or _is_letter(text, line)):
+    line = max(_behind(text, mark) for mark in ("\nA:", "\n A:", "\n**A:"))
+    if line < 0 and text.lstrip("* \n").startswith("A:"):
+        line = text.index("A:") + len("A:")
+    if kind != "choice" or len(text[line:].lstrip().partition("\n")[0].strip(" ()[]*.")) == 1:
         yield line, "A:"
 
 
 def _behind(text: str, mark: str) -> int:
+    """Return the position behind the last occurrence of a mark; -1 without one."""
     start = text.rfind(mark)
     return start + len(mark) if start >= 0 else -1
-
-
-def _starts_number(text: str, start: int) -> bool:
-    head = text[start : start + 20].lstrip().lstrip("*$\\({-+\u2212\u20ac\u00a3\u00a5. ")
-    return head[:1].isdigit() or head.startswith(("frac", "dfrac", "tfrac"))
-
-
-def _is_letter(text: str, start: int) -> bool:
-    return len(text[start:].lstrip().partition("\n")[0].strip(" ()[]*.")) == 1
-
-
-def _line_start(text: str) -> int:
-    """Behind the last `A:` that opens a line, Markdown emphasis aside; -1 without one."""
-    start = max(_behind(text, mark) for mark in ("\nA:", "\n A:", "\n**A:"))
-    if start < 0 and text.lstrip("* \n").startswith("A:"):
-        return text.index("A:") + len("A:")
-    return start

@@ -1,25 +1,25 @@
-r"""The contents of `\boxed{...}` and of `<answer>...</answer>`, in one pass over the text whatever it holds."""
+r"""Read the contents of `\boxed{...}` and of `<answer>...</answer>`, in one pass over the text whatever it holds."""
 
 import re
 
-MAX_NESTED = 3  # Boxes in boxes that are opened: each costs a pass over the text.
+MAX_NESTED = 3  # levels of boxes in boxes that are read: each costs a pass over the text
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[\\{}]|[{}]")
 _ALL_BOXED = re.compile(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", re.DOTALL)
 
 
 def boxes(text: str) -> list[str] | None:
-    """The contents of all outermost boxes; None where the text has no box at all.
+    """Return the contents of all outermost boxes; None where the text has no box.
 
-    A box that holds just a box says the same as that one. A box that is never closed gives [""]: the completion was
-    cut off.
+    A box that holds nothing but a box has that one's content. A box that is never closed gives [""]: the completion
+    was cut off.
     """
     found = _outermost(text)
     return None if found is None else [_unboxed(content) for content in found]
 
 
 def _outermost(text: str) -> list[str] | None:
-    """What stands in the boxes that stand in no other, one pass over the text."""
+    """Return the contents of the boxes outside all others as they stand, [""] for an open one, None without any."""
     start = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
     if start < 0:
         return None
@@ -45,7 +45,7 @@ def _outermost(text: str) -> list[str] | None:
 
 
 def answer_tags(text: str) -> list[str] | None:
-    """The contents of all `<answer>` pairs; [""] for one not closed or in another, None without any."""
+    """Return the contents of all `<answer>` pairs; [""] for one not closed or in another, None without any."""
     parts = text.split("<answer>")[1:]
     if not parts:
         return None
@@ -55,7 +55,7 @@ def answer_tags(text: str) -> list[str] | None:
 
 
 def _unboxed(content: str) -> str:
-    """What a box holds, without the boxes that stand around all of it."""
+    """Remove from a box's content the boxes that stand around all of it."""
     for _ in range(MAX_NESTED):
         inner = _outermost(content)
         if inner is None or len(inner) != 1 or not _ALL_BOXED.fullmatch(content):

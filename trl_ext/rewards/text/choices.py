@@ -1,8 +1,8 @@
-r"""The chosen letter of a multiple-choice answer, A to E.
+r"""Read the chosen letter, A to E, of a multiple-choice answer.
 
-Announced (see `anchors`): the letter that opens the content, as in `\boxed{\text{(B)}}` or "answer is B because".
-Not announced: the one letter in brackets, or the letter that opens the text, as in "B) Paris". Several letters where
-one is due ("A or B", "(A) and (B)") are a conflict, so listing the options earns nothing.
+An announced choice (see `anchors`) is the letter that opens the content: `\boxed{\text{(B)}}`, "answer is B because".
+Without an announcement it is the one letter in brackets, or the letter that opens the text, as in "B) Paris". Several
+letters where one is due ("A or B", "(A) and (B)") are a conflict, so listing the options earns nothing.
 """
 
 import re
@@ -18,7 +18,7 @@ _LISTED = re.compile(r"\s*\**([A-E])(?:[.)]|\**\s*\Z)")
 
 
 def read_choice(text: str) -> AnswerReading:
-    """The letter that a text gives as its answer.
+    """Read the letter that a text gives as its answer.
 
     Example:
         >>> read_choice("The answer is (B) Paris.").value, read_choice("A or B").value

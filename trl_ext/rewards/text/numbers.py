@@ -1,24 +1,24 @@
-r"""Exact numbers, read from text.
+r"""Read exact numbers from text.
 
-Understood: thousands separators (`1,234`, `10{,}000`), decimals, exponents (`1.5e3`), fractions and mixed numbers
-(`1 1/2`, `\frac{1}{2}`), signs, currency, percent, units in words, full-width digits. Compared exactly: 0.33 is not
+Understood are thousands separators (`1,234`, `10{,}000`), decimals, exponents (`1.5e3`), fractions and mixed numbers
+(`1 1/2`, `\frac{1}{2}`), signs, currency, percent, units in words, full-width digits. Values are exact: 0.33 is not
 1/3. Percent signs and units are dropped, not converted: `50%` is 50, and neither `0.5` nor `1/2`.
 
 A number that is part of something larger is not taken for the whole: `3\sqrt{13}`, `2^10` and `3x` give no number, and
 neither do an announced `5=3` and `3 or 5`. A rule that read 3 there would reward fragments.
 
-An announced number stands alone: before it at most a currency, a `x =` or `2 * 9 =`, and a word such as "therefore";
+An announced number stands alone: before it at most a currency, an `x =` or `2 * 9 =`, and a word such as "therefore";
 behind it at most a unit in words. In free prose too many words turn a number into something else ("anything but 3").
 
-Every pattern is linear: each repetition is possessive (`*+`), bounded, or disjoint from what follows it.
+Every pattern takes linear time: each repetition is possessive (`*+`), bounded, or disjoint from what follows it.
 """
 
 import re
 from fractions import Fraction
 
-from trl_ext.rewards.text.anchors import DENIAL, Anchored, AnswerReading, anchored, denied
+from trl_ext.rewards.text.anchors import DENIAL, AnswerReading, anchored, denied
 
-MAX_DIGITS = 100  # Longer runs are a model that loops, and the cost of exact arithmetic grows with their square.
+MAX_DIGITS = 100  # A longer run is a model that loops, and the cost of exact arithmetic grows with its square.
 
 _PLAIN = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 _NUMBER = (
@@ -66,9 +66,9 @@ _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 
 def read_number(text: str) -> AnswerReading:
-    r"""The number that a completion gives as its answer.
+    r"""Read the number that a completion gives as its answer.
 
-    The announced one (see `anchors`), or without an anchor the last number of the text.
+    It is the announced number (see `anchors`), or without an announcement the last number of the text.
 
     Example:
         >>> read_number("16 - 3 = 13 eggs, so she earns $26.").value, read_number("A: 1,018 dollars").value
@@ -77,32 +77,34 @@ def read_number(text: str) -> AnswerReading:
     found = anchored(text, "number")
     if found is None:
         return _labelled(_last_in_text(text), "last number")
-    return found.conflict or _labelled(_announced(found), f"'{found.anchor}'")
+    if found.conflict:
+        return found.conflict
+    text, contradiction = _right_side(clean(found.content))
+    if contradiction:
+        return _labelled(_conflict(text), f"'{found.anchor}'")
+    text = _BEFORE.sub("", text, count=1)
+    return _labelled(_alone(text if found.encloses else _clause(text)), f"'{found.anchor}'")
 
 
 def read_gold_number(text: str) -> AnswerReading:
-    """The number of a gold column: announced (`... #### 18`), or the whole text. Never a number found on the way."""
+    """Read a gold column's number: the announced one (`... #### 18`), else the whole text, never a part of it."""
     if anchored(text, "number") is not None:
         return read_number(text)
     return _labelled(_alone(clean(text)), "whole text")
 
 
 def clean(text: str) -> str:
-    """LaTeX, full-width and currency spellings of a short text as plain characters; spaces trimmed."""
+    """Write LaTeX, full-width and currency spellings of a short text in plain characters, without spaces around it."""
     if not text.isascii():
         text = text.translate(_TO_ASCII)
     if "<<" in text:
         text = _CALCULATOR.sub("", text)
     if "\\" in text:
-        text = _plain_latex(text)
+        for mark, plain in (("\\$", "$"), ("\\%", "%"), ("\\,", ""), ("\\!", "")):
+            text = text.replace(mark, plain)
+        text = _DEGREES.sub("°", _DELIMITERS.sub(" ", _UNWRAP.sub(r" \1 ", text)))
+        text = _FRACTION.sub(_plain_fraction, text)
     return text.replace("{,}", ",").replace("**", "").replace("-$", "-").replace("$", " ").strip()
-
-
-def _plain_latex(text: str) -> str:
-    for mark, plain in (("\\$", "$"), ("\\%", "%"), ("\\,", ""), ("\\!", "")):
-        text = text.replace(mark, plain)
-    text = _DEGREES.sub("°", _DELIMITERS.sub(" ", _UNWRAP.sub(r" \1 ", text)))
-    return _FRACTION.sub(_plain_fraction, text)
 
 
 def _plain_fraction(match: re.Match[str]) -> str:
@@ -127,16 +129,8 @@ def _conflict(text: str) -> AnswerReading:
     return AnswerReading(None, "conflict", f"several numbers in '{text[:60]}'")
 
 
-def _read(match: re.Match[str], negative: bool) -> AnswerReading:
-    value = _value(match)
-    shown = ("-" if negative else "") + match[0].strip()
-    if value is None:
-        return _part_of(shown)
-    return AnswerReading(-value if negative else value, "ok", shown)
-
-
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The unsigned value of a `_NUMBER` match; None for more than MAX_DIGITS digits and for division by zero."""
+    """Return the unsigned value of a `_NUMBER` match; None above MAX_DIGITS digits and for a division by zero."""
     whole, top, bottom, plain, over = groups = match.group("whole", "top", "bottom", "plain", "over")
     if sum(len(group) for group in groups if group) > MAX_DIGITS:
         return None
@@ -152,36 +146,23 @@ def _fraction(digits: str) -> Fraction:
 
 
 def _alone(text: str) -> AnswerReading:
-    """A cleaned text that is one number and nothing else than its sign, percent and unit."""
+    """Read a cleaned text that is one number with at most its sign, percent and unit."""
     match = _ALONE.fullmatch(text)
     if match is None:
         return _no_answer(text)
     rest = match["rest"]
     if _ANOTHER.match(rest):
         return _conflict(text)
-    value = None if _PART.match(rest) or not _is_unit(rest) else _value(match)
+    unit = rest.rstrip(_CLOSING)
+    is_unit = _UNIT.fullmatch(unit) and len(unit.split()) <= _MAX_UNIT_WORDS and not _CHANGED.search(unit)
+    value = None if _PART.match(rest) or not is_unit else _value(match)
     if value is None:
         return _part_of(text)
     return AnswerReading(-value if match["sign"] == "-" else value, "ok", text[:60])
 
 
-def _is_unit(rest: str) -> bool:
-    """Whether a text is at most a percent sign and some words that leave the number before them as it is."""
-    unit = rest.rstrip(_CLOSING)
-    return bool(_UNIT.fullmatch(unit)) and len(unit.split()) <= _MAX_UNIT_WORDS and not _CHANGED.search(unit)
-
-
-def _announced(found: Anchored) -> AnswerReading:
-    """The number that an anchor announces: all that a box or a tag holds, the first clause of a line."""
-    text, contradiction = _right_side(clean(found.content))
-    if contradiction:
-        return _conflict(text)
-    text = _BEFORE.sub("", text, count=1)
-    return _alone(text if found.encloses else _clause(text))
-
-
 def _clause(line: str) -> str:
-    """The number that opens a line, with its unit; the whole line where the sentence goes on to deny it."""
+    """Cut a line behind its first number and unit; return the whole line where the sentence goes on to deny it."""
     match = _ALONE.match(line)
     if match is None or _ANOTHER.match(match["rest"]) or _PART.match(match["rest"]):
         return line
@@ -192,7 +173,7 @@ def _clause(line: str) -> str:
 
 
 def _last_in_text(text: str) -> AnswerReading:
-    """The last number of the last line that holds a digit (digits in names such as v2 aside)."""
+    """Read the last number of the last line that holds a digit (digits in names such as v2 aside)."""
     end = len(text)
     while end > 0:
         start = text.rfind("\n", 0, end) + 1
@@ -212,11 +193,15 @@ def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
     before = text[max(0, match.start() - 2) : match.start()]
     # A minus behind a letter, a digit or a bracket is a hyphen or a subtraction.
     negative = before.endswith("-") and not (before[:-1].isalnum() or before[:-1] in (")", "}", "%"))
-    return _read(match, negative)
+    value = _value(match)
+    shown = ("-" if negative else "") + match[0].strip()
+    if value is None:
+        return _part_of(shown)
+    return AnswerReading(-value if negative else value, "ok", shown)
 
 
 def _right_side(text: str) -> tuple[str, bool]:
-    """The text behind the last "=" of an equation that gives a number, and whether its sides are different numbers.
+    """Return the text behind the last "=" of an equation, and True when the sides are different numbers.
 
     `x = 18`, `total cost = 18` and `2 * 9 = 18` give `18`; `5 = 3` is a contradiction; prose and equations in several
     variables before the "=" leave the text as it is.

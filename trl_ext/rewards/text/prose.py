@@ -1,7 +1,7 @@
-"""Words and prose in any script: where a word ends, which scripts write without spaces, what is code or formula.
+"""Find words and prose in any script: where a word ends, which scripts have no spaces, what is code or formula.
 
-Everything here takes time linear in the text, whatever it holds. The rules of text read at most MAX_CHARS characters,
-so a text of any length costs a bounded time.
+Every function takes time linear in the text, whatever it holds. The rules about text read at most MAX_CHARS
+characters, so a text of any length costs a bounded time.
 """
 
 import re
@@ -15,8 +15,8 @@ import regex
 from trl_ext.rewards.rule import Rule, Verdict
 from trl_ext.rewards.text.anchors import after_think
 
-# Longest text, in characters, that the rules of text read: some 60,000 tokens of English. A longer one earns the floor
-# with status `too_long` instead of being cut, because what is cut off would go unjudged.
+# Longest text, in characters, that the rules about text read: some 60,000 tokens of English. A longer one earns the
+# floor with status `too_long` instead of being cut, because what is cut off would go unjudged.
 MAX_CHARS = 250_000
 
 # Han, kana, Hangul, Thai to Myanmar, Khmer and full-width forms: scripts without spaces between words, or (Hangul)
@@ -43,8 +43,8 @@ _BLANK = regex.compile(r"[\s\p{C}\p{Default_Ignorable_Code_Point}]*+")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
 _HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
-# What the forms below must not hold inside, they hold not even once, so that no character is scanned twice for one
-# form: "\(" written 100,000 times ends each attempt at the next one.
+# No form may hold its own opening mark, so no character is scanned twice for one form: with "\(" written 100,000 times
+# each attempt ends at the next one.
 _NOT_PROSE = re.compile(
     r"""
       ```[^`]*+(?:`(?!``)[^`]*+)*+(?:```|\Z)                                # a fence without an end: all that follows
@@ -63,7 +63,7 @@ _NOT_PROSE = re.compile(
 
 
 def words(text: str) -> list[str]:
-    """Words between spaces; in scripts without spaces each character is a word.
+    """Split a text into words at its spaces; in scripts without spaces each character is a word.
 
     Example:
         >>> words("use GPT 做数学")
@@ -73,7 +73,7 @@ def words(text: str) -> list[str]:
 
 
 def count_word(text: str, word: str, enough: int | None = None) -> int:
-    """How often `word`, which may be a phrase, stands in `text` as a word of its own; counting stops at `enough`.
+    """Count how often `word`, which may be a phrase, stands in `text` as a word of its own, at most up to `enough`.
 
     Example:
         >>> count_word("a cathedral", "cat"), count_word("my cat. Cats.", "cat"), count_word("我喜欢数学", "数学")
@@ -92,10 +92,10 @@ def _alone(word: str) -> Any:
 
 
 def normalized(text: str) -> str:
-    """The text as it looks: NFKC (full-width, ligatures, styled letters), without invisible characters.
+    """Return the text as it looks: NFKC (full-width, ligatures, styled letters) without invisible characters.
 
-    Python's normalisation takes quadratic time on long runs of combining marks. Runs are cut to 30, the limit of
-    Unicode's Stream-Safe Text Format. A few characters grow, one to 18 letters; the result is cut at MAX_CHARS.
+    Runs of combining marks are cut to 30, the limit of Unicode's Stream-Safe Text Format, because Python's
+    normalisation takes quadratic time on them. One character becomes 18 letters; the result is cut at MAX_CHARS.
 
     Example:
         >>> normalized("\uff27\uff30\uff34 i\u200bdk \ufb01ne")
@@ -111,7 +111,7 @@ def normalized(text: str) -> str:
 
 
 def prose(text: str, filler: str = " ") -> str:
-    """The text with `filler` in place of code, LaTeX, links and tags.
+    """Replace code, LaTeX, links and tags with `filler`.
 
     Example:
         >>> prose("So <b>half</b>, $x/2$, of `x` costs $5 and $6.", "_")
@@ -121,17 +121,17 @@ def prose(text: str, filler: str = " ") -> str:
 
 
 def text_part(text: str, where: str) -> str:
-    """The part of a completion that `where` names: "all", or "after_think" (see `anchors.after_think`)."""
+    """Return the part of a completion that `where` names: "all", or "after_think" (see `anchors.after_think`)."""
     return text if where == "all" else after_think(text)
 
 
 def is_blank(text: str) -> bool:
-    """Whether there is nothing to see: space, control and invisible characters, lone surrogates."""
+    """Return True when there is nothing to see: space, control and invisible characters, lone surrogates."""
     return _BLANK.fullmatch(text) is not None
 
 
 def refusal(rule: Rule, text: str) -> Verdict | None:
-    """The floor for a text that is blank or too long to read; None for one that can be judged."""
+    """Return the rule's floor for a text that is blank or too long to read; None for a text that can be judged."""
     if len(text) > MAX_CHARS:
         return Verdict(rule.floor, "too_long", f"{len(text)} characters, at most {MAX_CHARS} are read")
     if is_blank(text):

@@ -16,7 +16,7 @@ def wheel(tmp_path_factory):
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     [path] = folder.glob("*.whl")
     return path

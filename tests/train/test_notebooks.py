@@ -16,7 +16,7 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
+    NotebookClient(notebook, timeout=900, kernel_name="python3", resources=where).execute()
     assert all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code")
 
 

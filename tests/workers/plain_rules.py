@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from trl_ext.rewards.rule import Row, Rule, Verdict
 
@@ -42,6 +43,26 @@ class Sleepy(Rule):
     def score(self, row):
         time.sleep(float(row.text))
         return Verdict(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun(Rule):
+    """Makes the file that the text names, and sleeps until it is stopped."""
+
+    floor = -1.0
+
+    def score(self, row):
+        Path(row.text).touch()
+        time.sleep(3600)
+        return Verdict(1.0)
+
+
+def wait_until(happened):
+    """Return once `happened()` is true. A machine that takes longer than two minutes fails the test."""
+    end = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.01)
 
 
 @dataclass(frozen=True, slots=True)

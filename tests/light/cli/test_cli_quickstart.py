@@ -86,7 +86,7 @@ def test_of_two_builds_at_once_one_wins_and_both_return(tmp_path):
 
     def build(folder):
         (folder / "file").write_text("x")
-        both_building.wait(timeout=10)
+        both_building.wait(timeout=120)
 
     threads = [threading.Thread(target=build_once, args=(tmp_path / "model", build)) for _ in range(2)]
     for thread in threads:

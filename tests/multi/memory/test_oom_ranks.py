@@ -22,7 +22,7 @@ WORKER = PROGRAMS / "oom_worker.py"
 TOLERANCE = 1e-6
 REWARD_TOLERANCE = 2e-6  # of twenty steps
 REWARD_BUDGET = 110
-TIMEOUT_S = 240  # the process group's own patience is 30 minutes
+TIMEOUT_S = 900  # of a run that hangs: the process group's own patience is 30 minutes
 LAUNCH = """
 import sys
 from trl_ext.cli.launch import launch

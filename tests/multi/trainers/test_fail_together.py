@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-TIMEOUT_S = 240  # the process group's own patience is 30 minutes
+TIMEOUT_S = 900  # of a run that hangs: the process group's own patience is 30 minutes
 
 
 def launch(*command: str, python: str = sys.executable) -> subprocess.CompletedProcess:

@@ -68,7 +68,7 @@ def found():
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=900,
     )
     lines = [line for line in out.stdout.splitlines() if line.startswith("FOUND")]
     assert lines, out.stderr[-2000:]

@@ -45,7 +45,7 @@ class Ranks:
     """Threads that sum tensors as ranks do; a rank that calls less often than another breaks the barrier."""
 
     def __init__(self, size: int):
-        self.barrier = threading.Barrier(size, timeout=10)
+        self.barrier = threading.Barrier(size, timeout=120)
         self.parts: dict[int, torch.Tensor] = {}
 
     def total(self, rank: int):

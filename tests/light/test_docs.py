@@ -1,0 +1,48 @@
+"""What the documents name exists: files, functions in them, and the documents themselves."""
+
+import ast
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+PATH = r"`((?:trl_ext|tests|benchmarks|docs|notebooks|accelerate_configs|deepspeed_configs)/[\w/.]*)`"
+
+
+def defined_in(file: str) -> set[str]:
+    """Names that a module defines: functions, methods, classes and constants."""
+    names = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_that_a_page_names_exists(page):
+    assert not [path for path in re.findall(PATH, page.read_text()) if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_within_the_project_leads_somewhere(page):
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_name_beside_a_file_is_defined_there(page):
+    """Of the form `trl_ext/packing/plan.py` (`plan_rows`), and `CARDS` of `trl_ext/memory/cards.py`."""
+    text = page.read_text()
+    named = re.findall(r"`(trl_ext/[\w/]+\.py)`\s+\(`(\w+)`", text)
+    named += [(file, name) for name, file in re.findall(r"`(\w+)`\s+of\s+`(trl_ext/[\w/]+\.py)`", text)]
+    assert not [(file, name) for file, name in named if name not in defined_in(file)]
+
+
+@pytest.mark.parametrize("folder, ending", [("docs", "md"), ("notebooks", "ipynb")])
+def test_the_readme_links_every_document(folder, ending):
+    text = (ROOT / "README.md").read_text()
+    assert not [path.name for path in (ROOT / folder).glob(f"*.{ending}") if f"({folder}/{path.name})" not in text]

@@ -4,7 +4,6 @@ The recipe is read as the script reads it; what it leaves out has the default of
 for those takes seconds, so this is no part of `import trl_ext.memory`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -14,12 +13,11 @@ from typing import Any
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files.launch import read_engine
 from trl_ext.memory.job import Job
-from trl_ext.memory.models.find import cached_config, find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.run.keys import job_of_run, loaded_dtype
 from trl_ext.scripts.arguments import split_config_flag
 from trl_ext.scripts.recipe import field_types, read_recipe
-from trl_ext.twin.simulation import Simulation, config_of, shortened
+from trl_ext.twin.simulation import Simulation, find_config, shortened
 
 TRAINERS = ("reward", "grpo", "ppo")
 
@@ -100,21 +98,6 @@ def _defaults(trainer: str) -> dict[str, Any]:
     plain = (bool, int, float, str, type(None))
     kinds = script.make_parser().dataclass_types
     return {f.name: f.default for kind in kinds for f in fields(kind) if isinstance(f.default, plain)}
-
-
-# The model --------------------------------------------------------------------------------------------------------
-
-
-def find_config(model: str) -> dict[str, Any]:
-    """The config.json of a folder, of the hub's local cache, or of a known name or size."""
-    path = Path(model).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        cached = cached_config(model)
-        if cached is None:
-            return config_of(find_shape(model))
-        file = cached
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 # Simulation and job -----------------------------------------------------------------------------------------------

@@ -3,13 +3,16 @@
 The one format of the twin, as JSON between two processes: a `Job` becomes one, and so does a recipe.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files import settings
 from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import cached_config, find_shape
 from trl_ext.memory.models.shapes import ModelShape
 
 # Keys of a recipe that are TRL's ModelConfig's and not the trainer's.
@@ -152,6 +155,18 @@ def _group_size(keys: Mapping[str, Any], num_processes: int) -> int:
     """The smallest group that divides what is generated at once."""
     generated = keys.get("per_device_train_batch_size", 8) * keys["gradient_accumulation_steps"] * num_processes
     return next((size for size in range(2, generated + 1) if generated % size == 0), 2)
+
+
+def find_config(model: str) -> dict[str, Any]:
+    """The config.json of a folder, of the hub's local cache, or of a known name or size."""
+    path = Path(model).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        cached = cached_config(model)
+        if cached is None:
+            return config_of(find_shape(model))
+        file = cached
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:

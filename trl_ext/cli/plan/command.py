@@ -25,6 +25,7 @@ examples:
   trl-ext plan --trainer reward --model 8B --gpus 6x4090 --method lora --lora_r 64 --max_length 8192 --write plan
   trl-ext plan --trainer grpo --model ./my-model --gpus 8xA100-40GB --use_vllm --what-if max_completion_length=8192
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
+  trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
 exit code 0 if something fits, 1 if nothing does, 2 if the question cannot be answered"""
@@ -74,6 +75,8 @@ def plan(argv: Sequence[str]) -> int:
     """Run the command; the exit code."""
     arguments = _parser().parse_args(list(argv))
     if arguments.presets:
+        if len(argv) > 1:
+            raise ConfigError("--presets lists the frozen plans and takes nothing else. Ask for one by --preset NAME.")
         from trl_ext.cli.plan.tables import print_presets
 
         print_presets()
@@ -150,6 +153,11 @@ def _parser() -> argparse.ArgumentParser:
         "--write", metavar="DIR", help="write the best plan: launch file, DeepSpeed file, recipe, README"
     )
     parser.add_argument("--stages", action="store_true", help="with --write: recipes of a smoke run and a pilot, too")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="count the best plan's training with the memory twin, too: half a minute or more",
+    )
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan instead of a question")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -184,6 +192,10 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
         print_what_if(plans.best.estimate, plans.best.what_if(**changes), changes)
     if arguments.max:
         print(f"\nlargest {arguments.max} that fits: {plans.largest(arguments.max)}")
+    if arguments.verify:
+        from trl_ext.cli.plan.verify import sentence, verified
+
+        print(f"\n{sentence(verified(plans, arguments.model))}")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -214,6 +226,10 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
         answer["what_if"] = {"changes": changes, **plans.best.what_if(**changes).as_dict()}
     if arguments.max:
         answer["largest"] = {arguments.max: plans.largest(arguments.max)}
+    if arguments.verify:
+        from trl_ext.cli.plan.verify import verified
+
+        answer["verify"] = verified(plans, arguments.model)
     return answer
 
 

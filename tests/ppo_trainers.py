@@ -126,7 +126,7 @@ def stir(trainer: Any) -> Any:
 def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     """Everything that is trained, by name: the actor, and the critic wherever it is."""
     weights = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
-    value_model = getattr(trainer, "_value_model", None)
+    value_model = trainer._ppo_models.value_model if isinstance(trainer, trl_ext.PPOTrainer) else None
     if value_model is not None:
         weights |= {f"value_model.{n}": p.detach().clone() for n, p in value_model.named_parameters()}
     return weights

@@ -133,8 +133,7 @@ def scorers(script_args: Any) -> list[Any]:
 
 def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
     """What the trainer refuses, before the data are read; `critic` becomes the one that the run has."""
-    from trl_ext.trainers.ppo.critic.critics import choose_critic
-    from trl_ext.trainers.ppo.inputs import check_models
+    from trl_ext.trainers.ppo.inputs import check_models, choose_critic
 
     check_models(
         training_args,

@@ -135,8 +135,14 @@ def follow(trainer: Any, tracker: Tracker) -> None:
     trainer._clock.phase = phase
     trainer.add_callback(TrainingBegins(tracker))
     tracker.name_modules(trainer.model)
-    if getattr(trainer, "_value_model", None) is not None:
-        tracker.name_modules(trainer._value_model, "critic.")
+    value_model = value_model_of(trainer)
+    if value_model is not None:
+        tracker.name_modules(value_model, "critic.")
+
+
+def value_model_of(trainer: Any) -> torch.nn.Module | None:
+    """The model of a separate critic of PPO; None for other critics and trainers."""
+    return getattr(getattr(trainer, "_critic", None), "bare", None)
 
 
 class TrainingBegins(TrainerCallback):
@@ -253,7 +259,7 @@ def lora(simulation: Simulation, task: str) -> Any:
 def count_parameters(trainer: Any) -> dict[str, int]:
     """Parameters of the policy, and of all that is trained. ZeRO-3 keeps a weight's whole size beside its share."""
     own = list(trainer.model.parameters())
-    critic = getattr(trainer, "_value_model", None)
+    critic = value_model_of(trainer)
     everything = own + ([] if critic is None else list(critic.parameters()))
     trained = sum(_numel(p) for p in everything if p.requires_grad)
     return {"num_params": sum(map(_numel, own)), "num_trained": trained}
@@ -270,7 +276,7 @@ def gradients_in_buckets(simulation: Simulation, trainer: Any) -> Iterator[None]
     if simulation.deepspeed or simulation.num_gpus == 1:
         yield
         return
-    models = [trainer.model, getattr(trainer, "_value_model", None)]
+    models = [trainer.model, value_model_of(trainer)]
     for parameter in (p for model in models if model is not None for p in model.parameters() if p.requires_grad):
         parameter.grad = torch.zeros_like(parameter)
     kept = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)

@@ -27,7 +27,7 @@ plain_train = OutOfMemoryRescue.train
 def train(self, *args, **kwargs):
     """Overrides OutOfMemoryRescue.train: with a limit on one rank."""
     rank = self.accelerator.process_index
-    model = self._value_model if os.environ["OOM_MODEL"] == "critic" else self._models()[0]
+    model = self._ppo_models.value_model if os.environ["OOM_MODEL"] == "critic" else self._models()[0]
     is_due = rank == int(os.environ["OOM_RANK"])
     if is_due and os.environ["OOM_IN"] == "backward":
         fail_in_backward(model)

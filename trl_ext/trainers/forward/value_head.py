@@ -137,6 +137,17 @@ def hidden_from_names(model: Any) -> Iterator[None]:
             model.add_module(name, head)
 
 
+def hide_heads_from_vllm(vllm_generation: Any, model: Any) -> None:
+    """Push a model's weights without its heads: vLLM has none, and a name that it does not know would stop the run."""
+    push = vllm_generation.sync_weights
+
+    def push_actor() -> None:
+        with hidden_from_names(model):
+            push()
+
+    vllm_generation.sync_weights = push_actor
+
+
 @contextmanager
 def outputs_of(module: nn.Module) -> Iterator[list[Any]]:
     """What the module's forwards return inside the block."""

@@ -6,13 +6,27 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.ppo.config import PPOConfig
+
+logger = logging.get_logger(__name__)
 
 
 def listed(given: Any) -> list[Any]:
     """None, one or several, as a list."""
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def check_arguments(args: Any, data_collator: Any) -> None:
+    """Raise ConfigError unless `args` is a PPOConfig that PPOTrainer can run; warn of a collator that is not used."""
+    if not isinstance(args, PPOConfig):
+        raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
+    if args.fsdp:
+        raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Use accelerate_configs/zero3.yaml.")
+    if data_collator is not None:
+        logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
 
 
 def check_models(
@@ -46,6 +60,41 @@ def check_models(
 def _is_one_object(a: Any, b: Any) -> bool:
     """Whether two models share their weights; two equal paths are loaded twice."""
     return a is b and a is not None and not isinstance(a, str)
+
+
+def choose_critic(args: Any, is_peft: bool, value_model: Any, reward_adapter: str | None = None) -> str:
+    """Which critic, given what was asked for and what there is.
+
+    Raises:
+        ConfigError: what was asked for cannot be with what there is.
+    """
+    critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
+    if critic == "adapter" and not is_peft:
+        raise ConfigError(
+            "critic='adapter' is a second LoRA beside the actor's, but the actor has none. Give "
+            "peft_config=LoraConfig(...), or take critic='head'."
+        )
+    if critic == "separate" and value_model is None:
+        raise ConfigError(
+            "critic='separate' needs value_model: a model or path for AutoModelForSequenceClassification with "
+            "num_labels=1, of the actor's tokenizer. Or take critic='head'."
+        )
+    if critic != "separate" and value_model is not None:
+        raise ConfigError(f"value_model has no use with critic='{critic}'. Drop one of the two.")
+    if critic == "adapter" and args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+        raise ConfigError(
+            "critic='adapter' is not possible under ZeRO-3: DeepSpeed prefetches weights in the order of modules it "
+            "saw first, which changes with the role, and needs reentrant checkpointing with PEFT, which cannot keep "
+            "the adapters apart. Use ZeRO-2 (LoRA has little optimizer state to shard), or critic='head'."
+        )
+    if critic != "adapter" and reward_adapter is not None:
+        raise ConfigError(
+            f"reward_adapter is a third LoRA beside those of actor and critic, but critic='{critic}' has none. Take "
+            "critic='adapter' with a peft_config, or give the reward model as reward_model."
+        )
+    if critic == "separate" and args.fp16:
+        raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")
+    return critic
 
 
 def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> None:

@@ -1,123 +1,147 @@
-"""The models of PPO: how reference, reward models and critic are loaded, prepared and kept out of the actor's way."""
+"""The models that PPO has beside the actor: reference, reward models and critic."""
 
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from accelerate.utils import is_peft_model
-from transformers import TrainerCallback
+from transformers import set_seed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from trl_ext.errors import ConfigError
-from trl_ext.packing.check import CheckResult
-from trl_ext.trainers.forward.value_head import hidden_from_names
-from trl_ext.trainers.grpo.self_check import check_values
-from trl_ext.trainers.ppo.critic.critics import make_critic
-from trl_ext.trainers.ppo.inputs import check_value_model, listed, load_classifier, reward_name, tokenizer_of
-from trl_ext.trainers.ppo.reference import prepare_frozen
+from trl_ext.trainers.grpo.trainer import GRPOTrainer
+from trl_ext.trainers.ppo.config import PPOConfig
+from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, SeparateCritic
+from trl_ext.trainers.ppo.inputs import (
+    check_value_model,
+    choose_critic,
+    listed,
+    load_classifier,
+    load_tokenizer,
+    reward_name,
+    tokenizer_of,
+)
+from trl_ext.trainers.ppo.reference import choose_adapter, choose_reference, prepare_frozen
+from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser
 from trl_ext.trainers.ppo.scores.reward_models import RewardModel
+from trl_ext.trainers.ppo.scores.scoring import Scoring
 from trl_ext.trainers.ppo.scores.shared_reward import SharedRewardModel
 
 
-class Models:
-    """Mixed into PPOTrainer, before GRPOTrainer."""
+@dataclass(frozen=True, slots=True)
+class GivenModels:
+    """What the user gave; models may be paths.
 
-    def _load_reward_models(self, models, adapter, args, tokenizers, actors_tokenizer) -> list[RewardModel]:
-        if args.score_mode == "rules_only":
-            return []
-        tokenizers = listed(tokenizers) or [None] * len(models)
+    Args:
+        actor, reference, value_model: The last two may be None.
+        rewards: Whole reward models.
+        reward_tokenizers: None, one or one for each of `rewards`.
+        reward_adapter: Folder of a reward model that is a LoRA of the actor's base model.
+        tokenizer: The actor's, or None.
+        peft_config: Makes a PeftModel of the actor; None leaves it as it is.
+    """
+
+    actor: Any
+    reference: Any
+    value_model: Any
+    rewards: list[Any]
+    reward_tokenizers: Any
+    reward_adapter: str | None
+    tokenizer: Any
+    peft_config: Any
+
+    @property
+    def is_peft(self) -> bool:
+        """True if the actor is a PeftModel or becomes one."""
+        return self.peft_config is not None or (not isinstance(self.actor, str) and is_peft_model(self.actor))
+
+
+class PPOModels:
+    """Loads the models, then, when the actor stands, lets them join it.
+
+    Args:
+        trainer: The actor's; not built yet.
+        args: PPOConfig.
+        given: What the user gave.
+
+    Attributes:
+        tokenizer: The actor's.
+        value_model: The bare model of a separate critic; None for other critics.
+        rewards: Reward models, in the order of their weights.
+        reference: The bare model of the reference where it has to be brought along, else None.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, args: PPOConfig, given: GivenModels):
+        self._trainer, self._args, self._given = trainer, args, given
+        self._kind = choose_critic(args, given.is_peft, given.value_model, given.reward_adapter)
+        if self._kind == "adapter" and args.ddp_find_unused_parameters is None:
+            # The actor's forward uses some of the trained weights and the critic's the others: together all.
+            args.ddp_find_unused_parameters = False
+        set_seed(args.seed)  # a new `score` is drawn at random
+        self.tokenizer = given.tokenizer or load_tokenizer(given.actor)
+        self.value_model = None if given.value_model is None else load_classifier(given.value_model, args)
+        self.rewards = [] if args.score_mode == "rules_only" else self._load_rewards()
+        self.reference: Any = None
+
+    def _load_rewards(self) -> list[RewardModel]:
+        trainer, args, models = self._trainer, self._args, self._given.rewards
+        tokenizers = listed(self._given.reward_tokenizers) or [None] * len(models)
         if len(tokenizers) != len(models):
             raise ConfigError(
                 f"{len(tokenizers)} reward_processing_classes for {len(models)} reward models. Give one for each."
             )
-        options = dict(
+        options: dict[str, Any] = dict(
             max_tokens_per_forward=args.reward_tokens_per_forward,
-            autocast=lambda: self.accelerator.autocast(),
-            agree=lambda num_forwards: self._agreed_num_forwards(num_forwards),
+            autocast=lambda: trainer.accelerator.autocast(),
+            agree=lambda num_forwards: trainer._agreed_num_forwards(num_forwards),
             chat_template_kwargs=args.chat_template_kwargs,
         )
         scorers = []
         for i, (given, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
             model = load_classifier(given, args)
-            tokenizer = tokenizer_of(model, tokenizer, actors_tokenizer)
+            tokenizer = tokenizer_of(model, tokenizer, self.tokenizer)
             scorers.append(RewardModel(model, tokenizer, reward_name(model, i), **options))
-        return scorers + [SharedRewardModel(folder, actors_tokenizer, **options) for folder in listed(adapter)]
+        adapters = listed(self._given.reward_adapter)
+        return scorers + [SharedRewardModel(folder, self.tokenizer, **options) for folder in adapters]
 
-    def _add_models(self) -> None:
-        """Overrides trl_ext.GRPOTrainer._add_models: reference, reward models and critic join the actor."""
-        self.beta = self._kl.value
-        if self._reference is not None:
-            add_fused_lm_head(self._reference, self.temperature, cast_lm_head_to_fp32=self.args.cast_lm_head_to_fp32)
-            self.ref_model = prepare_frozen(self._reference, self)
-        if self._value_model is not None:
-            check_value_model(self._value_model, self.model.config, self.processing_class)
-            if self.args.disable_dropout:
-                disable_dropout_in_model(self._value_model)
-        self._critic = make_critic(self._critic_kind, self, self._value_model, self._reward_adapter)
-        for scorer in self._reward_models:
+    def scoring(self, num_rules: int) -> Scoring:
+        """What makes scores of so many rules and these reward models."""
+        args = self._args
+        normaliser = ScoreNormaliser(args.score_normalisation, args.score_mean, args.score_std, args.score_clip)
+        return Scoring(num_rules, self.rewards, normaliser, args.score_mode, args.gate_above)
+
+    def choose_reference(self) -> None:
+        """Settle which adapter is trained and what the KL is measured from; adapters of the actor may change."""
+        given, args = self._given, self._args
+        choose_adapter(given.actor, args.model_adapter_name)
+        self.reference = choose_reference(given.actor, given.reference, given.is_peft, args)
+
+    def prepare_reference(self) -> Any:
+        """The reference with TRL's fused head, wrapped; what the trainer has already, if none was brought along."""
+        trainer = self._trainer
+        if self.reference is None:
+            return trainer.ref_model
+        add_fused_lm_head(self.reference, trainer.temperature, cast_lm_head_to_fp32=self._args.cast_lm_head_to_fp32)
+        return prepare_frozen(self.reference, trainer)
+
+    def make_critic(self) -> Critic:
+        """The critic, attached to the trainer's actor."""
+        trainer, args = self._trainer, self._args
+        if self.value_model is not None:
+            actor: Any = trainer.model
+            check_value_model(self.value_model, actor.config, trainer.processing_class)
+            if args.disable_dropout:
+                disable_dropout_in_model(self.value_model)
+            return SeparateCritic(trainer, self.value_model, args.value_learning_rate)
+        if self._kind == "head":
+            return HeadCritic(trainer)
+        # With score_mode="rules_only" nobody asks the reward adapter.
+        reward_adapter = self._given.reward_adapter if self.rewards else None
+        return AdapterCritic(trainer, reward_adapter, disable_dropout=args.disable_dropout)
+
+    def prepare_rewards(self) -> None:
+        """Put the reward models where the trainer's process needs them; after the critic was made."""
+        for scorer in self.rewards:
             if isinstance(scorer, SharedRewardModel):
-                scorer.attach(self)
+                scorer.attach(self._trainer)
             else:
-                scorer.wrapped = prepare_frozen(scorer.wrapped, self)
-        if not self._critic.is_trained_with_actor:
-            self.add_callback(CriticStarts(self))
-        self._set_stop_tokens()
-        if self.use_vllm:
-            self._hide_critic_from_vllm()
-
-    def _set_stop_tokens(self) -> None:
-        """TRL 1.12's `stop_token` and `stop_token_id`, where given, instead of the model's EOS tokens."""
-        if self.args.stop_token is None and self.args.stop_token_id is None:
-            return
-        given = self.args.stop_token_id
-        self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
-        if self.use_vllm:
-            options = self.vllm_generation.generation_kwargs or {}
-            self.vllm_generation.generation_kwargs = options | {"stop_token_ids": self.eos_token_ids}
-        else:
-            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
-            self.generation_config.eos_token_id = self.eos_token_ids
-
-    def _hide_critic_from_vllm(self) -> None:
-        """vLLM's model has no value head; a name that it does not know would stop the run."""
-        push = self.vllm_generation.sync_weights
-
-        def push_actor() -> None:
-            with hidden_from_names(self._bare_actor()):
-                push()
-
-        self.vllm_generation.sync_weights = push_actor
-
-    def _bare_actor(self) -> Any:
-        return self.model.get_base_model() if is_peft_model(self.model) else self.model
-
-    def _models(self) -> list[Any]:
-        """Overrides trl_ext.GRPOTrainer._models: the value model forwards flat rows, too."""
-        return super()._models() + ([] if self._value_model is None else [self._value_model])
-
-    def _self_check(self, model: Any) -> CheckResult:
-        """Overrides trl_ext.GRPOTrainer._self_check: the value model must be exact, too."""
-        result = super()._self_check(model)
-        if self._value_model is None or not result.is_exact:
-            return result
-        was_training = self._value_model.training
-        self._critic.wrapped.eval()
-        result = check_values(
-            self._critic.wrapped,
-            vocab_size=self._value_model.config.get_text_config().vocab_size,
-            device=self.accelerator.device,
-            autocast=self.accelerator.autocast,
-            half_precision=self._value_model.dtype != torch.float32 or self.accelerator.mixed_precision != "no",
-            share_prompt=self._share_prompt,
-        )
-        self._critic.wrapped.train(was_training)
-        return result
-
-
-class CriticStarts(TrainerCallback):
-    """Prepares a separate critic when the actor's optimizer and schedule stand, and goes on from its checkpoint."""
-
-    def __init__(self, trainer: Any):
-        self._trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.start_critic()
+                scorer.wrapped = prepare_frozen(scorer.wrapped, self._trainer)

@@ -1,40 +1,45 @@
 """`trl_ext.PPOTrainer`: the PPO that TRL removed in 1.13, alive on GRPOTrainer's engine.
 
 GRPO generates, scores and computes the clipped policy loss. PPO adds a critic, the KL in the reward, generalized
-advantages and a value loss. Legend: B rows, T completion tokens.
+advantages and a value loss. The trainer holds its models, the critic and its values, the scoring and the targets; what
+stands here are the hooks that TRL calls. Legend: B rows, T completion tokens.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import is_peft_model
-from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
-from transformers.utils import logging
 
 from trl_ext.compat.trl import print_samples
-from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.value_head import hidden_from_names
-from trl_ext.trainers.gradient_sync import gradients_unsynced
+from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.forward.completions import LogProbs
+from trl_ext.trainers.forward.roles import bare_model
+from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
+from trl_ext.trainers.grpo.rewards import raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.memory.plan import Inputs, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
-from trl_ext.trainers.ppo.critic.critics import choose_critic, split_group
-from trl_ext.trainers.ppo.inputs import check_models, listed, load_classifier, load_tokenizer, with_prompts
+from trl_ext.trainers.ppo.critic.critics import Critic, CriticStarts, SeparateCritic, split_group
+from trl_ext.trainers.ppo.critic.values import CriticValues
+from trl_ext.trainers.ppo.inputs import (
+    TokenizedPrompt,
+    check_arguments,
+    check_models,
+    keep_token_ids,
+    listed,
+    with_prompts,
+)
 from trl_ext.trainers.ppo.kl import AdaptiveKL
-from trl_ext.trainers.ppo.models import Models
-from trl_ext.trainers.ppo.reference import choose_adapter, choose_reference
-from trl_ext.trainers.ppo.rollouts import Rollouts
-from trl_ext.trainers.ppo.scores.scoring import Scoring
+from trl_ext.trainers.ppo.models import GivenModels, PPOModels
+from trl_ext.trainers.ppo.targets import PPOTargets, counted_tokens
 from trl_ext.trainers.ppo.value_loss import clipped_value_loss
 
-logger = logging.get_logger(__name__)
 
-
-class PPOTrainer(Models, Rollouts, GRPOTrainer):
+class PPOTrainer(GRPOTrainer):
     """PPO with the arguments of TRL 1.12's PPOTrainer, in their order, and GRPOTrainer's by name.
 
     Args:
@@ -75,6 +80,13 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         "    year   = 2017,\n    eprint = {arXiv:1707.06347}\n}",
     }
 
+    args: PPOConfig
+    _critic: Critic
+    _values: CriticValues
+    _targets: PPOTargets
+    _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
+    _micro_batch: Any = None
+
     def __init__(
         self,
         args: Any = None,
@@ -95,175 +107,176 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         reward_adapter: str | None = None,
         **grpo_options: Any,
     ):
-        if not isinstance(args, PPOConfig):
-            raise ConfigError(
-                f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...)."
-            )
-        if args.fsdp:
-            raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Use accelerate_configs/zero3.yaml.")
-        self._rules, models = listed(reward_funcs), listed(reward_model)
-        check_models(args, model, ref_model, value_model, [*models, *listed(reward_adapter)], self._rules)
-        if data_collator is not None:
-            logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
-        settled = settle_memory(
-            self.memory_kind,
-            args,
-            Inputs(
-                model,
-                peft_config,
-                grpo_options.get("quantization_config"),
-                processing_class,
-                train_dataset,
-                "adapter" if reward_adapter else "copy" if models else "none",
-                has_value_model=value_model is not None,
-            ),
-        )
-        peft_config = settled.peft_config
-        if settled.quantization_config is not None:
-            grpo_options["quantization_config"] = settled.quantization_config
-        is_peft = peft_config is not None or (not isinstance(model, str) and is_peft_model(model))
-        self._critic_kind = choose_critic(args, is_peft, value_model, reward_adapter)
-        if self._critic_kind == "adapter" and args.ddp_find_unused_parameters is None:
-            # The actor's forward uses some of the trained weights and the critic's the others: together all.
-            args.ddp_find_unused_parameters = False
-        set_seed(args.seed)  # a new `score` is drawn at random
-        tokenizer = processing_class or load_tokenizer(model)
-        self._value_model = None if value_model is None else load_classifier(value_model, args)
-        self._reward_models = self._load_reward_models(
-            models, reward_adapter, args, reward_processing_classes, tokenizer
-        )
-        self._reward_adapter = None if args.score_mode == "rules_only" else reward_adapter
-        self._scoring = Scoring(args, len(self._rules), self._reward_models)
+        rules, models = listed(reward_funcs), listed(reward_model)
+        check_arguments(args, data_collator)
+        check_models(args, model, ref_model, value_model, [*models, *listed(reward_adapter)], rules)
+        kind = "adapter" if reward_adapter else "copy" if models else "none"
+        grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
+        self._settle(args, model, processing_class, train_dataset, kind, value_model, grpo_options)
+        scorers = (models, reward_processing_classes, reward_adapter)
+        given = GivenModels(model, ref_model, value_model, *scorers, processing_class, grpo_options["peft_config"])
+        self._ppo_models = PPOModels(self, args, given)
+        self._scoring = self._ppo_models.scoring(len(rules))
         self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
-        choose_adapter(model, args.model_adapter_name)
-        self._reference = choose_reference(model, ref_model, is_peft, args)
-        self._seen_values: list[torch.Tensor] = []
-        self._resumed_from: str | None = None
+        self._ppo_models.choose_reference()
+        functions, tokenizer = [*rules, *self._ppo_models.rewards], self._ppo_models.tokenizer
+        datasets = [with_prompts(dataset, tokenizer) for dataset in (train_dataset, eval_dataset)]
         # TRL would load a reference again by the model's name, which may not be what the model is now.
         args.beta = self._kl.value if isinstance(model, str) and ref_model is None else 0.0
         try:
-            super().__init__(
-                model,
-                [*self._rules, *self._reward_models],
-                args,
-                with_prompts(train_dataset, tokenizer),
-                None if eval_dataset is None else with_prompts(eval_dataset, tokenizer),
-                tokenizer,
-                callbacks=callbacks,
-                optimizers=optimizers,
-                peft_config=peft_config,
-                **grpo_options,
-            )
+            super().__init__(model, functions, args, *datasets, tokenizer, **grpo_options)
         finally:
             args.beta = self._kl.value
 
-    def _plan_memory(self, model, rewards, args, dataset, options) -> None:
+    def _settle(
+        self,
+        args: PPOConfig,
+        model: Any,
+        tokenizer: Any,
+        dataset: Any,
+        reward_model: str,
+        value_model: Any,
+        options: dict[str, Any],
+    ) -> None:
+        """Settle what `args.memory` asks for, before anything loads; adapters may come into `options`."""
+        given = (model, options["peft_config"], options.get("quantization_config"), tokenizer, dataset, reward_model)
+        settled = settle_memory(self.memory_kind, args, Inputs(*given, has_value_model=value_model is not None))
+        options["peft_config"] = settled.peft_config
+        if settled.quantization_config is not None:
+            options["quantization_config"] = settled.quantization_config
+
+    def _plan_memory(self, model: Any, rewards: Any, args: Any, dataset: Any, options: Any) -> None:
         """Overrides trl_ext.GRPOTrainer._plan_memory: it is settled by then, before the critic."""
 
-    # Training -----------------------------------------------------------------------------------------------------
+    def _add_models(self) -> None:
+        """Overrides trl_ext.GRPOTrainer._add_models: reference, critic and reward models join the actor."""
+        self.beta = self._kl.value
+        self.ref_model = self._ppo_models.prepare_reference()
+        self._critic = self._ppo_models.make_critic()
+        self._ppo_models.prepare_rewards()
+        if isinstance(self._critic, SeparateCritic):
+            self.add_callback(CriticStarts(self._critic))
+        self._set_stop_tokens()
+        if self.use_vllm:
+            hide_heads_from_vllm(self.vllm_generation, bare_model(self.model))
+        self._values = CriticValues(self, self._critic, self.args.local_rollout_forward_batch_size)
+        self._targets = PPOTargets(self.args, self._kl, self._values, self.accelerator, self.eos_token_ids)
 
-    def train(self, resume_from_checkpoint=None, **options):
-        """Overrides transformers.Trainer.train: a checkpoint without its critic is refused before anything loads."""
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)
-        if isinstance(checkpoint, str):
-            critic_files.check(checkpoint, self._critic.name)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)
+    def _set_stop_tokens(self) -> None:
+        """Take TRL 1.12's `stop_token` and `stop_token_id`, where given, instead of the model's EOS tokens."""
+        if self.args.stop_token is None and self.args.stop_token_id is None:
+            return
+        given = self.args.stop_token_id
+        self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
+        if self.use_vllm:
+            options = self.vllm_generation.generation_kwargs or {}
+            self.vllm_generation.generation_kwargs = options | {"stop_token_ids": self.eos_token_ids}
+        else:
+            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+            self.generation_config.eos_token_id = self.eos_token_ids
 
-    def start_critic(self) -> None:
-        """Wrap a separate critic and make its optimizer, or go on with those of a checkpoint."""
-        self._critic.prepare()
-        if self._resumed_from is not None:
-            self._critic.load_training_state(self._resumed_from)
+    # Packing ------------------------------------------------------------------------------------------------------
 
-    def create_optimizer(self, model=None):
-        """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        if is_new and self.args.value_learning_rate is not None and self._critic.is_trained_with_actor:
-            split_group(optimizer, self._critic.parameters(), self.args.value_learning_rate)
-        return optimizer
+    def _models(self) -> list[Any]:
+        """Overrides trl_ext.GRPOTrainer._models: a separate critic forwards flat rows, too."""
+        value_model = self._ppo_models.value_model
+        return super()._models() + ([] if value_model is None else [value_model])
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Overrides trl_ext.GRPOTrainer.compute_loss: keeps the micro-batch for a separate critic."""
-        if self._rescue.serving is None:
-            self._micro_batch = inputs
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+    def _self_check(self, model: Any) -> CheckResult:
+        """Overrides trl_ext.GRPOTrainer._self_check: a separate critic must be exact, too."""
+        result = super()._self_check(model)
+        if not isinstance(self._critic, SeparateCritic) or not result.is_exact:
+            return result
+        return self._critic.check_packing(share_prompt=self._share_prompt)
 
-    def _compute_loss(self, model, inputs):
-        """Overrides trl_ext.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
-        self._seen_values.clear()
-        self.beta, beta = 0.0, self.beta
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Overrides trl_ext.GRPOTrainer._get_per_token_logps_and_entropies: rows of a forward without gradient; notes
+        what a value head says."""
+        if batch_size and self.args.local_rollout_forward_batch_size and not torch.is_grad_enabled():
+            batch_size = self.args.local_rollout_forward_batch_size
+        with self._values.noted_from(model, logits_to_keep):
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **options
+            )
+
+    def _packed_batch(self, *args: Any) -> LogProbs:
+        """Overrides trl_ext.GRPOTrainer._packed_batch: notes what a value head says."""
+        result = super()._packed_batch(*args)
+        self._values.note(result.values)
+        return result
+
+    # Rollouts -----------------------------------------------------------------------------------------------------
+
+    def _tokenize_prompts(self, prompts: Any) -> Any:
+        """Overrides trl.GRPOTrainer._tokenize_prompts: a tokenized dataset's tokens stay what they are."""
+        if isinstance(prompts[0], TokenizedPrompt):
+            return [prompt.ids for prompt in prompts], None, {}
+        return super()._tokenize_prompts(prompts)
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> torch.Tensor:
+        """Overrides trl_ext.GRPOTrainer._calculate_rewards: rules, then the reward models."""
+        accelerator, weights = self.accelerator, self.reward_weights.to(self.accelerator.device)
+        rules = torch.zeros(len(prompts) * accelerator.num_processes, 0, device=accelerator.device)
+        if self._scoring.num_rules:
+            with self._only_rules():
+                rules = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        own = rules.split(len(prompts))[accelerator.process_index]
+        with self._clock.phase("score"):
+            models = accelerator.gather(self._scoring.ask_models(prompts, completions, own, weights).contiguous())
+        raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
+        per_function = torch.cat([rules, models], dim=1)
+        self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)
+        return per_function
+
+    @contextmanager
+    def _only_rules(self) -> Iterator[None]:
+        """Inside the block TRL sees the rules and not the reward models."""
+        names = ("reward_funcs", "reward_func_names", "reward_processing_classes")
+        everything = {name: getattr(self, name) for name in names}
+        for name, values in everything.items():
+            setattr(self, name, values[: self._scoring.num_rules])
         try:
-            loss = super()._compute_loss(model, inputs)
+            yield
         finally:
-            self.beta = beta
-        if "returns" not in inputs:  # evaluation
-            return loss
-        self._note("loss/policy_avg", loss.detach() * self.current_gradient_accumulation_steps)
-        if not self._critic.is_trained_with_actor:
-            return loss
-        values = self._seen_values[0] if self._critic.comes_with_log_probs else self._batch_values(model, inputs)
-        return loss + self._value_loss(values, inputs)
+            for name, values in everything.items():
+                setattr(self, name, values)
 
-    def _batch_values(self, model, inputs) -> torch.Tensor:
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        return self._values(model, ids, mask, inputs["completion_ids"].size(1))
-
-    def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """Weighted; over the micro-batches and ranks of an optimizer step it adds up to a mean over tokens."""
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
-        result = clipped_value_loss(
-            values, inputs["values"], inputs["returns"], mask, self.args.cliprange_value, num_tokens
-        )
-        self._note("loss/value_avg", result.loss.detach() * self.current_gradient_accumulation_steps)
-        self._note("val/clipfrac_avg", result.num_clipped / mask.sum().clamp(min=1))
-        return self.args.vf_coef * result.loss
-
-    def _note(self, name: str, value: torch.Tensor) -> None:
-        """Log the mean over ranks. Collective."""
-        self._metrics["train"][name].append(self.accelerator.reduce(value.float(), reduction="mean").item())
-
-    def training_step(self, model, inputs, num_items_in_batch):
-        """Overrides trl_ext.GRPOTrainer.training_step: a separate critic goes backward when the actor has."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if not self._critic.is_trained_with_actor:
-            with self._clock.phase("update"):
-                loss = loss + self._critic_step(model, self._micro_batch)
-        self._micro_batch = None
-        return loss
-
-    def _critic_step(self, model, inputs) -> torch.Tensor:
-        """Forward and backward of a separate critic, in pieces where memory asks for it; the value loss."""
-        losses = []
-
-        def attempt(piece: dict[str, Any], is_last: bool) -> None:
-            wrapped = self._critic.wrapped
-            with nullcontext() if is_last else gradients_unsynced(self.accelerator, wrapped):
-                with self._critic.accumulation():
-                    loss = self._rescue.forward(
-                        wrapped, lambda: self._value_loss(self._batch_values(model, piece), piece)
-                    )
-                    self._critic.backward_and_step(loss)
-            losses.append(loss.detach())
-
-        self._rescue.run("critic", inputs, attempt)
-        return torch.stack(losses).sum()
-
-    def _largest_micro_batch(self) -> MicroBatch:
-        """Overrides trl_ext.GRPOTrainer._largest_micro_batch: with PPO's targets."""
-        return with_targets(super()._largest_micro_batch())
-
-    def _rehearse(self, batch: MicroBatch) -> None:
-        """Overrides trl_ext.GRPOTrainer._rehearse: a separate critic goes backward when the actor has."""
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: advantages and returns per token."""
+        self._values.forget()
+        output = super()._generate_and_score_completions(keep_token_ids(inputs))
         self._critic.after_rollout()
-        super()._rehearse(batch)
-        if not self._critic.is_trained_with_actor:
-            self._critic_step(self.model_wrapped, batch.inputs)
+        is_training = self.model.training
+        metrics = self._metrics["train" if is_training else "eval"]
+        if self.num_generations == 1:
+            # Of groups of one: always 1, and no news.
+            metrics.pop("frac_reward_zero_std", None)
+        own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
+        num_updates = self._step // (self.args.steps_per_generation * self.num_iterations) + 1
+        for name, value in self._targets.complete(output, own, num_updates, is_training=is_training).items():
+            metrics[name].append(value)
+        if is_training:
+            self._show_advantages(output)
+        return output
+
+    def _show_advantages(self, rollouts: dict[str, Any]) -> None:
+        """In TRL's table of completions: a completion's mean advantage, instead of GRPO's within groups of one."""
+        lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
+        means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
+        column = self._logs["advantages"]
+        for _ in means:
+            column.pop()
+        column.extend(means)
 
     def generate_completions(self, sampling: bool = False) -> None:
         """Print completions of the evaluation set with their scores, as TRL 1.12 did.
@@ -281,19 +294,106 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
             if sampling:
                 break
 
+    # Training -----------------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
+        """Overrides transformers.Trainer.train: a checkpoint without its critic is refused before anything loads."""
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)
+        if isinstance(checkpoint, str):
+            critic_files.check(checkpoint, self._critic.name)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if is_new and self.args.value_learning_rate is not None and self._critic.is_trained_with_actor:
+            split_group(optimizer, self._critic.parameters(), self.args.value_learning_rate)
+        return optimizer
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Overrides trl_ext.GRPOTrainer.compute_loss: keeps the micro-batch for a separate critic."""
+        if self._rescue.serving is None:
+            self._micro_batch = inputs
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Overrides trl_ext.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
+        self._values.forget()
+        self.beta, beta = 0.0, self.beta
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self.beta = beta
+        if "returns" not in inputs:  # evaluation
+            return loss
+        self._note("loss/policy_avg", loss.detach() * self.current_gradient_accumulation_steps)
+        if not self._critic.is_trained_with_actor:
+            return loss
+        return loss + self._value_loss(self._values.in_loss(model, inputs), inputs)
+
+    def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+        """Weighted; over the micro-batches and ranks of an optimizer step it adds up to a mean over tokens."""
+        mask = counted_tokens(inputs)
+        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
+        result = clipped_value_loss(
+            values, inputs["values"], inputs["returns"], mask, self.args.cliprange_value, num_tokens
+        )
+        self._note("loss/value_avg", result.loss.detach() * self.current_gradient_accumulation_steps)
+        self._note("val/clipfrac_avg", result.num_clipped / mask.sum().clamp(min=1))
+        return self.args.vf_coef * result.loss
+
+    def _note(self, name: str, value: torch.Tensor) -> None:
+        """Log the mean over ranks. Collective."""
+        self._metrics["train"][name].append(self.accelerator.reduce(value.float(), reduction="mean").item())
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
+        """Overrides trl_ext.GRPOTrainer.training_step: a separate critic goes backward when the actor has."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if isinstance(self._critic, SeparateCritic):
+            with self._clock.phase("update"):
+                loss = loss + self._train_critic(self._critic, model, self._micro_batch)
+        self._micro_batch = None
+        return loss
+
+    def _train_critic(self, critic: SeparateCritic, actor: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        def loss_of(chunk: dict[str, Any]) -> torch.Tensor:
+            return self._value_loss(self._values.forwarded(actor, chunk), chunk)
+
+        return critic.train_on(inputs, self._rescue, loss_of)
+
+    # Rehearsal ----------------------------------------------------------------------------------------------------
+
+    def _largest_micro_batch(self) -> MicroBatch:
+        """Overrides trl_ext.GRPOTrainer._largest_micro_batch: with PPO's targets."""
+        return with_targets(super()._largest_micro_batch())
+
+    def _rehearse(self, batch: MicroBatch) -> None:
+        """Overrides trl_ext.GRPOTrainer._rehearse: a separate critic goes backward when the actor has."""
+        self._critic.after_rollout()
+        super()._rehearse(batch)
+        if isinstance(self._critic, SeparateCritic):
+            self._train_critic(self._critic, self.model_wrapped, batch.inputs)
+        self._values.forget()
+
     # Saving and resuming ------------------------------------------------------------------------------------------
 
-    def _save(self, output_dir=None, state_dict=None):
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Overrides transformers.Trainer._save: the actor as plain transformers or PEFT, the critic beside it."""
         output_dir = output_dir or self.args.output_dir
         critic = self._critic.gathered(state_dict)
-        with hidden_from_names(self._bare_actor()):
+        with hidden_from_names(bare_model(self.model)):
             super()._save(output_dir, state_dict and critic_files.without_value_head(state_dict))
         if self.args.should_save:
             critic_files.write_kind(output_dir, self._critic.name)
             self._critic.save(output_dir, critic)
 
-    def _save_checkpoint(self, model, trial):
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Overrides trl_ext.GRPOTrainer._save_checkpoint: the critic's optimizer and the running statistics."""
         super()._save_checkpoint(model, trial)
         if self.args.save_only_model:
@@ -303,12 +403,12 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         if self.args.should_save:
             critic_files.write_state(folder, {"kl": self._kl.state_dict(), "scores": self._scoring.state_dict()})
 
-    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Overrides transformers.Trainer._load_from_checkpoint: the critic's weights as well."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._critic.load(resume_from_checkpoint)
 
-    def _load_optimizer_and_scheduler(self, checkpoint):
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl_ext.GRPOTrainer._load_optimizer_and_scheduler: running statistics as well."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
@@ -316,4 +416,4 @@ class PPOTrainer(Models, Rollouts, GRPOTrainer):
         state = critic_files.read_state(checkpoint)
         self._kl.load_state_dict(state["kl"])
         self._scoring.load_state_dict(state["scores"])
-        self._resumed_from = checkpoint
+        self._critic.resume_from(checkpoint)

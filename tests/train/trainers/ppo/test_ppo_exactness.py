@@ -7,6 +7,7 @@ import torch
 
 from tests import ppo_trainers, tiny
 from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
+from trl_ext.trainers.forward.roles import bare_model
 
 torch.set_num_threads(1)
 
@@ -26,7 +27,7 @@ def whole_batch(trainer):
 def reference_forward(trainer, inputs, role):
     """Per row: log-probabilities or values of its completion, from the row alone and transformers' own forward."""
     results = []
-    model = trainer._bare_actor()
+    model = bare_model(trainer.model)
     for prompt, p_mask, completion, c_mask in zip(
         inputs["prompt_ids"], inputs["prompt_mask"], inputs["completion_ids"], inputs["completion_mask"], strict=True
     ):
@@ -37,15 +38,15 @@ def reference_forward(trainer, inputs, role):
             results.append(logits.log_softmax(-1).gather(1, completion[:, None])[:, 0])
             continue
         hidden = reference_hidden(trainer, model, ids)[0, len(prompt) - 1 : -1]
-        head = model.value_head if trainer._value_model is None else trainer._value_model.score
+        head = model.value_head if trainer._ppo_models.value_model is None else trainer._ppo_models.value_model.score
         bias = 0.0 if head.bias is None else head.bias
         results.append(hidden @ head.weight[0] + bias)
     return results
 
 
 def reference_hidden(trainer, model, ids):
-    if trainer._value_model is not None:
-        return trainer._value_model.model(input_ids=ids).last_hidden_state
+    if trainer._ppo_models.value_model is not None:
+        return trainer._ppo_models.value_model.model(input_ids=ids).last_hidden_state
     if trainer._critic.name == "head":
         return model.model(input_ids=ids).last_hidden_state
     trainer.model.set_adapter("critic")
@@ -95,21 +96,21 @@ def settled(critic, folder, **changes):
 def moved(trainer):
     """Nudge all trained weights, so that ratios differ from 1 and values from the old ones."""
     torch.manual_seed(2)
-    models = [trainer.model] + ([] if trainer._value_model is None else [trainer._value_model])
+    models = [trainer.model] + ([] if trainer._ppo_models.value_model is None else [trainer._ppo_models.value_model])
     for model in models:
         for weight in (w for w in model.parameters() if w.requires_grad):
             weight.data += 0.02 * torch.randn_like(weight)
 
 
 def gradients(trainer):
-    models = [trainer.model] + ([] if trainer._value_model is None else [trainer._value_model])
+    models = [trainer.model] + ([] if trainer._ppo_models.value_model is None else [trainer._ppo_models.value_model])
     return {
         f"{i}.{n}": p.grad.clone() for i, m in enumerate(models) for n, p in m.named_parameters() if p.requires_grad
     }
 
 
 def clear(trainer):
-    for model in (trainer.model, trainer._value_model):
+    for model in (trainer.model, trainer._ppo_models.value_model):
         if model is not None:
             model.zero_grad(set_to_none=True)
 
@@ -118,7 +119,7 @@ def our_loss(trainer, inputs):
     """Loss of policy and critic on these rollouts, after backward."""
     loss = trainer.compute_loss(trainer.model, inputs)
     if not trainer._critic.is_trained_with_actor:
-        loss = loss + trainer._value_loss(trainer._batch_values(trainer.model, inputs), inputs)
+        loss = loss + trainer._value_loss(trainer._values.forwarded(trainer.model, inputs), inputs)
     loss.backward()
     return loss
 
@@ -195,7 +196,7 @@ def test_prompts_with_several_completions_share_their_forward(tmp_path):
 
 def critics_gradient(tmp_path, pinned: bool) -> dict:
     trainer = settled("adapter", tmp_path, gradient_checkpointing=True)
-    model = trainer._bare_actor()
+    model = bare_model(trainer.model)
     inputs = whole_batch(trainer)
     enable = (
         model.gradient_checkpointing_enable if pinned else type(model).gradient_checkpointing_enable.__get__(model)

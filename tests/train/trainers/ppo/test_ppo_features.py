@@ -12,6 +12,7 @@ import trl_ext
 import trl_ext.errors
 from tests import ppo_trainers, tiny
 from tests.ppo_trainers import CRITICS, stir
+from trl_ext.trainers.forward.roles import bare_model
 
 torch.set_num_threads(1)
 
@@ -159,7 +160,7 @@ def test_the_gate_asks_the_reward_model_about_what_passes_only(tmp_path):
         reward_processing_classes=tiny.tokenizer(),
     )  # fmt: skip
     asked = []
-    model = trainer._reward_models[0]
+    model = trainer._ppo_models.rewards[0]
     score = model._score
     model._score = lambda sequences, prompts: asked.append(len(sequences)) or score(sequences, prompts)
     output = rollouts(trainer)
@@ -283,7 +284,7 @@ def test_reference_reward_and_actor_share_one_backbone(tmp_path):
     with torch.no_grad():
         expected = [alone(input_ids=tiny.tokenizer()(t, return_tensors="pt")["input_ids"]).logits[0, 0] for t in texts]
     trainer.model.train()
-    scores = trainer._reward_models[0](prompts, completions)
+    scores = trainer._ppo_models.rewards[0](prompts, completions)
     torch.testing.assert_close(scores, torch.stack(expected), rtol=0, atol=5e-6)
     trainer.train()
     assert "rewards/reward/mean" in trainer.state.log_history[0]
@@ -299,7 +300,7 @@ def test_vllm_is_given_the_actors_names_only(tmp_path):
     pusher = object.__new__(VLLMGeneration)
     pusher.model, pusher._dist = trainer.model, trainer._dist
     pusher.accelerator, pusher.mode = trainer.accelerator, "colocate"
-    with hidden_from_names(trainer._bare_actor()):
+    with hidden_from_names(bare_model(trainer.model)):
         assert {name for name, _ in pusher._iter_named_params()} == names
     assert "value_head.weight" in dict(trainer.model.named_parameters())
 
@@ -358,7 +359,7 @@ def test_a_loaded_value_model_is_checkpointed(tmp_path):
         "separate", tmp_path, value_model=str(tmp_path / "value"), gradient_checkpointing=True, max_steps=1
     )
     recomputed = []
-    layer = trainer._value_model.model.layers[0]
+    layer = trainer._ppo_models.value_model.model.layers[0]
     forward = layer.self_attn.forward
     layer.self_attn.forward = lambda *a, **k: recomputed.append(torch.is_grad_enabled()) or forward(*a, **k)
     trainer.train()

@@ -86,7 +86,6 @@ def _thrown_away(trainer: Any) -> Iterator[None]:
         "_clock": PhaseClock(),
         "_tokens": TokenCounts(),
         "_step_stats": [],
-        "_seen_values": [],
         # Inputs are made by hand: nothing is generated, and no rollout is taken.
         "_prepare_inputs": lambda inputs: inputs,
         "current_gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,

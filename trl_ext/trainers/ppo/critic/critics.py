@@ -6,44 +6,83 @@ separate   a model of its own with its own optimizer, under DeepSpeed with its o
 """
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from transformers import TrainerCallback
 
 from trl_ext.compat import deepspeed
-from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles
+from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, bare_model, pin_roles
 from trl_ext.trainers.forward.value_head import add_reward_head, add_token_values, add_value_head
+from trl_ext.trainers.gradient_sync import gradients_unsynced
+from trl_ext.trainers.grpo.self_check import check_values
+from trl_ext.trainers.grpo.trainer import GRPOTrainer
+from trl_ext.trainers.memory.oom.rescue import Rescue
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter
 
 
-class HeadCritic:
-    """A value head on the actor's hidden states."""
+class Critic:
+    """The critic as the trainer uses it.
 
-    name = "head"
-    comes_with_log_probs = True
+    Attributes:
+        name: "adapter", "head" or "separate".
+        comes_with_log_probs: True where the actor's own forward returns values as well.
+        is_trained_with_actor: True where the actor's optimizer trains the critic, too.
+    """
+
+    name: str
+    comes_with_log_probs = False
     is_trained_with_actor = True
-
-    def __init__(self, trainer: Any):
-        model = trainer.model.get_base_model() if is_peft_model(trainer.model) else trainer.model
-        self.head = add_value_head(model, dtype=_head_dtype(trainer, model))
 
     def model(self, actor: Any) -> Any:
         """What to call for values, given how the actor is called."""
         return actor
 
     def after_rollout(self) -> None:
-        """Undo what the reference pass has left behind."""
+        """Undo what the reference's forward has left behind."""
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The trained weights."""
+        raise NotImplementedError
+
+    def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
+        """The weights to save, whole, beyond what PEFT saves. Collective under ZeRO-3."""
+        raise NotImplementedError
+
+    def save(self, output_dir: str, weights: dict[str, Any]) -> None:
+        """Write gathered weights beside the actor's."""
+        raise NotImplementedError
+
+    def load(self, checkpoint: str) -> None:
+        """Take the weights of a checkpoint."""
+        raise NotImplementedError
+
+    def save_training_state(self, checkpoint: str) -> None:
+        """Write the optimizer of a critic that has its own. Collective under DeepSpeed."""
+
+    def resume_from(self, checkpoint: str) -> None:
+        """Let a critic with its own optimizer go on with that of a checkpoint."""
+
+
+class HeadCritic(Critic):
+    """A value head on the actor's hidden states."""
+
+    name = "head"
+    comes_with_log_probs = True
+
+    def __init__(self, trainer: GRPOTrainer):
+        model = bare_model(trainer.model)
+        self.head = add_value_head(model, dtype=_head_dtype(trainer, model))
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return list(self.head.parameters())
 
     def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
-        """The critic's weights beyond what PEFT saves. Collective."""
         return critic_files.value_head_of(state_dict, self.head)
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:
@@ -52,9 +91,6 @@ class HeadCritic:
     def load(self, checkpoint: str) -> None:
         critic_files.load_head(checkpoint, self.head)
 
-    def save_training_state(self, checkpoint: str) -> None:
-        """Nothing: the trainer's optimizer trains this critic, too."""
-
 
 class AdapterCritic(HeadCritic):
     """A second LoRA and a value head on the actor's frozen backbone."""
@@ -62,11 +98,12 @@ class AdapterCritic(HeadCritic):
     name = "adapter"
     comes_with_log_probs = False
 
-    def __init__(self, trainer: Any, reward_adapter: str | None = None):
-        self._peft_model = model = trainer.model
+    def __init__(self, trainer: GRPOTrainer, reward_adapter: str | None = None, *, disable_dropout: bool = True):
+        model: Any = trainer.model
+        self._peft_model = model
         self._actor = model.active_adapter
         config = copy.deepcopy(model.peft_config[self._actor])
-        if trainer.args.disable_dropout:
+        if disable_dropout:
             config.lora_dropout = 0.0
         model.add_adapter(CRITIC, config)
         reward_head = None if reward_adapter is None else load_reward_adapter(model, reward_adapter, REWARD)
@@ -94,20 +131,31 @@ class AdapterCritic(HeadCritic):
         self.after_rollout()
 
 
-class SeparateCritic:
+class SeparateCritic(Critic):
     """A model of its own, with its own optimizer; under DeepSpeed with its own engine.
 
     Actor and critic run backward one after the other, so that the activations of one are gone when the other's come.
+
+    Args:
+        trainer: The trainer of the actor.
+        value_model: Sequence classification model with one label.
+        learning_rate: Initial learning rate; it follows the actor's schedule. None for the actor's.
+
+    Attributes:
+        bare: The value model.
+        wrapped: What accelerate or DeepSpeed made of it when training began.
+        optimizer: None before that.
     """
 
     name = "separate"
-    comes_with_log_probs = False
     is_trained_with_actor = False
 
-    def __init__(self, trainer: Any, value_model: Any):
+    def __init__(self, trainer: GRPOTrainer, value_model: Any, learning_rate: float | None = None):
         self._trainer = trainer
+        self._learning_rate = learning_rate
+        self._checkpoint: str | None = None
         self.bare = value_model
-        self.head = add_token_values(value_model, keep_dtype=trainer.is_deepspeed_enabled)
+        add_token_values(value_model, keep_dtype=trainer.is_deepspeed_enabled)
         if trainer.args.gradient_checkpointing:
             options = trainer.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
             value_model.gradient_checkpointing_enable(options)
@@ -119,17 +167,15 @@ class SeparateCritic:
     def model(self, actor: Any) -> Any:
         return self.wrapped
 
-    def after_rollout(self) -> None:
-        pass
-
     def parameters(self) -> list[torch.nn.Parameter]:
         return [p for p in self.bare.parameters() if p.requires_grad]
 
     def prepare(self) -> None:
-        """Wrap the model and make its optimizer, when the actor's are there."""
+        """Wrap the model and make its optimizer, when the actor's are there; go on from a checkpoint."""
         trainer = self._trainer
         cls, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, self.bare)
-        options["lr"] = trainer.args.value_learning_rate or trainer.args.learning_rate
+        options["lr"] = self._learning_rate or trainer.args.learning_rate
+        self._ratio = options["lr"] / trainer.args.learning_rate
         optimizer = cls(_decay_groups(trainer, self.bare), **options)
         if trainer.is_deepspeed_enabled:
             self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator)
@@ -139,10 +185,53 @@ class SeparateCritic:
             self.optimizer = trainer.accelerator.prepare_optimizer(optimizer)
         # What `from_pretrained` returns is in evaluation mode, in which nothing is checkpointed.
         self.wrapped.train()
-        self._ratio = options["lr"] / trainer.args.learning_rate
+        if self._checkpoint is None:
+            return
+        if trainer.is_deepspeed_enabled:
+            self.wrapped.load_checkpoint(str(Path(self._checkpoint) / critic_files.FOLDER / "engine"))
+        else:
+            critic_files.load_optimizer(self._checkpoint, self.optimizer)
 
-    def accumulation(self) -> AbstractContextManager:
-        """Surrounds forward and backward of a micro-batch: gradients are averaged over ranks after the last one."""
+    def check_packing(self, *, share_prompt: bool) -> CheckResult:
+        """Compare packed with alone, as the trainer does for the actor."""
+        accelerator, was_training = self._trainer.accelerator, self.bare.training
+        self.wrapped.eval()
+        result = check_values(
+            self.wrapped,
+            vocab_size=self.bare.config.get_text_config().vocab_size,
+            device=accelerator.device,
+            autocast=accelerator.autocast,
+            half_precision=self.bare.dtype != torch.float32 or accelerator.mixed_precision != "no",
+            share_prompt=share_prompt,
+        )
+        self.wrapped.train(was_training)
+        return result
+
+    def train_on(self, inputs: dict[str, Any], rescue: Rescue, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+        """Forward and backward of a micro-batch, in chunks where memory asks for it.
+
+        Args:
+            inputs: The micro-batch.
+            rescue: Cuts it where memory runs out.
+            loss_of: The loss of a chunk.
+
+        Returns:
+            [] the loss of the micro-batch, without gradient.
+        """
+        accelerator, losses = self._trainer.accelerator, []
+
+        def attempt(chunk: dict[str, Any], is_last: bool) -> None:
+            with nullcontext() if is_last else gradients_unsynced(accelerator, self.wrapped):
+                with self._accumulation():
+                    loss = rescue.forward(self.wrapped, lambda: loss_of(chunk))
+                    self.backward_and_step(loss)
+            losses.append(loss.detach())
+
+        rescue.run("critic", inputs, attempt)
+        return torch.stack(losses).sum()
+
+    def _accumulation(self) -> AbstractContextManager[Any]:
+        """Surrounds forward and backward of a chunk: gradients are averaged over ranks after the last one."""
         accelerator = self._trainer.accelerator
         is_last = accelerator.sync_gradients or self._trainer.is_deepspeed_enabled
         return nullcontext() if is_last else accelerator.no_sync(self.wrapped)
@@ -168,7 +257,6 @@ class SeparateCritic:
             accelerator.backward(loss)
 
     def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
-        """The critic's weights, whole. Collective under ZeRO-3."""
         return self._trainer.accelerator.get_state_dict(self.wrapped)
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:
@@ -178,17 +266,23 @@ class SeparateCritic:
         critic_files.load_model(checkpoint, self.bare)
 
     def save_training_state(self, checkpoint: str) -> None:
-        """The optimizer; under DeepSpeed the engine, every rank its part."""
         if self._trainer.is_deepspeed_enabled:
             self.wrapped.save_checkpoint(str(Path(checkpoint) / critic_files.FOLDER / "engine"))
         elif self._trainer.args.should_save:
             critic_files.save_optimizer(checkpoint, self.optimizer)
 
-    def load_training_state(self, checkpoint: str) -> None:
-        if self._trainer.is_deepspeed_enabled:
-            self.wrapped.load_checkpoint(str(Path(checkpoint) / critic_files.FOLDER / "engine"))
-        else:
-            critic_files.load_optimizer(checkpoint, self.optimizer)
+    def resume_from(self, checkpoint: str) -> None:
+        self._checkpoint = checkpoint
+
+
+class CriticStarts(TrainerCallback):
+    """Prepares a separate critic when the actor's optimizer and schedule stand."""
+
+    def __init__(self, critic: SeparateCritic):
+        self._critic = critic
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._critic.prepare()
 
 
 def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
@@ -214,45 +308,3 @@ def split_group(optimizer: Any, parameters: list[torch.nn.Parameter], learning_r
         if own:
             group["params"] = [p for p in group["params"] if id(p) not in wanted]
             optimizer.add_param_group({**group, "params": own, "lr": learning_rate})
-
-
-def make_critic(kind: str, trainer: Any, value_model: Any = None, reward_adapter: str | None = None) -> Any:
-    """The critic of this kind, attached to the trainer's actor."""
-    if kind == "separate":
-        return SeparateCritic(trainer, value_model)
-    return HeadCritic(trainer) if kind == "head" else AdapterCritic(trainer, reward_adapter)
-
-
-def choose_critic(args: Any, is_peft: bool, value_model: Any, reward_adapter: str | None = None) -> str:
-    """Which critic, given what was asked for and what there is.
-
-    Raises:
-        ConfigError: what was asked for cannot be with what there is.
-    """
-    critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
-    if critic == "adapter" and not is_peft:
-        raise ConfigError(
-            "critic='adapter' is a second LoRA beside the actor's, but the actor has none. Give "
-            "peft_config=LoraConfig(...), or take critic='head'."
-        )
-    if critic == "separate" and value_model is None:
-        raise ConfigError(
-            "critic='separate' needs value_model: a model or path for AutoModelForSequenceClassification with "
-            "num_labels=1, of the actor's tokenizer. Or take critic='head'."
-        )
-    if critic != "separate" and value_model is not None:
-        raise ConfigError(f"value_model has no use with critic='{critic}'. Drop one of the two.")
-    if critic == "adapter" and args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
-        raise ConfigError(
-            "critic='adapter' is not possible under ZeRO-3: DeepSpeed prefetches weights in the order of modules it "
-            "saw first, which changes with the role, and needs reentrant checkpointing with PEFT, which cannot keep "
-            "the adapters apart. Use ZeRO-2 (LoRA has little optimizer state to shard), or critic='head'."
-        )
-    if critic != "adapter" and reward_adapter is not None:
-        raise ConfigError(
-            f"reward_adapter is a third LoRA beside those of actor and critic, but critic='{critic}' has none. Take "
-            "critic='adapter' with a peft_config, or give the reward model as reward_model."
-        )
-    if critic == "separate" and args.fp16:
-        raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")
-    return critic

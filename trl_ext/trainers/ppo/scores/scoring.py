@@ -16,36 +16,41 @@ class Scoring:
     """One score per completion, from rules and reward models.
 
     Args:
-        args: PPOConfig.
         num_rules: R; the weights that the methods take name the rules first.
         models: Called with prompts, completions and which of them to keep; return [B].
+        normaliser: Each model's scores have one like it.
+        mode, gate_above: As in `combine`.
     """
 
-    def __init__(self, args: Any, num_rules: int, models: Sequence[Callable[..., torch.Tensor]]):
-        self._mode, self._gate_above = args.score_mode, args.gate_above
-        self._num_rules = num_rules
-        self._models = models if args.score_mode != "rules_only" else []
-        self._normalisers = [
-            ScoreNormaliser(args.score_normalisation, args.score_mean, args.score_std, args.score_clip)
-            for _ in self._models
-        ]
+    def __init__(
+        self,
+        num_rules: int,
+        models: Sequence[Callable[..., torch.Tensor]],
+        normaliser: ScoreNormaliser,
+        mode: str,
+        gate_above: float,
+    ):
+        self.num_rules = num_rules
+        self._models = models
+        self._normalisers = [copy.deepcopy(normaliser) for _ in models]
+        self._mode, self._gate_above = mode, gate_above
 
     def ask_models(
         self, prompts: Sequence[Any], completions: Sequence[Any], rules: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """[B, M] raw scores; NaN where rules [B, R] have decided already."""
-        keep = passing(rules, weights[: self._num_rules], self._gate_above) if self._mode == "gate" else None
+        keep = passing(rules, weights[: self.num_rules], self._gate_above) if self._mode == "gate" else None
         columns = [model(prompts, completions, keep).to(rules.device) for model in self._models]
         return torch.stack(columns, dim=1) if columns else rules.new_zeros(len(prompts), 0)
 
-    def scores(self, per_function: torch.Tensor, weights: torch.Tensor, is_training: bool) -> torch.Tensor:
+    def scores(self, per_function: torch.Tensor, weights: torch.Tensor, *, is_training: bool) -> torch.Tensor:
         """[N] scores of [N, R + M] values; NaN where nothing could score. Evaluation leaves running moments alone."""
-        rules, models = per_function[:, : self._num_rules], per_function[:, self._num_rules :]
+        rules, models = per_function[:, : self.num_rules], per_function[:, self.num_rules :]
         normalisers = self._normalisers if is_training else copy.deepcopy(self._normalisers)
         if normalisers:
             columns = zip(normalisers, models.unbind(1), strict=True)
             models = torch.stack([normalise(column) for normalise, column in columns], dim=1)
-        own, others = weights[: self._num_rules], weights[self._num_rules :]
+        own, others = weights[: self.num_rules], weights[self.num_rules :]
         return combine(rules, own, models, others, self._mode, self._gate_above)
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -1,0 +1,116 @@
+"""What the critic expects before each completion token.
+
+Legend: B rows, P prompt tokens, T completion tokens.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from trl_ext.trainers.forward.completions import score_values
+from trl_ext.trainers.forward.roles import CRITIC
+from trl_ext.trainers.forward.value_head import outputs_of
+from trl_ext.trainers.grpo.trainer import GRPOTrainer
+from trl_ext.trainers.ppo.critic.critics import Critic
+
+
+class CriticValues:
+    """Values of rollouts: noted in the policy's forwards where those bring them, else by forwards of the critic.
+
+    Args:
+        trainer: Its rows go through the critic as they go through the policy.
+        critic: Whose values.
+        rows_without_gradient: Rows of a forward without gradient; None leaves it to the caller.
+    """
+
+    def __init__(self, trainer: GRPOTrainer, critic: Critic, rows_without_gradient: int | None = None):
+        self._trainer = trainer
+        self._critic = critic
+        self._rows_without_gradient = rows_without_gradient
+        self._noted: list[torch.Tensor] = []
+
+    # Values of the policy's forwards ------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop what was noted."""
+        self._noted.clear()
+
+    def note(self, values: torch.Tensor | None) -> None:
+        """Keep the values [B, T] of a packed forward, if it has any."""
+        if values is not None:
+            self._noted.append(values)
+
+    @contextmanager
+    def noted_from(self, model: Any, width: int) -> Iterator[None]:
+        """Keep the values that padded forwards of `model` return inside the block, for `width` completion tokens."""
+        if self._trainer._packs or not self._critic.comes_with_log_probs:
+            yield
+            return
+        with outputs_of(model) as outputs:
+            yield
+        values = [o.token_values[:, -width - 1 : -1] for o in outputs if o.get("token_values") is not None]
+        if values:
+            self._noted.append(torch.cat(values))
+
+    def in_loss(self, actor: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """[B, T] with gradient, for the value loss; after the policy's forward."""
+        return self._noted[0] if self._critic.comes_with_log_probs else self.forwarded(actor, inputs)
+
+    def with_log_probs(
+        self, rollouts: Mapping[str, Any], *, is_training: bool
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """[B, T] log-probabilities under the policy that sampled, and values; None where nothing needs them."""
+        trainer, args = self._trainer, self._trainer.args
+        rows = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
+        logps = rollouts.get("old_per_token_logps")
+        # The first noted are the sampling policy's only if its log-probabilities were computed; else the reference's.
+        values = self._noted[0] if self._noted and logps is not None else None
+        lacks_values = is_training and self._critic.comes_with_log_probs and values is None
+        if lacks_values or (logps is None and trainer.beta):
+            self.forget()
+            ids, mask = _whole(rollouts)
+            width = rollouts["completion_ids"].size(1)
+            logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
+            values = self._noted[0] if self._noted else None
+        if is_training and not self._critic.comes_with_log_probs:
+            values = self.forwarded(trainer.model, rollouts, batch_size=rows)
+        return logps, values
+
+    # Forwards of the critic ---------------------------------------------------------------------------------------
+
+    def forwarded(self, actor: Any, rollouts: Mapping[str, Any], batch_size: int | None = None) -> torch.Tensor:
+        """[B, T] by forwards of the critic's own.
+
+        Args:
+            actor: The policy, as it is called now.
+            rollouts: With prompts and completions, as in TRL.
+            batch_size: Rows of a forward; None for all at once.
+        """
+        model, trainer = self._critic.model(actor), self._trainer
+        if not torch.is_grad_enabled():
+            batch_size = self._rows_without_gradient or batch_size
+        width = rollouts["completion_ids"].size(1)
+        with trainer._clock.phase("update" if torch.is_grad_enabled() else "logps"):
+            parts = trainer._parts(*_whole(rollouts), batch_size)
+            return torch.cat([self._of_rows(model, ids, mask, width) for ids, mask in parts])
+
+    def _of_rows(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
+        trainer = self._trainer
+        if not trainer._packs:
+            trainer._count(input_ids.numel(), mask, input_ids)
+            with trainer.accelerator.autocast():
+                outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
+            return outputs.token_values[:, -width - 1 : -1]
+        batch, rows, num_forwards = trainer._planned(input_ids, mask, width, trainer._share_prompt)
+        with trainer.accelerator.autocast():
+            values, num = score_values(model, batch, rows, input_ids.device, num_forwards, role=CRITIC)
+        trainer._count(num, mask, input_ids)
+        return values
+
+
+def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, [B, P + T] each."""
+    ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
+    return ids, torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)

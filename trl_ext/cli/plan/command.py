@@ -244,10 +244,7 @@ def as_dict_settings(estimate: Any) -> dict[str, Any]:
 
 def _write(best: Any, arguments: argparse.Namespace) -> None:
     from trl_ext.memory.files.plan import write_plan
-    from trl_ext.memory.files.stages import write_stages
 
-    files = write_plan(best, arguments.write, arguments.model)
-    if arguments.stages:
-        files += write_stages(arguments.write)
+    files = write_plan(best, arguments.write, arguments.model, stages=arguments.stages)
     if not arguments.json:
         print("\nwritten: " + " ".join(str(file) for file in files))

@@ -19,16 +19,29 @@ from trl_ext.memory.units import gib
 from trl_ext.version import __version__
 
 SCHEMA = 1  # of plan.json
+# Runs before the full one with its memory settings: what each shows, and its keys over those of the plan's recipe. The
+# second optimizer step of the smoke run is the first in which Adam's state is there.
+STAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "smoke": (
+        "3 optimizer steps. Go on if it ends: memory, data and rewards work.",
+        {"max_steps": 3, "save_strategy": "no", "eval_strategy": "no", "logging_steps": 1},
+    ),
+    "pilot": (
+        "60 optimizer steps. Go on if the reward, or the accuracy on pairs, rises.",
+        {"max_steps": 60, "save_strategy": "steps", "save_steps": 60, "logging_steps": 1},
+    ),
+}
 NAMES = ("accelerate.yaml", "deepspeed.json", "recipe.yaml", "README.md", "plan.json")
 
 
-def write_plan(plan: Plan, folder: str | Path, model: str | None = None) -> list[Path]:
+def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stages: bool = False) -> list[Path]:
     """Write a plan.
 
     Args:
         plan: What to write.
         folder: Where; made if it is not there. Files of an earlier plan in it are replaced.
         model: Name or folder that the recipe loads; the shape's name if None.
+        stages: True for the recipes of a smoke run and a pilot as well.
 
     Returns:
         The files.
@@ -37,10 +50,10 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None) -> list
         ConfigError: The folder cannot be written to.
     """
     folder = Path(folder)
-    contents = _contents(plan, folder, model or plan.estimate.case.shape.name)
+    contents = _contents(plan, folder, model or plan.estimate.case.shape.name, stages)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in NAMES:
+        for name in (*NAMES, *map(_stage_file, STAGES)):
             (folder / name).unlink(missing_ok=True)
         for name, text in contents.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -49,26 +62,29 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None) -> list
     return [folder / name for name in contents]
 
 
-def _contents(plan: Plan, folder: Path, model: str) -> dict[str, str]:
-    num_gpus = plan.estimate.case.hardware.num_gpus
-    engine = settings.deepspeed(plan.job)
-    recipe = settings.recipe(plan.job, model, num_gpus, str(folder / "deepspeed.json") if engine else None)
+def _contents(plan: Plan, folder: Path, model: str, stages: bool) -> dict[str, str]:
+    """Text by file name."""
+    estimate, engine = plan.estimate, settings.deepspeed(plan.job)
+    hardware = estimate.case.hardware
+    recipe = settings.recipe(plan.job, model, hardware.num_gpus, str(folder / "deepspeed.json") if engine else None)
     launch = settings.launch_line(plan.job, str(folder))
-    files = {"accelerate.yaml": _yaml(launch, settings.accelerate(num_gpus))}
+    head = (
+        f"{plan.label}, on {hardware}: {estimate.peak_gib:.1f} GiB (estimated).\n"
+        "Settings that decide memory; dataset, rules, learning rate and the rest are yours."
+    )
+    files = {"accelerate.yaml": _yaml(launch, settings.accelerate(hardware.num_gpus))}
     if engine:
         files["deepspeed.json"] = json.dumps(engine, indent=2) + "\n"
-    files["recipe.yaml"] = _yaml(_recipe_head(plan), recipe)
+    files["recipe.yaml"] = _yaml(head, recipe)
     files["README.md"] = readme(plan, launch)
     files["plan.json"] = json.dumps(as_dict(plan), indent=2) + "\n"
+    for name, (shows, keys) in STAGES.items() if stages else ():
+        files[_stage_file(name)] = _yaml(shows, {**recipe, **keys})
     return files
 
 
-def _recipe_head(plan: Plan) -> str:
-    estimate = plan.estimate
-    return (
-        f"{plan.label}, on {estimate.case.hardware}: {estimate.peak_gib:.1f} GiB (estimated).\n"
-        "Settings that decide memory; dataset, rules, learning rate and the rest are yours."
-    )
+def _stage_file(name: str) -> str:
+    return f"recipe_{name}.yaml"
 
 
 def _yaml(head: str, keys: dict[str, Any]) -> str:
@@ -77,44 +93,40 @@ def _yaml(head: str, keys: dict[str, Any]) -> str:
 
 
 def readme(plan: Plan, launch: str) -> str:
-    """The plan in words and a table."""
+    """The plan as a page of Markdown: its sentence, its launch line, and GiB by phase and by term."""
     one = plan.estimate
-    rows = [
-        f"| {PHASE_WORDS[phase]} | {moment.what} | {gib(moment.num_bytes):.1f} |"
-        for phase, moment in one.worst.items()
-    ]
-    terms = [f"| {name} | {value:.2f} |" for name, value in one.terms_gib(one.peak.phase).items()]
-    parts = ", ".join(f"{name} {value:.0f} s" for name, value in one.seconds.items())
-    return "\n".join(
-        [
-            f"# {one.case.shape.name} on {one.case.hardware}",
-            "",
-            f"{plan.label}.",
-            "",
-            f"Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the "
-            f"allocator's slack, of {one.case.hardware.card.usable_gib:.1f}. Host memory {gib(one.host_bytes):.0f} "
-            f"GiB. About {one.step_s:.0f} s an optimizer step ({parts}).",
-            f"All numbers are estimated, by trl_ext {__version__}.",
-            "",
-            "```",
-            launch,
-            "```",
-            "",
-            "| phase | worst moment | GiB |",
-            "|---|---|---|",
-            *rows,
-            "",
-            "| at the peak | GiB |",
-            "|---|---|",
-            *terms,
-            "",
-        ]
+    rows = "\n".join(
+        f"| {PHASE_WORDS[phase]} | {peak.what} | {gib(peak.num_bytes):.1f} |" for phase, peak in one.worst.items()
     )
+    terms = "\n".join(f"| {name} | {value:.2f} |" for name, value in one.terms_gib(one.peak.phase).items())
+    parts = ", ".join(f"{name} {value:.0f} s" for name, value in one.seconds.items())
+    return f"""# {one.case.shape.name} on {one.case.hardware}
+
+{plan.label}.
+
+Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the allocator's \
+slack, of {one.case.hardware.card.usable_gib:.1f}. Host memory {gib(one.host_bytes):.0f} GiB. About {one.step_s:.0f} \
+s an optimizer step ({parts}).
+All numbers are estimated, by trl_ext {__version__}.
+
+```
+{launch}
+```
+
+| phase | peak | GiB |
+|---|---|---|
+{rows}
+
+| at the peak | GiB |
+|---|---|
+{terms}
+"""
 
 
 def as_dict(plan: Plan, launch_folder: str = "plan") -> dict[str, Any]:
     """A plan for JSON, complete enough to be read back."""
     case = plan.estimate.case
+    card = case.hardware.card
     return {
         "schema": SCHEMA,
         "trl_ext": __version__,
@@ -126,16 +138,16 @@ def as_dict(plan: Plan, launch_folder: str = "plan") -> dict[str, Any]:
         "launch": settings.launch_line(plan.job, launch_folder),
         "job": asdict(plan.job),
         "shape": asdict(case.shape),
-        "hardware": {"num_gpus": case.hardware.num_gpus, "host_gib": case.hardware.host_gib, **_card(case.hardware)},
+        "hardware": {
+            "num_gpus": case.hardware.num_gpus,
+            "host_gib": case.hardware.host_gib,
+            "card": card.name if card in CARDS else asdict(card),
+        },
     }
 
 
-def _card(hardware: Hardware) -> dict[str, Any]:
-    return {"card": hardware.card.name} if hardware.card in CARDS else {"card": asdict(hardware.card)}
-
-
 def read_plan(path: str | Path) -> Plan:
-    """A plan from its plan.json, or from the folder that holds it, estimated again.
+    """Read a plan from its plan.json, or from the folder that holds it, and estimate it again.
 
     Raises:
         ConfigError: No such file, no plan in it, or one of another version.
@@ -155,18 +167,14 @@ def read_plan(path: str | Path) -> Plan:
             "Write it again with `trl-ext plan ... --write DIR`."
         )
     try:
-        return _plan_from(stored)
+        job = Job(**{**stored["job"], "lora_target_modules": tuple(stored["job"]["lora_target_modules"])})
+        shape = dict(stored["shape"])
+        shape["experts"] = Experts(**shape["experts"]) if shape["experts"] else None
+        machine = stored["hardware"]
+        hardware = Hardware(machine["num_gpus"], _card_from(machine["card"]), machine["host_gib"])
+        return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error}. Write it again with `trl-ext plan`.") from error
-
-
-def _plan_from(stored: dict[str, Any]) -> Plan:
-    job = Job(**{**stored["job"], "lora_target_modules": tuple(stored["job"]["lora_target_modules"])})
-    shape = dict(stored["shape"])
-    shape["experts"] = Experts(**shape["experts"]) if shape["experts"] else None
-    machine = stored["hardware"]
-    hardware = Hardware(machine["num_gpus"], _card_from(machine["card"]), machine["host_gib"])
-    return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
 
 
 def _card_from(stored: str | dict[str, Any]) -> Card:

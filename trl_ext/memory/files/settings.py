@@ -4,10 +4,8 @@ Every key of a recipe is a field of the trainer's config or of TRL's ModelConfig
 into the nested `zero_optimization` block, the only place where DeepSpeed reads them.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from trl_ext.errors import ConfigError
 from trl_ext.memory.job import Job
 
 # vLLM's sleeping allocator looks at the old name of the variable only, and torch takes it still.
@@ -23,59 +21,29 @@ def recipe(job: Job, model: str, num_gpus: int, deepspeed_file: str | None = Non
         num_gpus: Processes.
         deepspeed_file: Path of the JSON that goes with it, None without DeepSpeed.
     """
-    keys: dict[str, Any] = {"model_name_or_path": model, "dtype": job.dtype, "bf16": True}
-    keys |= _batch(job, num_gpus) | _lengths(job) | _checkpointing(job)
-    keys |= _adapters(job) | _generation(job, num_gpus) | _ppo(job, model)
-    if job.optim != "adamw_torch_fused":
-        keys["optim"] = job.optim
-    if deepspeed_file:
-        keys["deepspeed"] = deepspeed_file
-    return keys
-
-
-def check_explicit(job: Job, num_gpus: int, explicit: Mapping[str, Any]) -> None:
-    """What the user set himself against what the plan was made for.
-
-    Args:
-        job: The planned job.
-        num_gpus: Processes.
-        explicit: Keys of the user's config or recipe, and only those that he gave.
-
-    Raises:
-        ConfigError: They differ in a key that decides memory.
-    """
-    planned = recipe(job, "", num_gpus)
-    for name in planned.keys() & explicit.keys() - {"model_name_or_path", "value_model"}:
-        if planned[name] != explicit[name]:
-            raise ConfigError(
-                f"{name} is {explicit[name]}, and the plan was made for {planned[name]}. Remove {name}, or plan again "
-                f"with --{name} {explicit[name]}."
-            )
-
-
-def _batch(job: Job, num_gpus: int) -> dict[str, Any]:
-    keys = {
+    keys: dict[str, Any] = {
+        "model_name_or_path": model,
+        "dtype": job.dtype,
+        "bf16": True,
         "per_device_train_batch_size": job.per_device_train_batch_size,
         "gradient_accumulation_steps": job.accumulation(num_gpus),
+        "gradient_checkpointing": job.checkpoint_every > 0,
     }
     if job.max_tokens_per_forward:
         keys["max_tokens_per_forward"] = job.max_tokens_per_forward
-    return keys
-
-
-def _lengths(job: Job) -> dict[str, Any]:
-    if not job.generates:
-        return {"max_length": job.max_length}
-    # No prompt length: TRL's trainers have none. The plan holds for prompts up to the one it was made for.
-    return {"max_completion_length": job.max_completion_length, "num_generations": job.num_generations}
-
-
-def _checkpointing(job: Job) -> dict[str, Any]:
-    keys: dict[str, Any] = {"gradient_checkpointing": job.checkpoint_every > 0}
     if job.checkpoint_every > 1:
         keys["gradient_checkpointing_kwargs"] = {"every_n_layers": job.checkpoint_every}
     if job.activation_offloading:
         keys["activation_offloading"] = True
+    keys |= _adapters(job) | (_generation(job, num_gpus) if job.generates else {"max_length": job.max_length})
+    if job.trainer == "ppo":
+        keys["critic"] = job.critic
+    if job.trainer == "ppo" and job.critic == "separate":
+        keys["value_model"] = model  # the policy's weights, unless there is a reward model to start from
+    if job.optim != "adamw_torch_fused":
+        keys["optim"] = job.optim
+    if deepspeed_file:
+        keys["deepspeed"] = deepspeed_file
     return keys
 
 
@@ -96,9 +64,9 @@ def _adapters(job: Job) -> dict[str, Any]:
 
 
 def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
-    if not job.generates:
-        return {}
-    keys: dict[str, Any] = {"beta": job.beta} if job.trainer == "grpo" else {}
+    # No prompt length: TRL's trainers have none. The plan holds for prompts up to the one it was made for.
+    keys = {"max_completion_length": job.max_completion_length, "num_generations": job.num_generations}
+    keys |= {"beta": job.beta} if job.trainer == "grpo" else {}
     if job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
         keys["steps_per_generation"] = job.steps_per_generation
     if job.use_vllm:
@@ -113,13 +81,6 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
     elif job.zero_stage == 3:
         keys["ds3_gather_for_generation"] = job.ds3_gather_for_generation
     return keys
-
-
-def _ppo(job: Job, model: str) -> dict[str, Any]:
-    if job.trainer != "ppo":
-        return {}
-    # A critic of its own starts from the policy's weights, unless its user has a reward model to start from.
-    return {"critic": job.critic, **({"value_model": model} if job.critic == "separate" else {})}
 
 
 def deepspeed(job: Job) -> dict[str, Any] | None:
@@ -149,8 +110,7 @@ def deepspeed(job: Job) -> dict[str, Any] | None:
 
 
 def accelerate(num_gpus: int) -> dict[str, Any]:
-    """accelerate's launch file. DeepSpeed comes by the recipe's key `deepspeed`: in this file it may not stand
-    twice."""
+    """accelerate's launch file. DeepSpeed comes by the recipe's key `deepspeed`, and may not be named twice."""
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if num_gpus > 1 else "NO",

@@ -7,7 +7,7 @@ import pytest
 from trl import ModelConfig
 
 from trl_ext.memory.files import settings
-from trl_ext.memory.files.stages import STAGES
+from trl_ext.memory.files.plan import STAGES
 from trl_ext.memory.job import Job
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.scripts.ppo import PPOScriptArguments
@@ -47,7 +47,7 @@ def test_every_key_is_a_field(name, job):
 
 @pytest.mark.parametrize("trainer", CONFIGS)
 def test_the_keys_of_every_stage_are_fields(trainer):
-    assert {key for stage in STAGES for key in stage.keys} <= fields_of(trainer)
+    assert {key for _, keys in STAGES.values() for key in keys} <= fields_of(trainer)
 
 
 def test_a_planned_recipe_makes_the_planned_config(tmp_path):

@@ -83,8 +83,8 @@ def test_golds_that_are_one_to_the_rule_are_alike():
 
 
 def test_a_rare_pair_of_golds_that_are_alike_is_no_fault():
-    rows = [{"answer": str(number)} for number in range(200, 400)]
-    report = audit(RuleSet([Answer()]), [{"answer": "1/2"}, {"answer": "0.5"}, *rows], others=201)
+    rows = [{"answer": str(number)} for number in range(200, 220)]
+    report = audit(RuleSet([Answer()]), [{"answer": "1/2"}, {"answer": "0.5"}, *rows], others=21)
     assert one(report).num_alike == 2 and report.ok
 
 
@@ -154,8 +154,9 @@ def test_data_without_rows_is_refused(data):
         audit(RuleSet([Answer()]), data)
 
 
-@pytest.mark.parametrize("key", ["others", "step_rows"])
-@pytest.mark.parametrize("value", [-1, 1.5, True, "3"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("others", -1), ("others", 1.5), ("others", "3"), ("step_rows", 0), ("step_rows", True)]
+)
 def test_an_argument_that_cannot_work_is_refused(key, value):
     with pytest.raises(ConfigError, match=f"{key} is "):
         audit(RuleSet([Answer()]), GOLDS, **{key: value})
@@ -219,10 +220,10 @@ def test_a_dataset_is_audited_like_a_list():
         ("choice", "\\boxed{B}"),
     ],
 )
-@pytest.mark.parametrize("where", ["all", "after_think"])
-def test_the_ideal_answer_earns_the_ceiling(kind, gold, where):
-    rule, columns = Answer(kind=kind, where=where), {"answer": gold}
-    assert rule.score(Row(None, rule.ideal(columns), None, columns)).value == rule.ceiling
+def test_the_ideal_answer_earns_the_ceiling(kind, gold):
+    for rule in (Answer(kind=kind), Answer(kind=kind, where="after_think")):
+        row = Row(None, rule.ideal({"answer": gold}), None, {"answer": gold})
+        assert rule.score(row).value == rule.ceiling
 
 
 @pytest.mark.parametrize("gold", [None, "", "  ", True, [18]])

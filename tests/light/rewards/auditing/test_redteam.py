@@ -1,6 +1,7 @@
 """redteam: which cheats pay, and what the bar is."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,22 @@ from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam import holds, redteam, token_ids
 from trl_ext.rewards.auditing.redteam_rows import honest, of_data, wrong_answers
 
+NOTHING = [cheat for cheat in CHEATS if cheat.name in ("empty", "white space", "control characters", "null")]
+CONNECTIVES = [cheat for cheat in CHEATS if cheat.name == "connectives only"]
+# The gold stands in these without a wrong answer: it is denied, or not where an answer belongs.
+HIDDEN = {
+    "tags in reverse",
+    "gold in an attribute",
+    "gold in an HTML comment",
+    "answer only in the thoughts",
+    "thoughts without an end",
+    "thoughts closed twice",
+    "box without an end",
+    "denied",
+    "denied in a box",
+    "denied in a tag",
+    "plus and minus",
+}
 FIELDS = {"gold": "42", "wrong": "43", "other": "39", "prompt": "6 * 7?", "words": "because", "tags": "<a></a>"}
 
 
@@ -74,43 +91,28 @@ def through(report):
     return {attempt.cheat: attempt for attempt in report.through}
 
 
+@pytest.fixture(scope="module")
+def fooled():
+    """The report on a rule that finds the gold anywhere."""
+    return redteam(judge("anywhere"))
+
+
 def test_there_are_many_cheats_with_names_of_their_own():
     assert len(CHEATS) == len({cheat.name for cheat in CHEATS}) >= 40
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
-def test_a_gold_stands_in_a_cheat_only_where_it_is_denied_hidden_or_one_of_several(cheat):
-    completion = cheat.completion(FIELDS)
-    assert completion.strip() != FIELDS["gold"]
-    if "gold" not in cheat.fields:
-        return
-    assert (
-        "39" in completion
-        or "43" in completion
-        or cheat.name
-        in {
-            "tags in reverse",
-            "gold in an attribute",
-            "gold in an HTML comment",
-            "answer only in the thoughts",
-            "thoughts without an end",
-            "thoughts closed twice",
-            "box without an end",
-            "denied",
-            "denied in a box",
-            "denied in a tag",
-            "plus and minus",
-        }
-    )
+def test_a_gold_stands_in_a_cheat_only_where_it_is_denied_hidden_or_one_of_several():
+    filled = {cheat.name: cheat.completion(FIELDS) for cheat in CHEATS}
+    assert FIELDS["gold"] not in {text.strip() for text in filled.values()}
+    golden = {cheat.name for cheat in CHEATS if "gold" in cheat.fields}
+    assert {name for name in golden if not {"39", "43"} & set(re.findall(r"\d+", filled[name]))} == HIDDEN
 
 
-@pytest.mark.parametrize(
-    "cheat", [cheat for cheat in CHEATS if {"gold", "wrong"} <= cheat.fields], ids=lambda c: c.name
-)
-def test_among_several_answers_the_gold_is_not_the_last(cheat):
-    completion = cheat.completion(FIELDS)
-    if "<!--" not in completion and "<\u0430nswer" not in completion:
-        assert completion.rindex("42") < max(completion.rfind("43"), completion.rfind("39"))
+def test_among_several_answers_the_gold_is_not_the_last():
+    several = [cheat.completion(FIELDS) for cheat in CHEATS if {"gold", "wrong"} <= cheat.fields]
+    shown = [text for text in several if "<!--" not in text and "<\u0430nswer" not in text]
+    assert len(shown) > 10
+    assert [text for text in shown if text.rindex("42") > max(text.rfind("43"), text.rfind("39"))] == []
 
 
 def test_what_fills_a_cheat_is_not_filled_again():
@@ -118,12 +120,11 @@ def test_what_fills_a_cheat_is_not_filled_again():
     assert cheat.completion(FIELDS | {"prompt": "[gold]"}) == "[gold] 42[gold] 42!"
 
 
-def test_a_rule_that_finds_the_gold_anywhere_pays_for_a_sandwich():
-    report = redteam(judge("anywhere"))
-    found = through(report)
+def test_a_rule_that_finds_the_gold_anywhere_pays_for_a_sandwich(fooled):
+    found = through(fooled)
     assert {"sandwich", "several boxes", "denied", "gold in an HTML comment", "JSON with a key twice"} <= set(found)
-    assert found["sandwich"].verdict == "rule 'judge' gives 1" and not report.ok
-    assert "several boxes, row 0: " in str(report)
+    assert found["sandwich"].verdict == "rule 'judge' gives 1" and not fooled.ok
+    assert "several boxes, row 0: " in str(fooled)
 
 
 def test_a_strict_rule_pays_for_no_cheat():
@@ -139,22 +140,22 @@ def test_there_are_rows_for_letters_and_texts(kind):
 
 
 def test_no_value_gets_through_because_it_takes_the_row_out_of_training():
-    found = through(redteam(judge("nothing_for_the_empty")))
+    found = through(redteam(judge("nothing_for_the_empty"), cheats=NOTHING))
     assert found["white space"].verdict == "no value: it takes its row out of training"
 
 
 def test_a_rule_that_raises_on_a_cheat_is_a_finding():
-    found = through(redteam(judge("raises_on_nul")))
+    found = through(redteam(judge("raises_on_nul"), cheats=NOTHING))
     assert set(found) == {"control characters"} and found["control characters"].verdict == "rule 'judge' raised"
 
 
 def test_what_an_honest_wrong_answer_earns_is_the_bar():
-    report = redteam(judge("partly"))
+    report = redteam(judge("partly"), cheats=NOTHING)
     assert report.bars == (0.25, 0.25, 0.25) and report.ok
 
 
 def test_a_rule_that_pays_nothing_for_a_right_answer_proves_nothing():
-    report = redteam(judge("never"))
+    report = redteam(judge("never"), cheats=NOTHING)
     assert not report.through and report.blind_rows == (0, 1, 2) and not report.ok
     assert "row 0: a right answer earns 0 and a wrong one 0" in str(report)
 
@@ -181,25 +182,26 @@ class CountsBecause(Rule):
 
 
 def test_keyword_stuffing_that_pays_is_found_behind_the_answer():
-    found = through(redteam(RuleSet([Judge(believes="never"), CountsBecause()])))
-    assert found["connectives only"].verdict == "more than an honest try"
-    assert "connectives only" not in through(redteam(RuleSet([Answer(), CountsBecause(gate="answer")])))
+    (found,) = redteam(RuleSet([Judge(believes="never"), CountsBecause()]), cheats=CONNECTIVES).attempts
+    assert found.verdict == "more than an honest try"
+    assert redteam(RuleSet([Answer(), CountsBecause(gate="answer")]), cheats=CONNECTIVES).ok
 
 
 def test_the_bar_of_style_is_the_honest_text():
     report = redteam(RuleSet([Length(low=5, high=80, unit="words")]))
     assert report.ok and set(report.bars) == {1.0} and set(report.rights) == {None}
-    assert "connectives only" in through(redteam(RuleSet([CountsBecause()])))
+    assert through(redteam(RuleSet([CountsBecause()]), cheats=CONNECTIVES))
 
 
 def test_a_users_good_completion_raises_the_bar_of_style():
     rows = [{"prompt": "Why?", "completion": "because " * 40}]
-    assert redteam(RuleSet([CountsBecause()]), rows).bars == (4.0,)
+    assert redteam(RuleSet([CountsBecause()]), rows, cheats=NOTHING).bars == (4.0,)
 
 
 def test_the_tags_and_keywords_that_the_rules_ask_for_are_tried():
     rules = RuleSet([Tags("plan", "result"), Keywords(("hence",))])
-    tried = {attempt.cheat: attempt.completion for attempt in redteam(rules).attempts}
+    cheats = [cheat for cheat in CHEATS if {"tags", "words"} & cheat.fields]
+    tried = {attempt.cheat: attempt.completion for attempt in redteam(rules, cheats=cheats).attempts}
     assert tried["the tags that are asked for, empty"] == "<plan></plan><result></result>"
     assert tried["keyword stuffing"].count("hence") == 20
 
@@ -293,6 +295,6 @@ def test_the_users_own_set_is_left_as_it_is():
     assert rules.on_error == "stop" and rules.state_dict() == RuleSet([Answer()]).state_dict()
 
 
-def test_a_report_goes_through_json():
-    plain = json.loads(json.dumps(redteam(judge("anywhere")).as_dict()))
+def test_a_report_goes_through_json(fooled):
+    plain = json.loads(json.dumps(fooled.as_dict()))
     assert plain["ok"] is False and len(plain["attempts"]) == len(CHEATS)

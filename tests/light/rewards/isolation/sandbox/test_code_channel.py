@@ -279,7 +279,6 @@ def test_the_filter_allows_its_list_and_nothing_else(machine, denied):
     assert len(program) // 8 < 4096
 
 
-@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     ("name", "arguments", "result"),
     [
@@ -305,9 +304,9 @@ def test_the_filter_allows_its_list_and_nothing_else(machine, denied):
         ("prlimit64", (1, 7), EPERM),
     ],
 )
-def test_the_filter_looks_at_arguments(machine, name, arguments, result):
-    arch, _, special = MACHINES[machine]
-    assert run_filter(assemble(machine, PID), arch, special[name], arguments) == result
+def test_the_filter_looks_at_arguments(name, arguments, result):
+    for machine, (arch, _, special) in MACHINES.items():
+        assert run_filter(assemble(machine, PID), arch, special[name], arguments) == result
 
 
 def test_the_filter_kills_what_comes_by_another_door():

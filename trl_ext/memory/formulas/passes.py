@@ -3,17 +3,14 @@
 The head comes first, then the layers from the top, then the embedding table; gradients grow while checkpoints shrink.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterator
 
 from trl_ext.memory.formulas import activations as act
-from trl_ext.memory.formulas import gathering, states
+from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.case import Case, Moment, Terms, plus
 from trl_ext.memory.formulas.engines import Part
-from trl_ext.memory.formulas.gathering import Ahead, Gathered
-from trl_ext.memory.formulas.points import points_of
 from trl_ext.memory.job import Job
-from trl_ext.memory.models.shapes import ModelShape, embedding_params, head_params
+from trl_ext.memory.models.shapes import embedding_params, head_params
 
 OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading keeps on the card, on their way
 
@@ -21,10 +18,11 @@ OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading keeps on the c
 def update_moments(case: Case, base: Terms) -> Iterator[Moment]:
     """Of each engine in turn. Those that come after the first find its gradients, unless it has stepped before."""
     for place, part in enumerate(case.parts):
-        # Engines that have scored and go backward later.
-        left = gathered(sum(gathered_by(case, other).left for other in case.parts[place + 1 :]))
-        before = _gradients_before(case, part)
-        yield from _backward(case, part, plus(base, left, gradients_of_others(case, part), before))
+        # An engine that has scored and goes backward later keeps what it has fetched ahead.
+        later = case.parts[place + 1 :]
+        left = [states.gathered_bytes(case.shape, other.job, other.has_head, "forward") for other in later]
+        before = plus(gathered(sum(left)), gradients_of_others(case, part), _gradients_before(case, part))
+        yield from _backward(case, part, plus(base, before))
 
 
 def _backward(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
@@ -35,59 +33,44 @@ def _backward(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     if job.activation_offloading:
         held = {"checkpoints": OFFLOAD_STASH * job.forward_tokens * float(act.checkpoint_bytes(shape, job))}
     if job.zero_stage == 3:
-        one = job.held_tokens * (checkpoints + saved) / shape.num_layers
-        for what, terms in forwards(case, part, base, 0.0 if job.activation_offloading else one):
-            yield Moment("update", f"forward of a layer's {what}", terms)
+        yield Moment("update", "forward of a layer", plus(base, held, layer_forward(case, part)))
     if part.has_head:
         yield from _head(case, part, plus(base, held), num_held)
     rest = plus(base, held, _head_gradient(case, part), _buckets(case, part), _cast_weights(case, part))
     work = job.forward_tokens * _top_layer_bytes(case, part) + _other_tail_bytes(case, part)
-    whole = gathered_by(case, part)
-    yield _layer(case, part, "backward of the top layer", rest, work, whole.top)
-    for place, between in whole.middle:
-        gone = _checkpoints_gone(job, shape, shape.num_layers - 1 - place)
-        yield _layer(case, part, "backward of a layer", plus(rest, gone), work, between)
+    yield from _layer(case, part, "backward of the top layer", rest, work)
     yield from _with_share(case, part, base, (checkpoints, saved))
     yield from _bottom(case, part, base)
     yield from _embedding(case, part, base)
 
 
-def _layer(case: Case, part: Part, what: str, rest: Terms, work: float, whole: Sequence[float]) -> Moment:
-    """The worst point of a layer's backward, with the weights that ZeRO-3 has gathered at each (`whole`)."""
+def _layer(case: Case, part: Part, what: str, rest: Terms, work: float, is_bottom: bool = False) -> Iterator[Moment]:
+    """Two points in a layer's MLP: its product's backward, with the most activations; and one with fewer of them but
+    all else. That is the backward of the projection up, when 6I a token have gone, 2H have come, and so has its
+    gradient; with adapters, which have small ones, the end of the recomputation, 4I and 8H."""
     shape, job = case.shape, part.job
-    gradients = states.mlp_gradient_bytes(shape, part.engine, job, case.num_gpus)
-    widths = act.mlp_width(shape), shape.hidden, shape.q_width
-    choices = [
-        {
-            "layer work": max(work + job.forward_tokens * point.more(*widths), 0.0),
-            "gradients": gradients[point.gradients],
-            "gathered weights": num_bytes,
-        }
-        for point, num_bytes in zip(points_of(shape, job), whole or repeat(0.0), strict=False)
-    ]
-    return Moment("update", what, plus(rest, max(choices, key=lambda terms: sum(terms.values()))))
-
-
-def _checkpoints_gone(job: Job, shape: ModelShape, num_above: int) -> Terms:
-    """Below so many layers, if every layer has one."""
-    if job.checkpoint_every != 1 or job.activation_offloading:
-        return {}
-    return {"checkpoints": -float(num_above * job.forward_tokens * act.checkpoint_bytes(shape, job))}
+    kept, up = states.mlp_gradient_bytes(shape, part.engine, job, case.num_gpus)
+    whole = gathered(states.gathered_bytes(shape, job, part.has_head, "bottom" if is_bottom else "layer"))
+    yield Moment("update", what, plus(rest, whole, {"layer work": work, "gradients": kept}))
+    mlps, hiddens = (4.0, 8.0) if job.uses_lora else (6.0, 2.0)
+    gone = job.forward_tokens * (mlps * act.mlp_width(shape) - hiddens * shape.hidden)
+    yield Moment("update", what, plus(rest, whole, {"layer work": max(work - gone, 0.0), "gradients": up}))
 
 
 def _head(case: Case, part: Part, base: Terms, num_held: int) -> Iterator[Moment]:
     """The fused head, forward (with all of autocast's copies) and backward. DeepSpeed makes its bucket for the first
     gradient: of a value head on the same hidden states, if there is one, or else later."""
     shape, job = case.shape, part.job
-    tail, whole = {"layer work": num_held * 8.0 * shape.hidden}, gathered_by(case, part)
+    tail = {"layer work": num_held * 8.0 * shape.hidden}
+    whole = gathered(states.gathered_bytes(shape, job, part.has_head, "forward"))
     forward = {
         "head": act.head_forward_bytes(shape, job, job.scored_tokens),
         "cast weights": act.cast_cache_bytes(shape, job),
     }
-    yield Moment("update", "forward of the head", plus(base, tail, forward, gathered(whole.head)))
+    yield Moment("update", "forward of the head", plus(base, tail, forward, whole))
     backward = {"head": act.head_backward_bytes(shape, job, job.scored_tokens)}
     buckets = _buckets(case, part) if job.trainer == "ppo" and job.critic == "head" else {}
-    yield Moment("update", "backward of the head", plus(base, tail, backward, buckets, gathered(whole.head_backward)))
+    yield Moment("update", "backward of the head", plus(base, tail, backward, buckets, whole))
 
 
 def _other_tail_bytes(case: Case, part: Part) -> float:
@@ -131,7 +114,7 @@ def _with_share(case: Case, part: Part, base: Terms, held: tuple[float, float]) 
     left["gradients"] = states.share_gradient_bytes(shape, part.engine, job, case.num_gpus, part.has_head)
     rest = plus(base, left, _pending(case, part), _buckets(case, part), _cast_weights(case, part))
     work = job.forward_tokens * _top_layer_bytes(case, part)
-    yield _layer(case, part, "backward of the first layer with a share of the gradients", rest, work, ())
+    yield from _layer(case, part, "backward of the first layer with a share of the gradients", rest, work)
 
 
 def _bottom(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
@@ -144,7 +127,7 @@ def _bottom(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     if job.checkpoint_every:
         new["checkpoints"] = job.forward_tokens * float(act.checkpoint_bytes(shape, job))
     rest = plus(base, new, _pending(case, part), _buckets(case, part), _cast_weights(case, part))
-    yield _layer(case, part, "backward of the bottom layer", rest, work, gathered_by(case, part).bottom)
+    yield from _layer(case, part, "backward of the bottom layer", rest, work, is_bottom=True)
 
 
 def _embedding(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
@@ -154,7 +137,7 @@ def _embedding(case: Case, part: Part, base: Terms) -> Iterator[Moment]:
     work = {"layer work": 4.0 * shape.hidden * job.forward_tokens}
     all_others = states.later_gradient_bytes(shape, engine, job, case.num_gpus)
     table = {"embedding gradient": states.embedding_gradient_bytes(shape, engine, job, case.num_gpus, part.has_head)}
-    whole = gathered(gathered_by(case, part).embedding)
+    whole = gathered(states.gathered_bytes(shape, job, part.has_head, "embedding"))
     buckets = _buckets(case, part)
     terms = plus(base, {"gradients": all_others}, _pending(case, part), buckets, table, whole, work)
     yield Moment("update", "backward of the embedding", terms)
@@ -223,21 +206,10 @@ def _cast_weights(case: Case, part: Part) -> Terms:
     return {"cast weights": act.cast_weight_bytes(case.shape, part.job)}
 
 
-def forwards(case: Case, part: Part, base: Terms, checkpoints: float = 0.0) -> Iterator[tuple[str, Terms]]:
-    """A layer's forward, where ZeRO-3 has most beside it: its attention, 13H a token, and its MLP. `checkpoints` are
-    bytes that each layer below has left."""
-    job, whole = part.job, gathered_by(case, part).forward or (Ahead(0, 0.0, 0.0),)
-    works = 13.0 * case.shape.hidden, act.no_grad_bytes(case.shape, job)
-    for what, work, place in (("attention", works[0], 1), ("MLP", works[1], 2)):
-        worst = max(whole, key=lambda ahead: ahead[place] + checkpoints * ahead.place)
-        terms = {"layer work": job.forward_tokens * work, "checkpoints": checkpoints * worst.place}
-        yield what, plus(base, terms, gathered(worst[place]))
-
-
-def gathered_by(case: Case, part: Part) -> Gathered:
-    """What ZeRO-3 has gathered in this engine's passes."""
-    num_passes = part.job.steps_per_generation or part.job.num_backwards(case.num_gpus)
-    return gathering.gathered(case.shape, part.job, part.has_head, num_passes)
+def layer_forward(case: Case, part: Part) -> Terms:
+    """A layer's forward, the bottom one's beside the embedding table."""
+    work = part.job.forward_tokens * act.no_grad_bytes(case.shape, part.job)
+    return {"layer work": work, **gathered(states.gathered_bytes(case.shape, part.job, part.has_head, "forward"))}
 
 
 def gathered(num_bytes: float) -> Terms:

@@ -12,7 +12,7 @@ from trl_ext.memory.formulas import engines as roles
 from trl_ext.memory.formulas import generation, states
 from trl_ext.memory.formulas.case import Case, Moment, Terms, plus
 from trl_ext.memory.formulas.engines import Part
-from trl_ext.memory.formulas.passes import forwards, gathered, gathered_by, gradients_of_others, update_moments
+from trl_ext.memory.formulas.passes import gathered, gradients_of_others, layer_forward, update_moments
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import lm_params
 from trl_ext.memory.units import GIB
@@ -81,7 +81,8 @@ def _generate(case: Case, base: Terms) -> Iterator[Moment]:
 def _gathered_to_generate(case: Case) -> Terms:
     if case.job.zero_stage == 3 and case.job.ds3_gather_for_generation:
         return {"gathered weights": 2.0 * lm_params(case.shape)}
-    return gathered(max((ahead.attention for ahead in gathered_by(case, case.parts[0]).forward), default=0.0))
+    places = [states.gathered_bytes(case.shape, case.job, True, place) for place in ("forward", "embedding")]
+    return gathered(max(places))
 
 
 # Scoring ----------------------------------------------------------------------------------------------------------
@@ -90,16 +91,20 @@ def _gathered_to_generate(case: Case) -> Terms:
 def _score(case: Case, base: Terms) -> Iterator[Moment]:
     """Forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights until they end."""
     shape, job, part = case.shape, case.job, case.parts[0]
-    for what, terms in forwards(case, part, base):
-        yield Moment("score", f"forward of a layer's {what}", terms)
+    yield Moment("score", "a layer's forward", plus(base, layer_forward(case, part)))
+    whole = gathered(states.gathered_bytes(shape, job, part.has_head, "embedding"))
+    yield Moment(
+        "score",
+        "forward of the embedding",
+        plus(base, whole, {"layer work": 13.0 * shape.hidden * job.forward_tokens}),
+    )
     if not roles.num_scoring_passes(job):
         return
     num_scored = min(job.scored_tokens, job.forward_tokens)
     head = act.head_forward_bytes(shape, job, num_scored) + job.forward_tokens * 8 * shape.hidden
     casts = {"cast weights": act.cast_cache_bytes(shape, job)}
-    yield Moment(
-        "score", "the head's forward", plus(base, {"head": head}, casts, gathered(gathered_by(case, part).head))
-    )
+    whole = gathered(states.gathered_bytes(shape, job, part.has_head, "forward"))
+    yield Moment("score", "the head's forward", plus(base, {"head": head}, casts, whole))
 
 
 # The optimizer step -----------------------------------------------------------------------------------------------

@@ -13,7 +13,10 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import (
     Linear,
     ModelShape,
+    backbone_params,
     embedding_params,
+    expert_params,
+    largest_weight,
     mlp_linears,
     quantised_weights,
 )
@@ -146,18 +149,57 @@ def bucket_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
     return float(engine.trained * trained_value_bytes(job)) if num_gpus > 1 else 0.0
 
 
-def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> dict[str, float]:
-    """Gradients of the MLP that stand while a layer goes backward, the first in a micro-batch: when the projection
-    down has made its own, what is kept of it, and when that of up comes to it (`points.Point.gradients`). DeepSpeed's
-    bucket takes those that are not larger than it, and a large one waits for the next."""
+def gathered_bytes(shape: ModelShape, job: Job, has_head: bool, place: str) -> float:
+    """An upper bound of the weights that ZeRO-3 has gathered on one GPU, by DeepSpeed 0.19's rules.
+
+    * While less than `stage3_max_live_parameters` is there it fetches ahead, `stage3_prefetch_bucket_size` or more at
+      once: the last weight may have any size. Weights that are fetched at once come in one buffer, from which they are
+      copied, and so are there twice for a moment; a single one needs no buffer.
+    * A layer that is recomputed keeps its weights until its backward ends; those of a mixture's experts come in one
+      buffer. A layer larger than what may live leaves no room to fetch ahead.
+    * The table of embeddings is fetched while the bottom layers go backward, with others unless each of them fills the
+      bucket. TRL's fused head reads its weight without calling a module, so that DeepSpeed gathers it for the whole
+      pass, and what else may live is less by it.
+    * Small gradients wait in the bucket of the reduction, and are interleaved in a copy of it.
+
+    Total peaks with it, against those of a replay of DeepSpeed's rules that was within 0.4 % of the twin: -3 to +43 %
+    over 2,688 jobs of 14 models with the planner's sizes; mean 2.7 %, from 7B on 0.8 %.
+
+    Args:
+        place: "forward" of a layer or of the head, "layer" for a layer's backward, "bottom" for the bottom layer's,
+            "embedding" for its forward and backward.
+    """
+    if job.zero_stage != 3:
+        return 0.0
+    model, table, largest = backbone_params(shape), embedding_params(shape), largest_weight(shape)
+    live, bucket = job.stage3_max_live_parameters, job.stage3_prefetch_bucket_size
+    layer = (model - table) / shape.num_layers
+    head = table if has_head else 0
+    room, last = max(live - head, 0), table if layer <= live else largest
+    if place == "embedding":
+        num = 0.0 if shape.tied and has_head else table
+    elif place == "forward":
+        num = room + bucket + 2 * largest if room else largest
+    else:
+        num = (layer if job.checkpoint_every else largest) + expert_params(shape)
+        num += room + bucket + last if room and layer <= live else 0
+        num = max(num, room + (2 if largest <= live else 1) * table) if room and place == "bottom" else num
+        num += job.reduce_bucket_size if not job.uses_lora and largest <= job.reduce_bucket_size < model else 0
+    return 2.0 * (head + min(num, model + bucket + last))
+
+
+def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> tuple[float, float]:
+    """Gradients of the MLP that stand while a layer goes backward, the first in a micro-batch: what is kept of that of
+    the projection down, and what stands when that of up comes to it. DeepSpeed's bucket takes those that are not
+    larger than it, and a large one waits for the next."""
     if engine.frozen:
-        return dict.fromkeys(("none", "down", "kept", "up"), 0.0)
+        return 0.0, 0.0
     down, up = (float(linear.num_params) for linear in _mlp(shape))
     each = gradient_value_bytes(job)
     is_kept = job.zero_stage < 2 and job.num_backwards(num_gpus) == 1 and not live_in_buckets(job, num_gpus)
     waits = is_kept or (job.zero_stage > 0 and down > job.reduce_bucket_size)
     kept = each * down if waits else 0.0
-    return {"none": 0.0, "down": each * down, "kept": kept, "up": kept + each * up}
+    return kept, kept + each * up
 
 
 def _mlp(shape: ModelShape) -> tuple[Linear, Linear]:

@@ -16,6 +16,7 @@ from trl_ext.memory.models.shapes import lm_params
 from trl_ext.memory.units import gib
 
 TOLERANCE = 0.015
+BELOW, ABOVE = 0.05, 0.10  # ZeRO-3, whose gathered weights are an upper bound
 DEFAULTS = {
     "reduce_bucket_size": 500_000_000,
     "stage3_max_live_parameters": 1_000_000_000,
@@ -82,7 +83,11 @@ def peak_gib(trainer, model, num_gpus, settings):
 
 @pytest.mark.parametrize(("trainer", "model", "num_gpus", "settings", "counted"), ROWS)
 def test_formulas_agree_with_counted_bytes(trainer, model, num_gpus, settings, counted):
-    assert peak_gib(trainer, model, num_gpus, settings) == pytest.approx(counted, rel=TOLERANCE)
+    found = peak_gib(trainer, model, num_gpus, settings)
+    if settings.get("zero_stage") == 3:
+        assert (1 - BELOW) * counted <= found <= (1 + ABOVE) * counted
+    else:
+        assert found == pytest.approx(counted, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(

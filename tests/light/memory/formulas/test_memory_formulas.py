@@ -11,7 +11,7 @@ from trl_ext.memory.formulas.partition import first_share
 from trl_ext.memory.formulas.states import Engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
-from trl_ext.memory.models.shapes import lm_params, scorer_params
+from trl_ext.memory.models.shapes import backbone_params, largest_weight, lm_params, scorer_params
 from trl_ext.memory.units import GIB
 
 LLAMA3 = find_shape("meta-llama/Llama-3.1-8B")
@@ -158,3 +158,55 @@ def test_vllm_takes_its_share_of_the_whole_card():
     job = Job("grpo", use_vllm=True, vllm_gpu_memory_utilization=0.3)
     assert generation.vllm_bytes(find_card("A100-40GB"), job) / GIB == pytest.approx(0.3 * 39.5)
     assert generation.vllm_cache_tokens(find_shape("7B"), find_card("A100-40GB"), job) < 0
+
+
+# What ZeRO-3 has gathered --------------------------------------------------------------------------------------------
+
+ZERO3 = replace(REWARD, zero_stage=3)
+TABLE = LLAMA3.vocab * LLAMA3.hidden
+
+
+def gathered(job, place, has_head=False, shape=LLAMA3):
+    """In elements."""
+    return states.gathered_bytes(shape, job, has_head, place) / 2
+
+
+@pytest.mark.parametrize("place", ["forward", "layer", "bottom", "embedding"])
+def test_below_zero3_nothing_is_gathered(place):
+    assert gathered(ZERO2, place) == 0
+
+
+def test_a_layer_larger_than_what_may_live_leaves_no_room_to_fetch_ahead():
+    layer = (backbone_params(LLAMA3) - TABLE) / 32
+    assert layer > ZERO3.stage3_max_live_parameters
+    assert gathered(ZERO3, "layer") == layer
+    roomy = replace(ZERO3, stage3_max_live_parameters=10**9, reduce_bucket_size=1)
+    assert gathered(roomy, "layer") == layer + 10**9 + 50_000_000 + TABLE
+
+
+def test_the_table_comes_with_the_bottom_layers_twice_where_others_share_its_buffer():
+    assert gathered(ZERO3, "bottom") == 100_000_000 + 2 * TABLE
+    tight = replace(ZERO3, stage3_max_live_parameters=10**6)
+    assert gathered(tight, "bottom") == 10**6 + TABLE
+
+
+def test_the_fused_heads_weight_stays_through_the_whole_pass():
+    for place in ("forward", "layer", "bottom", "embedding"):
+        assert gathered(ZERO3, place, has_head=True) >= TABLE
+    assert gathered(ZERO3, "embedding", has_head=True) == 2 * TABLE
+
+
+def test_a_tied_head_is_the_table():
+    small = find_shape("0.5B")
+    assert gathered(ZERO3, "embedding", has_head=True, shape=small) == small.vocab * small.hidden
+
+
+def test_without_a_checkpoint_no_more_than_one_weight_of_a_layer_is_kept():
+    assert gathered(replace(ZERO3, checkpoint_every=0), "layer") == largest_weight(LLAMA3) < gathered(ZERO3, "layer")
+
+
+def test_small_gradients_are_interleaved_in_a_copy_of_the_bucket():
+    large, small = (gathered(replace(ZERO3, reduce_bucket_size=num), "layer") for num in (10**8, 10**6))
+    assert large - small == 10**8
+    lora = replace(ZERO3, method="lora")
+    assert gathered(replace(lora, reduce_bucket_size=10**8), "layer") == gathered(lora, "layer")

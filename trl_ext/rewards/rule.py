@@ -145,7 +145,7 @@ class Rule(ABC):
 
 
 def snake_case(name: str) -> str:
-    """`SoftLength` becomes `soft_length`, `HTMLTags` becomes `html_tags`."""
+    """A class name in snake case: `SoftLength` becomes `soft_length`, `HTMLTags` becomes `html_tags`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

@@ -1,4 +1,4 @@
-"""From a rule's value to what it adds: scale, clip, the rows it is for, and its weight over the run.
+"""The way from a rule's value to what it adds: scale, clip, the rows it is for, and its weight over the run.
 
 value -> scale -> clip -> gate -> weight * schedule(progress)
 """

@@ -1,4 +1,4 @@
-"""Do rules and data fit: does each row's gold answer earn the ceiling, and do the gold answers of other rows not.
+"""Test whether rules and data fit: each row's gold answer must earn the ceiling, and those of other rows must not.
 
 A gold that a rule cannot read takes its row out of training; a gold that it reads wrongly trains on the opposite of
 what the data says. Both show here, before a model is loaded.
@@ -30,10 +30,10 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
     Args:
         rules: The set; its limits, its isolation and its `on_error` hold.
         dataset: A `datasets.Dataset`, or a list of rows as mappings.
-        others: Golds of other rows that each row is asked to refuse. Golds that are equal as texts or plain numbers
-            are no others. Golds that mean the same in other words are, and then each accepts the other ("alike"):
-            that is a fault only when it happens often.
-        seed: Of the choice of others.
+        others: Number of golds of other rows that each row must refuse. Golds that are equal as texts or plain numbers
+            are left out. Golds that mean the same in other words are not, and accept each other ("alike"): a fault
+            only when it happens often.
+        seed: Seed of the choice of others.
         step_rows: Rows of a training step, for the report's figures.
 
     Raises:
@@ -99,7 +99,7 @@ class _Run:
         self._judge = Judge(rules.limits, rules.isolate, rules.on_error)
 
     def audit(self, rule: Rule) -> RuleAudit:
-        """One rule over all rows."""
+        """Audit one rule over all rows."""
         ideals = [ideal_of(rule, row, index) for index, row in enumerate(self.rows)]
         others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
         tally = _Tally(rule)
@@ -152,7 +152,7 @@ class _Tally:
                 self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
 
     def _kind(self, entry: Comparison, verdict: Verdict) -> str:
-        """What the verdict counts as."""
+        """The name under which the verdict is counted."""
         is_right = earns_all(self.rule, verdict)
         if entry.source != entry.row:
             return "accepted" if is_right else "refused"
@@ -179,7 +179,7 @@ class _Tally:
 
 
 def earns_all(rule: Rule, verdict: Verdict) -> bool:
-    """Whether the verdict is the rule's ceiling."""
+    """True where the verdict is the rule's ceiling."""
     return verdict.value is not None and verdict.value >= rule.ceiling
 
 
@@ -215,7 +215,7 @@ def _plain(number: re.Match[str]) -> str:
 
 
 def other_rows(keys: Sequence[str | None], others: int, seed: int) -> list[list[int]]:
-    """For each row the numbers of up to `others` rows with other keys, each key once; none for a row without a key."""
+    """Draw for each row up to `others` rows with other keys, each key once; none for a row without a key."""
     first: dict[str, int] = {}
     for row, key in enumerate(keys):
         if key is not None:

@@ -1,4 +1,4 @@
-"""What an audit found, in counts and as a table."""
+"""The report of an audit, in counts and as a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -43,7 +43,7 @@ class Failure:
 
     @classmethod
     def of(cls, kind: str, row: int, other: int | None, completion: str, verdict: Verdict) -> "Failure":
-        """The failure that a verdict is."""
+        """Make the failure that a verdict is."""
         return cls(kind, row, other, completion, verdict.value, verdict.status, verdict.detail)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RuleAudit:
-    """What one rule made of the data.
+    """The counts of one rule over the data.
 
     Args:
         rule: Its name.
@@ -63,8 +63,8 @@ class RuleAudit:
         num_unreadable: Rows whose gold it cannot read (`gold_invalid`): lost for training.
         num_not_asked: Rows for which it cannot say what would be right (`Rule.ideal`).
         num_compared: Golds of other rows that were judged.
-        num_accepted: Those of them that earned the ceiling, while their own row's gold refuses this one.
-        num_alike: Those of them that earned the ceiling in both directions: two golds that are one to the rule.
+        num_accepted: Compared golds that earned the ceiling, while their own row's gold refuses this one.
+        num_alike: Compared golds that earned the ceiling in both directions: two golds that are one to the rule.
         failures: The first hundred of the failing verdicts.
     """
 
@@ -80,7 +80,7 @@ class RuleAudit:
 
     @property
     def ok(self) -> bool:
-        """Whether every gold that was asked for is read, and read as itself."""
+        """True where every gold that was audited is read, and read as itself."""
         all_right = self.num_right + self.num_not_asked == self.num_rows
         return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
 
@@ -90,7 +90,7 @@ class RuleAudit:
         return self.num_unreadable / self.num_rows if self.num_rows else 0.0
 
     def cells(self) -> tuple[str, ...]:
-        """Its line of the table."""
+        """The rule's line of the table."""
         lost = f"{self.num_unreadable} ({self.unreadable_frac:.1%})"
         counts = (self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
@@ -104,7 +104,7 @@ class RuleAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What `audit` found; `print(report)` gives a table.
+    """The report of `audit`; `print(report)` gives a table.
 
     Args:
         rules: One entry per rule that judges correctness.
@@ -123,7 +123,7 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all rules are."""
+        """True where all rules are ok."""
         return all(rule.ok for rule in self.rules)
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class AuditReport:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells, each column as wide as its widest cell."""
+    """Text of lines of cells, each column as wide as its widest cell."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 

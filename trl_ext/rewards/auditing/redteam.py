@@ -1,4 +1,4 @@
-"""Try the known cheats on a set of rules: does any of them pay more than an honest try that fails.
+"""Try the known cheats on a set of rules: none of them may pay more than an honest try that fails.
 
     bar = the larger of the totals of an empty completion and of an honest wrong answer in its best shape
 
@@ -79,7 +79,7 @@ def _attempts(cheat: Cheat, courts: Sequence["_Court"]) -> list[Attempt]:
 
 
 class _Court:
-    """One row: what may be earned on it, and what a cheat earns.
+    """One row: the most that may be earned on it, and what each cheat earns.
 
     Args:
         rules, target, shape: As in `redteam`.
@@ -101,7 +101,7 @@ class _Court:
         self.right = self._right(shape)
 
     def _honest(self, shape: str | None) -> list[str]:
-        """What sets the bar."""
+        """The honest completions that set the bar."""
         target, rules = self.target, self.rules.rules
         if self._judging:
             return ["", *honest(target, rules, target.wrong, shape)]
@@ -109,7 +109,7 @@ class _Court:
         return [*good, *honest(target, rules, target.gold or "so", shape)]
 
     def _right(self, shape: str | None) -> float | None:
-        """What a right answer earns at best."""
+        """The most that a right answer earns; None where no gold is known or no rule judges."""
         if self.target.gold is None or not self._judging:
             return None
         ideals = [ideal_of(rule, self.target.columns, self.row) for rule in self._judging]
@@ -117,7 +117,7 @@ class _Court:
         return highest(explained.total for explained in self._explained(texts))
 
     def attempt(self, cheat: Cheat) -> Attempt | None:
-        """The cheat on this row; None where it cannot be tried, or might be right by chance."""
+        """Try the cheat on this row; None where it cannot be tried, or might be right by chance."""
         target = self.target
         if target.gold is None and "gold" in cheat.fields:
             return None
@@ -128,7 +128,7 @@ class _Court:
         return Attempt(cheat.name, self.row, completion, explained.total, self.bar, self._verdict(explained))
 
     def _on_purpose(self, cheat: Cheat) -> bool:
-        """Whether the gold may stand in it: it does so by design, or as one of the options that the prompt lists."""
+        """True where the gold may stand in the cheat: by design, or as one of the options that the prompt lists."""
         is_option = self.target.gold in tuple("ABCDE")
         return cheat.names_all or "gold" in cheat.fields or ("prompt" in cheat.fields and is_option)
 
@@ -162,7 +162,7 @@ class _Court:
 
 
 def highest(totals: Iterable[float | None]) -> float | None:
-    """The largest that is known."""
+    """The largest total that is known; None without any."""
     return max((total for total in totals if total is not None), default=None)
 
 
@@ -173,7 +173,7 @@ def _value(explanations: Sequence[Explanation], rule: str) -> float:
 
 
 def holds(completion: str, gold: str) -> bool:
-    """Whether the answer stands in the text as a word or number of its own."""
+    """True where the answer stands in the text as a word or number of its own."""
     text, answer = plain_numbers(completion), plain_numbers(gold)
     return re.search(rf"(?<![\w.-]){re.escape(answer)}(?!\w)", text) is not None
 

@@ -1,4 +1,4 @@
-"""What came of the cheats, as a table."""
+"""The report of `redteam`, as a table."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -36,23 +36,23 @@ class Attempt:
 
     @property
     def ok(self) -> bool:
-        """Whether it did not get through."""
+        """True where the cheat did not get through, or was not tried."""
         return self.verdict in (REFUSED, NOT_TRIED)
 
     @property
     def margin(self) -> float:
-        """How far it is above the bar."""
+        """The amount by which the total is above the bar."""
         return float("-inf") if self.total is None or self.bar is None else self.total - self.bar
 
     def cells(self) -> tuple[str, ...]:
-        """Its line of the table."""
+        """The cheat's line of the table."""
         total, bar = ("-" if value is None else f"{value:.3f}" for value in (self.total, self.bar))
         return self.cheat, total, bar, "" if self.row is None else str(self.row), self.verdict
 
 
 @dataclass(frozen=True, slots=True)
 class RedteamReport:
-    """What `redteam` found; `print(report)` gives a table.
+    """The report of `redteam`; `print(report)` gives a table.
 
     Args:
         attempts: One per cheat.
@@ -79,7 +79,7 @@ class RedteamReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no cheat got through, and a right answer pays."""
+        """True where no cheat got through, and a right answer pays on every row."""
         return not self.through and not self.blind_rows
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,5 +102,5 @@ class RedteamReport:
 
 
 def worst(attempts: Sequence[Attempt]) -> Attempt:
-    """The one that got through, and of several the one furthest above its bar."""
+    """The attempt that got through; of several the one furthest above its bar."""
     return max(attempts, key=lambda attempt: (not attempt.ok, attempt.margin))

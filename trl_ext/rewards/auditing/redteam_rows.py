@@ -125,7 +125,7 @@ _SENTENCES = (0, 4, 16, 60)  # of filler: rules of length have honest completion
 
 
 def built_in(rules: Sequence[Rule]) -> list[Target]:
-    """Rows of ours for these rules, or DataError where a column cannot be filled."""
+    """The built-in rows for these rules, or DataError where a column cannot be filled."""
     judging = [rule for rule in rules if rule.judges_correctness]
     if not judging:
         return [_filled(target, rules, None) for target in (*_NUMBERS[:1], *_TEXTS)]
@@ -257,7 +257,7 @@ def tags_of(rules: Sequence[Rule]) -> list[str]:
 
 
 def prompt_text(prompt: Any) -> str:
-    """What the prompt asks: the text, or that of the last message."""
+    """The prompt's text, or that of its last message."""
     if isinstance(prompt, str) or prompt is None:
         return prompt or ""
     return content_text(prompt[-1].get("content")) if prompt else ""

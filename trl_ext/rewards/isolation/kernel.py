@@ -1,4 +1,4 @@
-"""What workers and sandbox ask of the Linux kernel: attributes and facts of processes, capabilities, namespaces.
+"""Calls of the Linux kernel for workers and sandbox: attributes and facts of processes, capabilities, namespaces.
 
 Plain C library calls through ctypes where Python has no call of its own; they raise OSError where the kernel refuses.
 Numbers are from linux/prctl.h, linux/capability.h and linux/sched.h. Imports nothing but the standard library: the

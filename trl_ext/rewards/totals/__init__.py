@@ -1,1 +1,1 @@
-"""From the verdicts of several rules to one reward per completion."""
+"""The way from the verdicts of several rules to one reward per completion."""

@@ -87,7 +87,7 @@ def contribution(weight: float, value: float | None, state: str) -> float | None
 
 
 def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[int, ...], ...]:
-    """For each rule the positions of its gate, its gate's gate and so on; RuleError for unknown gates and circles."""
+    """The positions of each rule's gate, its gate's gate and so on; RuleError for unknown gates and circles."""
     positions = {rule.name: position for position, rule in enumerate(rules)}
 
     def chain_of(rule: Rule) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ def outbid_warning(rules: Sequence[Rule]) -> str:
 
 
 def span(rule: Rule) -> float:
-    """How far the rule's contribution can vary, at the largest weight of its schedule."""
+    """The most that the rule's contribution can vary by, at the largest weight of its schedule."""
     low, high = rule.clip or ((0.0, 1.0) if rule.scale is not None else (rule.floor, rule.ceiling))
     factor = max((abs(point[1]) for point in rule.schedule), default=0.0) if rule.schedule else 1.0
     return abs(rule.weight) * factor * (high - low)

@@ -45,7 +45,7 @@ class Moments:
         return sqrt(self.squares / (self.count - 1)) if self.count > 1 else 1.0
 
     def normalised(self, value: float) -> float:
-        """How many standard deviations the value lies above the mean; unchanged before there are two values."""
+        """The value's distance above the mean in standard deviations; unchanged before there are two values."""
         return (value - self.mean) / max(self.std, _LEAST_STD) if self.count > 1 else value
 
 

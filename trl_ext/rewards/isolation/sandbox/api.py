@@ -66,7 +66,7 @@ def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int)
 
 
 class _Borrowed:
-    """An idle server, or a new one; given back unless the job raised."""
+    """A context manager that takes an idle server, or a new one, and gives it back unless the job raised."""
 
     def __init__(self, at_most: int) -> None:
         self.at_most = at_most
@@ -118,7 +118,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """In a fork: the servers belong to the parent."""
+    """Close the inherited servers in a forked child: they belong to the parent."""
     global _lock
     _lock = threading.Lock()
     _close_all()

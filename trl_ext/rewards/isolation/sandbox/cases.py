@@ -98,7 +98,7 @@ def _kind(node: ast.stmt) -> str:
 
 
 def lines_of(output: str) -> tuple[str, ...]:
-    """Lines of an output without their trailing white space, and without empty lines at the end."""
+    """The lines of an output without their trailing white space, and without empty lines at the end."""
     return tuple(line.rstrip() for line in output.rstrip().split("\n"))
 
 

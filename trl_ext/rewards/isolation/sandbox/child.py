@@ -1,4 +1,4 @@
-"""How a process of the sandbox is shut in, between its fork and the first line of model-written code."""
+"""Shut in a process of the sandbox, between its fork and the first line of model-written code."""
 
 import fcntl
 import math

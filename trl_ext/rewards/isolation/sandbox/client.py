@@ -37,7 +37,7 @@ class SandboxTrouble(OSError):
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """What one process of a job may use."""
+    """Bounds of each process of a job."""
 
     cpu_s: float
     memory_mib: int
@@ -46,7 +46,7 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job went.
+    """The result of a job.
 
     `ended`: "exit" by itself, "cpu" or "wall" at a time limit, "output" at the limit of output, "lost" where it took
     its server with it twice, which takes level 0.
@@ -180,7 +180,7 @@ def _in_memory(content: bytes) -> int:
 
 
 def _read_some(reading: int, output: bytearray) -> bool:
-    """Add what is there; False at the end, or where a pipe that does not block is empty."""
+    """Read what a pipe holds; False at its end, or where a pipe that does not block is empty."""
     try:
         part = os.read(reading, 2**16)
     except BlockingIOError:
@@ -190,7 +190,7 @@ def _read_some(reading: int, output: bytearray) -> bool:
 
 
 def _read_rest(reading: int, output: bytearray, most: int) -> None:
-    """What is left in a pipe that nobody writes to any more, to a little above `most` bytes."""
+    """Read what is left in a pipe that nobody writes to any more, to a little above `most` bytes."""
     os.set_blocking(reading, False)
     while len(output) <= most and _read_some(reading, output):
         pass

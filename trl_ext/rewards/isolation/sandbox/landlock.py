@@ -1,4 +1,4 @@
-"""Which files model-written code may open: a Landlock rule set (Linux 5.13 and later).
+"""The files that model-written code may open: a Landlock rule set (Linux 5.13 and later).
 
 Readable are the standard library, shared libraries and time zones; writable is /dev/null. Everything else is shut, and
 with it /proc, where the memory and environment of the user's other processes lie. Landlock also forbids tracing

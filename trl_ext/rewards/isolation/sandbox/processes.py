@@ -17,7 +17,7 @@ def fork_if_possible() -> int | None:
 
 
 def waited_seconds(waits: int) -> float:
-    """Time that a process's main thread was ready to run and had no processor; 0.0 behind its end."""
+    """Time that a process's main thread was ready to run and had no processor; 0.0 after its end."""
     try:
         return int(os.pread(waits, 100, 0).split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -25,7 +25,7 @@ def waited_seconds(waits: int) -> float:
 
 
 def kill_namespace() -> None:
-    """As process 1: kill everything else that lives in this namespace."""
+    """Kill everything else in this namespace; to be called by its process 1."""
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     with suppress(ChildProcessError):
@@ -44,7 +44,7 @@ def kill_descendants() -> None:
 
 
 def trouble_in_fork(attempt: Any) -> str:
-    """What goes wrong when a fork makes the attempt; empty where it works. This process stays as it is."""
+    """Make an attempt in a fork; the text of what goes wrong, empty where it works. This process stays as it is."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

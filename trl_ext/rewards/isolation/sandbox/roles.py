@@ -1,4 +1,4 @@
-"""What a process of the sandbox runs once its limits stand: a program, a candidate, or the tests of a candidate."""
+"""The code that a process of the sandbox runs once its limits stand: program, candidate, or tests of a candidate."""
 
 import ast
 import atexit
@@ -96,7 +96,7 @@ def run_judge(source: bytes) -> None:
 
 
 def failure_of(text: str, scope: dict[str, Any], channel: Channel) -> str:
-    """What went wrong in a step; empty where nothing did."""
+    """Run a step; the text of what went wrong, empty where nothing did."""
     try:
         exec(compile(text, "tests", "exec"), scope)
     except BaseException as error:

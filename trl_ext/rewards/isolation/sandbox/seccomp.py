@@ -1,4 +1,4 @@
-"""Which system calls model-written code may make: a seccomp filter, assembled by hand.
+"""The system calls that model-written code may make: a seccomp filter, assembled by hand.
 
 A list of what is allowed, for a list of what is forbidden grows old: what a later kernel adds is shut here from the
 start. Allowed is what the interpreter needs to compute, to read files that Landlock lets it read, to start threads,

@@ -82,7 +82,7 @@ class Server:
         return level, trouble
 
     def serve(self) -> None:
-        """Say the level, then do jobs."""
+        """Send the level to the other end, then do jobs until it closes."""
         hello = {"level": self.level, "trouble": self.trouble, "folder": self.folder}
         try:
             self.control.send(json.dumps(hello).encode())
@@ -125,7 +125,7 @@ class Server:
         return {"ended": ended, "trouble": ", ".join(failed), **ends}
 
     def _start(self, role: str, given: list[int], job: dict[str, Any], pids: list[int], waits: list[int]) -> bool:
-        """Fork one process; whether it is shut in. Adds its id and the file of its waits."""
+        """Fork one process and add its id and the file of its waits; True once it is shut in."""
         ready, theirs = socket.socketpair()
         with ready, theirs:
             pid = fork_if_possible()

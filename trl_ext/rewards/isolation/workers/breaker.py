@@ -1,4 +1,4 @@
-"""When the machine fails too many rows, a run has to stop: training on what is left would be training on a bias."""
+"""Stop a run whose machine fails too many rows: training on the rest would be training on a bias."""
 
 from collections import deque
 from dataclasses import dataclass, field

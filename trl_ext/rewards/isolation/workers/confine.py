@@ -56,7 +56,7 @@ def num_threads() -> int:
 
 
 def has_children() -> bool:
-    """Whether this process has children, running or not waited for."""
+    """True where this process has children, running or not waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -65,7 +65,7 @@ class Worker:
         self.since, self.cpu_since, self.waited_since = time.monotonic(), cpu_seconds(self.pid), None
 
     def overrun(self, limits: Limits, now: float) -> str | None:
-        """What the row in progress has used too much of, as a sentence."""
+        """The sentence for what the row in progress has used too much of; None where it is within its limits."""
         if not self.judging:
             return None
         if cpu_seconds(self.pid) - self.cpu_since > limits.cpu_s:
@@ -79,7 +79,7 @@ class Worker:
         return None
 
     def stalled(self, now: float) -> bool:
-        """Whether it has a chunk and does not begin."""
+        """True where it has a chunk and does not begin."""
         return bool(self.tasks) and not self.judging and now - self.since > STALL_S
 
     def kill(self) -> None:
@@ -113,7 +113,7 @@ def fork_worker(rules: Sequence[Any], limits: Limits, leave_server: Callable[[],
 
 
 def ended_sentence(status: int) -> str:
-    """How a process ended, from its wait status."""
+    """The sentence for how a process ended, from its wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         known = number in set(signal.Signals)

@@ -1,4 +1,4 @@
-"""What a worker may cost: per row, per call, and how many there are."""
+"""Bounds of the workers: per row, per call, and how many there are."""
 
 import math
 import os

@@ -42,7 +42,7 @@ LATEST_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What a pool has done since it was made.
+    """Counts of a pool since it was made.
 
     Args:
         rows: Rows by their verdict's status.
@@ -77,7 +77,7 @@ class WorkerPool:
         return [judged.verdict for judged in self.submit(tasks).result()]
 
     def submit(self, tasks: Iterable[tuple[Rule, Row]]) -> "Future[list[Judged]]":
-        """Like `run`, while the caller goes on; in an event loop, `await asyncio.wrap_future(pool.submit(tasks))`."""
+        """Start `run` and return at once; in an event loop, `await asyncio.wrap_future(pool.submit(tasks))`."""
         tasks = list(tasks)
         future: Future[list[Judged]] = Future()
         future.set_running_or_notify_cancel()  # What a worker judges cannot be taken back.
@@ -99,13 +99,13 @@ class WorkerPool:
             thread.close()
 
     def stats(self) -> PoolStats:
-        """What the pool has done so far."""
+        """The pool's counts so far."""
         with self._lock:
             return PoolStats(dict(self._rows), self._restarts, tuple(self._ms))
 
     @property
     def tripped(self) -> str | None:
-        """Why the run should stop, once the machine has failed too many rows. Agree on it over the ranks first."""
+        """The reason to stop the run, once the machine has failed too many rows; ranks have to agree on it first."""
         return self._breaker.tripped
 
     def __enter__(self) -> Self:
@@ -175,7 +175,7 @@ def count_restarts(pool: "weakref.ref[WorkerPool]", number: int) -> None:
 
 
 def supported() -> bool:
-    """Whether this system can hold a worker to limits; warns once where it cannot."""
+    """True where this system can hold a worker to limits; warns once where it cannot."""
     if sys.platform == "linux":
         return True
     warn_inline(sys.platform)
@@ -184,13 +184,13 @@ def supported() -> bool:
 
 @cache
 def warn_inline(platform: str) -> None:
-    """Say once that there are no limits."""
+    """Warn once that there are no limits."""
     message = f"Workers need Linux; on {platform} rules run in the trainer's process, where no limit holds them."
     warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
 def inline(rule: Rule, row: Row) -> Judged:
-    """The verdict without a worker; an exception is data, as there."""
+    """Judge a row in this process; an exception is data, as in a worker."""
     began = time.monotonic()
     try:
         verdict = rule.score(row)

@@ -62,7 +62,7 @@ class Request:
             self.take({"row": index, **failure})
 
     def results(self) -> list[Judged]:
-        """What came back, in the order of the tasks."""
+        """The verdicts, in the order of the tasks."""
         return [self.judged[index] for index in range(len(self.rows))]
 
 

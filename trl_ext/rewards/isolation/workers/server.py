@@ -75,7 +75,7 @@ class ForkServer(Workers):
         self.stop()
 
     def leave(self) -> None:
-        """In a new worker: close what only the server may hold."""
+        """Close in a new worker what only the server may hold."""
         for sock in (self.link.sock, self.wake, self.bell, *(worker.stream.sock for worker in self.workers.values())):
             sock.close()
 

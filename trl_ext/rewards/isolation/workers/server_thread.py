@@ -206,7 +206,7 @@ class ServerThread:
         return self.stream
 
     def settings(self, theirs: socket.socket) -> str:
-        """What the server has to know, as JSON."""
+        """The server's settings, as JSON."""
         limits = asdict(self.limits) | {"workers": self.limits.num_workers}
         settings = {"path": search_path(), "socket": theirs.fileno(), "trainer": os.getpid(), "limits": limits}
         return line(settings).decode().strip()

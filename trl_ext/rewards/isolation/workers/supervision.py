@@ -50,23 +50,23 @@ class Workers(ABC):
 
     @abstractmethod
     def answer(self, task: Task, value: Any, status: str, detail: str, ms: float) -> None:
-        """A row has a verdict; the value "floor" stands for its rule's."""
+        """Report a row's verdict; the value "floor" stands for its rule's floor."""
 
     @abstractmethod
     def put_back(self, tasks: Iterable[Task]) -> None:
-        """These rows have to be dealt out again."""
+        """Queue rows that have to be dealt out again."""
 
     @abstractmethod
     def failed_start(self, why: str) -> None:
-        """A worker did not start, or ended before its first row, and there is no other."""
+        """Note that a worker did not start, or ended before its first row."""
 
     @abstractmethod
     def replaced(self) -> None:
-        """A worker was killed that another has to replace."""
+        """Note that a worker was killed that another has to replace."""
 
     @abstractmethod
     def leave(self) -> None:
-        """In a new worker: close what only the server may hold."""
+        """Close in a new worker what only the server may hold."""
 
     def catch_deaths(self) -> None:
         """Wake the loop when a child ends: a worker's own child may hold the connection open."""

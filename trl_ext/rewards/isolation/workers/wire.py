@@ -1,4 +1,4 @@
-"""How trainer, fork server and workers talk: pickles go down, JSON lines come up.
+"""The wire between trainer, fork server and workers: pickles go down, JSON lines come up.
 
 A worker has seen hostile text, so nothing that it sends is unpickled. A pickle is a length and that many bytes; a line
 ends with a newline and has a highest length.

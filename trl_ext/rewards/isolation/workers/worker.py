@@ -1,4 +1,4 @@
-"""Inside a worker: judge row after row, and say when each begins.
+"""The inside of a worker: judge row after row, and say when each begins.
 
 The process is a fork of the fork server, so rules and their libraries are there already. It never returns, and it ends
 itself after a row that left something behind: a thread, a child, much memory.
@@ -59,12 +59,12 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
 
 
 def received(sock: socket.socket) -> bytes:
-    """The next pickle, unread; ends the process when there is none."""
+    """The next pickle, not loaded yet; ends the process when there is none."""
     return exactly(sock, LENGTH.unpack(exactly(sock, LENGTH.size))[0])
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
-    """That many bytes of the connection."""
+    """Read `size` bytes from the connection; ends the process where it closes."""
     data = bytearray()
     while len(data) < size:
         part = sock.recv(min(size - len(data), MIB))
@@ -129,5 +129,5 @@ def raised_sentence(error: Exception) -> str:
 
 
 def cpu_sentence(limits: Limits) -> str:
-    """What stopped a row that computes."""
+    """The sentence for a row that computed too long."""
     return f"used more than {limits.cpu_s:g} s of processor time"

@@ -1,9 +1,11 @@
 """Settings for every test: offline, one thread for tiny models, and where the real data lies."""
 
+import gc
 import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import compiled_helpers
@@ -17,6 +19,17 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent.parent
+
+# Each run draws other examples. A machine may be busy, and then a single one takes long.
+hypothesis.settings.register_profile("few", max_examples=40, deadline=None)
+hypothesis.settings.register_profile("many", max_examples=1000, deadline=None)  # --hypothesis-profile=many
+hypothesis.settings.load_profile("few")
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what collection has made: thousands of tests, and whole libraries."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,20 +1,9 @@
-"""Every launch file that we ship is accepted by the tool that reads it, and the two families tell the same story."""
-
-import json
-import os
-from pathlib import Path
+"""The launch files that we ship say what they should, and the two families tell the same story."""
 
 import pytest
-import yaml
 
-ROOT = Path(__file__).parents[2]
-YAMLS = {path.stem: path for path in sorted((ROOT / "accelerate_configs").iterdir())}
-JSONS = {path.stem: path for path in sorted((ROOT / "deepspeed_configs").iterdir())}
-ZERO = [name for name in YAMLS if name.startswith("zero")]
+from tests.configs import JSONS, YAMLS, ZERO, read_json, read_yaml
 
-# What an accelerate file cannot say, so that only the DeepSpeed files do: ZeRO-3 in smaller pieces. The bucket sizes
-# are theirs alone, too; they are "auto" until the Trainer knows the model.
-ONLY_IN_JSON = {"max_live_parameters", "max_reuse_distance", "sub_group_size"}
 # The Trainer's arguments decide these. The global batch follows from them and is left out: with train_batch_size in
 # the file, ZeRO-3 on the CPU stops at "Check batch related parameters" while the model loads.
 TRAINER_OWNED = {
@@ -24,14 +13,6 @@ TRAINER_OWNED = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
 }
-
-
-def read_yaml(name):
-    return yaml.safe_load(YAMLS[name].read_text())
-
-
-def read_json(name):
-    return json.loads(JSONS[name].read_text())
 
 
 def said_by_yaml(name):
@@ -119,58 +100,3 @@ def test_buckets_follow_the_models_width(name):
 def test_cpu_and_multi_gpu_start_the_same_launcher():
     # So that the CPU runs of tests/multi vouch for multi_gpu.yaml, too.
     assert read_yaml("cpu") == read_yaml("multi_gpu")
-
-
-@pytest.mark.parametrize("name", YAMLS)
-def test_accelerate_loads_every_yaml(name):
-    config_args = pytest.importorskip("accelerate.commands.config.config_args")
-    config = config_args.load_config_from_file(str(YAMLS[name]))
-    kind = {"single_gpu": "NO", "multi_gpu": "MULTI_GPU", "cpu": "MULTI_GPU"}.get(name, "DEEPSPEED")
-    assert config.distributed_type.value == kind
-
-
-@pytest.mark.parametrize("name", ZERO)
-def test_accelerates_launcher_knows_every_deepspeed_key(name):
-    # accelerate takes over any key under deepspeed_config and reads only those it knows: a typo would do nothing.
-    launch = pytest.importorskip("accelerate.commands.launch")
-    known = vars(launch.launch_command_parser().parse_args(["train.py"]))
-    assert read_yaml(name)["deepspeed_config"].keys() <= known.keys()
-
-
-@pytest.mark.parametrize("name", YAMLS)
-def test_a_forgotten_num_processes_is_an_error(name):
-    launch = pytest.importorskip("accelerate.commands.launch")
-    args = launch.launch_command_parser().parse_args(["--config_file", str(YAMLS[name]), "train.py"])
-    if name == "single_gpu":
-        assert launch._validate_launch_command(args)[0].num_processes == 1
-    else:
-        with pytest.raises(ValueError, match="num_processes"):
-            launch._validate_launch_command(args)
-
-
-@pytest.mark.parametrize("name", ZERO)
-def test_deepspeed_builds_the_same_engine_from_both(name, monkeypatch):
-    zero_config = pytest.importorskip("deepspeed.runtime.zero.config")
-    from accelerate.utils import DeepSpeedPlugin
-
-    for variable in [v for v in os.environ if v.startswith("ACCELERATE_")]:
-        monkeypatch.delenv(variable)
-    inline = DeepSpeedPlugin(**read_yaml(name)["deepspeed_config"]).deepspeed_config["zero_optimization"]
-    from_yaml = zero_config.DeepSpeedZeroConfig(**inline)
-    # DeepSpeed refuses unknown keys here, so this line checks every key of the JSON as well.
-    from_json = zero_config.DeepSpeedZeroConfig(**read_json(name)["zero_optimization"])
-    assert set(differences(from_yaml.model_dump(), from_json.model_dump())) <= ONLY_IN_JSON
-
-
-def differences(left, right, prefix=""):
-    for key in left:
-        one, other = (on_or_none(side[key]) for side in (left, right))
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from differences(one, other, f"{prefix}{key}.")
-        elif one != other:
-            yield f"{prefix}{key}"
-
-
-def on_or_none(value):
-    """An offload block with device "none" means the same as no block."""
-    return None if isinstance(value, dict) and value.get("device") == "none" else value

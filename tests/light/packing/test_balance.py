@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ext.errors import PackingError
@@ -45,7 +45,6 @@ def dealt_by_count(count: int, num_rows: int) -> list[list[list[int]]]:
     return [[list(range(row, count, num_rows)) for row in range(num_rows)]]
 
 
-@settings(deadline=None)
 @given(PAIRS, st.sampled_from([1, 2, 3, 8]), st.integers(4000, 9000))
 def test_every_thing_lands_in_one_row_within_the_budget_and_ranks_have_equally_many(drawn, num_ranks, max_tokens):
     tokens, costs = sizes(drawn)

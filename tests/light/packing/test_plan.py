@@ -1,7 +1,7 @@
 """Planning: integers only."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ext.errors import PackingError
@@ -30,7 +30,6 @@ def tokens_of(rows, index):
     return [p for s in own for p in range(s.offset, s.offset + s.length)]
 
 
-@settings(deadline=None)
 @given(planned())
 def test_every_own_token_lands_in_exactly_one_row(case):
     items, max_tokens = case
@@ -40,7 +39,6 @@ def test_every_own_token_lands_in_exactly_one_row(case):
         assert len(tokens_of(rows, index)) in (item.own, item.length)
 
 
-@settings(deadline=None)
 @given(planned())
 def test_a_segment_sees_all_that_stands_before_it_in_its_sequence(case):
     for row in plan_rows(*case):
@@ -49,7 +47,6 @@ def test_a_segment_sees_all_that_stands_before_it_in_its_sequence(case):
             assert segment.prefix[1] <= segment.start or segment.offset == 0
 
 
-@settings(deadline=None)
 @given(planned())
 def test_rows_keep_to_the_budget_and_have_no_gaps(case):
     for row in plan_rows(*case):
@@ -79,7 +76,6 @@ def test_a_group_over_the_budget_is_cut_and_copies_its_prompt():
     assert [row.num_tokens for row in rows] == [50, 50]
 
 
-@settings(deadline=None)
 @given(planned())
 def test_packing_is_no_worse_than_one_row_each_and_the_same_every_time(case):
     rows = plan_rows(*case)

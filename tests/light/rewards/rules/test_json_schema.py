@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trl_ext.errors import RuleError
@@ -225,7 +225,6 @@ TEXTS = st.text(st.characters(exclude_categories=())) | JSON.map(json.dumps) | s
 
 
 @given(text=TEXTS, where=st.sampled_from(["all", "last_block"]))
-@settings(max_examples=150, deadline=None)
 def test_any_completion_gets_a_value(text, where):
     verdict = judged(text, where=where, partial=0.5)
     assert verdict.value in (0.0, 0.5, 1.0)
@@ -233,7 +232,6 @@ def test_any_completion_gets_a_value(text, where):
 
 
 @given(value=JSON)
-@settings(max_examples=100, deadline=None)
 def test_json_is_taken_exactly_when_it_is_finite_and_unicode(value):
     assume("think>" not in json.dumps(value))  # A think tag is one inside of strings too.
     try:

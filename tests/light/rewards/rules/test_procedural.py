@@ -6,7 +6,7 @@ import sys
 from functools import lru_cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ext.errors import RuleError
@@ -266,7 +266,6 @@ TEXTS = st.text(st.characters(exclude_categories=())) | st.lists(PIECES, max_siz
 
 
 @given(text=TEXTS, family=st.sampled_from(FAMILIES))
-@settings(max_examples=300, deadline=None)
 def test_any_completion_gets_a_value(text, family):
     verdict = judged(text, entry_of(family))
     assert verdict.value is not None and 0.0 <= verdict.value <= 1.0

@@ -5,7 +5,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trl_ext.rewards.rule import Row, Rule
@@ -131,7 +131,6 @@ def keeps_the_contract(rule: Rule, text: str) -> None:
 
 
 def test_any_text_gets_a_bounded_value_and_the_same_again(rule):
-    @settings(max_examples=200, deadline=None, database=None)
     @given(HOSTILE)
     def every_text(text: str) -> None:
         keeps_the_contract(rule, text)
@@ -152,7 +151,6 @@ def test_saying_nothing_earns_no_more_than_the_floor(name, text):
 
 
 @given(HOSTILE)
-@settings(max_examples=200, deadline=None, database=None)
 def test_prose_and_looks_never_grow_beyond_the_limit_and_words_lose_nothing_but_space(text):
     assert len(prose(text)) <= len(text)
     assert len(normalized(text)) <= MAX_CHARS

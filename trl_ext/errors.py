@@ -6,7 +6,7 @@
     ├── RuleError        a rule is built wrongly or raised while scoring (also a ValueError)
     ├── PackingError     rows cannot be packed, or the model is not exact when packed (also a ValueError)
     ├── SupportError     a version or an optional package is missing (also an ImportError)
-    └── OutOfMemoryError memory ran out and a smaller piece could not be tried (also a RuntimeError)
+    └── OutOfMemoryError memory ran out and a smaller chunk could not be tried (also a RuntimeError)
 
 Each message says what is wrong, with the value, and then what to do. Anything else that escapes is a bug of ours.
 """
@@ -37,7 +37,7 @@ class SupportError(TrlExtError, ImportError):
 
 
 class OutOfMemoryError(TrlExtError, RuntimeError):
-    """Memory ran out where no smaller piece could be tried. Its cause is the allocator's error.
+    """Memory ran out where no smaller chunk could be tried. Its cause is the allocator's error.
 
     Attributes:
         is_own: It ran out in this process; False where another one's failure ends this one.

@@ -179,7 +179,7 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.compute_loss",
         ("model", "inputs", "return_outputs", "num_items_in_batch"),
-        "a micro-batch goes in pieces when memory runs out",
+        "a micro-batch goes in chunks when memory runs out",
     ),
     Seam(
         "trl.trainer.utils:disable_dropout_in_model", ("model",), "the value model, where the policy has none either"

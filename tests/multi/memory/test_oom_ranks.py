@@ -1,4 +1,4 @@
-"""One of two processes runs out of memory: both go on in pieces with the same weights, or both end, at once.
+"""One of two processes runs out of memory: both go on in chunks with the same weights, or both end, at once.
 
 On the CPU in fp32, over gloo, on a tiny random Llama; the references are runs of one process with memory enough.
 """
@@ -67,7 +67,7 @@ def grpo(tiny_model, tmp_path_factory):
 @pytest.mark.parametrize("name", ["cpu", "zero2"])
 def test_two_processes_split_together_in_grpo(name, grpo, out_of_memory, tiny_model, tmp_path):
     skip_what_cannot_run(name)
-    # Under a budget a micro-batch has several forwards: the second of the first fails, and one of a later piece.
+    # Under a budget a micro-batch has several forwards: the second of the first fails, and one of a later chunk.
     out_of_memory("tests.multi.programs.zero_worker", at="1,8")
     run = run_worker(WORKER, launched(name, 2), tiny_model, tmp_path / "out", 2, "--packing")
     check_both_went_on(told(run.folder), 2)

@@ -171,7 +171,7 @@ UPDATES = [
         {"max_length": 8192, "per_device_train_batch_size": 2, "global_batch": 4},
     ),
     (
-        "a forward and a backward for each piece of a micro-batch",
+        "a forward and a backward for each chunk of a micro-batch",
         4,
         8,
         ("reward", None, "full", 2),

@@ -65,8 +65,9 @@ def _adapters(job: Job) -> dict[str, Any]:
 
 def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
     # No prompt length: TRL's trainers have none. The plan holds for prompts up to the one it was made for.
-    keys = {"max_completion_length": job.max_completion_length, "num_generations": job.num_generations}
-    keys |= {"beta": job.beta} if job.trainer == "grpo" else {}
+    keys: dict[str, Any] = {"max_completion_length": job.max_completion_length, "num_generations": job.num_generations}
+    if job.trainer == "grpo":
+        keys["beta"] = job.beta
     if job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
         keys["steps_per_generation"] = job.steps_per_generation
     if job.use_vllm:

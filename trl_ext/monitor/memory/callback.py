@@ -67,7 +67,12 @@ def _around(stepper: Any, before: Callable[[], None], after: Callable[[], None])
             stepper.register_step_pre_hook(lambda *_: before()),
             stepper.register_step_post_hook(lambda *_: after()),
         ]
-        return lambda: [handle.remove() for handle in handles] and None
+
+        def undo() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return undo
 
     step = stepper.step  # a DeepSpeed engine has no hooks, and steps within backward
 

@@ -26,7 +26,7 @@ from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.rewards import RuleStates, guard, load_state, raise_together, start_scoring, synchronise
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.grpo.self_check import check_causal_model
-from trl_ext.trainers.memory.oom.pieces import CompletionPieces, why_completions_stay_whole
+from trl_ext.trainers.memory.oom.chunks import CompletionChunks, why_completions_stay_whole
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
@@ -208,7 +208,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
 
     def _prepare_inputs(self, generation_batch):
         """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
-        if self._rescue.serving is not None:  # a piece of what was prepared
+        if self._rescue.serving is not None:  # a chunk of what was prepared
             return generation_batch
         self._check_packing(self.model_wrapped)
         before = self._buffered_inputs
@@ -225,15 +225,15 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def _pieces(self):
-        return CompletionPieces(self.args), why_completions_stay_whole(self)
+    def _chunks(self):
+        return CompletionChunks(self.args), why_completions_stay_whole(self)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """Overrides trl.GRPOTrainer.compute_loss: in pieces where memory asks for it."""
+        """Overrides trl.GRPOTrainer.compute_loss: in chunks where memory asks for it."""
         return self._rescued(super().compute_loss, model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, model, inputs):
-        """Overrides trl.GRPOTrainer._compute_loss: a piece's loss by its share of the whole."""
+        """Overrides trl.GRPOTrainer._compute_loss: a chunk's loss by its share of the whole."""
         return super()._compute_loss(model, inputs) * self._rescue.share
 
     # Rewards ------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         return rollout_batch(self)
 
     def _rehearse(self, batch: MicroBatch) -> None:
-        """TRL's step on a micro-batch: nothing is generated, and the books are not ours."""
+        """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""
         TRLGRPOTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
 
     # Generation, phases and counters --------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
             return super().evaluate(*args, **kwargs)
 
     def training_step(self, model, inputs, num_items_in_batch):
-        """Overrides trl.GRPOTrainer.training_step: timed; closes the books of an optimizer step."""
+        """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""
         with self._clock.phase("update"):
             loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files.settings import ALLOCATOR
@@ -60,17 +60,16 @@ class MemoryFields:
         },
     )
 
-    def __new__(cls, *args: Any, **kwargs: Any):
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)
-        self.given = _given(cls, args, kwargs)
-        self.memory_plan = None
+        vars(self).update(given=_given(cls, args, kwargs), memory_plan=None)
         return self
 
     def settle_memory_fields(self) -> None:
-        """Check them, before anything else is; called first by `__post_init__`.
+        """Check the fields, before anything else is checked; called first by `__post_init__`.
 
         Raises:
-            ConfigError: An unknown card, preset or word, a plan that is not there, or values that cannot be.
+            ConfigError: An unknown card, preset or opt-in, a plan that is not there, or values that cannot be.
         """
         if self.memory_on_oom not in ON_OOM:
             raise ConfigError(f"memory_on_oom is {self.memory_on_oom!r}. Set it to one of {', '.join(ON_OOM)}.")
@@ -91,8 +90,8 @@ class MemoryFields:
 
 
 def _given(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
-    """Names of what was passed. A parser passes every field; then those with another value than their default."""
-    known = {one.name: one for one in fields(cls) if one.init}  # type: ignore[arg-type]
+    """Names of the fields that were passed; from a parser, which passes all, those that differ from their default."""
+    known = {one.name: one for one in fields(cls) if one.init}
     passed = dict(zip(known, args, strict=False)) | kwargs
     if not known.keys() <= passed.keys():
         return frozenset(passed)

@@ -24,7 +24,7 @@ from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in_buckets
-from trl_ext.trainers.memory.oom.pieces import PairPieces
+from trl_ext.trainers.memory.oom.chunks import PairChunks
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
@@ -157,7 +157,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         """Batches of flat rows instead of padded ones."""
         if self.accelerator.dispatch_batches:
             raise ConfigError(
-                "dispatch_batches=True cuts padded batches into pieces, which flat rows are not. Remove it from "
+                "dispatch_batches=True cuts padded batches into chunks, which flat rows are not. Remove it from "
                 "accelerator_config."
             )
         # A stream would be dispatched unless told otherwise.
@@ -259,9 +259,9 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
                 loss = loss + super().training_step(model, {"rows": [row]}, num_items_in_batch)
         return loss
 
-    def _pieces(self):
+    def _chunks(self):
         has_budget = self._max_tokens is not None
-        return PairPieces(
+        return PairChunks(
             self.args,
             lambda pairs: self.data_collator.row(pairs),
             fills=has_budget and self._packs and self.accelerator.num_processes > 1,

@@ -1,4 +1,4 @@
-"""A forward that runs out of memory is taken again in pieces, with the gradients of the whole."""
+"""A forward that runs out of memory is taken again in chunks, with the gradients of the whole."""
 
 import json
 import weakref
@@ -95,7 +95,7 @@ def check_same(folder, has_lora: bool = False, limit=None, **changes):
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_grpo_learns_in_pieces_what_it_learns_whole(loss_type, tmp_path):
+def test_grpo_learns_in_chunks_what_it_learns_whole(loss_type, tmp_path):
     check_same(tmp_path, loss_type=loss_type)
 
 
@@ -117,11 +117,11 @@ def test_so_it_does_in_every_way_to_forward(has_lora, changes, tmp_path):
     check_same(tmp_path, has_lora, limit, **changes)
 
 
-def test_pieces_are_halved_until_one_row_is_left(tmp_path):
+def test_chunks_are_halved_until_one_row_is_left(tmp_path):
     # One padded row has 21 tokens or less, two have more.
     subject, limit = check_same(tmp_path, limit=dict(tokens=21), packing=False)
     assert limit.failed == 2
-    assert subject._rescue.num_pieces == 4
+    assert subject._rescue.num_chunks == 4
 
 
 def test_a_micro_batch_of_three_rows_is_cut_in_two_and_one(tmp_path):
@@ -134,7 +134,7 @@ def test_a_micro_batch_of_three_rows_is_cut_in_two_and_one(tmp_path):
     [{}, {"packing": False}, {"max_tokens_per_forward": 300}, {"center_rewards_coefficient": 0.1}],
     ids=["packed", "padded", "budget", "centred"],
 )
-def test_a_reward_model_learns_in_pieces_what_it_learns_whole(changes, tmp_path):
+def test_a_reward_model_learns_in_chunks_what_it_learns_whole(changes, tmp_path):
     def subject():
         return reward_trainers.trainer(
             tmp_path,
@@ -159,7 +159,7 @@ def test_a_reward_model_learns_in_pieces_what_it_learns_whole(changes, tmp_path)
 
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("critic", CRITICS)
-def test_ppo_learns_in_pieces_what_it_learns_whole(critic, packing, tmp_path):
+def test_ppo_learns_in_chunks_what_it_learns_whole(critic, packing, tmp_path):
     def subject():
         return stir(ppo_trainers.trainer(critic, tmp_path, packing=packing, num_ppo_epochs=2, max_grad_norm=0.0))
 
@@ -195,7 +195,7 @@ def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
     limit = Limit(limited._ppo_models.value_model if is_apart else bare_model(limited.model), at={1})
     limited.train()
     assert limit.failed == 1
-    assert limited._rescue.num_pieces == (1 if is_apart else 2)
+    assert limited._rescue.num_chunks == (1 if is_apart else 2)
     assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
     for ours, theirs in zip(logs(limited), logs(expected), strict=True):
         for name in ("loss", "loss/policy_avg", "loss/value_avg", "packing/forwarded_tokens"):
@@ -203,7 +203,7 @@ def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
             assert ours[name] == pytest.approx(theirs[name], abs=tolerance), name
 
 
-def test_the_failed_graph_is_gone_before_the_pieces_run(tmp_path):
+def test_the_failed_graph_is_gone_before_the_chunks_run(tmp_path):
     subject = grpo(tmp_path)
     embedded, alive = [], []
 
@@ -234,7 +234,7 @@ def test_the_run_keeps_the_smaller_size_and_warns_once(tmp_path, caplog):
         "Out of memory in a forward of 4 rows; from here they run as 2 x 2 with the same gradients. Set "
         "per_device_train_batch_size=2 and gradient_accumulation_steps=4 for the next run."
     ]
-    # 3 steps of 2 micro-batches: the first attempt, then 6 times 2 pieces.
+    # 3 steps of 2 micro-batches: the first attempt, then 6 times 2 chunks.
     assert len(limit.seen) == 1 + 6 * 2
 
 

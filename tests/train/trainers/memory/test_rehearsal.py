@@ -298,7 +298,7 @@ def test_a_micro_batch_that_fits_in_halves_is_trained_in_halves(tmp_path):
     """The rescue of training works here, too, so that step 1 begins with what fits."""
     trainer = fail_on(grpo(tmp_path, memory_rehearsal=True), 3, torch.OutOfMemoryError("CUDA out of memory."))
     trainer.train()
-    assert trainer._rescue.num_pieces == 2
+    assert trainer._rescue.num_chunks == 2
     assert trainer.state.global_step == 3
 
 

@@ -36,15 +36,16 @@ class Agreement:
 
     @property
     def is_alone(self) -> bool:
-        return self._accelerator.num_processes == 1
+        """True if there is no other rank."""
+        return bool(self._accelerator.num_processes == 1)
 
     def prepare(self) -> None:
-        """Allocate now what is sent then."""
+        """Allocate what `exchange` sends, while there is memory."""
         if self._flags is None and not self.is_alone:
             self._flags = torch.zeros(2, dtype=torch.int32, device=self._accelerator.device)
 
     def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
-        """Whether any rank failed, and whether any rank cannot cut its piece. Collective."""
+        """True if any rank failed, and True if any rank cannot cut its chunk. Collective."""
         assert self._flags is not None
         # 1 is good news: `trl-ext dryrun` runs this on fake tensors, whose values are all 1.
         self._flags.copy_(torch.tensor([not failed, not is_stuck], dtype=torch.int32))
@@ -58,7 +59,7 @@ class Agreement:
 
         Args:
             model: As training calls it, wrapped.
-            is_stuck: This rank's piece cannot be cut.
+            is_stuck: True if this rank's chunk cannot be cut.
 
         Raises:
             SplitNeeded: A rank failed, and all can cut.
@@ -73,10 +74,10 @@ class Agreement:
             try:
                 output = plain(*args, **kwargs)
             except RuntimeError as error:
-                if not is_out_of_memory(error) or self.exchange(True, is_stuck)[1]:
+                if not is_out_of_memory(error) or self.exchange(failed=True, is_stuck=is_stuck)[1]:
                     raise
             else:
-                failed, stuck = self.exchange(False, is_stuck)
+                failed, stuck = self.exchange(failed=False, is_stuck=is_stuck)
                 if not failed:
                     return output
                 if stuck:

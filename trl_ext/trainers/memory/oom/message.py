@@ -83,11 +83,11 @@ def _step(trainer: Any) -> str:
 
 
 def _running(trainer: Any, place: Place) -> tuple[int, int] | None:
-    """Rows and tokens of the micro-batch, or the piece of one, that was forwarded."""
+    """Rows and tokens of the micro-batch, or the chunk of one, that was forwarded."""
     rescue = trainer._rescue
     if rescue.batch is None or place not in (FORWARD, BACKWARD):
         return None
-    return rescue.pieces.num_rows(rescue.batch), rescue.pieces.num_tokens(rescue.batch)
+    return rescue.chunks.num_rows(rescue.batch), rescue.chunks.num_tokens(rescue.batch)
 
 
 def _shape(running: tuple[int, int] | None) -> str:
@@ -117,7 +117,7 @@ def _why_whole(trainer: Any, place: Place) -> str:
 def _why_not_this_one(rescue: Any) -> str:
     if rescue.batch is None:
         return "batches of a data_collator of your own are not cut"
-    if rescue.pieces.num_rows(rescue.batch) < 2:
+    if rescue.chunks.num_rows(rescue.batch) < 2:
         return "one row is left"
     return "beside the model's own forward the ranks cannot agree on it"
 

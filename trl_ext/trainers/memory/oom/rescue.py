@@ -16,89 +16,89 @@ from transformers.utils import logging
 
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.memory.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
+from trl_ext.trainers.memory.oom.chunks import Chunks, cut
 from trl_ext.trainers.memory.oom.errors import is_out_of_memory, release
 from trl_ext.trainers.memory.oom.message import explained
-from trl_ext.trainers.memory.oom.metrics import Books
-from trl_ext.trainers.memory.oom.pieces import Pieces, cut
+from trl_ext.trainers.memory.oom.rollback import MetricsRollback
 
 logger = logging.get_logger(__name__)
 Forward = Callable[[Any], torch.Tensor]
 
 
 class Rescue:
-    """Runs micro-batches in pieces, and remembers in how many.
+    """Runs micro-batches in chunks, and remembers in how many.
 
     Args:
         trainer: A trainer with `_metrics` and `_tokens`.
-        pieces: How its micro-batches are cut.
-        why_not: Why its loss cannot be cut; empty if it can.
+        chunks: How its micro-batches are cut.
+        why_not: Why its loss cannot be cut; "" if it can.
 
     Attributes:
-        share: What the loss of the running piece is multiplied with.
-        serving: What answers for `compute_loss` while the Trainer's own step runs a piece.
-        batch: The piece that runs, or ran last; None before the first.
+        share: What the loss of the running chunk is multiplied with.
+        serving: What answers for `compute_loss` while the Trainer's own step runs a chunk.
+        batch: The chunk that runs, or ran last; None before the first.
     """
 
-    def __init__(self, trainer: Any, pieces: Pieces, why_not: str = ""):
+    def __init__(self, trainer: Any, chunks: Chunks, why_not: str = ""):
         self._trainer = trainer
         self._agreement = Agreement(trainer.accelerator)
         self._halvings: dict[str, int] = defaultdict(int)
         self._has_warned = False
-        self.pieces = pieces
+        self.chunks = chunks
         self.why_not = _why_not(trainer) or why_not
         self.share: Any = 1.0
         self.serving: Forward | None = None
         self.batch: Any = None
 
     @property
-    def num_pieces(self) -> int:
-        """Into how many pieces the actor's next micro-batch goes, if it has the rows."""
+    def num_chunks(self) -> int:
+        """Number of chunks of the actor's next micro-batch, if it has as many rows."""
         return 2 ** self._halvings["actor"]
 
     def run(self, role: str, whole: Any, attempt: Callable[[Any, bool], None]) -> None:
-        """Attempt a micro-batch, or the pieces in which its kind runs by now, or smaller ones.
+        """Attempt a micro-batch, or the chunks in which its kind runs by now, or smaller ones.
 
         Args:
-            role: Whose forward; the critic's may need other pieces than the actor's.
+            role: Whose forward; the critic's may need other chunks than the actor's.
             whole: The micro-batch.
-            attempt: Called with a piece and whether it is the last; its forward goes through `forward`, and after it
+            attempt: Called with a chunk and whether it is the last; its forward goes through `forward`, and after it
                 comes its backward.
         """
-        at_start, sizes, has_failed = Books(self._trainer), [], False
-        waiting = [whole] if self.why_not else cut(self.pieces, whole, self._halvings[role])
+        at_start, sizes, has_failed = MetricsRollback(self._trainer), [], False
+        waiting = [whole] if self.why_not else cut(self.chunks, whole, self._halvings[role])
         while waiting:
-            before = Books(self._trainer)
+            before = MetricsRollback(self._trainer)
             try:
                 with self._on(waiting[0], whole):
                     attempt(waiting[0], len(waiting) == 1)
             except SplitNeeded:
                 has_failed = True
             else:
-                sizes.append(self.pieces.num_rows(waiting.pop(0)))
+                sizes.append(self.chunks.num_rows(waiting.pop(0)))
                 continue
             # Here, where the exception and with it the failed graph is gone.
-            before.take_back()
+            before.roll_back()
             release()
             self._halvings[role] += 1
-            waiting = [half for piece in waiting for half in self.pieces.halves(piece)]
+            waiting = [half for chunk in waiting for half in self.chunks.halves(chunk)]
         if len(sizes) > 1:
             at_start.merge(sizes)
         if has_failed:
             self._warn(sizes)
 
     def forward(self, model: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What `compute` returns.
+        """Call `compute` and return what it returns.
 
         Args:
             model: What it calls, as training calls it.
-            compute: Forward and loss of the running piece.
+            compute: Forward and loss of the running chunk.
 
         Raises:
-            SplitNeeded: Memory ran out on some rank, and all can cut their piece.
+            SplitNeeded: Memory ran out on some rank, and all can cut their chunk.
         """
-        if self.why_not or self.pieces.is_smallest_everywhere(self.batch):
+        if self.why_not or self.chunks.is_smallest_everywhere(self.batch):
             return compute()
-        is_stuck = self.pieces.num_rows(self.batch) < 2
+        is_stuck = self.chunks.num_rows(self.batch) < 2
         if not self._agreement.is_alone:
             self._agreement.prepare()
             with self._agreement.over(model, is_stuck):
@@ -120,9 +120,9 @@ class Rescue:
             self.serving = None
 
     @contextmanager
-    def _on(self, piece: Any, whole: Any) -> Iterator[None]:
-        self.batch = piece  # stays after the block: the message tells what ran last
-        self.share = 1.0 if piece is whole else self.pieces.share(piece, whole)
+    def _on(self, chunk: Any, whole: Any) -> Iterator[None]:
+        self.batch = chunk  # stays after the block: the message tells what ran last
+        self.share = 1.0 if chunk is whole else self.chunks.share(chunk, whole)
         try:
             yield
         finally:
@@ -132,7 +132,7 @@ class Rescue:
         if self._has_warned or not self._trainer.accelerator.is_main_process:
             return
         self._has_warned = True
-        advice = self.pieces.advice(len(sizes))
+        advice = self.chunks.advice(len(sizes))
         logger.warning(
             f"Out of memory in a forward of {sum(sizes)} rows; from here they run as {_in_words(sizes)} with the same "
             f"gradients.{f' Set {advice} for the next run.' if advice else ''}"
@@ -150,31 +150,38 @@ def _why_not(trainer: Any) -> str:
     return why_ranks_cannot_agree(trainer.accelerator)
 
 
-class OutOfMemoryRescue:
-    """Mixed into a Trainer, which tells how its micro-batches are cut and sends its loss through `_rescued`."""
+class OutOfMemoryRescue(Trainer):
+    """Mixed into a trainer, which tells how its micro-batches are cut and sends its loss through `_rescued`."""
 
-    def _pieces(self) -> tuple[Pieces, str]:
-        """How micro-batches are cut, and why they cannot be; empty if they can."""
+    def _chunks(self) -> tuple[Chunks, str]:
+        """How micro-batches are cut, and why they cannot be; "" if they can."""
         raise NotImplementedError
 
     @cached_property
     def _rescue(self) -> Rescue:
-        return Rescue(self, *self._pieces())
+        return Rescue(self, *self._chunks())
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides transformers.Trainer.train: out of memory ends with what would fit."""
         try:
-            return super().train(*args, **kwargs)  # type: ignore[misc]
+            return super().train(*args, **kwargs)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             raise explained(error, self) from error
 
-    def _rescued(self, compute, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """`compute` with these arguments; in training in pieces where memory asks for it.
+    def _rescued(
+        self,
+        compute: Callable[..., Any],
+        model: torch.nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Call `compute` with these arguments; in training in chunks where memory asks for it.
 
-        All pieces but the last go forward and backward in here. What is returned has the value of the whole loss, and
-        the gradient of the last piece.
+        All chunks but the last go forward and backward in here. What is returned has the value of the whole loss, and
+        the gradient of the last chunk.
         """
         rescue = self._rescue
         if return_outputs or not torch.is_grad_enabled():
@@ -183,18 +190,18 @@ class OutOfMemoryRescue:
             return rescue.serving(inputs)
         losses: list[torch.Tensor] = []
 
-        def forward(piece: Any) -> torch.Tensor:
-            loss = rescue.forward(model, lambda: compute(model, piece, False, num_items_in_batch))
+        def forward(chunk: Any) -> torch.Tensor:
+            loss = rescue.forward(model, lambda: compute(model, chunk, False, num_items_in_batch))
             losses.append(loss)
             return loss
 
-        def attempt(piece: Any, is_last: bool) -> None:
+        def attempt(chunk: Any, is_last: bool) -> None:
             if is_last:
-                forward(piece)
+                forward(chunk)
                 return
             with gradients_unsynced(self.accelerator, model), rescue.serve(forward):
                 # The plain Trainer's step: forward, scaling and backward, without generation and step counters.
-                Trainer.training_step(self, model, piece, num_items_in_batch)
+                Trainer.training_step(self, model, chunk, num_items_in_batch)
             losses[-1] = losses[-1].detach()
 
         rescue.run("actor", inputs, attempt)

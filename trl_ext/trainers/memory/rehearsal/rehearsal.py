@@ -84,10 +84,10 @@ class Rehearsal(TrainerCallback):
 def rehearse(trainer: Any, source: MemorySource | None) -> None:
     """One micro-batch, two where gradients are accumulated: the second finds those of the first. Collective.
 
-    A forward that does not fit is taken again in pieces as in training, and training begins with these pieces.
+    A forward that does not fit is taken again in chunks as in training, and training begins with these chunks.
 
     Raises:
-        OutOfMemoryError: It does not fit, and cannot be taken in pieces.
+        OutOfMemoryError: It does not fit, and cannot be taken in chunks.
     """
     trainer._check_packing(trainer.model_wrapped)  # due now under DeepSpeed, and it decides what is forwarded
     batch = trainer._largest_micro_batch()

@@ -1,6 +1,6 @@
 """Everything that a forward and a backward of a trainer change, put back afterwards.
 
-The books of a trainer (metrics, token counts, clock) are replaced by ones that are thrown away; numbers are noted and
+Metrics, token counts and clock of the trainer are replaced by ones that are thrown away; numbers are noted and
 restored; gradients are dropped; the generators of random numbers go on where they were.
 """
 
@@ -31,34 +31,38 @@ _COUNTERS = (
 _MISSING = object()
 
 
-def trained_models(trainer: Any) -> list[Any]:
-    """What is trained, as wrapped for training: the model, and a critic of its own if there is one."""
+def _own_critic(trainer: Any) -> Any:
+    """PPO's critic if it has an optimizer of its own, else None."""
     critic = getattr(trainer, "_critic", None)
-    alone = critic is not None and not critic.is_trained_with_actor
-    return [trainer.model_wrapped, *([critic.wrapped] if alone else [])]
+    return None if critic is None or critic.is_trained_with_actor else critic
+
+
+def trained_models(trainer: Any) -> list[Any]:
+    """The models that are trained, as wrapped for training: the policy, and a critic of its own if there is one."""
+    critic = _own_critic(trainer)
+    return [trainer.model_wrapped, *([] if critic is None else [critic.wrapped])]
 
 
 def steppers(trainer: Any) -> list[Any]:
-    """What makes the optimizer step of each: DeepSpeed's engines, or torch's optimizers."""
+    """Objects whose `step` is the optimizer step of a trained model: DeepSpeed's engines, or torch's optimizers."""
     if trainer.is_deepspeed_enabled:
         return trained_models(trainer)
-    critic = getattr(trainer, "_critic", None)
-    alone = critic is not None and not critic.is_trained_with_actor
-    return [one.optimizer for one in [trainer.optimizer, *([critic.optimizer] if alone else [])]]
+    critic = _own_critic(trainer)
+    return [trainer.optimizer.optimizer, *([] if critic is None else [critic.optimizer.optimizer])]
 
 
 @contextmanager
 def nothing_remains(trainer: Any) -> Iterator[None]:
     """Inside the block the trainer may go forward and backward; after it, it is as it was."""
     is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
-    models, critic = trained_models(trainer), getattr(trainer, "_critic", None)
+    models, critic = trained_models(trainer), _own_critic(trainer)
     with ExitStack() as stack:
         stack.enter_context(_random_states())
         stack.enter_context(_modes(models))
         stack.enter_context(_restored(trainer, _COUNTERS))
         stack.enter_context(_thrown_away(trainer))
         stack.enter_context(_sync_restored(trainer.accelerator.gradient_state))
-        if critic is not None and not critic.is_trained_with_actor:
+        if critic is not None:
             stack.enter_context(_restored(critic, ("backward_and_step",)))
             critic.backward_and_step = critic.backward
         if is_deepspeed:
@@ -67,21 +71,17 @@ def nothing_remains(trainer: Any) -> Iterator[None]:
             yield
         finally:
             for model in models:
-                _drop(model, is_deepspeed)
+                if is_deepspeed:
+                    drop_gradients(model)
+                for parameter in model.parameters():
+                    parameter.grad = None
             torch.clear_autocast_cache()
-
-
-def _drop(model: Any, is_deepspeed: bool) -> None:
-    if is_deepspeed:
-        drop_gradients(model)
-    for parameter in model.parameters():
-        parameter.grad = None
 
 
 @contextmanager
 def _thrown_away(trainer: Any) -> Iterator[None]:
-    """Books for the time of the block. The real ones know nothing of it."""
-    books = {
+    """Replace metrics and counters inside the block by ones that are thrown away."""
+    replaced = {
         "_metrics": {mode: defaultdict(list) for mode in ("train", "eval")},
         "_clock": PhaseClock(),
         "_tokens": TokenCounts(),
@@ -91,14 +91,14 @@ def _thrown_away(trainer: Any) -> Iterator[None]:
         "current_gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
         "_is_rehearsing": True,
     }
-    with _restored(trainer, tuple(books)):
-        vars(trainer).update(books)
+    with _restored(trainer, tuple(replaced)):
+        vars(trainer).update(replaced)
         yield
 
 
 @contextmanager
 def _restored(thing: Any, names: tuple[str, ...]) -> Iterator[None]:
-    """Attributes of the instance as they were, absent ones absent again."""
+    """Restore attributes of the instance after the block; absent ones are absent again."""
     before = {name: vars(thing).get(name, _MISSING) for name in names}
     try:
         yield
@@ -121,7 +121,7 @@ def _sync_restored(state: Any) -> Iterator[None]:
 
 @contextmanager
 def _modes(models: list[Any]) -> Iterator[None]:
-    """Training or evaluation, module by module."""
+    """Restore after the block which modules train and which evaluate."""
     before = [(module, module.training) for model in models for module in model.modules()]
     try:
         yield
@@ -132,7 +132,7 @@ def _modes(models: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _random_states() -> Iterator[None]:
-    """Python's, numpy's and torch's generators, on the CPU and on this rank's card."""
+    """Restore the generators of Python, numpy and torch after the block, on the CPU and on this rank's card."""
     python, numpy = random.getstate(), np.random.get_state()
     cards = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:

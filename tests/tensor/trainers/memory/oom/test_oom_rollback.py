@@ -1,9 +1,9 @@
-"""What a failed forward wrote is taken back, and pieces make one entry."""
+"""What a failed forward wrote is taken back, and chunks make one entry."""
 
 from collections import defaultdict
 from types import SimpleNamespace
 
-from trl_ext.trainers.memory.oom.metrics import Books
+from trl_ext.trainers.memory.oom.rollback import MetricsRollback
 from trl_ext.trainers.token_counts import TokenCounts
 
 
@@ -15,13 +15,13 @@ def trainer(**attributes) -> SimpleNamespace:
 def test_everything_since_the_mark_is_taken_back():
     subject = trainer(_step_stats=[1], _total_train_tokens=7)
     subject._tokens.add(1, 2, 3)
-    books = Books(subject)
+    mark = MetricsRollback(subject)
     subject._metrics["train"]["kl"].append(0.7)
     subject._metrics["train"]["entropy"].append(1.0)
     subject._tokens.add(10, 20, 30)
     subject._step_stats.append(2)
     subject._total_train_tokens = 99
-    books.take_back()
+    mark.roll_back()
     assert subject._metrics["train"] == {"kl": [0.5], "num_tokens": [10], "entropy": []}
     assert subject._tokens._counts == [1, 2, 3]
     assert subject._step_stats == [1]
@@ -30,17 +30,17 @@ def test_everything_since_the_mark_is_taken_back():
 
 def merged(name: str, values: list[float], sizes: list[int]) -> list[float]:
     subject = trainer()
-    books = Books(subject)
+    mark = MetricsRollback(subject)
     subject._metrics["train"][name] += values
-    books.merge(sizes)
+    mark.merge(sizes)
     return subject._metrics["train"][name]
 
 
-def test_a_mean_weighs_pieces_by_their_rows():
+def test_a_mean_weighs_chunks_by_their_rows():
     assert merged("entropy", [1.0, 4.0], [2, 1]) == [2.0]
 
 
-def test_a_piece_without_rows_says_nothing():
+def test_a_chunk_without_rows_says_nothing():
     assert merged("accuracy", [1.0, float("nan")], [2, 0]) == [1.0]
 
 
@@ -58,7 +58,7 @@ def test_parts_of_a_sum_over_tokens_add_up():
 def test_earlier_micro_batches_and_replaced_values_stay():
     assert merged("kl", [1.0, 3.0], [1, 1]) == [0.5, 2.0]
     subject = trainer()
-    books = Books(subject)
+    mark = MetricsRollback(subject)
     subject._metrics["train"]["num_tokens"] = [20]
-    books.merge([1, 1])
+    mark.merge([1, 1])
     assert subject._metrics["train"]["num_tokens"] == [20]

@@ -1,6 +1,6 @@
-"""The pieces of a micro-batch: its halves, and what share of its loss each of them is.
+"""The chunks of a micro-batch: its halves, and the share of its loss that each of them has.
 
-Shares are such that the pieces' losses, each times its share, add up to the loss of the whole, and so do the
+Shares are such that the chunks' losses, each times its share, add up to the loss of the whole, and so do the
 gradients. Legend: B rows, N pairs.
 """
 
@@ -20,7 +20,7 @@ SUM_OVER_TOKENS = frozenset({"dapo", "cispo", "vespo"})
 MEAN_OVER_TOKENS = frozenset({"bnpo"})
 
 
-class Pieces(Protocol):
+class Chunks(Protocol):
     """How one kind of micro-batch is cut."""
 
     def num_rows(self, batch: Any) -> int:
@@ -32,29 +32,29 @@ class Pieces(Protocol):
     def halves(self, batch: Any) -> list[Any]:
         """Two smaller batches, or the batch itself; equally many on every rank."""
 
-    def share(self, piece: Any, whole: Any) -> Any:
-        """What the loss of the piece is multiplied with."""
+    def share(self, chunk: Any, whole: Any) -> Any:
+        """The factor on the chunk's loss with which the chunks' losses add up to that of the whole."""
 
     def is_smallest_everywhere(self, batch: Any) -> bool:
-        """Whether no rank can cut this any further, as every rank knows without asking."""
+        """True if no rank can cut this any further, as every rank knows without asking."""
 
-    def advice(self, num_pieces: int) -> str:
-        """Settings with which the pieces would be the micro-batches; empty if there are none."""
+    def advice(self, num_chunks: int) -> str:
+        """Settings with which the chunks would be the micro-batches; empty if there are none."""
 
 
-def cut(pieces: Pieces, batch: Any, halvings: int) -> list[Any]:
+def cut(chunks: Chunks, batch: Any, halvings: int) -> list[Any]:
     """The batch halved so many times, as far as its rows go."""
     parts = [batch]
     for _ in range(halvings):
-        parts = [half for part in parts for half in pieces.halves(part)]
+        parts = [half for part in parts for half in chunks.halves(part)]
     return parts
 
 
 # Completions ------------------------------------------------------------------------------------------------------
 
 
-class CompletionPieces:
-    """Of GRPO's and PPO's micro-batches: dicts of tensors and lists with one entry a row.
+class CompletionChunks:
+    """Cuts micro-batches of GRPO and PPO: dicts of tensors and lists with one entry a row.
 
     Args:
         args: The trainer's.
@@ -77,20 +77,20 @@ class CompletionPieces:
         middle = (rows + 1) // 2
         return [_part(batch, slice(0, middle)), _part(batch, slice(middle, rows))]
 
-    def share(self, piece: dict[str, Any], whole: dict[str, Any]) -> Any:
+    def share(self, chunk: dict[str, Any], whole: dict[str, Any]) -> Any:
         if self._args.loss_type in SUM_OVER_TOKENS:
             return 1.0
         if self._args.loss_type in MEAN_OVER_TOKENS:
-            return _counted(piece) / _counted(whole)
-        return self.num_rows(piece) / self.num_rows(whole)
+            return _counted(chunk) / _counted(whole)
+        return self.num_rows(chunk) / self.num_rows(whole)
 
     def is_smallest_everywhere(self, batch: dict[str, Any]) -> bool:
         return self.num_rows(batch) < 2  # every rank has as many
 
-    def advice(self, num_pieces: int) -> str:
+    def advice(self, num_chunks: int) -> str:
         if self._args.loss_type in MEAN_OVER_TOKENS:
             return ""  # fewer rows in a micro-batch are another loss
-        return _smaller_micro_batch(self._args, num_pieces)
+        return _smaller_micro_batch(self._args, num_chunks)
 
 
 def _part(batch: dict[str, Any], rows: slice) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _counted(batch: dict[str, Any]) -> torch.Tensor:
 
 
 def why_completions_stay_whole(trainer: Any) -> str:
-    """Why the loss of a GRPO trainer's micro-batch is no sum over its rows; empty if it is one."""
+    """A reason why the loss of a GRPO trainer's micro-batch is no sum over its rows; "" if it is one."""
     args = trainer.args
     if args.loss_type not in MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS:
         return f"loss_type='{args.loss_type}' is not known to be a sum over rows"
@@ -120,7 +120,8 @@ def why_completions_stay_whole(trainer: Any) -> str:
     if trainer.aux_loss_enabled:
         return "the load-balancing loss counts all tokens of the micro-batch together"
     # The same question is asked where rows change places between micro-batches.
-    is_free = split_is_free(args, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
+    has_bonus = trainer._entropy_bonus_enabled
+    is_free = split_is_free(args, has_entropy_bonus=has_bonus, has_aux_loss=trainer.aux_loss_enabled)
     assert is_free or args.loss_type in MEAN_OVER_TOKENS
     return ""
 
@@ -128,14 +129,15 @@ def why_completions_stay_whole(trainer: Any) -> str:
 # Pairs ------------------------------------------------------------------------------------------------------------
 
 
-class PairPieces:
-    """Of the reward trainer's micro-batches: `{"rows": [PairRow]}`.
+class PairChunks:
+    """Cuts micro-batches of the reward trainer: `{"rows": [PairRow]}`.
 
     Args:
         args: The trainer's.
-        make_row: From pairs to a row; none give a row that counts for nothing.
-        fills: Ranks may hold different numbers of pairs, so a part without pairs is a row of its own.
-        is_mean: The loss is a mean over the pairs of the micro-batch; else a sum divided by those of the step.
+        make_row: Makes a row of pairs; of no pairs, one that counts for nothing.
+        fills: True if ranks may hold different numbers of pairs, so that a part without pairs is a row of its own.
+        is_mean: True if the loss is a mean over the pairs of the micro-batch, False if it is a sum divided by the
+            pairs of the optimizer step.
     """
 
     def __init__(self, args: Any, make_row: Callable[[Sequence[Any]], PairRow], fills: bool, is_mean: bool):
@@ -156,24 +158,24 @@ class PairPieces:
         parts = [part for part in (pairs[:middle], pairs[middle:]) if part or self._fills]
         return [{**batch, "rows": [self._make_row(part)]} for part in parts] or [batch]
 
-    def share(self, piece: dict[str, Any], whole: dict[str, Any]) -> float:
-        return self.num_rows(piece) / self.num_rows(whole) if self._is_mean else 1.0
+    def share(self, chunk: dict[str, Any], whole: dict[str, Any]) -> float:
+        return self.num_rows(chunk) / self.num_rows(whole) if self._is_mean else 1.0
 
     def is_smallest_everywhere(self, batch: dict[str, Any]) -> bool:
         return not self._fills and self.num_rows(batch) < 2
 
-    def advice(self, num_pieces: int) -> str:
+    def advice(self, num_chunks: int) -> str:
         budget = getattr(self._args, "max_tokens_per_forward", None)
         if budget is None:
-            return _smaller_micro_batch(self._args, num_pieces)
-        return f"max_tokens_per_forward={budget // num_pieces}"
+            return _smaller_micro_batch(self._args, num_chunks)
+        return f"max_tokens_per_forward={budget // num_chunks}"
 
 
 def _pairs(batch: dict[str, Any]) -> list[Any]:
     return [pair for row in batch["rows"] for pair in row.examples]
 
 
-def _smaller_micro_batch(args: Any, num_pieces: int) -> str:
-    size = -(-args.per_device_train_batch_size // num_pieces)
+def _smaller_micro_batch(args: Any, num_chunks: int) -> str:
+    size = -(-args.per_device_train_batch_size // num_chunks)
     steps = args.gradient_accumulation_steps * (args.per_device_train_batch_size // size)
     return f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps}"

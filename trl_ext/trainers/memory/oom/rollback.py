@@ -1,19 +1,19 @@
-"""The trainer's metrics and token counts, when a forward is taken again in pieces.
+"""The trainer's metrics and token counts, when a forward is taken again in chunks.
 
-What a failed forward wrote is taken back. What the pieces wrote becomes one entry of the micro-batch: TRL averages
-entries, and a micro-batch of two pieces must not weigh twice.
+What a failed forward wrote is rolled back. What the chunks wrote becomes one entry of the micro-batch: TRL averages
+entries, and a micro-batch of two chunks must not weigh twice.
 """
 
 import copy
 from collections.abc import Sequence
 from typing import Any
 
-# Sums over tokens divided by a constant of the step: the pieces' add up.
+# Sums over tokens divided by a constant of the step: the chunks' add up.
 SUMS = frozenset({"loss/policy_avg", "loss/value_avg"})
 
 
-class Books:
-    """A mark in the trainer's books.
+class MetricsRollback:
+    """A mark in the trainer's metrics and token counts, to which they can be rolled back.
 
     Args:
         trainer: With `_metrics["train"]`, lists by name, and `_tokens`.
@@ -27,8 +27,8 @@ class Books:
         self._num_stats = len(getattr(trainer, "_step_stats", ()))
         self._total_tokens = getattr(trainer, "_total_train_tokens", None)
 
-    def take_back(self) -> None:
-        """Everything since the mark."""
+    def roll_back(self) -> None:
+        """Remove everything that was written since the mark."""
         for name, values in self._metrics.items():
             del values[self._lengths.get(name, 0) :]
         self._trainer._tokens = copy.deepcopy(self._tokens)
@@ -38,10 +38,10 @@ class Books:
             self._trainer._total_train_tokens = self._total_tokens
 
     def merge(self, sizes: Sequence[int]) -> None:
-        """One entry for the pieces' entries since the mark.
+        """Make one entry of the chunks' entries since the mark.
 
         Args:
-            sizes: Rows of each piece on this rank.
+            sizes: Rows of each chunk on this rank.
         """
         for name, values in self._metrics.items():
             start = self._lengths.get(name, 0)

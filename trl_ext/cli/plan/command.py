@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="count the best plan's training with the memory twin, too: half a minute or more",
+        help="count the best plan's training with the twin as well, in a minute or so",
     )
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan instead of a question")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")

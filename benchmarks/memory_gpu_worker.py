@@ -82,21 +82,21 @@ class CudaMeter:
         if self.broke_in is None and sys.exc_info()[0] is not None:
             self.broke_in = phase
 
-    def push(self, name: str) -> None:
+    def open_phase(self, name: str) -> None:
         self.read()
         self._phases.append(name)
 
-    def pop(self) -> None:
+    def close_phase(self) -> None:
         self.read()
         self._phases.pop()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.push(name)
+        self.open_phase(name)
         try:
             yield
         finally:
-            self.pop()
+            self.close_phase()
 
     def begin_training(self) -> None:
         """What no phase claims belongs to the update from here on."""
@@ -156,7 +156,7 @@ def surroundings(task: Task, meter: Any) -> Iterator[None]:
         needed += [
             adapters.objects_from_this_rank(),
             adapters.ranks_that_agree(),
-            adapters.engine_steps(lambda: meter.push(run.STEP), meter.pop),
+            adapters.engine_steps(lambda: meter.open_phase(run.STEP), meter.close_phase),
         ]
     with contextlib.ExitStack() as stack:
         for each in needed:

@@ -86,7 +86,7 @@ def _launcher_parser() -> ArgumentParser:
         raise argument_problem(message, {})
 
     parser = launch_command_parser()
-    parser.error = refuse  # type: ignore[method-assign]
+    parser.error = refuse
     return parser
 
 

@@ -47,7 +47,7 @@ class StrictParser(TrlParser):
         self, dataclass_types: Sequence[type], prog: str | None = None, description: str | None = None
     ) -> None:
         super().__init__(
-            dataclass_types,
+            dataclass_types,  # type: ignore[arg-type]  # transformers gives them a NewType of its own
             prog=prog,
             usage="%(prog)s [--config RECIPE.yaml] [--KEY VALUE ...]",
             description=description,

@@ -126,7 +126,7 @@ def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int,
 def _item_dataclass(hint: Any) -> type | None:
     """The dataclass of a list's items (TRL's DatasetConfig, under `datasets`), None for other types."""
     (item_type,) = get_args(hint) if len(get_args(hint)) == 1 else (None,)
-    return item_type if dataclasses.is_dataclass(item_type) else None
+    return item_type if isinstance(item_type, type) and dataclasses.is_dataclass(item_type) else None
 
 
 def _shown(node: yaml.Node) -> str:

@@ -73,7 +73,7 @@ class RewardScriptArguments(ScriptArguments):
         },
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.margin_from_rules and self.rules is None:
             raise ConfigError("margin_from_rules is true, but there are no rules. Give `rules`, or leave it out.")
         self.filter_pairs = self.filter_pairs or self.margin_from_rules
@@ -93,7 +93,7 @@ class RewardModelConfig(ModelConfig):
         metadata={"help": "Task type of LoRA; a reward model needs SEQ_CLS."},
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.use_peft and self.lora_task_type != "SEQ_CLS":
             raise ConfigError(

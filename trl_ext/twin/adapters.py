@@ -1,7 +1,7 @@
 """Every private name that the twin replaces, each in a context manager: what, why, and when it can go.
 
 All of them make a place that computes with values, talks to other ranks or starts a GPU kernel allocate what it would
-allocate on a GPU, and nothing else. `ADAPTERS` lists them with the names they hold; a test walks the list.
+allocate on a GPU, and nothing else. A name that is gone raises AttributeError; a test enters every adapter.
 """
 
 import sys
@@ -138,7 +138,8 @@ def attention_of_a_gpu() -> AbstractContextManager[None]:
     return replaced(("trl_ext.packing.attention:choose_kernel", lambda *where, **how: varlen_attention))
 
 
-def head_of_a_gpu() -> AbstractContextManager[None]:
+@contextmanager
+def head_of_a_gpu() -> Iterator[None]:
     """TRL's fused head takes its Triton path, with kernels that write into what is there already.
 
     Why: without Triton it scores every position and makes fp32 tiles, several times 512 MiB.
@@ -153,19 +154,16 @@ def head_of_a_gpu() -> AbstractContextManager[None]:
         cdiv = staticmethod(lambda a, b: -(-a // b))
 
     head = "trl.kernels.chunked_logprob"
-    stack = ExitStack()
-    stack.enter_context(
-        replaced(
-            (f"{head}:_use_triton", lambda device: True),
-            ("trl.trainer.utils:_use_triton", lambda device: True),
-            (f"{head}:_forward_kernel", Kernel()),
-            (f"{head}:_backward_kernel", Kernel()),
-            (f"{head}:_addmm_fp32", lambda total, a, b: None),
-        )
+    names = (
+        (f"{head}:_use_triton", lambda device: True),
+        ("trl.trainer.utils:_use_triton", lambda device: True),
+        (f"{head}:_forward_kernel", Kernel()),
+        (f"{head}:_backward_kernel", Kernel()),
+        (f"{head}:_addmm_fp32", lambda total, a, b: None),
     )
-    # Imported by TRL only where Triton is installed.
-    stack.enter_context(patch.object(import_module(head), "triton", Triton, create=True))
-    return stack
+    # TRL imports Triton only where it is installed.
+    with replaced(*names), patch.object(import_module(head), "triton", Triton, create=True):
+        yield
 
 
 def reference_from_config(make: Callable[[], Any]) -> AbstractContextManager[None]:
@@ -207,8 +205,9 @@ def ranks_that_agree() -> Iterator[None]:
     Remove when: never.
     """
     with ExitStack() as stack:
-        for module in list(sys.modules.values()):
-            for name in RANK_CHECKS:
+        for name in RANK_CHECKS:
+            getattr(import_module("deepspeed.runtime.zero.utils"), name)
+            for module in list(sys.modules.values()):
                 if getattr(module, "__name__", "").startswith("deepspeed") and hasattr(module, name):
                     stack.enter_context(patch.object(module, name, lambda *sizes, **options: None))
         yield
@@ -243,33 +242,3 @@ def engine_steps(begin: Callable[[], None], end: Callable[[], None]) -> Iterator
 
     with replaced(("deepspeed:DeepSpeedEngine.step", told)):
         yield
-
-
-# Adapter: the names that it holds.
-ADAPTERS = {
-    "lists_of_ones": ("torch._subclasses.fake_tensor:FakeTensor.tolist",),
-    "modules_cast_in_place": ("torch.nn:Module._apply",),
-    "fakes_are_copied": ("torch._subclasses.fake_tensor:FakeTensor.__deepcopy__",),
-    "adam_makes_its_state_only": (
-        "torch.optim.adam:_single_tensor_adam",
-        "torch.optim.adam:_fused_adam",
-        "torch.optim.adam:_multi_tensor_adam",
-    ),
-    "dropout_of_a_gpu": ("torch.nn.functional:dropout",),
-    "attention_of_a_gpu": ("trl_ext.packing.attention:choose_kernel",),
-    "head_of_a_gpu": (
-        "trl.kernels.chunked_logprob:_use_triton",
-        "trl.trainer.utils:_use_triton",
-        "trl.kernels.chunked_logprob:_forward_kernel",
-        "trl.kernels.chunked_logprob:_backward_kernel",
-        "trl.kernels.chunked_logprob:_addmm_fp32",
-    ),
-    "reference_from_config": ("trl.trainer.grpo_trainer:create_model_from_path",),
-    "objects_from_this_rank": (
-        "torch.distributed:all_gather_object",
-        "torch.distributed:broadcast_object_list",
-    ),
-    "ranks_that_agree": tuple(f"deepspeed.runtime.zero.utils:{name}" for name in RANK_CHECKS),
-    "no_kernel_is_built": ("deepspeed.comm.torch:build_shm_op",),
-    "engine_steps": ("deepspeed:DeepSpeedEngine.step",),
-}

@@ -103,7 +103,7 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
     if simulation.deepspeed:
         needed += [
             adapters.ranks_that_agree(),
-            adapters.engine_steps(lambda: tracker.push(STEP), tracker.pop),
+            adapters.engine_steps(lambda: tracker.open_phase(STEP), tracker.close_phase),
         ]
     with contextlib.ExitStack() as stack:
         for adapter in needed:
@@ -114,8 +114,8 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
 @contextlib.contextmanager
 def optimizer_steps(tracker: Tracker) -> Iterator[None]:
     """The phase of torch's optimizers."""
-    before = register_optimizer_step_pre_hook(lambda optimizer, args, options: tracker.push(STEP))
-    after = register_optimizer_step_post_hook(lambda optimizer, args, options: tracker.pop())
+    before = register_optimizer_step_pre_hook(lambda optimizer, args, options: tracker.open_phase(STEP))
+    after = register_optimizer_step_post_hook(lambda optimizer, args, options: tracker.close_phase())
     try:
         yield
     finally:
@@ -271,17 +271,13 @@ def _numel(parameter: torch.nn.Parameter) -> int:
 
 @contextlib.contextmanager
 def gradients_in_buckets(simulation: Simulation, trainer: Any) -> Iterator[None]:
-    """DDP's buckets, in which the gradients live from the first forward on: there before any gradient is, and never
-    given back."""
+    """Give every gradient its place before training, and never take it back: so they lie in DDP's buckets."""
     if simulation.deepspeed or simulation.num_gpus == 1:
         yield
         return
     models = [trainer.model, value_model_of(trainer)]
     for parameter in (p for model in models if model is not None for p in model.parameters() if p.requires_grad):
         parameter.grad = torch.zeros_like(parameter)
-    kept = (torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
-    torch.nn.Module.zero_grad = torch.optim.Optimizer.zero_grad = lambda *_, **__: None  # type: ignore[method-assign]
-    try:
+    owners = ("torch.nn:Module", "torch.optim:Optimizer")
+    with adapters.replaced(*((f"{owner}.zero_grad", lambda *_, **__: None) for owner in owners)):
         yield
-    finally:
-        torch.nn.Module.zero_grad, torch.optim.Optimizer.zero_grad = kept  # type: ignore[method-assign]

@@ -22,11 +22,9 @@ from trl_ext.twin.simulation import Simulation, why_not
 # What trainers import on their way; DeepSpeed if it is there.
 PRELOADED = (
     "trl_ext.twin.run",
-    "trl_ext.trainers.reward.trainer",
-    "trl_ext.trainers.grpo.trainer",
-    "trl_ext.trainers.ppo.trainer",
+    *(f"trl_ext.trainers.{trainer}.trainer" for trainer in ("reward", "grpo", "ppo")),
+    *("peft", "trl.trainer.grpo_trainer", "trl.trainer.reward_trainer", "deepspeed", "deepspeed.comm.torch"),
 )
-PRELOADED += ("peft", "trl.trainer.grpo_trainer", "trl.trainer.reward_trainer", "deepspeed", "deepspeed.comm.torch")
 
 
 @contextmanager

@@ -16,9 +16,23 @@ from trl_ext.memory.models.find import cached_config, find_shape
 from trl_ext.memory.models.shapes import ModelShape
 
 # Keys of a recipe that are TRL's ModelConfig's and not the trainer's.
-MODEL_KEYS = ("model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules")
-MODEL_KEYS += ("lora_task_type", "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "attn_implementation")
-MODEL_KEYS += ("value_model",)  # the script's own
+_MODEL_KEYS = (
+    "model_name_or_path dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules lora_task_type load_in_4bit "
+    "load_in_8bit use_bnb_nested_quant attn_implementation "
+    "value_model"  # the script's own
+)
+# Keys that say how long a run is, and how often it generates.
+_RUN_LENGTH_KEYS = (
+    "num_train_epochs max_steps total_episodes generation_batch_size steps_per_generation num_mini_batches "
+    "num_ppo_epochs response_length max_length warmup_ratio warmup_steps max_completion_length do_eval "
+    "num_generations_eval"
+)
+_FILE_KEYS = (
+    "output_dir run_name report_to save_strategy save_steps logging_steps deepspeed resume_from_checkpoint "
+    "load_best_model_at_end push_to_hub hub_model_id hub_token log_completions logging_strategy save_total_limit "
+    "use_cpu model_init_kwargs chat_template_path reward_weights max_length_policy"
+)
+_DROPPED_KEYS = frozenset(f"{_MODEL_KEYS} {_RUN_LENGTH_KEYS} {_FILE_KEYS}".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,31 +144,17 @@ def shortened(trainer: str, keys: Mapping[str, Any], num_processes: int) -> dict
         keys: Of a recipe.
         num_processes: That run: all ranks under DeepSpeed, one of DDP.
     """
-    dropped = (*MODEL_KEYS, *_LENGTHS_OF_RUNS, *_ABOUT_FILES)
-    kept = {k: v for k, v in keys.items() if k not in dropped and not k.startswith(("vllm", "use_vllm", "eval_"))}
+    others = ("vllm", "use_vllm", "eval_")
+    kept = {k: v for k, v in keys.items() if k not in _DROPPED_KEYS and not k.startswith(others)}
     kept["gradient_accumulation_steps"] = min(keys.get("gradient_accumulation_steps", 1), 2)
     if trainer == "grpo":
         kept["num_iterations"] = min(keys.get("num_iterations", 1), 2)
-        kept["num_generations"] = _group_size(kept, num_processes)
+        # The smallest group that divides what is generated at once.
+        generated = keys.get("per_device_train_batch_size", 8) * kept["gradient_accumulation_steps"] * num_processes
+        kept["num_generations"] = next((size for size in range(2, generated + 1) if generated % size == 0), 2)
     if trainer == "ppo":
         kept |= {"num_iterations": 1, "num_generations": 1}
     return kept
-
-
-# What says how long a run is, and how often it generates.
-_LENGTHS_OF_RUNS = ("num_train_epochs", "max_steps", "total_episodes", "generation_batch_size", "steps_per_generation")
-_LENGTHS_OF_RUNS += ("num_mini_batches", "num_ppo_epochs", "response_length", "max_length", "warmup_ratio")
-_LENGTHS_OF_RUNS += ("warmup_steps", "max_completion_length", "do_eval", "num_generations_eval")
-_ABOUT_FILES = ("output_dir", "run_name", "report_to", "save_strategy", "save_steps", "logging_steps", "deepspeed")
-_ABOUT_FILES += ("resume_from_checkpoint", "load_best_model_at_end", "push_to_hub", "hub_model_id", "hub_token")
-_ABOUT_FILES += ("log_completions", "logging_strategy", "save_total_limit", "use_cpu", "model_init_kwargs")
-_ABOUT_FILES += ("chat_template_path", "reward_weights", "max_length_policy")
-
-
-def _group_size(keys: Mapping[str, Any], num_processes: int) -> int:
-    """The smallest group that divides what is generated at once."""
-    generated = keys.get("per_device_train_batch_size", 8) * keys["gradient_accumulation_steps"] * num_processes
-    return next((size for size in range(2, generated + 1) if generated % size == 0), 2)
 
 
 def find_config(model: str) -> dict[str, Any]:

@@ -58,17 +58,19 @@ class Tracker(TorchDispatchMode):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Charge what happens inside to `name`, phases opened inside excepted."""
-        self.push(name)
+        self.open_phase(name)
         try:
             yield
         finally:
-            self.pop()
+            self.close_phase()
 
-    def push(self, name: str) -> None:
+    def open_phase(self, name: str) -> None:
+        """Charge what happens from here on to `name`."""
         self._phases.append(name)
         self._begin()
 
-    def pop(self) -> None:
+    def close_phase(self) -> None:
+        """Charge what happens from here on to the phase around the one that was opened last."""
         self._phases.pop()
         self._begin()
 
@@ -104,7 +106,8 @@ class Tracker(TorchDispatchMode):
         values = output.values() if isinstance(output, dict) else output
         for value in values if isinstance(values, Iterable) and not isinstance(values, torch.Tensor) else (values,):
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                value.grad_fn.metadata[_MARK] = self._called(module)
+                # torch declares the dictionary `metadata` as a method.
+                value.grad_fn.metadata[_MARK] = self._called(module)  # type: ignore[index]
 
     def _called(self, module: torch.nn.Module) -> str:
         return self._names.get(id(module)) or type(module).__name__
@@ -155,7 +158,7 @@ class Tracker(TorchDispatchMode):
         return result
 
     def _follow_backward(self) -> None:
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         if node is not None and _MARK in node.metadata:
             self._backward_module = node.metadata[_MARK]
 

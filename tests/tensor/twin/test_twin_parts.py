@@ -1,6 +1,7 @@
 """The parts of the memory twin in this process: what is counted, and what each adapter is for."""
 
 import copy
+from importlib import import_module
 
 import pytest
 import torch
@@ -8,15 +9,19 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from trl_ext.twin import Simulation, simulation_of, why_not
 from trl_ext.twin.adapters import (
-    ADAPTERS,
     adam_makes_its_state_only,
     attention_of_a_gpu,
     dropout_of_a_gpu,
+    engine_steps,
     fakes_are_copied,
     head_of_a_gpu,
     lists_of_ones,
+    modules_cast_in_place,
+    no_kernel_is_built,
     objects_from_this_rank,
     owner_of,
+    ranks_that_agree,
+    reference_from_config,
     replaced,
 )
 from trl_ext.twin.card import emptied_caches
@@ -24,6 +29,8 @@ from trl_ext.twin.trace import Trace, replay
 from trl_ext.twin.tracker import Tracker
 
 KIB = 1024
+OF_TORCH_AND_TRL = (lists_of_ones, modules_cast_in_place, fakes_are_copied, adam_makes_its_state_only)
+OF_TORCH_AND_TRL += (dropout_of_a_gpu, attention_of_a_gpu, head_of_a_gpu, objects_from_this_rank)
 
 
 @pytest.fixture
@@ -152,12 +159,21 @@ def test_a_cache_that_a_library_empties_is_emptied_in_the_trace(caller):
 # Adapters ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("adapter", "name"), [(a, name) for a, names in ADAPTERS.items() for name in names])
-def test_a_private_name_still_exists(adapter, name):
-    if "deepspeed" in name:
-        pytest.importorskip("deepspeed")
-    owner, last = owner_of(name)
-    assert hasattr(owner, last), f"{adapter} holds on to {name}, which is gone"
+@pytest.mark.parametrize("adapter", OF_TORCH_AND_TRL, ids=lambda adapter: adapter.__name__)
+def test_every_name_that_an_adapter_replaces_still_exists(adapter):
+    with adapter():
+        pass
+
+
+def test_deepspeeds_names_still_exist():
+    pytest.importorskip("deepspeed")
+    with ranks_that_agree(), no_kernel_is_built(), engine_steps(lambda: None, lambda: None):
+        pass
+
+
+def test_the_reference_model_is_made_as_told():
+    with reference_from_config(lambda: "made"):
+        assert import_module("trl.trainer.grpo_trainer").create_model_from_path("a-name", dtype="auto") == "made"
 
 
 def test_an_adapter_of_a_name_that_is_gone_fails():

@@ -93,7 +93,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     packed = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # A model loaded from GGUF refuses save_pretrained; a fresh one with the same weights does not.
     config = packed.config
@@ -112,7 +112,7 @@ def _check(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     problems = _chat_problems(tokenizer, model.generation_config)
     question, expected = _PROBE
     output = model.generate(**tokenizer(question, return_tensors="pt"), max_new_tokens=5, do_sample=False)

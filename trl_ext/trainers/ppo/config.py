@@ -7,7 +7,7 @@ from typing import Any
 from trl_ext.compat.trl import without_groups
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.ppo.kl import ESTIMATORS
+from trl_ext.trainers.ppo.equations import ESTIMATORS
 from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
 
 CRITICS = ("adapter", "head", "separate")

@@ -1,17 +1,110 @@
-"""From scores to advantages and returns per token. Legend: B rows, T completion tokens, K quantities.
+"""PPO's equations: KL penalty, rewards, advantages, returns and the critic's loss.
 
-A token counts where the mask is 1. What stands at the others, NaN included, reaches no result.
+Legend: B rows, T completion tokens, K quantities. A token counts where the mask is 1. What stands at the others, NaN
+included, reaches no result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isnan
 
 import torch
 import torch.nn.functional as F
 
+from trl_ext.errors import ConfigError
+
 Total = Callable[[torch.Tensor], torch.Tensor]
 
+ESTIMATORS = ("k1", "k3")
+
+_MOST_ERROR = 0.2  # Ziegler et al. bound the relative error of one update to this on either side.
 _EPSILON = 1e-8  # Added to the variance, as in TRL 1.12's masked_whiten.
 _LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is rounding.
+
+# KL ---------------------------------------------------------------------------------------------------------------
+
+
+def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) -> torch.Tensor:
+    """Estimates of KL(policy || reference) from tokens that the policy sampled; both are unbiased.
+
+    Args:
+        logps, ref_logps: [B, T] log-probabilities of the tokens under the policy and the reference.
+        estimator: "k1" is the log-ratio, of either sign; "k3" is never negative and mostly varies less.
+
+    Returns:
+        [B, T] in float32, nats.
+
+    Raises:
+        ConfigError: for another estimator.
+
+    Source: Schulman, Approximating KL Divergence, http://joschu.net/blog/kl-approx.html.
+    """
+    if estimator not in ESTIMATORS:
+        raise ConfigError(f"kl_estimator is {estimator!r}. Give one of {', '.join(ESTIMATORS)}.")
+    log_ratio = ref_logps.float() - logps.float()
+    # expm1: near the reference the two terms of exp(x) - 1 cancel, and the rest would be rounding.
+    return -log_ratio if estimator == "k1" else torch.expm1(log_ratio) - log_ratio
+
+
+@dataclass(slots=True)
+class AdaptiveKL:
+    """The KL coefficient, moved so that the policy keeps a given distance from the reference.
+
+    Args:
+        value: The coefficient now.
+        target: Wanted KL of a whole completion, in nats; None keeps the coefficient fixed.
+        horizon: Episodes over which a KL that is 20 % or more off moves the coefficient by about 20 %.
+
+    Raises:
+        ConfigError: for values that no coefficient can follow.
+
+    Source: Ziegler et al., arXiv:1909.08593, section 2.2.
+    """
+
+    value: float
+    target: float | None = None
+    horizon: float = 10_000
+
+    def __post_init__(self) -> None:
+        if not self.value >= 0:
+            raise ConfigError(f"The KL coefficient is {self.value}. Give 0 or more.")
+        if self.target is None:
+            return
+        if not self.target > 0:
+            raise ConfigError(f"The KL target is {self.target}. Give more than 0, or None for a fixed coefficient.")
+        if not self.horizon > 0:
+            raise ConfigError(f"The KL horizon is {self.horizon}. Give more than 0 episodes.")
+        if self.value == 0:
+            raise ConfigError("A KL coefficient of 0 cannot adapt: each update multiplies it. Start above 0.")
+
+    def update(self, kl: float, num_episodes: int) -> None:
+        """Move the coefficient after a batch; a NaN KL, of a batch in which nothing counts, moves nothing.
+
+        Args:
+            kl: Mean over the completions of all ranks of the KL summed over their tokens.
+            num_episodes: Completions of all ranks.
+        """
+        if self.target is None:
+            return
+        if _MOST_ERROR * num_episodes >= self.horizon:
+            raise ConfigError(
+                f"One update of {num_episodes} episodes can bring the KL coefficient to 0 or below with a horizon "
+                f"of {self.horizon}. Give a horizon above {_MOST_ERROR * num_episodes:g}."
+            )
+        error = float(kl) / self.target - 1
+        if not isnan(error):
+            self.value *= 1 + min(max(error, -_MOST_ERROR), _MOST_ERROR) * num_episodes / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": float(self.value)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from a saved coefficient; a fixed one is a setting, not a state, and stays as it was set."""
+        if self.target is not None:
+            self.value = float(state["value"])
+
+
+# Targets ----------------------------------------------------------------------------------------------------------
 
 
 def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float) -> torch.Tensor:
@@ -84,12 +177,6 @@ def whiten(
     return _narrow(_kept(whitened if shift_mean else whitened + means[0], counted), values)
 
 
-def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[] mean of x [B, T] over the counted tokens; 0 where none counts."""
-    counted = mask.bool()
-    return _narrow(_kept(x.double(), counted).sum() / counted.sum().clamp(min=1), x)
-
-
 @torch.no_grad()
 def explained_variance(
     values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total: Total | None = None
@@ -142,3 +229,51 @@ def _kept(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
 def _narrow(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """In the dtype of `like`, in float32 where that is narrower."""
     return x.to(torch.promote_types(like.dtype, torch.float32))
+
+
+# Value loss -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ValueLoss:
+    """Of one micro-batch; both add up over micro-batches and ranks.
+
+    Args:
+        loss: [] with gradient.
+        num_clipped: [] counted tokens whose clipped term is the larger one: they give no gradient.
+    """
+
+    loss: torch.Tensor
+    num_clipped: torch.Tensor
+
+
+def clipped_value_loss(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    cliprange_value: float | None,
+    normalizer: torch.Tensor | float,
+) -> ValueLoss:
+    """Half the squared error, of the value or of the value clipped to near its old one, whichever is larger.
+
+    Args:
+        values: [B, T] the critic's values now.
+        old_values: [B, T] its values when the completions were sampled.
+        returns: [B, T] what the values should be.
+        mask: [B, T] 1 where a token counts; what stands elsewhere, NaN included, reaches neither loss nor gradient.
+        cliprange_value: How far from its old value a value may go before it is clipped; None never clips.
+        normalizer: What the sum over tokens is divided by, above 0: the counted tokens of the whole batch.
+
+    Source: OpenAI baselines, ppo2/model.py; arXiv:2005.12729, section 3, item 1 (value function clipping).
+    """
+    counted = mask.bool()
+    # Before the arithmetic: the gradient of a NaN that is masked afterwards is NaN.
+    values, old_values, returns = (torch.where(counted, x.float(), 0.0) for x in (values, old_values, returns))
+    errors = (values - returns).square()
+    if cliprange_value is None:
+        return ValueLoss(0.5 * errors.sum() / normalizer, counted.new_zeros((), dtype=torch.long))
+    clipped = torch.clamp(values, old_values - cliprange_value, old_values + cliprange_value)
+    clipped_errors = (clipped - returns).square()
+    loss = 0.5 * torch.maximum(errors, clipped_errors).sum() / normalizer
+    return ValueLoss(loss, (clipped_errors > errors).sum())

@@ -21,10 +21,9 @@ from trl_ext.trainers.ppo.inputs import (
     tokenizer_of,
 )
 from trl_ext.trainers.ppo.reference import choose_adapter, choose_reference, prepare_frozen
-from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser
-from trl_ext.trainers.ppo.scores.reward_models import RewardModel
-from trl_ext.trainers.ppo.scores.scoring import Scoring
-from trl_ext.trainers.ppo.scores.shared_reward import SharedRewardModel
+from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
+from trl_ext.trainers.ppo.scores.reward_adapter import SharedRewardModel
+from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, RewardModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class PPOModels:
         self.rewards = [] if args.score_mode == "rules_only" else self._load_rewards()
         self.reference: Any = None
 
-    def _load_rewards(self) -> list[RewardModel]:
+    def _load_rewards(self) -> list[CompletionScorer]:
         trainer, args, models = self._trainer, self._args, self._given.rewards
         tokenizers = listed(self._given.reward_tokenizers) or [None] * len(models)
         if len(tokenizers) != len(models):
@@ -95,7 +94,7 @@ class PPOModels:
             agree=lambda num_forwards: trainer._agreed_num_forwards(num_forwards),
             chat_template_kwargs=args.chat_template_kwargs,
         )
-        scorers = []
+        scorers: list[CompletionScorer] = []
         for i, (given, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
             model = load_classifier(given, args)
             tokenizer = tokenizer_of(model, tokenizer, self.tokenizer)

@@ -12,12 +12,13 @@ from accelerate import Accelerator
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.equations import (
+    AdaptiveKL,
     explained_variance,
     generalized_advantages,
+    kl_estimate,
     shaped_rewards,
     whiten,
 )
-from trl_ext.trainers.ppo.kl import AdaptiveKL, kl_estimate
 
 
 def counted_tokens(rollouts: dict[str, Any]) -> torch.Tensor:

@@ -25,6 +25,7 @@ from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.critics import Critic, CriticStarts, SeparateCritic, split_group
 from trl_ext.trainers.ppo.critic.values import CriticValues
+from trl_ext.trainers.ppo.equations import AdaptiveKL, clipped_value_loss
 from trl_ext.trainers.ppo.inputs import (
     TokenizedPrompt,
     check_arguments,
@@ -33,10 +34,8 @@ from trl_ext.trainers.ppo.inputs import (
     listed,
     with_prompts,
 )
-from trl_ext.trainers.ppo.kl import AdaptiveKL
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.targets import PPOTargets, counted_tokens
-from trl_ext.trainers.ppo.value_loss import clipped_value_loss
 
 
 class PPOTrainer(GRPOTrainer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.ppo.kl import AdaptiveKL, kl_estimate
+from trl_ext.trainers.ppo.equations import AdaptiveKL, kl_estimate
 
 torch.set_num_threads(1)
 

@@ -10,9 +10,14 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftType, TaskType, set_peft_model_state_dict
 from safetensors.torch import load_file
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.pooled_head import scored_token
+from trl_ext.trainers.forward.roles import REWARD, bare_model
+from trl_ext.trainers.grpo.trainer import GRPOTrainer
+from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, num_positions
 
 logger = logging.get_logger(__name__)
 
@@ -23,6 +28,38 @@ _HEAD = ".score."
 _HEAD_NAMES = {"classifier", "score"}
 # Other named initialisations take something out of the base weights, which the policy shares.
 _HARMLESS_INITS = ("gaussian", "eva", "orthogonal")
+
+
+class SharedRewardModel(CompletionScorer):
+    """Scores completions with the adapter "reward" of the actor's PeftModel.
+
+    Args:
+        folder: Where the adapter lies; its name is the score's name in logs.
+        tokenizer: The actor's: the adapter was trained on the same base model.
+        options: As for CompletionScorer.
+    """
+
+    def __init__(self, folder: str, tokenizer: Any, **options: Any):
+        super().__init__(tokenizer, Path(folder).name, **options)
+
+    def attach(self, trainer: GRPOTrainer) -> None:
+        """Score with the trainer's actor, which has the adapter now."""
+        self._trainer = trainer
+        self.model = bare_model(trainer.model)
+        self.wrapped = self._call
+        self._num_positions = num_positions(self.model)
+
+    def _prepare(self) -> None:
+        """Pack where the actor does; it has been checked, and goes on training after this."""
+        self.packs = self._trainer._packs
+
+    def _call(self, pool_index: torch.Tensor | None = None, **inputs: Any) -> SequenceClassifierOutputWithPast:
+        actor: Any = self._trainer.model
+        values = actor(role=REWARD, **{"use_cache": False, **inputs}).token_values
+        if pool_index is not None:
+            return SequenceClassifierOutputWithPast(logits=values[0, pool_index, None])
+        ends = [scored_token(row, self._pad_token_id) for row in inputs["input_ids"].tolist()]
+        return SequenceClassifierOutputWithPast(logits=values[range(len(ends)), ends, None])
 
 
 def load_reward_adapter(peft_model: Any, folder: str | Path, name: str = "reward") -> torch.nn.Linear:

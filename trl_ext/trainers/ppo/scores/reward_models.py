@@ -19,6 +19,7 @@ from trl.data_utils import apply_chat_template, is_conversational
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing import attention
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
+from trl_ext.trainers.forward.roles import bare_model
 from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
 from trl_ext.trainers.reward.self_check import check_reward_model
 
@@ -29,75 +30,69 @@ DEFAULT_MAX_TOKENS = 16_384
 _SURPLUS = [0, 0]
 
 
-class RewardModel:
-    """A sequence classification model with one label, frozen, that scores completions.
+class CompletionScorer:
+    """Makes texts of completions, tokens of texts, and forwards of tokens.
 
     Args:
-        model: As transformers loads it, in a PeftModel or not. Changed in place: evaluation mode, no gradients, no
-            cache, the tokenizer's pad token in its config, packed attention.
         tokenizer: The reward model's own; need not be the policy's. Not changed.
-        name: What messages call the model.
+        name: What messages and logs call the model.
         max_tokens_per_forward: Most tokens of one forward, padding included; None for 16,384. A sequence that alone
             is longer gets a forward of its own.
         autocast: Makes the context of every forward.
         agree: Takes this rank's number of forwards and returns the largest of all ranks, which each of them then
             makes: forwards of ZeRO-3 are collectives. Called once per call on every rank, whatever is to be scored.
-        device: Where the model's inputs go; None: where its weights are at the time of a call.
         chat_template_kwargs: For the chat template of conversations.
 
     Attributes:
         model: The bare model.
         wrapped: What forwards are called through; set it to what accelerate or DeepSpeed made of `model`.
-        packs: Whether forwards are flat rows. True may turn False at the first call, when the self-check runs.
+        packs: True if forwards are flat rows.
         error: What the last call raised while it made text and tokens, where `agree` is given: then nothing is scored,
             and the caller raises it on all ranks.
 
     Raises:
-        ConfigError: more or fewer than one label, neither pad nor EOS token, or a budget below one token.
+        ConfigError: neither pad nor EOS token, or a budget below one token.
     """
+
+    model: Any
+    wrapped: Any
+    packs: bool
+    _num_positions: int | None
 
     def __init__(
         self,
-        model: Any,
         tokenizer: Any,
         name: str,
         *,
         max_tokens_per_forward: int | None = None,
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         agree: Callable[[int], int] | None = None,
-        device: torch.device | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ):
-        self.wrapped = model
-        self.model = model.get_base_model() if is_peft_model(model) else model
-        self._set_up(tokenizer, name, max_tokens_per_forward, autocast, agree, device, chat_template_kwargs)
-        _check_labels(self.model.config, name)
-        self._pad_token_id = _adopt_pad_token(self.model.config, tokenizer, name)
-        self._num_positions = num_positions(self.model)
-        _freeze(model)
-        self.packs = self._start_packing()
-        self._check_is_due = self.packs
-
-    def _set_up(
-        self,
-        tokenizer: Any,
-        name: str,
-        max_tokens_per_forward: int | None = None,
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
-        agree: Callable[[int], int] | None = None,
-        device: torch.device | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """What does not depend on the model. `__name__` is what TRL's logs call it."""
+        if max_tokens_per_forward is not None and max_tokens_per_forward < 1:
+            raise ConfigError(
+                f"max_tokens_per_forward={max_tokens_per_forward} of the reward model {name} holds no token. Set it "
+                f"to the tokens that fit into one forward, such as {DEFAULT_MAX_TOKENS}."
+            )
+        pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if pad_token_id is None:
+            raise ConfigError(
+                f"The tokenizer of the reward model {name} has neither a pad nor an EOS token. Set "
+                "tokenizer.pad_token."
+            )
         self.tokenizer = tokenizer
-        self.name = self.__name__ = name
-        self._max_tokens = _checked_budget(max_tokens_per_forward, name)
+        self.name = self.__name__ = name  # the second is what TRL's logs take
+        self.error: Exception | None = None
+        self._pad_token_id: int = pad_token_id
+        self._max_tokens = max_tokens_per_forward or DEFAULT_MAX_TOKENS
         self._autocast = autocast
         self._agree = agree
-        self.error: Exception | None = None
-        self._device = device
         self._template_kwargs = chat_template_kwargs or {}
         self._warned_of_cut = False
+
+    def _prepare(self) -> None:
+        """Called before anything is scored."""
+        raise NotImplementedError
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
         """Scores of completions, [N] float32 on the model's device. Collective under `agree`.
@@ -126,7 +121,7 @@ class RewardModel:
     @property
     def device(self) -> torch.device:
         """Where the model's inputs go."""
-        return self._device or self.model.device
+        return self.model.device
 
     # Text ------------------------------------------------------------------------------------------------------------
 
@@ -152,17 +147,14 @@ class RewardModel:
         limit = self._num_positions
         if limit is None or max(map(len, sequences)) <= limit:
             return sequences
-        self._warn_of_cut(max(map(len, sequences)), limit)
-        return [ids[-limit:] for ids in sequences]
-
-    def _warn_of_cut(self, num_tokens: int, limit: int) -> None:
         if not self._warned_of_cut and _is_main_process():
             logger.warning(
-                f"A sequence of {num_tokens} tokens is longer than the {limit} positions of the reward model "
-                f"{self.name}. Such sequences lose their first tokens before they are scored. Shorten prompts or "
-                "completions to avoid it."
+                f"A sequence of {max(map(len, sequences))} tokens is longer than the {limit} positions of the reward "
+                f"model {self.name}. Such sequences lose their first tokens before they are scored. Shorten prompts "
+                "or completions to avoid it."
             )
         self._warned_of_cut = True
+        return [ids[-limit:] for ids in sequences]
 
     # Forwards --------------------------------------------------------------------------------------------------------
 
@@ -191,7 +183,38 @@ class RewardModel:
         with self._autocast():
             return score(self.wrapped, forward, sequences, self._pad_token_id, self.device)
 
-    # Packing ---------------------------------------------------------------------------------------------------------
+
+class RewardModel(CompletionScorer):
+    """A sequence classification model with one label, frozen, that scores completions.
+
+    Args:
+        model: As transformers loads it, in a PeftModel or not. Changed in place: evaluation mode, no gradients, no
+            cache, the tokenizer's pad token in its config, packed attention. `packs` may turn False at the first
+            call, when the self-check runs.
+        tokenizer, name, options: As for CompletionScorer.
+
+    Raises:
+        ConfigError: more or fewer than one label, neither pad nor EOS token, or a budget below one token.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, name: str, **options: Any):
+        super().__init__(tokenizer, name, **options)
+        self.wrapped = model
+        self.model = bare_model(model)
+        if self.model.config.num_labels != 1:
+            raise ConfigError(
+                f"A reward model has one label; {name} has {self.model.config.num_labels}. Give a reward model, "
+                "loaded with AutoModelForSequenceClassification and num_labels=1."
+            )
+        self._num_positions = num_positions(self.model)
+        # It decides which token the model scores.
+        self.model.config.get_text_config().pad_token_id = self._pad_token_id
+        model.eval().requires_grad_(False)
+        for config in (model.config, model.config.get_text_config()):
+            # A padded forward would keep the keys and values of all layers for a generation that never comes.
+            config.use_cache = False
+        self.packs = self._start_packing()
+        self._check_is_due = self.packs
 
     def _start_packing(self) -> bool:
         if is_peft_model(self.wrapped) and self.wrapped.active_peft_config.is_prompt_learning:
@@ -217,6 +240,8 @@ class RewardModel:
         if not self._check_is_due:
             return
         self._check_is_due = False
+        with self._autocast():
+            half_precision = self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.device.type)
         result = check_reward_model(
             self.wrapped,
             head=self.model.score,
@@ -224,16 +249,12 @@ class RewardModel:
             pad_token_id=self._pad_token_id,
             device=self.device,
             autocast=self._autocast,
-            half_precision=self._is_half_precision(),
+            half_precision=half_precision,
             share_prompt=True,
         )
         if not result.is_exact:
             attention.uninstall(self.model.config)
             self.packs = self._pad_instead(str(result))
-
-    def _is_half_precision(self) -> bool:
-        with self._autocast():
-            return self.model.dtype != torch.float32 or torch.is_autocast_enabled(self.device.type)
 
 
 def num_positions(model: Any) -> int | None:
@@ -246,41 +267,6 @@ def num_positions(model: Any) -> int | None:
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return limit - module.padding_idx - 1
     return limit
-
-
-def _check_labels(config: Any, name: str) -> None:
-    if config.num_labels != 1:
-        raise ConfigError(
-            f"A reward model has one label; {name} has {config.num_labels}. Give a reward model, loaded with "
-            "AutoModelForSequenceClassification and num_labels=1."
-        )
-
-
-def _adopt_pad_token(config: Any, tokenizer: Any, name: str) -> int:
-    """The pad token by TRL's rule, in the config too: it decides which token the model scores."""
-    pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    if pad_token_id is None:
-        raise ConfigError(
-            f"The tokenizer of the reward model {name} has neither a pad nor an EOS token. Set tokenizer.pad_token."
-        )
-    config.get_text_config().pad_token_id = pad_token_id
-    return pad_token_id
-
-
-def _freeze(model: Any) -> None:
-    model.eval().requires_grad_(False)
-    for config in (model.config, model.config.get_text_config()):
-        # A padded forward would keep the keys and values of all layers for a generation that never comes.
-        config.use_cache = False
-
-
-def _checked_budget(max_tokens: int | None, name: str) -> int:
-    if max_tokens is not None and max_tokens < 1:
-        raise ConfigError(
-            f"max_tokens_per_forward={max_tokens} of the reward model {name} holds no token. Set it to the tokens "
-            f"that fit into one forward, such as {DEFAULT_MAX_TOKENS}."
-        )
-    return DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
 
 
 def _is_main_process() -> bool:

@@ -52,9 +52,9 @@ def reward(completion_ids, **_):
     return [(sum(ids) % 17) / 17 for ids in completion_ids]
 
 
-def share_of_sevens(completion_ids, **_):
-    """A toy task: emit one token often."""
-    return [sum(token == 7 for token in ids) / 12 for ids in completion_ids]
+def share_of_twenty_tokens(completion_ids, **_):
+    """A toy task: emit any of twenty tokens often."""
+    return [sum(7 <= token <= 26 for token in ids) / 12 for ids in completion_ids]
 
 
 def prompts(num: int = 16) -> Dataset:

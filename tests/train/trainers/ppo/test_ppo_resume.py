@@ -95,7 +95,7 @@ def test_a_grpo_run_resumes_in_the_middle_of_its_rollouts(tmp_path):
         )
         trainer = GRPOTrainer(
             ppo_trainers.actor(),
-            ppo_trainers.share_of_sevens,
+            ppo_trainers.share_of_twenty_tokens,
             args,
             ppo_trainers.prompts(4),
             processing_class=tiny.tokenizer(),

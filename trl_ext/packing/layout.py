@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import torch
 
-from trl_ext.packing.plan import Row, Segment
+from trl_ext.packing.plan import PlannedRow, Segment
 
 IGNORE_INDEX = -100
 
@@ -102,7 +102,7 @@ class PackedRow(FlatRow):
     scored_offset: torch.Tensor
 
 
-def flatten(row: Row, sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> FlatRow:
+def flatten(row: PlannedRow, sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> FlatRow:
     """Turn a planned row into tensors.
 
     Args:
@@ -123,7 +123,7 @@ def flatten(row: Row, sequences: Sequence[Sequence[int]], device: torch.device |
 
 
 def lay_out(
-    row: Row, sequences: Sequence[Sequence[int]], num_scored: Sequence[int], device: torch.device | str = "cpu"
+    row: PlannedRow, sequences: Sequence[Sequence[int]], num_scored: Sequence[int], device: torch.device | str = "cpu"
 ) -> PackedRow:
     """Turn a planned row into tensors, with labels for the trailing tokens of every sequence.
 

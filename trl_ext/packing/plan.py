@@ -65,7 +65,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlannedRow:
     """A flat row: its segments in order, without gaps."""
 
     segments: tuple[Segment, ...]
@@ -83,7 +83,7 @@ class _Block:
     num_tokens: int
 
 
-def plan_rows(items: Sequence[Item], max_tokens: int | None = None) -> list[Row]:
+def plan_rows(items: Sequence[Item], max_tokens: int | None = None) -> list[PlannedRow]:
     """Lay every item into exactly one row.
 
     Args:
@@ -167,7 +167,7 @@ def _first_fit_decreasing(blocks: list[_Block], max_tokens: int | None) -> list[
     return sorted(ordered, key=lambda row: row[0].members)
 
 
-def _lay(items: Sequence[Item], blocks: list[_Block]) -> Row:
+def _lay(items: Sequence[Item], blocks: list[_Block]) -> PlannedRow:
     segments: list[Segment] = []
     end = 0
     for block in blocks:
@@ -185,4 +185,4 @@ def _lay(items: Sequence[Item], blocks: list[_Block]) -> Row:
             length = items[index].length - offset
             segments.append(Segment(end, end + length, index, offset, prefix if share else (end, end)))
             end += length
-    return Row(tuple(segments))
+    return PlannedRow(tuple(segments))

@@ -11,7 +11,7 @@ import torch
 
 from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import PackedRow, lay_out
-from trl_ext.packing.plan import Item, Row, Segment, plan_rows
+from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
 from trl_ext.trainers.forward.scored_positions import only_positions
 
 
@@ -65,7 +65,9 @@ def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> 
     return Unpadded(sequences, tuple(sum(row[-width:]) for row in mask), width)
 
 
-def plan(batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, keep_all: bool = False) -> list[Row]:
+def plan(
+    batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, keep_all: bool = False
+) -> list[PlannedRow]:
     """Flat rows that hold every scored token of the batch.
 
     Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
@@ -91,7 +93,7 @@ def plan(batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, kee
 def score(
     model: Callable[..., Any],
     batch: Unpadded,
-    rows: Sequence[Row],
+    rows: Sequence[PlannedRow],
     device: torch.device,
     num_forwards: int | None = None,
     compute_entropy: bool = False,
@@ -155,7 +157,7 @@ def joined(parts: Sequence[LogProbs]) -> LogProbs:
 def score_values(
     model: Callable[..., Any],
     batch: Unpadded,
-    rows: Sequence[Row],
+    rows: Sequence[PlannedRow],
     device: torch.device,
     num_forwards: int | None = None,
     **options: Any,
@@ -186,7 +188,7 @@ def score_values(
     return values.view(len(batch.sequences), batch.width), num_forwarded
 
 
-def _with_surplus(rows: Sequence[Row], num_forwards: int | None, batch: Unpadded) -> list[Row]:
+def _with_surplus(rows: Sequence[PlannedRow], num_forwards: int | None, batch: Unpadded) -> list[PlannedRow]:
     return [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]
 
 
@@ -227,13 +229,15 @@ def _scatter(total: torch.Tensor | None, size: int, target: torch.Tensor, values
     return placed if total is None else total + placed
 
 
-def renumbered(rows: Sequence[Row], numbers: Sequence[int]) -> list[Row]:
+def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:
     """The rows with item i called `numbers[i]`."""
-    return [Row(tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments)) for row in rows]
+    return [
+        PlannedRow(tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments)) for row in rows
+    ]
 
 
-def _filler(batch: Unpadded) -> Row:
+def _filler(batch: Unpadded) -> PlannedRow:
     """The shortest forward with a prediction: two tokens of the longest sequence, none of them scored."""
     lengths = [len(sequence) for sequence in batch.sequences]
     longest = max(range(len(lengths)), key=lengths.__getitem__)
-    return Row((Segment(0, min(2, lengths[longest]), longest, 0, (0, 0), is_prefix=True),))
+    return PlannedRow((Segment(0, min(2, lengths[longest]), longest, 0, (0, 0), is_prefix=True),))

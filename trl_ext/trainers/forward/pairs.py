@@ -11,13 +11,13 @@ import torch
 
 from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import FlatRow, flatten
-from trl_ext.packing.plan import Item, Row, Segment, plan_rows
+from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
 from trl_ext.trainers.forward.pooled_head import scored_token
 
 # Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
 SHARED = "shared_tokens"
 # A row of one token and no pair: what a rank forwards while others have one more row.
-_NO_PAIR = Row((Segment(0, 1, 0, 0, (0, 0)),))
+_NO_PAIR = PlannedRow((Segment(0, 1, 0, 0, (0, 0)),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ def num_shared_tokens(chosen: Sequence[int], rejected: Sequence[int]) -> int:
     return low
 
 
-def _row_indices(row: Row, tokens: Sequence[int], items: Sequence[Item]) -> list[int]:
+def _row_indices(row: PlannedRow, tokens: Sequence[int], items: Sequence[Item]) -> list[int]:
     """Where token `tokens[i]` of sequence i lies in the row."""
     prefixes = {items[s.item].group: s for s in row.segments if s.is_prefix}
     found = [0] * len(items)

@@ -13,7 +13,7 @@ import torch
 
 from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import flatten
-from trl_ext.packing.plan import Item, Row, plan_rows
+from trl_ext.packing.plan import Item, PlannedRow, plan_rows
 from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import scored_token
@@ -21,7 +21,7 @@ from trl_ext.trainers.forward.pooled_head import scored_token
 Sequences = Sequence[list[int]]
 
 
-def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) -> list[Row]:
+def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) -> list[PlannedRow]:
     """Flat rows of at most `max_tokens`, and one for each sequence that is longer.
 
     Args:
@@ -61,7 +61,7 @@ def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
 
 
 def score_packed(
-    model: Callable[..., Any], row: Row, sequences: Sequences, pad_token_id: int, device: torch.device
+    model: Callable[..., Any], row: PlannedRow, sequences: Sequences, pad_token_id: int, device: torch.device
 ) -> tuple[list[int], torch.Tensor]:
     """The sequences that end in a flat row, and their scores [n]: one model call."""
     items, places = [], []

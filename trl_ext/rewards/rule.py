@@ -175,6 +175,18 @@ def check_choice(rule: Rule, key: str, value: Any, choices: tuple[str, ...]) -> 
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give one of {', '.join(map(repr, choices))}.")
 
 
+def check_flag(rule: Rule, key: str, value: Any) -> None:
+    """Raise RuleError unless `value` is True or False."""
+    if not isinstance(value, bool):
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give true or false.")
+
+
+def check_column(rule: Rule, key: str, value: Any) -> None:
+    """Raise RuleError unless `value` can be the name of a dataset column."""
+    if not isinstance(value, str) or not value:
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give the name of a dataset column.")
+
+
 def text_tuple(rule: Rule, key: str, value: Any) -> tuple[str, ...]:
     """Read a list (YAML) or tuple (Python) of strings, or raise RuleError."""
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item.strip() for item in value):

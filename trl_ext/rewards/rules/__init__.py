@@ -1,1 +1,1 @@
-"""The rules that ship, one file each."""
+"""Define the rules that ship, one file each."""

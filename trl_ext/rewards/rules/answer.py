@@ -1,4 +1,4 @@
-"""Is the answer right: a number, a text or a letter compared with a gold column."""
+"""Compare the answer with a gold column: as a number, a text or a letter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,11 @@ from functools import lru_cache
 from numbers import Number
 from typing import Any, ClassVar
 
-from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
-from trl_ext.rewards.text.anchors import AnswerReading, after_think, anchored, visible
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
+from trl_ext.rewards.text.anchors import AnswerReading, anchored, visible
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.numbers import read_gold_number, read_number
-from trl_ext.rewards.text.prose import normalized
+from trl_ext.rewards.text.prose import normalized, text_part
 
 # Escaped: curly quotes, the Chinese full stop and comma, dots. Brackets and signs stay: -3 is not 3.
 _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
@@ -22,10 +21,10 @@ class Answer(Rule):
     r"""1.0 when the completion's answer equals the gold column's, else 0.0.
 
     The answer is the announced one that comes last (`\boxed{}`, `<answer>`, `####`, a line with `A:`, "answer is";
-    see `anchors`). Without an announcement: the last number, the whole text, or the one letter. Several different
-    answers in one announcement, and boxes in a box that holds more, are a `conflict` and earn 0.0; so does an answer
-    that is denied ("not 18"), or that stands in an HTML comment or attribute (`no_answer`). A gold that cannot be
-    read has no value (`gold_invalid`).
+    see `anchors`). Without an announcement it is the last number, the whole text, or the one letter. Several different
+    answers in one announcement, and boxes in a box that holds more, are a `conflict` and earn 0.0. A denied answer
+    ("not 18"), or one in an HTML comment or attribute, is `no_answer` and earns 0.0. A row whose gold cannot be read
+    has no value (`gold_invalid`).
 
     Args:
         gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B".
@@ -49,15 +48,14 @@ class Answer(Rule):
     def check(self) -> None:
         check_choice(self, "kind", self.kind, tuple(_READERS))
         check_choice(self, "where", self.where, ("after_think", "all"))
-        if not isinstance(self.gold, str) or not self.gold:
-            raise RuleError(f"Rule '{self.name}': gold is {self.gold!r}. Give the name of a dataset column.")
+        check_column(self, "gold", self.gold)
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.gold,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """The gold's own text, announced; None where the gold is neither text nor a number, or blank."""
+        """Return the gold's own text, announced; None for a blank gold, and one that is neither text nor a number."""
         gold = columns[self.gold]
         if isinstance(gold, bool) or not isinstance(gold, str | Number) or not str(gold).strip():
             return None
@@ -67,16 +65,14 @@ class Answer(Rule):
         gold = read_gold(self.kind, row.columns[self.gold])
         if gold.value is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")
-        text = row.text if self.where == "all" else after_think(row.text)
-        found = _READERS[self.kind](visible(text))
+        found = _READERS[self.kind](visible(text_part(row.text, self.where)))
         if found.value is None:
             return Verdict(self.floor, found.status, found.detail)
-        same = found.value == gold.value
-        return Verdict(float(same), "ok", f"{found.detail}; gold {gold.detail}")
+        return Verdict(float(found.value == gold.value), "ok", f"{found.detail}; gold {gold.detail}")
 
 
 def announced(gold: str, kind: str) -> str:
-    r"""A gold column's answer as a completion of its own, without the solution that may stand before it.
+    r"""Return a gold column's answer as a completion, without the solution that may stand before it.
 
     Example:
         >>> announced("9 * 2 = 18. #### 18", "number"), announced("$18$", "number"), announced("B) Paris", "choice")
@@ -91,7 +87,7 @@ def announced(gold: str, kind: str) -> str:
 
 
 def read_exact(text: str) -> AnswerReading:
-    """The announced text, or all of it, without case, spacing and surrounding punctuation.
+    """Read the announced text, or else the whole text, without case, spacing and surrounding punctuation.
 
     Example:
         >>> read_exact("The answer is  New   York.").value
@@ -107,7 +103,7 @@ def read_exact(text: str) -> AnswerReading:
 
 
 def read_gold(kind: str, gold: Any) -> AnswerReading:
-    """The value of a gold column's cell: text or a number."""
+    """Read the value of a gold column's cell, which is text or a number."""
     if isinstance(gold, bool) or not isinstance(gold, str | Number):
         return AnswerReading(None, "no_answer", f"{gold!r} is neither text nor a number")
     return _read_gold_text(kind, str(gold))

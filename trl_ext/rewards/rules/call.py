@@ -1,4 +1,4 @@
-"""A plain function as a rule."""
+"""Make a rule of a plain function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,14 @@ from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
 
 @dataclass(frozen=True, slots=True)
 class Call(Rule):
-    """A module-level function `f(row) -> float` as a rule named after it; for YAML, write a subclass of Rule.
+    """The value that a module-level function `f(row) -> float` returns; the rule is named after the function.
+
+    A YAML file cannot name a function: write a subclass of Rule for that.
 
     Args:
-        function: Returns the value, or None where the row cannot be judged.
-        columns: Dataset columns that it reads.
-        isolate: Call it in a process that can be killed; False calls it here, where a debugger stops.
+        function: Takes a Row and returns the value, or None where the row cannot be judged.
+        columns: Dataset columns that the function reads.
+        isolate: True calls it in a process that can be killed; False in this process, where a debugger stops.
 
     Example:
         `RuleSet([Call(polite), Call(cites_source, columns=("source",), weight=0.5)])`

@@ -1,4 +1,4 @@
-"""Does the program work: model-written Python, run against tests in a sandbox."""
+"""Run model-written Python against tests in a sandbox."""
 
 import json
 from collections.abc import Hashable, Sequence
@@ -17,13 +17,13 @@ from trl_ext.rewards.isolation.sandbox.api import (
     sandbox_level,
 )
 from trl_ext.rewards.isolation.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
 from trl_ext.rewards.text.anchors import after_think
 
 LONGEST_CODE = 100_000  # characters
 _LANGUAGES = ("python", "py", "python3")
 _LEVELS = tuple(f"L{level}" for level in range(HIGHEST_LEVEL + 1))
-# How a job ended, as a status and as a sentence. An exit is the code's own affair.
+# How a job ended: its status and a sentence. What an exit means, its code and output tell.
 _ENDINGS = {
     "exit": ("ok", ""),
     "cpu": ("timeout", "more than {cpu_s} s of processor time"),
@@ -37,9 +37,9 @@ _ENDINGS = {
 class Code(Rule):
     """1.0 when the completion's Python passes the tests column's tests, else 0.0.
 
-    The code is the last closed block fenced as ```python after the last `</think>`. It runs in a process of its own,
-    shut in as well as the machine can (see `sandbox`), on Linux. Expected outputs and values never enter that process.
-    Tests that cannot be read have no value (`gold_invalid`), and a machine that cannot run code gives none
+    The code is the last closed block fenced as ```python after the last `</think>`. It runs on Linux, in a process of
+    its own that is confined as far as the machine allows (see `sandbox`). Expected outputs and values never enter that
+    process. A row has no value when its tests cannot be read (`gold_invalid`), or when the machine fails to run code
     (`infra_error`).
 
     Args:
@@ -47,13 +47,13 @@ class Code(Rule):
         mode: "stdio" runs the code as a script once per test and compares all it prints, less trailing white space;
             tests are a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}. "asserts" runs
             it once and then assert statements that call it, given as text or list of texts. Either may be JSON text.
-        entry_point: Column with the name of the function that the tests call `candidate`; None without such.
-        partial: Give the share of tests passed. A test that overruns a limit ends the row.
+        entry_point: Column with the name of the function that the tests call `candidate`; None where they call none.
+        partial: True gives the share of tests passed. A test that overruns a limit ends the row.
         require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
-        cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", 5 ms of them the sandbox's own. Five
-            times as long is the limit for code that sleeps.
-        memory_mib: Address space.
-        output_kib: Output of one test in KiB; more is `too_long`.
+        cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", 5 ms of them the sandbox's own. Code
+            that sleeps may take five times as many seconds.
+        memory_mib: Largest address space of the process, in MiB.
+        output_kib: Largest output of one test, in KiB; more is `too_long`.
 
     Example:
         >>> tests = [{"input": "4", "output": "16"}]
@@ -77,11 +77,10 @@ class Code(Rule):
     def check(self) -> None:
         check_choice(self, "mode", self.mode, ("stdio", "asserts"))
         check_choice(self, "require", self.require, _LEVELS)
-        for column in (self.tests, *([] if self.entry_point is None else [self.entry_point])):
-            if not isinstance(column, str) or not column:
-                raise RuleError(f"Rule '{self.name}': {column!r} is no column. Give the name of a dataset column.")
-        if not isinstance(self.partial, bool):
-            raise RuleError(f"Rule '{self.name}': partial is {self.partial!r}. Give true or false.")
+        check_column(self, "tests", self.tests)
+        if self.entry_point is not None:
+            check_column(self, "entry_point", self.entry_point)
+        check_flag(self, "partial", self.partial)
         check_number(self, "cpu_s", self.cpu_s)
         if self.cpu_s < 0.1:
             raise RuleError(f"Rule '{self.name}': cpu_s is {self.cpu_s}. Give at least 0.1 seconds.")
@@ -114,7 +113,7 @@ class Code(Rule):
             return Verdict(None, "infra_error", str(error))
 
     def score_rows(self, rows: Sequence[Row], workers: int) -> list[Verdict]:
-        """`score` for many rows, several at a time and each different one once."""
+        """Judge many rows, several at a time and each different one once."""
         keys = [self.cache_key(row) for row in rows]
         different = dict(zip(keys, rows, strict=True))
         with ThreadPoolExecutor(workers) as threads:
@@ -135,6 +134,7 @@ class Code(Rule):
             )
 
     def _read(self, row: Row) -> Any:
+        """Read the row's tests as its mode wants them; UnreadableTests says what is wrong with them."""
         text = cell_text(row.columns[self.tests])
         if self.mode == "asserts":
             return read_suite(text, self._entry_point(row))
@@ -153,7 +153,7 @@ class Code(Rule):
         return JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
 
     def _cases(self, source: bytes, cases: Sequence[Case]) -> Verdict:
-        """One process per test; the first that fails decides, or the share that passes."""
+        """Run one process per test; the first that fails decides, or with `partial` the share that passes."""
         passed, status, failure = 0, "ok", ""
         for index, case in enumerate(cases):
             outcome = run_program(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
@@ -166,7 +166,7 @@ class Code(Rule):
         return self._verdict(passed, len(cases), status, failure)
 
     def _suite(self, source: bytes, suite: Any, row: Row) -> Verdict:
-        """One process with the code and one with the tests, which report."""
+        """Run one process with the code and one with the tests, which reports."""
         job = {"steps": suite.steps, "candidate": self._entry_point(row), "all": self.partial}
         outcome = run_tests(source, json.dumps(job).encode(), self._limits)
         passed, failure, unfit = read_report(outcome.output)
@@ -188,7 +188,7 @@ class Code(Rule):
 
 
 def code_block(text: str) -> str | None:
-    """The last closed block fenced as Python behind the last `</think>`; None without one.
+    """Return the last closed block fenced as Python behind the last `</think>`; None without one.
 
     A fence is three or more backticks that open a line; one of at least as many and nothing else closes it. One pass
     over the lines, whatever they hold.
@@ -209,7 +209,7 @@ def code_block(text: str) -> str | None:
 
 
 def wrong_output(outcome: Outcome, expected: tuple[str, ...]) -> str:
-    """What is wrong with a program's end and output; empty where nothing is."""
+    """Say what is wrong with a program's exit code or output; "" where nothing is."""
     if outcome.code != 0:
         return f"exit code {outcome.code} {outcome.note}".strip()
     lines = lines_of(outcome.output.decode("utf-8", "replace"))
@@ -219,9 +219,9 @@ def wrong_output(outcome: Outcome, expected: tuple[str, ...]) -> str:
 
 
 def read_report(output: bytes) -> tuple[int, str, bool]:
-    """Tests passed, the first failure, and whether the tests themselves are at fault, from the judge's report.
+    """Read the report of a run: tests passed, the first failure, and True when the tests themselves are at fault.
 
-    No test passed where it could not write one.
+    Without a report no test passed.
     """
     try:
         passed, failure, unfit = json.loads(output)

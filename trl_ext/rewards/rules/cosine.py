@@ -1,4 +1,4 @@
-"""A value that falls (or rises) with the length along a cosine: the length part of the cosine-scaled reward."""
+"""Let a value fall or rise with the length along a cosine: the length part of the cosine-scaled reward."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trl_ext.rewards.text.prose import is_blank
 
 @dataclass(frozen=True, slots=True)
 class Cosine(Rule):
-    r"""From `short` at length 0 to `long` at `max_len` and beyond, along half a cosine.
+    r"""`short` at length 0, `long` at `max_len` and beyond, and half a cosine between the two.
 
         value = long + (short - long) / 2 * (1 + cos(pi * min(n / max_len, 1)))
 
@@ -69,6 +69,6 @@ class Cosine(Rule):
 
 
 def cosine_between(start: float, end: float, progress: float) -> float:
-    """`start` at progress 0, `end` from 1 on, half a cosine between."""
+    """Return `start` at progress 0, `end` from progress 1 on, and half a cosine between."""
     # Clamped, because the cosine would climb again beyond max_len.
     return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * min(progress, 1.0)))

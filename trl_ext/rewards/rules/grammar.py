@@ -1,4 +1,4 @@
-"""Is the prose fluent, by signs that cost little: sentences, brackets, words, punctuation.
+"""Judge whether prose is fluent by cheap signs: sentences, brackets, words, punctuation.
 
 None of these signs knows grammar. They tell prose from debris (truncated, mashed, stuttering text), so give the rule
 a small weight. A LanguageTool server knows grammar; give its address to ask it instead.
@@ -28,7 +28,7 @@ _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 _LONG_WORD = re.compile(r"[^\W_]{5,}")
 _LETTER = re.compile(r"[^\W\d_]")
 _LISTED = re.compile(r"[#|*>+\u2022-]|\d{1,3}[.)]")
-# Behind "e.g." and "p. 3" no sentence begins.
+# The first letters of sentences; behind "e.g." and "p. 3" no sentence begins.
 _FIRST_LETTERS = re.compile(
     r"[.!?](?:(?<=\w\w\w.)|(?<=\d.))[\"'\u201d\u2019)]{0,3}[^\S\n]{1,3}[\"'\u201c\u2018(]{0,3}([^\W\d_])"
 )
@@ -69,7 +69,7 @@ class Grammar(Rule):
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
         server: Address of a LanguageTool server, such as "http://localhost:8081". It gets the first 20,000 characters.
             Rows that it does not answer have no value (`infra_error`).
-        language: What the server takes the text for, such as "en-US"; "auto" lets it find out.
+        language: Language code for the server, such as "en-US"; "auto" lets it find out.
         timeout_s: Seconds to wait for the server's whole reply.
 
     Example:
@@ -84,7 +84,7 @@ class Grammar(Rule):
 
     @property
     def tier(self) -> str:  # type: ignore[override]
-        """A server may hang, the seven signs cannot."""
+        """Return "worker" with a server, which may hang, and "inline" for the seven signs, which cannot."""
         return "worker" if self.server else "inline"
 
     def check(self) -> None:
@@ -122,19 +122,19 @@ class Grammar(Rule):
 
 
 def judge_signs(text: str, num_words: int) -> Verdict:
-    """The mean of the seven signs; the detail names those below 1.0."""
+    """Return the mean of the seven signs; the detail names the signs below 1.0."""
     values = {name: sign(text, num_words) for name, sign in _SIGNS.items()}
     low = [f"{name} {value:.2f}" for name, value in values.items() if value < 1.0]
     return Verdict(sum(values.values()) / len(values), "ok", ", ".join(low) or "all signs good")
 
 
 def clean_frac(num_defects: int, num_words: int) -> float:
-    """1.0 without defects, linearly to 0.0 at one in ten words."""
+    """Return 1.0 without defects, falling linearly to 0.0 at one defect in ten words."""
     return max(0.0, 1.0 - num_defects / (num_words * _DEFECTS_TO_ZERO))
 
 
 def paragraphs(text: str) -> list[str]:
-    """Paragraphs less list items and headings; a line that goes on with a small letter belongs to the one before."""
+    """Split into paragraphs, without list items and headings; a line that opens with a small letter joins the last."""
     groups: list[list[str]] = []
     for line in filter(None, map(str.strip, text.splitlines())):
         if groups and line[0].islower():
@@ -145,7 +145,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def starts(text: str, num_words: int) -> float:
-    """Share of sentences that do not begin with a small letter; scripts without capitals always pass."""
+    """Return the share of sentences that do not begin with a small letter; scripts without capitals always pass."""
     parts = paragraphs(text)
     letters = [head.group() for head in (_LETTER.search(part[:3]) for part in parts) if head]
     letters += (letter for part in parts for letter in _FIRST_LETTERS.findall(part))
@@ -153,14 +153,14 @@ def starts(text: str, num_words: int) -> float:
 
 
 def ends(text: str, num_words: int) -> float:
-    """Share of paragraphs of four words and more that end a sentence."""
+    """Return the share of paragraphs of four words and more that end a sentence."""
     long = [paragraph for paragraph in paragraphs(text) if len(words(paragraph)) >= 4]
     good = sum(paragraph.rstrip(_CLOSERS).endswith(_SENTENCE_ENDS) for paragraph in long)
     return good / len(long) if long else 1.0
 
 
 def balance(text: str, num_words: int) -> float:
-    """Share of brackets and quotation marks with a partner; `1)` and `a)` at the head of a line are no brackets."""
+    """Return the share of brackets and quotation marks with a partner; `1)` and `a)` that open a line do not count."""
     open_marks: list[str] = []
     marks = _BRACKETS.findall(_ENUMERATORS.sub("", text))
     unmatched = 0
@@ -177,13 +177,13 @@ def balance(text: str, num_words: int) -> float:
 
 
 def real_words(text: str, num_words: int) -> float:
-    """Fewer tokens that cannot be words, runs of one letter, and characters that are no text."""
+    """Fall with tokens that cannot be words, runs of one letter, and characters that are no text."""
     odd = sum(map(is_odd, _LONG_WORD.findall(text)))
     return clean_frac(odd + len(_STUTTER.findall(text)) + len(_JUNK.findall(text)), num_words)
 
 
 def is_odd(token: str) -> bool:
-    """Whether a token cannot be a word; names such as GPT4 and H2O, and all capitals, can.
+    """Return True for a token that cannot be a word; names such as GPT4 and H2O, and all capitals, can.
 
     Example:
         >>> [is_odd(token) for token in ("strength", "xkcdq", "a1b2c3", "HTTPS", "GPT4")]
@@ -197,17 +197,17 @@ def is_odd(token: str) -> bool:
 
 
 def punctuation(text: str, num_words: int) -> float:
-    """Fewer repeated marks; three dots are one mark."""
+    """Fall with repeated marks; three dots are one mark."""
     return clean_frac(sum(run.group() != "..." for run in _REPEATED_MARKS.finditer(text)), num_words)
 
 
 def doubled(text: str, num_words: int) -> float:
-    """Fewer words that stand twice in a row; "had had" and "that that" are English."""
+    """Fall with words that stand twice in a row; "had had" and "that that" are English."""
     return clean_frac(len(_DOUBLED.findall(text)), num_words)
 
 
 def spacing(text: str, num_words: int) -> float:
-    """Fewer spaces in front of a comma or full stop; French puts one in front of the taller marks."""
+    """Fall with spaces in front of a comma or full stop; French puts one in front of the taller marks."""
     return clean_frac(len(_SPACED_MARKS.findall(text)), num_words)
 
 
@@ -223,7 +223,7 @@ _SIGNS: dict[str, Callable[[str, int], float]] = {
 
 
 def is_http(address: object) -> bool:
-    """Whether an address is http or https with a host."""
+    """Return True for an http or https address with a host."""
     try:
         parts = urlsplit(address if isinstance(address, str) else "")
         return parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -232,11 +232,11 @@ def is_http(address: object) -> bool:
 
 
 def num_complaints(server: str, text: str, language: str, timeout_s: float) -> int:
-    """How many faults a LanguageTool server finds.
+    """Ask a LanguageTool server how many faults a text has.
 
-    Errors:
-        HTTPError, OSError (TimeoutError among them), HTTPException: there is no reply, or not all of it in time.
-        ValueError: the reply is not LanguageTool's.
+    Raises:
+        HTTPError, OSError (TimeoutError among them), HTTPException: There is no reply, or not all of it in time.
+        ValueError: The reply is not LanguageTool's.
     """
     deadline = time.monotonic() + timeout_s
     form = urlencode({"text": text, "language": language}, encoding="utf-8", errors="replace").encode()
@@ -252,7 +252,7 @@ def num_complaints(server: str, text: str, language: str, timeout_s: float) -> i
 
 
 def complaints_in(body: bytes) -> int:
-    """The number of matches in a reply; ValueError for anything else than an object with a list of them."""
+    """Return the number of matches in a reply; ValueError unless it is an object with a list of matches."""
     try:
         reply = json.loads(body)
     except RecursionError as error:
@@ -265,7 +265,7 @@ def complaints_in(body: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def opener() -> OpenerDirector:
-    """Speaks http and https and follows no redirect: the server that was named is the one that is asked."""
+    """Return an opener for http and https that follows no redirect: only the server that was named is asked."""
     director = OpenerDirector()
     for handler in (HTTPHandler(), HTTPSHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()):
         director.add_handler(handler)

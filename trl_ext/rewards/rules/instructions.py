@@ -1,4 +1,4 @@
-"""Does the completion follow verifiable instructions: the 25 kinds of IFEval.
+"""Judge whether the completion follows verifiable instructions: the 25 kinds of IFEval.
 
 Written from the definitions in arXiv:2311.07911, table 4. Where they can be read in two ways, the docstring of the
 instruction's test says which reading is taken.
@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from trl_ext.errors import RuleError
 from trl_ext.rewards.instruction_kinds import content as instruction_content
 from trl_ext.rewards.instruction_kinds import format as instruction_format
 from trl_ext.rewards.instruction_kinds import language as instruction_language
 from trl_ext.rewards.instruction_kinds import length as instruction_length
 from trl_ext.rewards.instruction_kinds import wording as instruction_wording
 from trl_ext.rewards.instruction_kinds.spec import Instruction
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.text.anchors import after_think
 from trl_ext.rewards.text.prose import normalized, refusal
 
@@ -31,17 +30,17 @@ Task = tuple[Instruction, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Instructions(Rule):
-    """1.0 when the completion follows all instructions of its row, else 0.0; or the share that it follows.
+    """1.0 when the completion follows all instructions of its row, else 0.0; without `strict`, the share followed.
 
-    What stands before the last `</think>` is not read. Invisible characters and full-width forms do not help: the text
-    is normalised first. An unknown id, or an argument that is missing, unknown or of no use, makes the row
-    `gold_invalid`.
+    Only the text behind the last `</think>` is read, normalised first, so that neither invisible characters nor
+    full-width forms help. A row has no value (`gold_invalid`) when it names an unknown instruction, or an argument is
+    missing, unknown or of no use.
 
     Args:
         column: Column with the instructions, as a mapping or JSON text: `{"instruction_id_list": [...], "kwargs":
             [...]}` as in the IFEval data set, or a list of `{"id": ..., **kwargs}`. Nulls among the arguments are
             ignored.
-        strict: Whether all must be followed. False gives the share, which pays for the easy ones alone.
+        strict: True asks for all instructions. False gives the share, which pays for the easy ones alone.
 
     Example:
         >>> rule = Instructions(strict=False)
@@ -57,9 +56,8 @@ class Instructions(Rule):
     strict: bool = True
 
     def check(self) -> None:
-        check_choice(self, "strict", self.strict, (True, False))  # type: ignore[arg-type]
-        if not isinstance(self.column, str) or not self.column:
-            raise RuleError(f"Rule '{self.name}': column is {self.column!r}. Give the name of a dataset column.")
+        check_flag(self, "strict", self.strict)
+        check_column(self, "column", self.column)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -84,16 +82,15 @@ class Instructions(Rule):
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their instructions.
 def read_tasks(text: str) -> tuple[Task, ...]:
-    """The instructions in a cell, as JSON text, with their arguments; ValueError says what is wrong with it."""
-    cell = json.loads(text)
-    pairs = list_pairs(cell)
+    """Read the instructions in a cell, as JSON text, with their arguments; ValueError says what is wrong with it."""
+    pairs = list_pairs(json.loads(text))
     if not 0 < len(pairs) <= _MAX_INSTRUCTIONS:
         raise ValueError(f"{len(pairs)} instructions; 1 to {_MAX_INSTRUCTIONS} are read")
     return tuple((KNOWN[name], KNOWN[name].read(arguments)) for name, arguments in map(checked_pair, pairs))
 
 
 def list_pairs(cell: Any) -> list[tuple[Any, Any]]:
-    """Ids and arguments from a cell in either shape."""
+    """Return the ids and arguments in a cell of either shape."""
     if isinstance(cell, list) and all(isinstance(entry, dict) for entry in cell):
         return [(entry.get("id"), {name: entry[name] for name in entry if name != "id"}) for entry in cell]
     names, arguments = (
@@ -105,7 +102,7 @@ def list_pairs(cell: Any) -> list[tuple[Any, Any]]:
 
 
 def checked_pair(pair: tuple[Any, Any]) -> tuple[str, dict[str, Any]]:
-    """The pair, if the id is known and the arguments are a mapping; null stands for no arguments."""
+    """Return the pair; ValueError unless the id is known and the arguments are a mapping, or null for none."""
     name, arguments = pair
     if not isinstance(name, str) or name not in KNOWN:
         raise ValueError(f"unknown instruction {name!r}")

@@ -1,8 +1,8 @@
-"""Is the completion JSON, and does it fit a schema.
+"""Judge whether the completion is JSON that fits a schema.
 
 JSON is read strictly: no NaN or Infinity, no key twice, no lone surrogate, at most 64 levels. The schema is checked by
-`jsonschema-rs` with references to other documents refused (files and web alike) and with its linear regular
-expressions, so a pattern without look-around and back-references costs no more than pattern size times text size.
+`jsonschema-rs`, which here refuses references to other documents (files and web alike) and uses its linear regular
+expressions, so a pattern, which may have no look-around, costs at most pattern size times text size.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError, SupportError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_flag, check_number
 from trl_ext.rewards.text.anchors import after_think
 
 MAX_CHARS = 200_000  # of JSON text; longer ones are `too_long`
@@ -35,16 +35,16 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[\]{}]', 
 class JsonSchema(Rule):
     """1.0 when the completion is JSON that fits the schema, else 0.0.
 
-    What stands before the last `</think>`, be it in a string, is not read. A schema from the dataset that cannot be
-    used has no value (`gold_invalid`); one from the configuration is refused when the rule is built.
+    Only the text behind the last `</think>` is read, even where that stands in a string. A row has no value
+    (`gold_invalid`) when its schema cannot be used; a schema from the configuration is tested when the rule is built.
 
     Args:
         schema: Column with each row's schema, as JSON text (a mapping works too, but the `datasets` library fills
             mappings of different shape with nulls); or one schema for all rows, as a mapping.
         schema_file: Path of a JSON file with one schema for all rows; `schema` is then not read.
         where: "all" wants nothing but JSON, "last_block" reads the last fenced block marked `json`.
-        partial: What JSON that does not fit earns, from 0 to below 1.
-        formats: Whether `format` (date, email, ...) is tested. JSON Schema 2019-09 and later leave it untested.
+        partial: Value of JSON that does not fit, from 0 to below 1.
+        formats: True tests `format` (date, email, ...), which JSON Schema 2019-09 and later leave untested.
 
     Example:
         >>> rule = JsonSchema({"type": "object", "required": ["name"]})
@@ -64,7 +64,7 @@ class JsonSchema(Rule):
 
     def check(self) -> None:
         check_choice(self, "where", self.where, ("all", "last_block"))
-        check_choice(self, "formats", self.formats, (True, False))  # type: ignore[arg-type]
+        check_flag(self, "formats", self.formats)
         check_number(self, "partial", self.partial)
         if not 0 <= self.partial < 1:
             raise RuleError(f"Rule '{self.name}': partial is {self.partial}. Give a number from 0 to below 1.")
@@ -73,10 +73,8 @@ class JsonSchema(Rule):
         if isinstance(self.schema, Mapping) and self.schema_file:
             raise RuleError(f"Rule '{self.name}' has a schema and the schema_file {self.schema_file}. Give one.")
         library()
-        if not self.columns:
-            self._check_schema()
-
-    def _check_schema(self) -> None:
+        if self.columns:
+            return
         try:
             compiled(self._schema_text({}), self.formats)
         except (OSError, ValueError) as error:
@@ -113,7 +111,7 @@ class JsonSchema(Rule):
         return Verdict(float(self.partial), "ok", first_error(validator, value) if small else "does not fit")
 
     def _schema_text(self, columns: Mapping[str, Any]) -> str:
-        """The schema as JSON text, by which compiled validators are kept."""
+        """Return the schema as JSON text, which is the key of the cache of compiled validators."""
         if self.schema_file:
             return file_text(self.schema_file)
         schema = self.schema if isinstance(self.schema, Mapping) else columns[self.schema]
@@ -121,7 +119,7 @@ class JsonSchema(Rule):
 
 
 def library() -> Any:
-    """The module `jsonschema_rs`, or SupportError."""
+    """Return the module `jsonschema_rs`, or raise SupportError."""
     try:
         import jsonschema_rs
     except ImportError as error:
@@ -131,7 +129,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=1024)  # The completions of a GRPO group share their schema.
 def compiled(schema: str, formats: bool) -> Any:
-    """The validator of a schema; ValueError for a schema that cannot be used."""
+    """Compile the validator of a schema; ValueError for a schema that cannot be used."""
     if len(schema) > MAX_CHARS or nesting(schema) > MAX_DEPTH:
         raise ValueError(f"more than {MAX_CHARS} characters or {MAX_DEPTH} levels")
     value = strict_json(schema)
@@ -145,12 +143,12 @@ def compiled(schema: str, formats: bool) -> Any:
 
 @lru_cache(maxsize=64)
 def file_text(path: str) -> str:
-    """A schema file, read once per process."""
+    """Read a schema file, once per process."""
     return Path(path).read_text(encoding="utf-8")
 
 
 def last_block(text: str) -> str:
-    """The inside of the last closed block between a line "```json" and a line "```"; empty without one.
+    """Return the inside of the last closed block between a line "```json" and a line "```"; "" without one.
 
     Example:
         >>> last_block("Here:\\n```json\\n{}\\n```\\nDone.")
@@ -170,7 +168,7 @@ def last_block(text: str) -> str:
 
 
 def nesting(text: str) -> int:
-    """Deepest level of brackets outside of strings, counted to one beyond MAX_DEPTH; 0 for a bare value. Linear."""
+    """Return the deepest level of brackets outside strings, 0 for a bare value, counting to one beyond MAX_DEPTH."""
     depth = deepest = 0
     for match in _STRING_OR_BRACKET.finditer(text):
         mark = match[0]
@@ -185,7 +183,7 @@ def nesting(text: str) -> int:
 
 
 def strict_json(text: str) -> Any:
-    """The value of JSON text as RFC 8259 has it; ValueError for anything laxer. Test `nesting` first."""
+    """Read JSON text as RFC 8259 defines it; ValueError for anything laxer. Test `nesting` first."""
     value = json.loads(
         text,
         object_pairs_hook=_unique_keys,
@@ -198,7 +196,7 @@ def strict_json(text: str) -> Any:
 
 
 def first_error(validator: Any, value: Any) -> str:
-    """Where a value does not fit, and why, in one line."""
+    """Say in one line where a value does not fit, and why."""
     error = next(iter(validator.iter_errors(value)), None)
     if error is None:
         return "does not fit"
@@ -207,7 +205,7 @@ def first_error(validator: Any, value: Any) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, at most 200 characters: the library's go on for pages."""
+    """Return the first line of an error's message, at most 200 characters of what may be pages."""
     message = getattr(error, "message", None) or str(error)
     return str(message).partition("\n")[0][:200].rstrip(".")
 

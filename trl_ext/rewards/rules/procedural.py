@@ -1,7 +1,7 @@
-"""Is the answer to a procedural task right: the scorers of reasoning-gym.
+"""Score the answer to a procedural task with the scorers of reasoning-gym.
 
-The library makes tasks of about a hundred families and scores answers to them. What a task is travels with the row, as
-the entry that the library gave. A scorer sees an answer only after `procedural_guard` has looked at it.
+The library makes tasks of about a hundred families and scores answers to them. The row carries its task, as the entry
+that the library made. A scorer sees an answer only after `procedural_guard` has looked at it.
 """
 
 import json
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError, SupportError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.rules.procedural_guard import (
     FAULTY,
     MAX_CHARS,
@@ -31,20 +31,20 @@ Scorer = Callable[[str, dict[str, Any]], float]
 class Procedural(Rule):
     """The score, 0.0 to 1.0, that reasoning-gym gives to the completion's answer.
 
-    The answer is what stands behind the last `<answer>`, else the last line; where the entry's own answer has several
-    lines (a board), as many last lines. What stands before the last `</think>` is not read.
+    The answer is the text behind the last `<answer>`, else the last line, or, where the entry's own answer has several
+    lines (a board), as many last lines. Only the text behind the last `</think>` is read.
 
-    An entry has no value (`gold_invalid`) when its family is unknown or has a scorer that pays for any answer
+    A row has no value (`gold_invalid`) when its entry's family is unknown or has a scorer that pays for any answer
     (`procedural_guard.FAULTY`), or when the scorer does not give 1.0 to the entry's own answer.
 
     Args:
         entry: Column with the library's entry, as JSON text (`json.dumps(entry, default=str)`) or as a mapping.
             Text is the safer one: the `datasets` library fills mappings of different shape with nulls.
-        dataset: Family of every entry, such as "chain_sum". None: `entry["metadata"]["source_dataset"]`.
-        configs: Family to its configuration, for the few scorers that read it (tolerances, bounds). Families that
-            are not named here have the library's defaults.
-        partial: Whether a score between 0 and 1 counts. Many families give 0.01 to 0.05 to any answer, and some a
-            share for parts of the right one; False makes all of that 0.0.
+        dataset: Family of all entries, such as "chain_sum"; None reads `entry["metadata"]["source_dataset"]`.
+        configs: Each family's configuration, for the few scorers that read it (tolerances, bounds). A family that is
+            not named here has the library's defaults.
+        partial: True counts a score between 0 and 1, False makes it 0.0. Many families give 0.01 to 0.05 to any
+            answer, and some a share for parts of the right one.
 
     Example:
         >>> entry = '{"question": "4 + 3 = ?", "answer": "7", "metadata": {"source_dataset": "chain_sum"}}'
@@ -62,9 +62,8 @@ class Procedural(Rule):
     partial: bool = True
 
     def check(self) -> None:
-        check_choice(self, "partial", self.partial, (True, False))  # type: ignore[arg-type]
-        if not isinstance(self.entry, str) or not self.entry:
-            raise RuleError(f"Rule '{self.name}': entry is {self.entry!r}. Give the name of a dataset column.")
+        check_flag(self, "partial", self.partial)
+        check_column(self, "entry", self.entry)
         if self.configs is not None and not isinstance(self.configs, Mapping):
             raise RuleError(f"Rule '{self.name}': configs is {self.configs!r}. Give families with their settings.")
         families = [*(self.configs or ()), *([] if self.dataset is None else [self.dataset])]
@@ -118,7 +117,7 @@ class Procedural(Rule):
 
 
 def library() -> Any:
-    """The module `reasoning_gym`, or SupportError."""
+    """Return the module `reasoning_gym`, or raise SupportError."""
     try:
         import reasoning_gym
     except ImportError as error:
@@ -130,7 +129,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=256)
 def scorer(family: str, config: str) -> Scorer:
-    """The scorer of a family under a configuration (JSON text); ValueError for a family that is not used."""
+    """Return the scorer of a family under a configuration (JSON text); ValueError for a family that is not used."""
     if family in FAULTY:
         raise ValueError(f"its scorer is not used: {FAULTY[family]}")
     found: Scorer = library().create_dataset(family, **json.loads(config)).score_answer
@@ -140,15 +139,15 @@ def scorer(family: str, config: str) -> Scorer:
 
 
 def family_of(text: str) -> str:
-    """The family that an entry names; ValueError, KeyError or TypeError without one."""
+    """Return the family that an entry names; ValueError, KeyError or TypeError without one."""
     return str(json.loads(text)["metadata"]["source_dataset"])
 
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their entry.
 def require_sound(family: str, config: str, text: str) -> None:
-    """ValueError, KeyError or TypeError unless the family's scorer gives 1.0 to the entry's own answer.
+    """Raise ValueError, KeyError or TypeError unless the family's scorer gives 1.0 to the entry's own answer.
 
-    Most scorers catch what goes wrong and call the answer wrong, so a broken entry would show nowhere else.
+    Most scorers catch any error and call the answer wrong, so a broken entry would show nowhere else.
     """
     entry = read_entry(family, text)
     answer = entry["answer"]
@@ -168,7 +167,7 @@ def require_sound(family: str, config: str, text: str) -> None:
 
 
 def find_answer(text: str, gold: str | None) -> str:
-    """The text behind the last `<answer>`, else as many last lines as the gold has.
+    """Return the text behind the last `<answer>`, else as many last lines as the gold has.
 
     Other announcements are not read: "####" and "A:" are also parts of boards.
 

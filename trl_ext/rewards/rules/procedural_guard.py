@@ -1,9 +1,9 @@
-"""Which answers reach a scorer of reasoning-gym, and which of its scorers are not used.
+"""Decide which answers reach a scorer of reasoning-gym, and which of its scorers are not used.
 
-Read in version 0.1.25: nine scorers pass the answer, or a part of the entry, to `eval` or to SymPy's parser, which is
-`eval` too, and others can be made to fill the memory with a short answer. Here such an answer is tested first against
+In version 0.1.25 nine scorers pass the answer, or a part of the entry, to `eval` or to SymPy's parser, which is
+`eval` too, and others can be made to fill the memory with a short answer. Such an answer is first tested against
 the small language that its family needs. A scorer that is not in the tables and names `eval`, `exec` or a parser is
-refused, so that a later version, or a family of one's own, cannot bring the hole back.
+refused, so that neither a later version nor a user's own family brings the hole back.
 """
 
 import ast
@@ -45,12 +45,12 @@ _PARSERS = frozenset({"eval", "exec", "compile", "__import__", "parse_expr", "sy
 
 
 def is_arithmetic(text: str) -> bool:
-    """Whether the text is numbers, + - * / and brackets, and short."""
+    """Return True for a short text of numbers, + - * / and brackets."""
     return is_formula(text) and not re.search(r"[A-Za-z]|\*\*", text)
 
 
 def is_formula(text: str) -> bool:
-    """Whether the text is short arithmetic with one-letter variables, small powers and well-known functions.
+    """Return True for short arithmetic with one-letter variables, small powers and well-known functions.
 
     Example:
         >>> is_formula("2*(2 - 8*x)**(3/2)/3 + C"), is_formula("9**9**9"), is_formula("x.__class__")
@@ -91,7 +91,7 @@ def is_formula(text: str) -> bool:
 
 
 def is_literal(text: str) -> bool:
-    """Whether the text is a Python literal, so that `eval` of it runs nothing."""
+    """Return True for a Python literal, so that `eval` of it runs nothing."""
     try:
         ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -100,24 +100,24 @@ def is_literal(text: str) -> bool:
 
 
 def is_proposition(text: str) -> bool:
-    """Whether the text is a short formula of one-letter propositions: the scorer's work doubles with every name."""
+    """Return True for a short formula of one-letter propositions: the scorer's work doubles with every name."""
     return len(text) <= _MAX_FORMULA_CHARS and not re.search(
         r"[^A-Z\s()\u2227\u2228\u00ac\u2192\u2194]|[A-Z]\s*[A-Z]", text
     )
 
 
 def is_moves(text: str) -> bool:
-    """Whether no move is repeated a hundred times or more: the scorers do them one by one."""
+    """Return True when no move is repeated a hundred times or more: the scorers do them one by one."""
     return len(text) <= 2000 and not re.search(r"\d{3}", text)
 
 
 def is_number_or_bust(text: str) -> bool:
-    """Whether the text spells neither "nan" nor "inf": the scorer gives 1.0 to a distance that is not a number."""
+    """Return True for a text without "nan" and "inf": the scorer gives 1.0 to a distance that is not a number."""
     return not re.search(r"nan|inf", text.replace(" ", ""), re.IGNORECASE)
 
 
 def is_short(text: str) -> bool:
-    """Whether the text is short enough for a scorer whose time is quadratic."""
+    """Return True for a text that is short enough for a scorer whose time is quadratic."""
     return len(text) <= 4000
 
 
@@ -139,7 +139,7 @@ ANSWERS: Mapping[str, Callable[[str], bool]] = {
 
 
 def answer_is_safe(family: str, answer: str, entry: Mapping[str, Any]) -> bool:
-    """Whether the family's scorer may see the answer; scorers compare the entry's own answers before they evaluate."""
+    """Return True when the family's scorer may see the answer; the entry's own answers are compared, not evaluated."""
     test = ANSWERS.get(family)
     if test is None or (test is is_literal and answer in own_answers(entry)):
         return True
@@ -147,13 +147,13 @@ def answer_is_safe(family: str, answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def own_answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts that the entry itself calls right."""
+    """Return the answers that the entry itself calls right."""
     valid = entry["metadata"].get("valid_answers") or ()
     return (str(entry["answer"]).strip(), *map(str, valid))
 
 
 def entry_is_safe(family: str, entry: Mapping[str, Any]) -> bool:
-    """Whether what the family's scorer evaluates of the entry is what its generator writes: datasets are only data."""
+    """Return True when the parts of an entry that its scorer evaluates look as its generator writes them."""
     if family == "number_sorting":
         return is_literal(str(entry["answer"]))
     if family == "bitwise_arithmetic":
@@ -161,12 +161,14 @@ def entry_is_safe(family: str, entry: Mapping[str, Any]) -> bool:
         # A shift by more than two digits would build a number of as many bits.
         return len(problem) <= 2000 and not re.search(r"[^0-9a-fx()+\-*<>\s]|\*\s*\*|<<\s*0x[0-9a-f]{3}", problem)
     if family in ("simple_integration", "intermediate_integration"):
-        return _is_variable(entry["metadata"]["variable"]) and is_formula(str(entry["metadata"]["integrand"]))
+        name = entry["metadata"]["variable"]
+        is_variable = isinstance(name, str) and len(name) == 1 and name.isalpha()
+        return is_variable and is_formula(str(entry["metadata"]["integrand"]))
     return family != "polynomial_multiplication" or is_formula(str(entry["answer"]))
 
 
 def runs_code(family: str, scorer: Callable[..., Any]) -> bool:
-    """Whether a scorer outside of the tables evaluates something, as far as the names in its module's code tell."""
+    """Return True when the names in a scorer's code tell that it evaluates text, and no table covers it."""
     if family in ANSWERS or family in ("number_sorting", "bitwise_arithmetic"):
         return False
     owner = getattr(scorer, "__self__", None)
@@ -175,7 +177,7 @@ def runs_code(family: str, scorer: Callable[..., Any]) -> bool:
 
 
 def _names_behind(kind: type, start: str) -> set[str]:
-    """Names used by a method of this class and, one after the other, by what of its class and module it names."""
+    """Return the names in a method's code, and in every function of its class and module that it names in turn."""
     module = vars(sys.modules[kind.__module__])
     found: set[str] = set()
     todo = [start]
@@ -196,12 +198,8 @@ def _code_names(code: CodeType) -> Iterator[str]:
             yield from _code_names(constant)
 
 
-def _is_variable(name: Any) -> bool:
-    return isinstance(name, str) and len(name) == 1 and name.isalpha()
-
-
 def entry_text(cell: Any) -> str:
-    """An entry's cell as JSON text; TypeError or ValueError for anything else than text or a mapping."""
+    """Return an entry's cell as JSON text; TypeError or ValueError unless it is text or a mapping."""
     if isinstance(cell, str):
         return cell
     if not isinstance(cell, Mapping):
@@ -210,7 +208,7 @@ def entry_text(cell: Any) -> str:
 
 
 def read_entry(family: str, text: str) -> Any:
-    """The entry as its scorer wants it, new on each call because some scorers write into it."""
+    """Read the entry as its scorer wants it, anew on each call because some scorers write into it."""
     entry = json.loads(text)
     if family in ("arc_agi", "rearc"):  # They compare with tuples, which JSON does not have.
         entry["metadata"]["output"] = tuple(map(tuple, entry["metadata"]["output"]))

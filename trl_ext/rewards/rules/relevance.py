@@ -1,7 +1,7 @@
-"""Does the completion speak of what the prompt asks, in words of its own.
+"""Judge whether the completion is about the prompt's subject, in words of its own.
 
-Lexical and cheap: it tells an answer about the subject from one about something else, and no more. A correct answer
-of one word ("Paris.") repeats nothing of its prompt and earns 0.0, so use it for prose, with a small weight.
+The test compares words: it tells an answer about the subject from one about something else, and no more. A correct
+answer of one word ("Paris.") repeats nothing of its prompt and earns 0.0, so use it for prose, with a small weight.
 """
 
 import math
@@ -36,7 +36,7 @@ _STOP_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Relevance(Rule):
-    """How much of the prompt's content the completion mentions, less what it copies.
+    """Share of the prompt's content that the completion mentions, less the share that it copies.
 
         value = max(0, min(1, mentioned / enough) * min(1, own / shared) - copied)
 
@@ -48,10 +48,11 @@ class Relevance(Rule):
     in another order are no answer. `copied` is the share of the prompt's 5-grams that stand in the completion word
     for word. A completion without a content word of its own earns 0.0 with status `no_answer`.
 
-    A prompt without content words cannot be judged (`gold_invalid`). Of a conversation the last user message counts.
+    A row whose prompt has no content words has no value (`gold_invalid`). Of a conversation only the last user message
+    is compared.
 
     Args:
-        enough: Share of the prompt's content from which on more mentions earn no more.
+        enough: Share of the prompt's content, above 0 and up to 1, from which on more mentions earn no more.
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
 
     Example:
@@ -92,20 +93,20 @@ class Relevance(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a completion is compared with: the prompt's terms with their weights, the weights' sum, and its 5-grams."""
+    """A prompt as completions are compared with it: its terms with their weights, their sum, and its 5-grams."""
 
     weights: Mapping[str, float]
     total: float
     ngrams: frozenset[tuple[str, ...]]
 
     def copied_frac(self, units: list[str]) -> float:
-        """Share of the prompt's 5-grams that stand in the completion."""
+        """Return the share of the prompt's 5-grams that stand in the completion."""
         return len(self.ngrams.intersection(ngrams(units))) / len(self.ngrams) if self.ngrams else 0.0
 
 
 @lru_cache(maxsize=256)  # The completions of a GRPO group share their prompt.
 def read_prompt(text: str) -> Prompt:
-    """The prompt's content; its last MAX_CHARS characters, for the question stands at the end."""
+    """Read the content of a prompt's last MAX_CHARS characters: the question stands at the end."""
     units = units_of(text[-MAX_CHARS:])
     counts = Counter(terms_of(units))
     weights = {term: math.log1p(len(units) / count) for term, count in counts.items()}
@@ -113,7 +114,7 @@ def read_prompt(text: str) -> Prompt:
 
 
 def prompt_text(prompt: Any) -> str:
-    """The text of a prompt in TRL's shapes: a string, or the last user message of a list."""
+    """Return the text of a prompt in TRL's shapes: a string, or the last user message of a list."""
     if isinstance(prompt, list | tuple):
         asked = (message.get("content") for message in reversed(prompt) if message.get("role") == "user")
         return content_text(next(asked, None))
@@ -121,18 +122,18 @@ def prompt_text(prompt: Any) -> str:
 
 
 def units_of(text: str) -> list[str]:
-    """Words without case and punctuation, and runs of characters of scripts without spaces."""
+    """Split into words without case and punctuation, and runs of characters of scripts without spaces."""
     text = normalized(text).casefold()
     return _ASCII_WORD.findall(text) if text.isascii() else _RUN.findall(text)
 
 
 def unspaced(unit: str) -> bool:
-    """Whether a unit is a run of characters of scripts without spaces."""
+    """Return True for a run of characters of a script without spaces."""
     return not unit.isascii() and _UNSPACED_CHAR.match(unit) is not None
 
 
 def terms_of(units: list[str]) -> Iterator[str]:
-    """Content words, and pairs of characters where words are not spaced; a lone character stands for itself."""
+    """Yield content words, and pairs of characters where words are not spaced; a lone character is a term."""
     for unit in units:
         if not unspaced(unit):
             yield from () if unit in _STOP_WORDS else (unit,)
@@ -144,6 +145,6 @@ def terms_of(units: list[str]) -> Iterator[str]:
 
 
 def ngrams(units: list[str]) -> Iterator[tuple[str, ...]]:
-    """All 5-grams, of words and of single characters where words are not spaced."""
+    """Yield all 5-grams, of words, and of single characters where words are not spaced."""
     single = [part for unit in units for part in (unit if unspaced(unit) else (unit,))]
     return zip(*(single[start:] for start in range(_COPY_NGRAM)), strict=False)

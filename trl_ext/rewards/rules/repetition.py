@@ -1,4 +1,4 @@
-"""Does the completion repeat itself."""
+"""Judge how much the completion repeats itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from trl_ext.rewards.text.prose import refusal, words
 class Repetition(Rule):
     """1 minus the share of repeated n-grams: different n-grams divided by all n-grams.
 
-    Counted on token ids where they are there, else on words; the words of a text beyond `prose.MAX_CHARS` are not
-    read (0.0, status `too_long`). A text too short for one n-gram repeats nothing (1.0); an empty one earns 0.0 with
-    status `no_answer`.
+    The n-grams are of token ids where there are any, else of words; a text above `prose.MAX_CHARS` is not split into
+    words and earns 0.0 with status `too_long`. A text too short for one n-gram repeats nothing (1.0); a blank one
+    earns 0.0 with status `no_answer`.
 
     Args:
         ngram: Tokens (or words) in a row that count as one unit.

@@ -1,4 +1,4 @@
-"""Are the required tag pairs there: a linear scanner, no regular expressions."""
+"""Judge whether the required tag pairs are there, in linear time and without regular expressions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -56,7 +56,7 @@ class Tags(Rule):
 
 
 def pair_end(text: str, tag: str, start: int) -> int:
-    """Where the only `<tag>...</tag>` ends; -1 without one, with several, with one before `start` or an empty one."""
+    """Return where the only `<tag>...</tag>` ends; -1 for none, several, one before `start`, or an empty one."""
     opener, closer = f"<{tag}>", f"</{tag}>"
     if text.count(opener) != 1 or text.count(closer) != 1:
         return -1

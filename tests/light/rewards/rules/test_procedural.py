@@ -37,7 +37,7 @@ FAMILIES = (
 
 @lru_cache
 def entry_of(family: str, index: int = 0) -> str:
-    return json.dumps(gym.create_dataset(family, seed=3, size=8)[index], default=str)
+    return json.dumps(gym.create_dataset(family, seed=3, size=4)[index], default=str)
 
 
 def judged(text: str, entry: object, **fields: object) -> Verdict:
@@ -135,8 +135,8 @@ def test_a_bad_entry_has_no_value(entry):
 @pytest.mark.parametrize("family", sorted(FAULTY))
 def test_the_faulty_scorers_still_pay_for_one_answer_to_all_tasks(family):
     answer = {"coin_flip": "0", "game_of_life_halting": "x", "puzzle24": "6*4+1-1"}[family]
-    tasks = gym.create_dataset(family, seed=3, size=8)
-    assert sum(tasks.score_answer(answer, tasks[index]) == 1.0 for index in range(8)) >= 6
+    tasks = gym.create_dataset(family, seed=3, size=4)
+    assert sum(tasks.score_answer(answer, tasks[index]) == 1.0 for index in range(4)) >= 3
 
 
 @pytest.mark.parametrize("family", [*ANSWERS, "number_sorting", "bitwise_arithmetic", "chain_sum"])

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from trl_ext.rewards.mathematics.bounds import MAX_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.tokens import tokenize
-from trl_ext.rewards.text.anchors import DENIAL, after_think, denied, visible
+from trl_ext.rewards.text.anchors import DENIAL, DENIAL_CHARS, after_think, denied, visible
 from trl_ext.rewards.text.boxes import answer_tags, boxes
-from trl_ext.rewards.text.numbers import read_number
+from trl_ext.rewards.text.numbers import CALCULATOR, read_number
 
 MAX_DIFFERENT = 16  # boxes that are compared with one another
-_DENIAL_CHARS = 100  # before an answer, where a denial is looked for
 _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
 
 _COMMENT_LINE = re.compile(r"^[ \t]{0,9}%.{0,9999}$", re.MULTILINE)
-_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # the notes of GSM8K, <<3+4=7>>
 _ANNOUNCED = re.compile(
     r"answer(?:\*\*)?(?:\s{1,3}is\b|\*{0,2}\s?[:\uff1a])|####|^[ *>]{0,4}A:|答案(?:是|为|[:\uff1a])",
     re.IGNORECASE | re.MULTILINE,
@@ -72,7 +70,7 @@ def extract(text: str, where: str, multiple: str) -> Extracted:
     """
     text = text if where == "all" else outside_thoughts(text)
     if "<<" in text:
-        text = _CALCULATOR.sub("", text)
+        text = CALCULATOR.sub("", text)
     text = visible(text)
     if "%" in text:
         text = _COMMENT_LINE.sub("", text)
@@ -89,7 +87,7 @@ def announced(text: str, multiple: str, trusted: bool = False) -> Extracted | No
     """
     for anchor, found in (("\\boxed", boxes(text)), ("<answer>", answer_tags(text))):
         if found is not None:
-            before = text[: text.rfind(anchor)][-_DENIAL_CHARS:]
+            before = text[: text.rfind(anchor)][-DENIAL_CHARS:]
             is_denied = not trusted and _BOX_DENIED.search(before) is not None
             return _denied(anchor) if is_denied else _one_of(found, anchor, multiple)
     last = max(_ANNOUNCED.finditer(text), key=re.Match.end, default=None)
@@ -102,7 +100,7 @@ def announced(text: str, multiple: str, trusted: bool = False) -> Extracted | No
 
 def _is_denied(text: str, end: int) -> bool:
     """Return True when the words before `end` deny what follows; `2!=` is a factorial and no inequality."""
-    before = text[max(0, end - _DENIAL_CHARS) : end].replace("!=", "! =")
+    before = text[max(0, end - DENIAL_CHARS) : end].replace("!=", "! =")
     return denied(before, len(before))
 
 

@@ -8,8 +8,6 @@ first or last number in it, which would reward a fragment of `3\sqrt{13}`.
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Number
-from typing import Any
 
 from trl_ext.rewards.mathematics.bounds import MAX_GOLD_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.extract import announced
@@ -27,13 +25,6 @@ class Gold:
     text: str
     tokens: Tokens
     problem: str = ""
-
-
-def gold_text(cell: Any) -> str | None:
-    """Return a gold column's cell as text; None for a cell that is neither text nor a number."""
-    if isinstance(cell, bool) or not isinstance(cell, str | Number):
-        return None
-    return str(cell)
 
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.

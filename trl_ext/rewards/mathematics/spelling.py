@@ -2,6 +2,8 @@ r"""Tables of spellings: signs and commands that mean the same, text that is a w
 
 import re
 
+from trl_ext.rewards.text.prose import HALF_WIDTH
+
 WORDS = '"'  # Opens a token that holds words.
 
 _TEXT = "text|textbf|textit|textrm|textnormal|textup|mathrm|mathbf|mathit|mathsf|mbox|operatorname|boldsymbol|bm"
@@ -20,7 +22,7 @@ _BRACKETED = re.compile(r"[(\[]|\\\{|\\lbrace|\\langle|matrix")
 
 # ruff: noqa: RUF001  Signs that look like others are what this table is about.
 _SIGNS = {
-    **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full-width ASCII
+    **{code: chr(half) for code, half in HALF_WIDTH.items()},
     **dict.fromkeys(map(ord, "\u2212\u2013\u2014"), "-"),
     **dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " "),
     **dict.fromkeys(map(ord, "\u00b7\u22c5\u2219\u00d7"), " \\cdot "),

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Number
 from typing import Any, ClassVar
 
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
-from trl_ext.rewards.text.anchors import AnswerReading, anchored, visible
+from trl_ext.rewards.text.anchors import AnswerReading, anchored, gold_text, visible
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.numbers import read_gold_number, read_number
 from trl_ext.rewards.text.prose import normalized, text_part
@@ -56,13 +55,15 @@ class Answer(Rule):
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
         """Return the gold's own text, announced; None for a blank gold, and one that is neither text nor a number."""
-        gold = columns[self.gold]
-        if isinstance(gold, bool) or not isinstance(gold, str | Number) or not str(gold).strip():
-            return None
-        return announced(str(gold).strip(), self.kind)
+        gold = (gold_text(columns[self.gold]) or "").strip()
+        return announced(gold, self.kind) if gold else None
 
     def score(self, row: Row) -> Verdict:
-        gold = read_gold(self.kind, row.columns[self.gold])
+        cell = row.columns[self.gold]
+        text = gold_text(cell)
+        if text is None:
+            return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r} is neither text nor a number")
+        gold = read_gold(self.kind, text)
         if gold.value is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")
         found = _READERS[self.kind](visible(text_part(row.text, self.where)))
@@ -102,15 +103,9 @@ def read_exact(text: str) -> AnswerReading:
     return AnswerReading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
 
 
-def read_gold(kind: str, gold: Any) -> AnswerReading:
-    """Read the value of a gold column's cell, which is text or a number."""
-    if isinstance(gold, bool) or not isinstance(gold, str | Number):
-        return AnswerReading(None, "no_answer", f"{gold!r} is neither text nor a number")
-    return _read_gold_text(kind, str(gold))
-
-
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
-def _read_gold_text(kind: str, gold: str) -> AnswerReading:
+def read_gold(kind: str, gold: str) -> AnswerReading:
+    """Read the value of a gold column's text."""
     return read_gold_number(gold) if kind == "number" else _READERS[kind](gold)
 
 

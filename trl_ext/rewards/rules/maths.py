@@ -9,10 +9,11 @@ from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.equal import Match, match
 from trl_ext.rewards.mathematics.extract import Extracted, extract
 from trl_ext.rewards.mathematics.gate import check_answer, check_for_library
-from trl_ext.rewards.mathematics.gold import Gold, gold_text, read_gold
+from trl_ext.rewards.mathematics.gold import Gold, read_gold
 from trl_ext.rewards.mathematics.prompt import stands_in
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
+from trl_ext.rewards.text.anchors import gold_text
 from trl_ext.rewards.text.choices import read_choice
 
 _BY_TEXT = frozenset({"same text", "letter"})

@@ -11,6 +11,8 @@ Every search takes time linear in the text, whatever it holds.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Number
+from typing import Any
 
 from trl_ext.rewards.text.boxes import boxes
 
@@ -26,7 +28,7 @@ _DENIED = re.compile(
     DENIAL + r"(?:[^\S\n]+(?!(?:is|are|was|were|equals|becomes)\b)[\w']+){0,4}+(?:[^\S\n]|[$*(\[:\\])*+\Z",
     re.IGNORECASE,
 )
-_DENIAL_CHARS = 100  # before an answer, where a denial is looked for
+DENIAL_CHARS = 100  # before an answer, where a denial is looked for
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 # A quoted value may hold ">". None may hold "<", so that no search runs on into the next tag.
@@ -62,6 +64,11 @@ class AnswerReading:
     detail: str
 
 
+def gold_text(cell: Any) -> str | None:
+    """Return a gold column's cell as text; None for a cell that is neither text nor a number."""
+    return str(cell) if isinstance(cell, str | Number) and not isinstance(cell, bool) else None
+
+
 def after_think(text: str) -> str:
     """Return the text behind the last `</think>`: all of it without think tags, "" while `<think>` is still open."""
     _, closer, after = text.rpartition("</think>")
@@ -82,7 +89,7 @@ def visible(text: str) -> str:
 
 def denied(text: str, end: int) -> bool:
     """Return True when the words before `end` deny what follows: "It is not", "anything but", "I don't think that"."""
-    return _DENIED.search(text[max(0, end - _DENIAL_CHARS) : max(0, end)]) is not None
+    return _DENIED.search(text[max(0, end - DENIAL_CHARS) : max(0, end)]) is not None
 
 
 def anchored(text: str, kind: str) -> Anchored | None:

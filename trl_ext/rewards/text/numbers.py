@@ -17,6 +17,7 @@ import re
 from fractions import Fraction
 
 from trl_ext.rewards.text.anchors import DENIAL, AnswerReading, anchored, denied
+from trl_ext.rewards.text.prose import HALF_WIDTH
 
 MAX_DIGITS = 100  # A longer run is a model that loops, and the cost of exact arithmetic grows with its square.
 
@@ -55,13 +56,12 @@ _CHANGED = re.compile(rf"{DENIAL}|\b(?:plus|minus|squared|or|and a half)\b", re.
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
 # Full-width ASCII, dashes as minus, currencies as dollar.
-_TO_ASCII = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
-_TO_ASCII |= dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))
+_TO_ASCII = HALF_WIDTH | dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))
 _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
-_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
+CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 
@@ -98,7 +98,7 @@ def clean(text: str) -> str:
     if not text.isascii():
         text = text.translate(_TO_ASCII)
     if "<<" in text:
-        text = _CALCULATOR.sub("", text)
+        text = CALCULATOR.sub("", text)
     if "\\" in text:
         for mark, plain in (("\\$", "$"), ("\\%", "%"), ("\\,", ""), ("\\!", "")):
             text = text.replace(mark, plain)

@@ -41,7 +41,7 @@ _UNUSUAL = re.compile(
 )
 _BLANK = regex.compile(r"[\s\p{C}\p{Default_Ignorable_Code_Point}]*+")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
-_HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
 # No form may hold its own opening mark, so no character is scanned twice for one form: with "\(" written 100,000 times
 # each attempt ends at the next one.
@@ -104,7 +104,7 @@ def normalized(text: str) -> str:
     if text.isascii():
         return text
     if _UNUSUAL.search(text):
-        text = _FULL_WIDTH.sub(lambda match: match.group().translate(_HALF_WIDTH), text)
+        text = _FULL_WIDTH.sub(lambda match: match.group().translate(HALF_WIDTH), text)
     if _UNUSUAL.search(text):
         text = _MANY_MARKS.sub(r"\1", _INVISIBLE.sub("", text))
     return unicodedata.normalize("NFKC", text)[:MAX_CHARS]

@@ -50,18 +50,15 @@ def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
     if not inner:
         return keys.get("num_processes"), None
     if inner.get("deepspeed_config_file"):
-        return keys.get("num_processes"), read_deepspeed(_beside(path, inner["deepspeed_config_file"]))
+        # From where we stand, as accelerate takes it, or else from beside the file that names it.
+        named = inner["deepspeed_config_file"]
+        return keys.get("num_processes"), read_deepspeed(named if Path(named).is_file() else str(path.parent / named))
     zero: Engine = {"stage": int(inner.get("zero_stage", 2))}
     for part in ("optimizer", "param"):
         if inner.get(f"offload_{part}_device", "none") != "none":
             zero[f"offload_{part}"] = {"device": inner[f"offload_{part}_device"]}
     owned = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}, "gradient_clipping": "auto"}
     return keys.get("num_processes"), {**owned, "zero_optimization": zero}
-
-
-def _beside(path: Path, named: str) -> str:
-    """A file that another one names: from where we stand, as accelerate takes it, or else from beside that one."""
-    return named if Path(named).is_file() else str(path.parent / named)
 
 
 def read_deepspeed(file: str) -> Engine:
@@ -85,7 +82,7 @@ def read_engine(source: str | Mapping[str, Any] | None) -> Engine | None:
 
 
 def zero_stage(engine: Mapping[str, Any] | None) -> int:
-    """Of DeepSpeed's settings; 0 without."""
+    """The stage of DeepSpeed's settings; 0 without DeepSpeed."""
     return int(_zero(engine).get("stage", 0))
 
 
@@ -98,23 +95,17 @@ def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[s
     if not zero:
         return {"zero_stage": 0, "offload": "none"}
     auto = {"reduce_bucket_size": shape.hidden**2, "stage3_prefetch_bucket_size": int(0.9 * shape.hidden**2)}
-    sizes = {name: _size(zero.get(name, default), auto.get(name, default)) for name, default in DEFAULTS.items()}
-    return {"zero_stage": zero_stage(engine), "offload": _offload(zero), **sizes}
+    sizes = {name: zero.get(name, default) for name, default in DEFAULTS.items()}
+    sizes = {name: auto.get(name, DEFAULTS[name]) if size == "auto" else int(size) for name, size in sizes.items()}
+    on_host = {
+        part for part in ("optimizer", "param") if (zero.get(f"offload_{part}") or {}).get("device") in IN_HOST_MEMORY
+    }
+    offload = "all" if "param" in on_host else "optimizer" if on_host else "none"
+    return {"zero_stage": zero_stage(engine), "offload": offload, **sizes}
 
 
 def _zero(engine: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return (engine or {}).get("zero_optimization") or {}
-
-
-def _size(value: Any, auto: int) -> int:
-    return auto if value == "auto" else int(value)
-
-
-def _offload(zero: Mapping[str, Any]) -> str:
-    places = {part: (zero.get(f"offload_{part}") or {}).get("device") for part in ("optimizer", "param")}
-    if places["param"] in IN_HOST_MEMORY:
-        return "all"
-    return "optimizer" if places["optimizer"] in IN_HOST_MEMORY else "none"
 
 
 def _read(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:

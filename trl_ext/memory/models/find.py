@@ -19,7 +19,7 @@ _VERSIONS = re.compile(r"-(instruct|base|it|pt|chat|hf|sft|dpo|grpo|rm|2507|thin
 
 
 def find_shape(model: "str | os.PathLike[str] | Mapping[str, Any] | ModelShape") -> ModelShape:
-    """The shape of a model, without its weights and without the network.
+    """Find the shape of a model, without its weights and without the network.
 
     Args:
         model: A shape; the keys and values of a config.json; its path or folder; a name on the hub, looked up in the
@@ -34,10 +34,15 @@ def find_shape(model: "str | os.PathLike[str] | Mapping[str, Any] | ModelShape")
         return shape_from_config(model)
     text = os.fspath(model)
     if _SIZE.fullmatch(text):
-        return _typical(text)
+        if text.upper() not in TYPICAL:
+            sizes = ", ".join(TYPICAL)
+            raise ConfigError(f"There is no typical model of size {text}. Sizes: {sizes}; or give a config.json.")
+        name = TYPICAL[text.upper()]
+        return shape_from_config(MODELS[name][1], name)
     path = Path(text).expanduser()
     if path.exists() or text.startswith(("/", "./", "../", "~")):
-        return _from_path(path)
+        file = path / "config.json" if path.is_dir() else path
+        return shape_from_config(_read(file), path.name if path.is_dir() else file.parent.name)
     cached = cached_config(text)
     return shape_from_config(_read(cached), text) if cached else _known(text)
 
@@ -49,23 +54,15 @@ def cached_config(name: str) -> Path | None:
     """
     home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    found = list(hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")) if _is_hub_name(name) else []
+    is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
+    found = hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json") if is_hub_name else ()
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _is_hub_name(name: str) -> bool:
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None
-
-
-def _from_path(path: Path) -> ModelShape:
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        where = f"{path} has no config.json" if path.is_dir() else f"There is no {path}"
-        raise ConfigError(f"{where}. Give a model's folder, its config.json, a name on the hub, or a size such as 8B.")
-    return shape_from_config(_read(file), path.name if path.is_dir() else file.parent.name)
-
-
 def _read(file: Path) -> Mapping[str, Any]:
+    if not file.is_file():
+        where = f"{file.parent} has no config.json" if file.name == "config.json" else f"There is no {file}"
+        raise ConfigError(f"{where}. Give a model's folder, its config.json, a name on the hub, or a size such as 8B.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -73,16 +70,6 @@ def _read(file: Path) -> Mapping[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{file} holds no keys. Give the config.json that lies beside a model's weights.")
     return config
-
-
-def _typical(size: str) -> ModelShape:
-    wanted = size.upper()
-    if wanted not in TYPICAL:
-        raise ConfigError(
-            f"There is no typical model of size {size}. Sizes: {', '.join(TYPICAL)}; or give a config.json."
-        )
-    name = TYPICAL[wanted]
-    return shape_from_config(MODELS[name][1], name)
 
 
 def _known(name: str) -> ModelShape:

@@ -53,7 +53,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What memory and time depend on.
+    """The sizes of a model on which memory and time depend.
 
     Args:
         name: For the reader.
@@ -176,10 +176,8 @@ def head_params(shape: ModelShape) -> int:
 @lru_cache(maxsize=64)
 def largest_weight(shape: ModelShape) -> int:
     """Elements of the largest weight in the layers: one projection, or the fused experts."""
-    projections = [linear.fan_in * linear.fan_out for linear, _ in model_linears(shape)]
-    experts = shape.experts
-    fused = experts.num * 2 * shape.hidden * experts.intermediate if experts else 0
-    return max(*projections, fused)
+    fused = shape.experts.num * 2 * shape.hidden * shape.experts.intermediate if shape.experts else 0
+    return max(fused, *(linear.fan_in * linear.fan_out for linear, _ in model_linears(shape)))
 
 
 @lru_cache(maxsize=64)
@@ -204,11 +202,10 @@ def scorer_params(shape: ModelShape) -> int:
 @lru_cache(maxsize=64)
 def active_params(shape: ModelShape) -> int:
     """Weights that a token is multiplied with: the layers, of a mixture only the experts that it visits."""
-    projections = sum(linear.fan_in * linear.fan_out * count for linear, count in model_linears(shape))
     if shape.experts is None:
-        return projections
+        return quantised_weights(shape)
     visited = shape.experts.per_token * 3 * shape.hidden * shape.experts.intermediate
-    return projections + (shape.num_layers - num_dense_layers(shape)) * visited
+    return quantised_weights(shape) + (shape.num_layers - num_dense_layers(shape)) * visited
 
 
 @lru_cache(maxsize=64)

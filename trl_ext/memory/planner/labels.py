@@ -12,15 +12,12 @@ def technique(job: Job) -> str:
     """ZeRO stage, offload and method: "ZeRO-2, all weights"."""
     stage = f"ZeRO-{job.zero_stage}" if job.zero_stage else "DDP"
     offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + all states in host memory"}
-    return f"{stage}{offload[job.offload]}, {_method(job)}"
-
-
-def _method(job: Job) -> str:
-    if job.method == "full":
-        return "all weights, 8-bit Adam" if job.optim == "adamw_bnb_8bit" else "all weights"
-    base = {"lora": "LoRA", "qlora": "QLoRA"}[job.method]
-    critic = f", {job.critic} critic" if job.trainer == "ppo" else ""
-    return f"{base} r={job.lora_r}{critic}"
+    method = {"full": "all weights", "lora": f"LoRA r={job.lora_r}", "qlora": f"QLoRA r={job.lora_r}"}[job.method]
+    if job.uses_lora and job.trainer == "ppo":
+        method += f", {job.critic} critic"
+    elif not job.uses_lora and job.optim == "adamw_bnb_8bit":
+        method += ", 8-bit Adam"
+    return f"{stage}{offload[job.offload]}, {method}"
 
 
 def label(job: Job, num_gpus: int) -> str:

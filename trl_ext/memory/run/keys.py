@@ -61,7 +61,12 @@ def job_of_run(
             "expandable_segments:True" in os.environ.get(name, "") for name in (*ALLOCATOR, "PYTORCH_ALLOC_CONF")
         ),
     }
-    fields |= _model(keys, shape) | _checkpointing(keys) | engine_fields(engine, shape)
+    # transformers before 5.23 knows the old names of checkpointing alone.
+    is_on = keys.get("activation_checkpointing")
+    is_on = keys.get("gradient_checkpointing", True) if is_on is None else is_on
+    options = keys.get("activation_checkpointing_kwargs") or keys.get("gradient_checkpointing_kwargs") or {}
+    fields["checkpoint_every"] = int(options.get("every_n_layers") or 1) if is_on else 0
+    fields |= _model(keys, shape) | engine_fields(engine, shape)
     if trainer == "reward":
         fields["activation_offloading"] = bool(keys.get("activation_offloading"))
         fields["max_length"] = keys.get("max_length") or shape.max_positions or Job("reward").max_length
@@ -123,14 +128,6 @@ def _targets(named: Any, shape: ModelShape) -> tuple[str, ...]:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as CHOICES
 
     return tuple(CHOICES.get(shape.family, ("q_proj", "v_proj")))
-
-
-def _checkpointing(keys: Mapping[str, Any]) -> dict[str, Any]:
-    # transformers before 5.23 knows the old names alone.
-    is_on = keys.get("activation_checkpointing")
-    is_on = keys.get("gradient_checkpointing", True) if is_on is None else is_on
-    options = keys.get("activation_checkpointing_kwargs") or keys.get("gradient_checkpointing_kwargs") or {}
-    return {"checkpoint_every": int(options.get("every_n_layers") or 1) if is_on else 0}
 
 
 def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from trl_ext.memory.planner.choices import FREE, micro_batches
 from trl_ext.memory.planner.labels import technique
 from trl_ext.memory.planner.planner import Plan, Plans, plans_of
 from trl_ext.memory.planner.search import Search
-from trl_ext.memory.run.source import Source
+from trl_ext.memory.run.setting import MemorySetting
 
 MICRO = "per_device_train_batch_size"
 LAUNCHED = frozenset({"zero_stage", "offload"})
@@ -69,12 +69,12 @@ class Run:
         return plans_of(self.search(hardware, also_open), allow)
 
 
-def settle(run: Run, source: Source, allow: frozenset[str], machine: Callable[[], Hardware]) -> Plan:
+def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Callable[[], Hardware]) -> Plan:
     """Settings for the run.
 
     Args:
         run: What is known.
-        source: What `memory` names.
+        setting: What `memory` names.
         allow: Opt-ins of the user.
         machine: Looks at the cards of this machine.
 
@@ -82,9 +82,9 @@ def settle(run: Run, source: Source, allow: frozenset[str], machine: Callable[[]
         ConfigError: Nothing fits as launched, with the launch that would; the launch or a given setting contradicts
             the plan; or the plan needs an opt-in.
     """
-    hardware = _hardware(run, source, machine)
-    if source.job is not None:
-        return _frozen(run, source, source.job, allow, hardware)
+    hardware = _hardware(run, setting, machine)
+    if setting.job is not None:
+        return _frozen(run, setting, setting.job, allow, hardware)
     plans = run.plans(hardware, allow)
     if not plans.plans:
         raise ConfigError(_nothing_fits(plans, run.plans(hardware, allow, LAUNCHED)))
@@ -107,22 +107,17 @@ def _launch(job: Job) -> str:
 
 
 def _nothing_fits(refused: Plans, launched_otherwise: Plans) -> str:
-    advice = launched_otherwise.advice_for("memory_allow=")
+    instead = launched_otherwise.advice_for("memory_allow=")
     if launched_otherwise.plans:
         best = launched_otherwise.best
-        advice = (f"Launch with {_launch(best.job)}: {best.estimate.peak_gib:.1f} GiB, {best.label}.", *advice)
-    instead = " ".join(advice) or "Take more or larger cards, or see `trl-ext plan`."
-    return (
-        f"Nothing that keeps the optimisation fits on {refused.search.hardware} as launched. {refused.reasons} "
-        f"{instead}"
-    )
+        instead = (f"Launch with {_launch(best.job)}: {best.estimate.peak_gib:.1f} GiB, {best.label}.", *instead)
+    nothing = f"Nothing that keeps the optimisation fits on {refused.search.hardware} as launched."
+    return " ".join([nothing, refused.reasons, *(instead or ["Take more or larger cards, or see `trl-ext plan`."])])
 
 
-# The machine ------------------------------------------------------------------------------------------------------
-
-
-def _hardware(run: Run, source: Source, machine: Callable[[], Hardware]) -> Hardware:
-    if source.hardware is None:
+def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware]) -> Hardware:
+    """The cards to plan for: those that `memory` names, or as many of this machine as there are processes."""
+    if setting.hardware is None:
         found = machine()
         if run.local_processes > found.num_gpus:
             raise ConfigError(
@@ -130,27 +125,37 @@ def _hardware(run: Run, source: Source, machine: Callable[[], Hardware]) -> Hard
                 "one process for each card."
             )
         return replace(found, num_gpus=run.num_processes)
-    if source.hardware.num_gpus != run.num_processes:
+    if setting.hardware.num_gpus != run.num_processes:
         counted = "1 process was" if run.num_processes == 1 else f"{run.num_processes} processes were"
         raise ConfigError(
-            f"memory={source.name} is for {source.hardware}, and {counted} launched. Launch with "
-            f"--num_processes {source.hardware.num_gpus}, or say memory={run.num_processes}x"
-            f"{source.hardware.card.name}."
+            f"memory={setting.name} is for {setting.hardware}, and {counted} launched. Launch with "
+            f"--num_processes {setting.hardware.num_gpus}, or say memory={run.num_processes}x"
+            f"{setting.hardware.card.name}."
         )
-    return source.hardware
+    return setting.hardware
 
 
-# Frozen -----------------------------------------------------------------------------------------------------------
+# A frozen plan ----------------------------------------------------------------------------------------------------
 
 
-def _frozen(run: Run, source: Source, planned: Job, allow: frozenset[str], hardware: Hardware) -> Plan:
+def _frozen(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str], hardware: Hardware) -> Plan:
     """A preset's or a file's settings on this run: its batch and lengths stay, and it must fit."""
     if planned.trainer != run.job.trainer:
-        raise ConfigError(f"memory={source.name} is for {planned.trainer}, and this is a {run.job.trainer} run.")
-    _check_launch(run, source, planned)
-    _check_given(run, source, planned)
-    changes = _free_fields(run, planned, hardware)
-    opt_ins = _opt_ins(run, source, planned, allow)
+        raise ConfigError(f"memory={setting.name} is for {planned.trainer}, and this is a {run.job.trainer} run.")
+    if (run.job.zero_stage, run.job.offload) != (planned.zero_stage, planned.offload):
+        raise ConfigError(
+            f"memory={setting.name} is planned with {_engine(planned)}, and the run was launched with "
+            f"{_engine(run.job)}. Launch with {_launch(planned)}, or say memory=auto."
+        )
+    _check_given(run, setting, planned)
+    # The technique is the plan's; of its micro-batch the largest part that divides the run's own batch.
+    changes: dict[str, Any] = {name: getattr(planned, name) for name in (FREE | SIZES) - run.given - LAUNCHED}
+    if "steps_per_generation" in changes:
+        changes["steps_per_generation"] = 0  # a number of micro-batches, which are others here
+    if MICRO in changes:
+        sizes = micro_batches(Search(run.job, frozenset(), run.shape, hardware))
+        changes[MICRO] = max((size for size in sizes if size <= changes[MICRO]), default=1)
+    opt_ins = _opt_ins(run, setting, planned, allow)
     if opt_ins:
         names = OPTED | {"lora_r", "lora_target_modules", "lora_dropout"}
         changes |= {name: getattr(planned, name) for name in names - run.given}
@@ -158,30 +163,19 @@ def _frozen(run: Run, source: Source, planned: Job, allow: frozenset[str], hardw
     if not found.fits:
         job = found.job
         raise ConfigError(
-            f"memory={source.name} was made for sequences of {planned.sequence_tokens} tokens and "
+            f"memory={setting.name} was made for sequences of {planned.sequence_tokens} tokens and "
             f"{technique(planned)}. With {job.sequence_tokens} tokens of {run.shape.name} and {technique(job)} it "
             f"needs {found.reason()} (estimated). Say memory=auto, or plan again: `trl-ext plan`."
         )
     return Plan(found, opt_ins)
 
 
-def _check_launch(run: Run, source: Source, planned: Job) -> None:
-    launched = (run.job.zero_stage, run.job.offload)
-    wanted = (planned.zero_stage, planned.offload)
-    if launched == wanted:
-        return
-    raise ConfigError(
-        f"memory={source.name} is planned with {_engine(*wanted)}, and the run was launched with "
-        f"{_engine(*launched)}. Launch with {_launch(planned)}, or say memory=auto."
-    )
+def _engine(job: Job) -> str:
+    engine = f"ZeRO-{job.zero_stage}" if job.zero_stage else "no DeepSpeed"
+    return engine if job.offload == "none" else f"{engine} and {job.offload} offloaded"
 
 
-def _engine(stage: int, offload: str) -> str:
-    engine = f"ZeRO-{stage}" if stage else "no DeepSpeed"
-    return engine if offload == "none" else f"{engine} and {offload} offloaded"
-
-
-def _check_given(run: Run, source: Source, planned: Job) -> None:
+def _check_given(run: Run, setting: MemorySetting, planned: Job) -> None:
     """Check the user's settings against those that the plan was made with.
 
     How much is generated at once is the run's affair, and vLLM's settings count only where it is used.
@@ -197,23 +191,12 @@ def _check_given(run: Run, source: Source, planned: Job) -> None:
             "dtype": f"Load the model in {planned.dtype}",
         }.get(name, f"Remove {name}")
         raise ConfigError(
-            f"{name} is {given}, and memory={source.name} was planned with {wanted}. {remedy}, or say memory=auto, "
+            f"{name} is {given}, and memory={setting.name} was planned with {wanted}. {remedy}, or say memory=auto, "
             "which plans around it."
         )
 
 
-def _free_fields(run: Run, planned: Job, hardware: Hardware) -> dict[str, Any]:
-    """The plan's technique; of its micro-batch the largest part that divides the run's own batch."""
-    changes = {name: getattr(planned, name) for name in (FREE | SIZES) - run.given - LAUNCHED}
-    if "steps_per_generation" in changes:
-        changes["steps_per_generation"] = 0  # a number of micro-batches, which are others here
-    if MICRO in changes:
-        sizes = micro_batches(Search(run.job, frozenset(), run.shape, hardware))
-        changes[MICRO] = max((size for size in sizes if size <= changes[MICRO]), default=1)
-    return changes
-
-
-def _opt_ins(run: Run, source: Source, planned: Job, allow: frozenset[str]) -> tuple[str, ...]:
+def _opt_ins(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str]) -> tuple[str, ...]:
     """Opt-ins that the plan needs.
 
     Raises:
@@ -227,7 +210,7 @@ def _opt_ins(run: Run, source: Source, planned: Job, allow: frozenset[str]) -> t
     missing = [name for name in needed if name not in allow]
     if missing:
         raise ConfigError(
-            f"memory={source.name} trains {_TRAINS[planned.method]}, and this run {_TRAINS[run.job.method]} "
+            f"memory={setting.name} trains {_TRAINS[planned.method]}, and this run {_TRAINS[run.job.method]} "
             f"with {run.job.optim}. Allow it: memory_allow={','.join(missing)}; or say memory=auto."
         )
     return tuple(needed)

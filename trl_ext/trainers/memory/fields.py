@@ -7,7 +7,7 @@ from typing import Any, Self
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.planner.search import opt_ins_of
-from trl_ext.memory.run.source import Source, read_source
+from trl_ext.memory.run.setting import MemorySetting, parse_memory
 
 ON_OOM = ("split", "raise")
 
@@ -77,13 +77,13 @@ class MemoryFields:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
         opt_ins = opt_ins_of((self.memory_allow or "").split(","))
-        self.memory_source: Source | None = None if self.memory is None else read_source(self.memory)
-        if self.memory_source is None:
+        self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
+        if self.memory_setting is None:
             alone = [name for name in ("memory_allow", "global_batch") if getattr(self, name)]
             if alone:
                 raise ConfigError(f"{alone[0]} has no effect without memory. Set memory='auto', or remove it.")
             return
-        self.memory = self.memory_source.name
+        self.memory = self.memory_setting.name
         self.memory_opt_ins = opt_ins
         for name, value in ALLOCATOR.items():
             os.environ.setdefault(name, value)  # read when CUDA starts

@@ -67,13 +67,13 @@ def settle_memory(trainer: str, args: Any, inputs: Inputs) -> Inputs:
     Raises:
         ConfigError: Nothing fits, or the plan contradicts the launch or a setting that was given.
     """
-    if getattr(args, "memory_source", None) is None:
+    if getattr(args, "memory_setting", None) is None:
         return inputs
-    if args.memory_source.hardware is None and args.use_cpu:
+    if args.memory_setting.hardware is None and args.use_cpu:
         logger.warning("memory=auto plans for GPUs, and use_cpu is set: nothing is planned.")
         return inputs
     run = describe_run(trainer, args, inputs)
-    plan = settle(run, args.memory_source, args.memory_opt_ins, cards_here)
+    plan = settle(run, args.memory_setting, args.memory_opt_ins, cards_here)
     changes = apply(plan.job, args, run)
     args.memory_plan = plan
     if args.process_index == 0:

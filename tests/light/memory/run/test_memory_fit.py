@@ -12,8 +12,8 @@ from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.choices import FREE
 from trl_ext.memory.planner.presets import PRESETS, preset
 from trl_ext.memory.run.keys import job_of_run
+from trl_ext.memory.run.setting import parse_memory
 from trl_ext.memory.run.settle import ALL, LAUNCHED, SIZES, Run, faster_launch, settle
-from trl_ext.memory.run.source import read_source
 
 KEYS = {
     "per_device_train_batch_size": 8,
@@ -45,7 +45,7 @@ def expandable_segments(monkeypatch):
 
 
 def settled(one, memory, allow=(), machine=None):
-    return settle(one, read_source(memory), frozenset(allow), lambda: machine)
+    return settle(one, parse_memory(memory), frozenset(allow), lambda: machine)
 
 
 # Searched ---------------------------------------------------------------------------------------------------------
@@ -235,4 +235,4 @@ def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
 )
 def test_what_names_nothing_is_a_sentence(memory, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        read_source(memory)
+        parse_memory(memory)

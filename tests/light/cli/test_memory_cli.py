@@ -86,7 +86,7 @@ def test_a_preset_is_an_answer_with_what_it_refuses(tmp_path, capsys):
 def test_a_preset_takes_no_settings():
     with pytest.raises(ConfigError, match="--preset 24gb is a frozen plan, and --lora_r would change it"):
         plan(["--preset", "24gb", "--lora_r", "8"])
-    with pytest.raises(ConfigError, match="The question lacks --model, --gpus"):
+    with pytest.raises(ConfigError, match="--model, --gpus missing"):
         plan(["--trainer", "grpo"])
 
 

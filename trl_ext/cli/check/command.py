@@ -29,9 +29,13 @@ exit code 0 if nothing stands in the way, 1 if something does"""
 
 
 def check(argv: Sequence[str]) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return the exit code."""
     arguments, overrides = _parser().parse_known_args(list(argv))
-    _quieten()
+    # Libraries say while they are asked what comes as a finding as well.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
     from trl_ext.doctor.finding import all_well
 
     with redirect_stdout(sys.stderr):  # libraries print while they are imported; --json is for programs
@@ -66,22 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _quieten() -> None:
-    """What libraries say while they are asked, and what comes as a finding as well."""
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-
-
 class Report:
-    """Findings as they come; a step that raises is one, too."""
+    """Collects findings; a step that raises becomes one, too."""
 
     def __init__(self) -> None:
         self.findings: list[Any] = []
 
     def attempt(self, subject: str, step: Callable[..., Any], *inputs: Any) -> Any:
-        """What the step returns; None if it failed, which is then in the report."""
+        """Run a step and return its result; None if it failed, and the report then says why."""
         from trl_ext.doctor.finding import problem
 
         try:
@@ -93,7 +89,7 @@ class Report:
 
 
 def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[Any]:
-    """All checks, in the order of the script.
+    """Run all checks, in the order of the script.
 
     Raises:
         ConfigError: The command's own arguments cannot work: an unknown card, a launch file that is not there.

@@ -1,6 +1,6 @@
 """What `trl-ext check` asks about data: eight rows, their columns and lengths, and the rules on them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,6 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts import training
 
 NUM_ROWS = 8
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +17,12 @@ class Rows:
     """The first rows of each split.
 
     Args:
-        train: At most eight.
+        train: At most eight, by column.
         held_out: None if the run does not evaluate.
     """
 
-    train: list[Row]
-    held_out: list[Row] | None
+    train: list[dict[str, Any]]
+    held_out: list[dict[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +30,10 @@ class Lengths:
     """Tokens of the longest of the rows.
 
     Args:
-        prompt: Of prompts; 0 for pairs.
+        prompt: Of a prompt; 0 for pairs.
         side: Of a prompt with an answer; 0 for prompts alone.
         num_long: Pairs with a side beyond max_length.
-        num_rows: Measured.
+        num_rows: Rows that were measured.
     """
 
     prompt: int = 0
@@ -44,10 +43,10 @@ class Lengths:
 
 
 def read_rows(parsed: Parsed) -> Rows:
-    """The first rows, streamed: nothing else is read or downloaded.
+    """Read the first rows, streamed: nothing else is read or downloaded.
 
     Raises:
-        ConfigError, DataError: What the script would say; or a row that cannot be read.
+        ConfigError, DataError: The script could not load the data; or a row cannot be read.
     """
     from datasets.exceptions import DatasetsError
 
@@ -62,10 +61,10 @@ def read_rows(parsed: Parsed) -> Rows:
 
 
 def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any]) -> list[Finding]:
-    """Columns and sides, by the trainer's own checks.
+    """Check columns and sides by the trainer's own checks.
 
     Raises:
-        DataError: What the trainer would say.
+        DataError: The trainer would refuse the rows.
     """
     from datasets import Dataset
 
@@ -90,7 +89,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any]) -> list[Findi
 
 
 def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
-    """Tokens of the rows; nothing without a tokenizer.
+    """Count the tokens of the rows; nothing without a tokenizer.
 
     Raises:
         ConfigError: Messages, and a tokenizer without a chat template; or a template that refuses them.
@@ -98,7 +97,7 @@ def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
     if tokenizer is None or not rows.train:
         return Lengths()
     if parsed.trainer != "reward":
-        prompts = [num_tokens(tokenizer, row["prompt"], True) for row in rows.train if "prompt" in row]
+        prompts = [num_tokens(tokenizer, row["prompt"], opens_answer=True) for row in rows.train if "prompt" in row]
         prompts += [len(row["input_ids"]) for row in rows.train if "prompt" not in row and "input_ids" in row]
         return Lengths(prompt=max(prompts, default=0), num_rows=len(prompts))
     pairs = [_sides(tokenizer, row) for row in rows.train]
@@ -108,41 +107,45 @@ def measure(parsed: Parsed, rows: Rows, tokenizer: Any) -> Lengths:
 
 
 def num_tokens(tokenizer: Any, text: Any, opens_answer: bool) -> int:
-    """Tokens of a text, or of messages through the chat template."""
+    """Tokens of a text, or of messages through the chat template.
+
+    Args:
+        tokenizer: The model's.
+        text: Text or messages.
+        opens_answer: True if the assistant's turn begins after the messages.
+
+    Raises:
+        ConfigError: There is no chat template, or it refuses the messages.
+    """
     if isinstance(text, list):
         if not tokenizer.chat_template:
             raise ConfigError(
                 "The rows hold messages, and the tokenizer has no chat template. Take an instruction-tuned model, "
                 "or turn the messages into text."
             )
-        text = _rendered(tokenizer, text, opens_answer)
+        from jinja2 import TemplateError
+
+        try:
+            text = tokenizer.apply_chat_template(text, tokenize=False, add_generation_prompt=opens_answer)
+        except TemplateError as error:
+            raise ConfigError(
+                f"The chat template refuses the messages: {error}. Check their roles and keys."
+            ) from error
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _rendered(tokenizer: Any, messages: list[Any], opens_answer: bool) -> str:
-    from jinja2 import TemplateError
-
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opens_answer))
-    except TemplateError as error:
-        raise ConfigError(f"The chat template refuses the messages: {error}. Check their roles and keys.") from error
-
-
-def _sides(tokenizer: Any, row: Row) -> tuple[int, int]:
+def _sides(tokenizer: Any, row: dict[str, Any]) -> tuple[int, int]:
     """Tokens of a pair's two sides, each with its prompt."""
     if "chosen_ids" in row:
         return len(row["chosen_ids"]), len(row["rejected_ids"])
     prompt = row.get("prompt")
-    chosen, rejected = (num_tokens(tokenizer, _joined(prompt, row[side]), False) for side in ("chosen", "rejected"))
+    texts = [row[side] if prompt is None else prompt + row[side] for side in ("chosen", "rejected")]
+    chosen, rejected = (num_tokens(tokenizer, text, opens_answer=False) for text in texts)
     return chosen, rejected
 
 
-def _joined(prompt: Any, side: Any) -> Any:
-    return side if prompt is None else prompt + side
-
-
 def check_lengths(parsed: Parsed, lengths: Lengths | None) -> list[Finding]:
-    """Do the rows fit the lengths of the recipe."""
+    """Compare the rows with the lengths of the recipe."""
     if lengths is None or not lengths.num_rows:
         return []
     if parsed.trainer == "reward":
@@ -171,7 +174,7 @@ def _check_sides(training_args: Any, lengths: Lengths) -> Finding:
 
 
 def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Finding]:
-    """Every rule set once on the rows; of other rewards only that they are there."""
+    """Call every rule set once on the rows; other rewards are named and not called."""
     found: list[Finding] = []
     for reward in rewards:
         if hasattr(reward, "rules") and hasattr(reward, "explain"):
@@ -182,7 +185,7 @@ def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Find
     return found
 
 
-def _check_set(rules: Any, rows: list[Row], tokenizer: Any) -> list[Finding]:
+def _check_set(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> list[Finding]:
     if missing := [name for name in rules.columns if name not in rows[0]]:
         return [problem("rules", f"The data lack the column {', '.join(missing)}, which the rules read.")]
     try:
@@ -191,8 +194,8 @@ def _check_set(rules: Any, rows: list[Row], tokenizer: Any) -> list[Finding]:
         rules.close()
 
 
-def _audit(rules: Any, rows: list[Row]) -> list[Finding]:
-    """Each gold answer by itself and by the others, where a rule can say what would be right."""
+def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:
+    """Judge each row's gold answer and those of other rows, where a rule can say what would be right."""
     from trl_ext.rewards.auditing.audit import audit
 
     if not any(rule.judges_correctness for rule in rules.rules):
@@ -215,34 +218,24 @@ def _audited(entry: Any) -> Finding:
     return problem("rules", what, advice) if is_dead else note("rules", what, advice)
 
 
-def _score(rules: Any, rows: list[Row], tokenizer: Any) -> Finding:
-    """The whole set once, on gold answers where there are some and else on empty ones."""
-    texts = [_ideal(rules, row) for row in rows]
+def _score(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> Finding:
+    """Score the rows by the whole set, with gold completions where a rule names some and else with empty ones."""
+    texts = [next((text for rule in rules.rules if (text := rule.ideal(row)) is not None), None) for row in rows]
     ids = (
         None if tokenizer is None else [tokenizer(text or "", add_special_tokens=False)["input_ids"] for text in texts]
     )
-    completions = [_like(row.get("prompt"), text or "") for row, text in zip(rows, texts, strict=True)]
+    completions = [
+        [{"role": "assistant", "content": text or ""}] if isinstance(row.get("prompt"), list) else text or ""
+        for row, text in zip(rows, texts, strict=True)
+    ]
     columns = {name: [row[name] for row in rows] for name in rows[0] if name not in ("prompt", "completion")}
     totals = rules(prompts=[row.get("prompt") for row in rows], completions=completions, completion_ids=ids, **columns)
     known = [total for total in totals if total is not None]
     kind = "Gold" if any(texts) else "Empty"
     if not known:
-        return problem("rules", f"No row has a reward: {_why(rules, rows[0], completions[0], ids)}.")
+        cells = {name: cells[0] for name, cells in columns.items()}
+        found = rules.explain(rows[0].get("prompt"), completions[0], None if ids is None else ids[0], **cells)
+        why = "; ".join(f"{part.rule} {part.status} ({part.detail})" for part in found.parts)
+        return problem("rules", f"No row has a reward: {why}.")
     earned = f"{min(known):g}" if min(known) == max(known) else f"{min(known):g} to {max(known):g}"
     return ok("rules", f"{kind} completions earn {earned} on {len(known)} of {len(totals)} rows.")
-
-
-def _ideal(rules: Any, row: Mapping[str, Any]) -> str | None:
-    """The first completion that a rule names as right for the row."""
-    return next((text for rule in rules.rules if (text := rule.ideal(row)) is not None), None)
-
-
-def _like(prompt: Any, text: str) -> Any:
-    """A completion in the form of the prompt: text, or a message."""
-    return [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
-
-
-def _why(rules: Any, row: Row, completion: Any, ids: Any) -> str:
-    columns = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
-    found = rules.explain(row.get("prompt"), completion, None if ids is None else ids[0], **columns)
-    return "; ".join(f"{part.rule} {part.status} ({part.detail})" for part in found.parts)

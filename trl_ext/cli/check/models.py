@@ -13,10 +13,10 @@ from trl_ext.scripts.rewards import build_rewards, build_rules
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
-    """What scores, checked in the order of the script; of a reward model's run its rules.
+    """Build the rewards of the run, or the rules of a reward model's, with the script's own checks in its order.
 
     Raises:
-        ConfigError, RuleError: What the script would say before it reads data.
+        ConfigError, RuleError: The script would end before it reads data.
     """
     script_args, training_args = parsed.script_args, parsed.training_args
     if parsed.trainer == "ppo":
@@ -37,7 +37,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
 
 
 def load_tokenizer(parsed: Parsed) -> Any:
-    """The model's tokenizer.
+    """Load the model's tokenizer.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -52,7 +52,7 @@ def load_tokenizer(parsed: Parsed) -> Any:
 
 
 def describe_tokenizer(tokenizer: Any) -> Finding:
-    """What a run needs of it."""
+    """A finding about the tokenizer's size, chat template, EOS and padding."""
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     what = f"{len(tokenizer):,} tokens, {template}, EOS {tokenizer.eos_token!r}, padding {tokenizer.pad_token!r}."
     if tokenizer.eos_token is None:
@@ -61,14 +61,14 @@ def describe_tokenizer(tokenizer: Any) -> Finding:
 
 
 def shape_of(parsed: Parsed) -> ModelShape:
-    """The model's shape from its config.
+    """Find the model's shape from its config.
 
     Raises:
         ConfigError: There is no config, or its family is unknown to the formulas.
     """
     name = _model_name(parsed)
     try:
-        return find_shape(_as_path(name))
+        return find_shape(Path(name).resolve() if Path(name).is_dir() else name)  # a folder called 8B is a folder
     except ConfigError:
         if Path(name).exists():
             raise
@@ -84,11 +84,6 @@ def shape_of(parsed: Parsed) -> ModelShape:
 def _model_name(parsed: Parsed) -> str:
     training.check_model(parsed.model_args)
     return str(parsed.model_args.model_name_or_path)
-
-
-def _as_path(name: str) -> str | Path:
-    """A folder called 8B is a folder."""
-    return Path(name).resolve() if Path(name).is_dir() else name
 
 
 def _source(parsed: Parsed) -> dict[str, Any]:

@@ -26,12 +26,12 @@ OF_THE_MACHINE = ("deepspeed", "use_cpu", "tf32")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the launch decides, as far as it is known.
+    """The part of a run that its launch decides, as far as it is known.
 
     Args:
         num_processes: None if the file leaves it open.
         engine: DeepSpeed's settings, None without DeepSpeed.
-        is_known: Whether anything says how the run is launched.
+        is_known: True if a file says how the run is launched.
     """
 
     num_processes: int | None = None
@@ -45,7 +45,7 @@ class Parsed:
 
     Args:
         trainer: "grpo", "ppo" or "reward".
-        script_args, training_args, model_args, dataset_args: What the script's parser gives.
+        script_args, training_args, model_args, dataset_args: The results of the script's parser.
         deepspeed_file: The recipe's key `deepspeed`, "" without.
         use_cpu: The recipe's key of this name.
         summary: What was parsed, as a sentence.
@@ -62,10 +62,10 @@ class Parsed:
 
 
 def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_processes: int) -> Parsed:
-    """Parse strictly.
+    """Parse a recipe and its overrides as strictly as the script.
 
     Raises:
-        ConfigError: What the script would say about its arguments.
+        ConfigError: The script would refuse its arguments.
     """
     warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing", category=FutureWarning)
     words = split_config_flag(["--config", recipe, *overrides])
@@ -82,9 +82,9 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
         script_args, training_args, model_args, dataset_args = elsewhere.parse(
             ["--config", quiet, *kept, "--use_cpu", "true"]
         )
-    told = "" if trainer else " (told from its keys; --trainer says otherwise)"
+    guessed = "" if trainer else " (told from its keys; --trainer says otherwise)"
     processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
-    summary = f"{path}: {len(keys)} keys of a {name} run{told}, for {processes}."
+    summary = f"{path}: {len(keys)} keys of a {name} run{guessed}, for {processes}."
     return Parsed(
         name,
         script_args,
@@ -104,7 +104,7 @@ def make_parser(trainer: str) -> StrictParser:
 
 
 def guess_trainer(path: str, flags: Sequence[str]) -> str:
-    """The trainer that knows most keys; GRPO before PPO, which knows all of GRPO's."""
+    """Guess the trainer: the one that knows most keys; GRPO before PPO, which knows all of GRPO's."""
     try:
         keys = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -115,7 +115,7 @@ def guess_trainer(path: str, flags: Sequence[str]) -> str:
 
 
 def _sized(kind: type, num_processes: int) -> type:
-    """A config that believes in so many processes: batches must divide among them."""
+    """A config class for a run of so many processes, among which batches must divide."""
     return type(kind.__name__, (kind,), {"world_size": property(lambda self: num_processes)})
 
 
@@ -152,7 +152,7 @@ def _without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def read_launch(config_file: str | None) -> Launch:
-    """What an accelerate file decides.
+    """Read what an accelerate file decides.
 
     Raises:
         ConfigError: There is no such file, or it is not YAML.
@@ -161,7 +161,7 @@ def read_launch(config_file: str | None) -> Launch:
 
 
 def read_recipe_engine(file: str) -> Launch:
-    """What the recipe's key `deepspeed` decides.
+    """Read what the file behind the recipe's key `deepspeed` decides.
 
     Raises:
         ConfigError: There is no such file, or it is not JSON.

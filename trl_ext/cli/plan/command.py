@@ -10,14 +10,14 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 
-ASKED = ("trainer", "model", "gpus")
+REQUIRED = ("trainer", "model", "gpus")
 NOTHING_FITS = 1  # the exit code; 2 is a user's mistake
 
 DESCRIPTION = """\
 Find settings that fit your cards before anything runs, from formulas: every number is estimated.
 
 A plan keeps the global batch and all else that the optimisation sees; settings that you give stay as they are. What
-would change the training needs your word: --allow lora, qlora, adam8bit, shorter, fewer."""
+would change the training needs an opt-in: --allow lora, qlora, adam8bit, shorter, fewer."""
 EXAMPLES = """\
 examples:
   trl-ext plan --trainer ppo --model meta-llama/Meta-Llama-3-8B --gpus 4xA40-48GB \\
@@ -28,7 +28,7 @@ examples:
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
-exit code 0 if something fits, 1 if nothing does, 2 if the question cannot be answered"""
+exit code 0 if something fits, 1 if nothing does, 2 if the arguments cannot work"""
 NUMBERS = {
     "global_batch": "samples of an optimizer step over all GPUs: pairs, or completions (default about 64)",
     "per_device_train_batch_size": "samples of a micro-batch; free if not given",
@@ -48,7 +48,7 @@ NUMBERS = {
     "sub_group_size": "DeepSpeed's, in elements",
     "vllm_tensor_parallel_size": "GPUs over which vLLM splits the model; free if not given",
 }
-WORDS = {
+NAMES = {
     "method": "full (default), lora or qlora",
     "critic": "of PPO: adapter, head or separate",
     "reward_model": "of PPO and GRPO: none, adapter, or copy for one of the policy's size",
@@ -72,7 +72,7 @@ SWITCHES = {
 
 
 def plan(argv: Sequence[str]) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return the exit code."""
     arguments = _parser().parse_args(list(argv))
     if arguments.presets:
         if len(argv) > 1:
@@ -91,31 +91,31 @@ def plan(argv: Sequence[str]) -> int:
 
 
 def _searched(arguments: argparse.Namespace) -> Any:
-    """The planner's answer.
+    """Plan for the given trainer, model and cards.
 
     Raises:
-        ConfigError: The question lacks trainer, model or cards, or cannot be answered.
+        ConfigError: One of the three is missing, or the settings cannot work.
     """
-    missing = [f"--{name}" for name in ASKED if getattr(arguments, name) is None]
+    missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
-        raise ConfigError(f"The question lacks {', '.join(missing)}. Give them, or a --preset; --presets lists those.")
+        raise ConfigError(f"{', '.join(missing)} missing. Give them, or a --preset; --presets lists those.")
     from trl_ext.memory.cards import parse_gpus
     from trl_ext.memory.planner.planner import plan as make_plans
 
     hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib, arguments.host_memory_gib)
-    allow = [word for words in arguments.allow for word in words.split(",")]
+    allow = [name for names in arguments.allow for name in names.split(",")]
     return make_plans(arguments.trainer, arguments.model, hardware, allow=allow, **_settings(arguments))
 
 
 def _of_preset(arguments: argparse.Namespace) -> Any:
-    """A preset as the planner's answer, with the obvious settings as what it refused.
+    """Take a preset as the planner's answer, with the obvious settings as what it refused.
 
     Raises:
         ConfigError: There is no such preset, or other settings are given beside it.
     """
     from trl_ext.memory.planner.presets import as_plans, preset
 
-    given = [name for name in ASKED if getattr(arguments, name) is not None] + list(_settings(arguments))
+    given = [name for name in REQUIRED if getattr(arguments, name) is not None] + list(_settings(arguments))
     if given or arguments.allow or arguments.max:
         one = (given or ["allow" if arguments.allow else "max"])[0]
         raise ConfigError(
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
     parser.add_argument("--host_memory_gib", type=float, help="the machine's memory; not checked if not given")
     parser.add_argument(
-        "--allow", action="append", default=[], metavar="WORDS", help="lora, qlora, adam8bit, shorter, fewer"
+        "--allow", action="append", default=[], metavar="OPT-INS", help="lora, qlora, adam8bit, shorter, fewer"
     )
     parser.add_argument(
         "--what-if", action="append", default=[], metavar="KEY=VALUE", help="the best plan with another setting"
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="count the best plan's training with the twin as well, in a minute or so",
     )
-    parser.add_argument("--preset", metavar="NAME", help="a frozen plan instead of a question")
+    parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
     _add_settings(parser.add_argument_group("settings, which the plan keeps"))
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_settings(group: Any) -> None:
-    for options, kind in ((NUMBERS, int), (WORDS, str), (SHARES, float)):
+    for options, kind in ((NUMBERS, int), (NAMES, str), (SHARES, float)):
         for name, purpose in options.items():
             group.add_argument(f"--{name}", type=kind, help=purpose)
     for name, purpose in SWITCHES.items():
@@ -174,10 +174,9 @@ def _add_settings(group: Any) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Only what the user gave."""
-    names = [*NUMBERS, *WORDS, *SHARES, *SWITCHES]
-    given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+    """The settings that the user gave."""
+    names = (*NUMBERS, *NAMES, *SHARES, *SWITCHES)
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
 def _print(plans: Any, arguments: argparse.Namespace) -> None:
@@ -207,16 +206,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:
     from trl_ext.memory.files.plan import as_dict
+    from trl_ext.memory.files.settings import recipe
 
-    folder = arguments.write or "plan"
-    refused = [
-        {
-            "peak_gib": round(one.estimate.peak_gib, 3),
-            "settings": as_dict_settings(one.estimate),
-            "reason": one.reason,
-        }
-        for one in plans.refused
-    ]
+    folder, refused = arguments.write or "plan", []
+    for one in plans.refused:
+        job, case = one.estimate.job, one.estimate.case
+        keys = recipe(job, case.shape.name, case.hardware.num_gpus)
+        settings = {**keys, "zero_stage": job.zero_stage, "offload": job.offload}
+        refused.append({"peak_gib": round(one.estimate.peak_gib, 3), "settings": settings, "reason": one.reason})
     answer: dict[str, Any] = {
         "plans": [as_dict(one, folder) for one in plans.plans],
         "refused": refused,
@@ -231,15 +228,6 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
 
         answer["verify"] = verified(plans, arguments.model)
     return answer
-
-
-def as_dict_settings(estimate: Any) -> dict[str, Any]:
-    """A refused job's settings, under the names of a recipe, with its ZeRO stage and offload."""
-    from trl_ext.memory.files.settings import recipe
-
-    case = estimate.case
-    keys = recipe(estimate.job, case.shape.name, case.hardware.num_gpus)
-    return {**keys, "zero_stage": estimate.job.zero_stage, "offload": estimate.job.offload}
 
 
 def _write(best: Any, arguments: argparse.Namespace) -> None:

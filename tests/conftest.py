@@ -42,6 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
+def twin():
+    """Answers simulations of the memory twin, each in a process of its own, which is a fork of one that is warm."""
+    from trl_ext.twin.server import serving
+
+    with serving() as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of real data, from TRL_EXT_DATA; tests that need it are skipped where it is absent."""
     folder = Path(os.environ.get("TRL_EXT_DATA", ROOT.parent / "shared" / "data"))

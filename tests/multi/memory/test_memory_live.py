@@ -14,7 +14,6 @@ from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.phases import Case, moments, resident
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
-from trl_ext.twin.server import serving
 from trl_ext.twin.simulation import simulation_of
 
 pytest.importorskip("deepspeed")
@@ -170,12 +169,6 @@ UPDATES = [name for name, job in JOBS.items() if not job.generates]
 @pytest.mark.parametrize("name", UPDATES)
 def test_the_formulas_have_the_peak_of_the_update(name, live):
     assert worst(name, "update") == pytest.approx(peak(live[name], "update"), rel=TOLERANCE)
-
-
-@pytest.fixture(scope="module")
-def twin():
-    with serving() as run:
-        yield run
 
 
 @pytest.mark.parametrize("name", BY_TWIN)

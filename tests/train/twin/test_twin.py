@@ -1,17 +1,19 @@
 """The memory twin: what it counts of two critics, and `trl-ext dryrun` around it.
 
-Each simulation is a process of its own. The model has the widths of an 8B model, two layers and a small vocabulary:
+The model has the widths of an 8B model, two layers and a small vocabulary:
 fake tensors cost time by number, not by size. Whether formulas and twin agree is test_twin_matrix.py's.
 """
 
+import io
 import json
+from contextlib import redirect_stdout
 
 import pytest
 
 from trl_ext.cli.dryrun.command import dryrun
 from trl_ext.errors import ConfigError
 from trl_ext.memory.job import Job
-from trl_ext.twin import simulate
+from trl_ext.twin import simulation_of
 from trl_ext.twin.driver import last_words
 
 CONFIG = {
@@ -36,19 +38,18 @@ def job_of(trainer, num_gpus, settings):
     return Job(trainer, **{**batch, **LENGTHS, **settings})
 
 
-def counted(trainer, num_gpus, settings):
+def counted(twin, trainer, num_gpus, settings):
     if settings.get("zero_stage"):
         pytest.importorskip("deepspeed")
-    job = job_of(trainer, num_gpus, settings)
-    result = simulate(job, CONFIG, num_gpus)
+    result = twin(simulation_of(job_of(trainer, num_gpus, settings), CONFIG, num_gpus))
     assert not result.refusal, result.refusal
-    return job, result
+    return result
 
 
-def test_the_adapter_critic_holds_the_checkpoints_of_two_forwards():
+def test_the_adapter_critic_holds_the_checkpoints_of_two_forwards(twin):
     # One backward for both losses: embeddings and the inputs of both layers are there twice.
-    _, alone = counted("ppo", 8, {**LORA, "zero_stage": 2, "critic": "head"})
-    _, both = counted("ppo", 8, {**LORA, "zero_stage": 2, "critic": "adapter"})
+    alone = counted(twin, "ppo", 8, {**LORA, "zero_stage": 2, "critic": "head"})
+    both = counted(twin, "ppo", 8, {**LORA, "zero_stage": 2, "critic": "adapter"})
     tokens = LENGTHS["max_prompt_length"] + LENGTHS["max_completion_length"]
     checkpoints = 2 * CONFIG["hidden_size"] * CONFIG["num_hidden_layers"] * tokens
     assert both.peaks["update"].num_bytes - alone.peaks["update"].num_bytes > checkpoints
@@ -56,8 +57,8 @@ def test_the_adapter_critic_holds_the_checkpoints_of_two_forwards():
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_what_is_reserved_covers_what_is_allocated_in_every_phase(zero_stage):
-    _, result = counted("reward", 8 if zero_stage else 1, {"zero_stage": zero_stage})
+def test_what_is_reserved_covers_what_is_allocated_in_every_phase(zero_stage, twin):
+    result = counted(twin, "reward", 8 if zero_stage else 1, {"zero_stage": zero_stage})
     for expandable in (False, True):
         reserved = result.reserved(expandable).reserved_bytes
         assert reserved.keys() == result.peaks.keys()
@@ -69,12 +70,11 @@ def test_what_is_reserved_covers_what_is_allocated_in_every_phase(zero_stage):
 # trl-ext dryrun ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": 1024}))
-    path = tmp_path / "recipe.yaml"
-    lines = [f"model_name_or_path: {tmp_path / 'model'}", "dtype: bfloat16", "use_peft: true"]
+def write_recipe(folder):
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": 1024}))
+    path = folder / "recipe.yaml"
+    lines = [f"model_name_or_path: {folder / 'model'}", "dtype: bfloat16", "use_peft: true"]
     lines += [
         "lora_target_modules: [all-linear]",
         "per_device_train_batch_size: 2",
@@ -86,9 +86,22 @@ def recipe(tmp_path):
     return path
 
 
-def test_dryrun_puts_the_formula_beside_the_twin(recipe, capsys):
-    assert dryrun([str(recipe), "--gpus", "1xRTX4090", "--max_prompt_length", "128", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+@pytest.fixture
+def recipe(tmp_path):
+    return write_recipe(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory):
+    """What dryrun says as JSON of a recipe, with expandable segments; its simulation is a process of its own."""
+    path, output = write_recipe(tmp_path_factory.mktemp("recipe")), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output):
+        patch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        assert dryrun([str(path), "--gpus", "1xRTX4090", "--max_prompt_length", "128", "--json"]) == 0
+    return json.loads(output.getvalue())
+
+
+def test_dryrun_puts_the_formula_beside_the_twin(answer):
     update = answer["phases"]["update"]
     assert answer["basis"] == "twin" and answer["fits"]
     assert update["twin_gib"] == pytest.approx(update["formula_gib"], rel=0.03)
@@ -96,10 +109,7 @@ def test_dryrun_puts_the_formula_beside_the_twin(recipe, capsys):
     assert answer["phases"]["generate"]["twin_gib"] is None
 
 
-def test_dryrun_says_what_the_allocator_reserves_with_either_policy(recipe, capsys, monkeypatch):
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    dryrun([str(recipe), "--gpus", "1xRTX4090", "--max_prompt_length", "128", "--json"])
-    answer = json.loads(capsys.readouterr().out)
+def test_dryrun_says_what_the_allocator_reserves_with_either_policy(answer):
     # Generation is more than training here, and the formulas'.
     assert answer["reserved_basis"] == "share"
     assert answer["reserved_gib"] == answer["phases"]["generate"]["reserved_gib"]

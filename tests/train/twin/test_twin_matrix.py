@@ -22,7 +22,6 @@ from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.formulas.phases import Case, moments
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
-from trl_ext.twin.server import serving
 from trl_ext.twin.simulation import simulation_of
 
 pytest.importorskip("deepspeed")
@@ -104,13 +103,6 @@ def config_of(name, num_layers=2):
 def formula_bytes(config, job, num_gpus, phases=COUNTED):
     case = Case.of(shape_from_config(config), job, Hardware(num_gpus, find_card("H200")))
     return max(moment.num_bytes for moment in moments(case) if moment.phase in phases)
-
-
-@pytest.fixture(scope="module")
-def twin():
-    """Answers simulations, each in a process of its own."""
-    with serving() as run:
-        yield run
 
 
 def counted_bytes(twin, config, job, num_gpus):

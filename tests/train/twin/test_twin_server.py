@@ -4,7 +4,6 @@ import pytest
 
 from trl_ext.memory.job import Job
 from trl_ext.twin import run_apart, simulation_of
-from trl_ext.twin.server import serving
 
 SMALL = {
     "model_type": "llama",
@@ -21,15 +20,13 @@ def simulation():
     return simulation_of(Job("reward", global_batch=1, max_length=32), SMALL, 1)
 
 
-def test_a_fork_counts_what_a_process_of_its_own_counts_and_so_does_the_next_one(simulation):
-    with serving() as run:
-        first, second = run(simulation), run(simulation)
+def test_a_fork_counts_what_a_process_of_its_own_counts_and_so_does_the_next_one(simulation, twin):
+    first, second = twin(simulation), twin(simulation)
     assert first.peaks == second.peaks == run_apart(simulation).peaks
     assert first.peak_bytes > 0
 
 
-def test_what_a_simulation_dies_of_is_told_and_the_next_one_runs(simulation):
+def test_what_a_simulation_dies_of_is_told_and_the_next_one_runs(simulation, twin):
     broken = simulation_of(Job("reward", global_batch=1, max_length=32), {**SMALL, "model_type": "nothing"}, 1)
-    with serving() as run:
-        assert "nothing" in run(broken).refusal
-        assert not run(simulation).refusal
+    assert "nothing" in twin(broken).refusal
+    assert not twin(simulation).refusal

@@ -85,7 +85,7 @@ def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> di
     """Positional arguments of a method by their names.
 
     Args:
-        method: Whose.
+        method: The method.
         after: The parameter that the first of them follows.
         rest: The arguments.
     """
@@ -142,7 +142,7 @@ def inputs_of(trainer: Any) -> Inputs:
 
 
 def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
-    """What the planner has to know.
+    """The run before its model loads.
 
     Raises:
         ConfigError: The model's family is unknown to the formulas.
@@ -190,11 +190,9 @@ def decided(
 def _shape(args: Any, model: Any) -> ModelShape:
     if not isinstance(model, str):
         config = _bare(model).config
-    else:
-        options = {name: value for name, value in _loading(args).items() if name in ("revision", "trust_remote_code")}
-        config = AutoConfig.from_pretrained(model, **options)
-    name = model if isinstance(model, str) else config._name_or_path
-    return shape_from_config(config.to_dict(), name)
+        return shape_from_config(config.to_dict(), config._name_or_path)
+    options = {name: value for name, value in _loading(args).items() if name in ("revision", "trust_remote_code")}
+    return shape_from_config(AutoConfig.from_pretrained(model, **options).to_dict(), model)
 
 
 def _bare(model: Any) -> Any:
@@ -212,7 +210,7 @@ def _engine(args: Any) -> dict[str, Any] | None:
 
 
 def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
-    """Under the names of TRL's ModelConfig; `dtype` None if it was left open."""
+    """Arguments of the model under the names of TRL's ModelConfig; `dtype` is None if it was left open."""
     is_loaded = not isinstance(inputs.model, str)
     keys = {
         "dtype": str(next(_bare(inputs.model).parameters()).dtype) if is_loaded else _loading(args).get("dtype"),
@@ -250,13 +248,14 @@ def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
     tokenizer = inputs.tokenizer or AutoTokenizer.from_pretrained(
         inputs.model if isinstance(inputs.model, str) else _bare(inputs.model).config._name_or_path
     )
-    return max(_num_tokens(getattr(tokenizer, "tokenizer", tokenizer), prompt) for prompt in prompts)
-
-
-def _num_tokens(tokenizer: Any, prompt: Any) -> int:
-    if isinstance(prompt, list):
-        prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    return len(tokenizer(prompt)["input_ids"])
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    texts = (
+        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        if isinstance(prompt, list)
+        else prompt
+        for prompt in prompts
+    )
+    return max(len(tokenizer(text)["input_ids"]) for text in texts)
 
 
 # The plan into the run --------------------------------------------------------------------------------------------
@@ -288,7 +287,7 @@ def apply(job: Job, args: Any, run: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
-    """Arguments by name: those of the plan's fields that differ from the run's, and what follows from them."""
+    """Arguments to set: the plan's settings that differ from the run's, and what follows from them."""
     before = run.job
     wanted = {
         name: value
@@ -310,7 +309,7 @@ def _wanted(job: Job, args: Any, run: Run) -> dict[str, Any]:
 
 
 def _checkpointing(args: Any, every: int) -> dict[str, Any]:
-    """Under transformers' new name and the old one, its alias; the user's own options stay."""
+    """Arguments for checkpointing, under transformers' new names and the old ones; the user's own options stay."""
     options = dict(args.gradient_checkpointing_kwargs or {})
     options.pop("every_n_layers", None)
     if every > 1:
@@ -321,7 +320,7 @@ def _checkpointing(args: Any, every: int) -> dict[str, Any]:
 
 
 def _tell_engine(job: Job, args: Any, before: tuple[int, int]) -> None:
-    """DeepSpeed's file was filled from the arguments when the config was made."""
+    """Write the plan into DeepSpeed's settings, which were filled from the arguments when the config was made."""
     engine = _engine(args)
     if engine is None:
         return
@@ -341,7 +340,7 @@ def _tell_engine(job: Job, args: Any, before: tuple[int, int]) -> None:
 
 
 def _with_adapters(plan: Plan, inputs: Inputs) -> Inputs:
-    """Adapters and a 4-bit base where the plan has them by the user's word."""
+    """Add adapters and a 4-bit base where the plan has them by an opt-in."""
     job = plan.job
     if "lora" in plan.opt_ins or "qlora" in plan.opt_ins:
         from peft import LoraConfig

@@ -33,29 +33,34 @@ GENERAL = {
 
 
 def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
-    """The error for a user, and a snapshot on disk.
+    """Make the error for the user, and write a snapshot.
 
     Args:
         error: The allocator's, to be kept as the cause.
         trainer: The trainer in which it rose.
     """
     place, numbers = place_of(error), numbers_of(error)
-    running = _running(trainer, place)
-    plan = _plan(trainer)
+    running, plan, accelerator = _running(trainer, place), _plan(trainer), trainer.accelerator
     snapshot = write_snapshot(trainer, error, place, running, numbers, plan)
-    sentences = [
-        f"Out of memory {place.words}: {_step(trainer)}{_shape(running)}.",
-        _card(numbers),
-        _why_whole(trainer, place),
-        *_hints(plan, place, numbers),
-        snapshot,
-    ]
+    where = f"step {trainer.state.global_step + 1}"
+    if accelerator.num_processes > 1:
+        where += f", rank {accelerator.process_index}"
+    if running is not None:
+        rows, tokens = running
+        where += f", 1 row of {tokens:,} tokens" if rows == 1 else f", {rows} rows of {tokens:,} tokens together"
+    why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(trainer._rescue)
+    try:
+        hints = _general(place) if plan is None else _planned(plan, place, numbers)
+    except ConfigError:  # settings that the formulas refuse, which the run did not
+        hints = _general(place)
+    opening = f"Out of memory {place.words}: {where}."
+    sentences = [opening, _card(numbers), f"It could not be split: {why_whole}.", *hints, snapshot]
     return OutOfMemoryError(" ".join(filter(None, sentences)))
 
 
 @contextmanager
 def out_of_memory_in_words() -> Iterator[None]:
-    """Inside the block out of memory outside a trainer's `train`, as when a model loads, ends in words as well."""
+    """Explain out of memory inside the block as well, such as while a model loads before a trainer's `train`."""
     try:
         yield
     except RuntimeError as error:
@@ -77,24 +82,12 @@ def _plan(trainer: Any) -> Plan | None:
 # Where ------------------------------------------------------------------------------------------------------------
 
 
-def _step(trainer: Any) -> str:
-    rank = f", rank {trainer.accelerator.process_index}" if trainer.accelerator.num_processes > 1 else ""
-    return f"step {trainer.state.global_step + 1}{rank}"
-
-
 def _running(trainer: Any, place: Place) -> tuple[int, int] | None:
     """Rows and tokens of the micro-batch, or the chunk of one, that was forwarded."""
     rescue = trainer._rescue
     if rescue.batch is None or place not in (FORWARD, BACKWARD):
         return None
     return rescue.chunks.num_rows(rescue.batch), rescue.chunks.num_tokens(rescue.batch)
-
-
-def _shape(running: tuple[int, int] | None) -> str:
-    if running is None:
-        return ""
-    rows, tokens = running
-    return f", 1 row of {tokens:,} tokens" if rows == 1 else f", {rows} rows of {tokens:,} tokens together"
 
 
 def _card(numbers: Numbers) -> str:
@@ -104,17 +97,13 @@ def _card(numbers: Numbers) -> str:
         "asked for": numbers.asked,
         "on the card": numbers.total,
     }
-    told = [f"{value:.2f} GiB {name}" for name, value in parts.items() if value is not None]
-    return f"{', '.join(told)}." if told else ""
+    known = [f"{value:.2f} GiB {name}" for name, value in parts.items() if value is not None]
+    return f"{', '.join(known)}." if known else ""
 
 
-def _why_whole(trainer: Any, place: Place) -> str:
-    if place is not FORWARD:
-        return f"It could not be split: {place.why_whole}."
-    return f"It could not be split: {trainer._rescue.why_not or _why_not_this_one(trainer._rescue)}."
-
-
-def _why_not_this_one(rescue: Any) -> str:
+def _why_forward_stays_whole(rescue: Any) -> str:
+    if rescue.why_not:
+        return str(rescue.why_not)
     if rescue.batch is None:
         return "batches of a data_collator of your own are not cut"
     if rescue.chunks.num_rows(rescue.batch) < 2:
@@ -123,13 +112,6 @@ def _why_not_this_one(rescue: Any) -> str:
 
 
 # What would fit ---------------------------------------------------------------------------------------------------
-
-
-def _hints(plan: Plan | None, place: Place, numbers: Numbers) -> list[str]:
-    try:
-        return _general(place) if plan is None else _planned(plan, place, numbers)
-    except ConfigError:  # settings that the formulas refuse, which the run did not
-        return _general(place)
 
 
 def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:

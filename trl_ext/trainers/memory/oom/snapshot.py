@@ -47,12 +47,12 @@ def write_snapshot(
     numbers: Numbers,
     plan: Plan | None,
 ) -> str:
-    """Write it; a sentence that says where it is, or why it is not.
+    """Write the snapshot; return a sentence that says where it is, or why there is none.
 
     Args:
         trainer: The trainer.
         error: The allocator's.
-        place, numbers: Of the error.
+        place, numbers: The phase in which it rose, and the memory of the card.
         running: Rows and tokens of the forward, where there was one.
         plan: The run's, None without.
     """
@@ -120,7 +120,7 @@ def _card() -> dict[str, Any]:
 
 
 def _history(stem: Path) -> str:
-    """The allocator's own history for pytorch.org/memory_viz, where its user had switched it on."""
+    """Write the allocator's own history for pytorch.org/memory_viz, where the user had switched it on."""
     if not torch.cuda.is_available():
         return ""
     # Written for a history that is off, too; then it has no trace of any device.

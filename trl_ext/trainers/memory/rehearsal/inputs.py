@@ -54,6 +54,10 @@ def rollout_batch(trainer: Any) -> MicroBatch:
     # Different even where they are one token long.
     prompt_ids[:, 0] = torch.arange(len(prompt_ids)) % config.vocab_size
     completion_ids = torch.randint(config.vocab_size, (num_rows, width), generator=dice)
+    args = trainer.args
+    rows_of_generation = (
+        args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
+    )
     inputs = {
         "prompt_ids": prompt_ids[groups],
         "prompt_mask": torch.ones(num_rows, prompt, dtype=torch.long),
@@ -61,7 +65,7 @@ def rollout_batch(trainer: Any) -> MicroBatch:
         "completion_mask": torch.ones(num_rows, width, dtype=torch.long),
         # Half of the completions are good and half are bad.
         "advantages": 1.0 - 2.0 * (torch.arange(num_rows) % 2),
-        "num_items_in_batch": torch.tensor(float(_rows_of_generation(trainer) * width)),
+        "num_items_in_batch": torch.tensor(float(rows_of_generation * width)),
         **_log_probs(trainer, num_rows, width, config.vocab_size),
     }
     device = trainer.accelerator.device
@@ -83,7 +87,8 @@ def with_targets(batch: MicroBatch) -> MicroBatch:
 
 
 def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Those of earlier forwards, [B, C], where the trainer's own rollouts have them; of a model that knows nothing."""
+    """Log-probabilities of earlier forwards, [B, C], where the trainer's own rollouts have them; those of a uniform
+    model."""
     args = trainer.args
     guessed = torch.full((num_rows, width), -math.log(vocab_size))
     corrects = trainer.use_vllm and trainer.vllm_importance_sampling_correction
@@ -99,18 +104,17 @@ def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict
     return found
 
 
-def _rows_of_generation(trainer: Any) -> int:
-    args = trainer.args
-    return args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
-
-
 def _groups(trainer: Any, num_rows: int) -> list[int]:
-    """Which prompt every row has, where the most different ones meet."""
+    """The prompt's number for every row, of the micro-batch in which most different prompts meet."""
     size, steps = trainer.num_generations, trainer.args.steps_per_generation
     side_by_side = (
         trainer._packs
         and trainer._share_prompt
-        and split_is_free(trainer.args, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
+        and split_is_free(
+            trainer.args,
+            has_entropy_bonus=trainer._entropy_bonus_enabled,
+            has_aux_loss=trainer.aux_loss_enabled,
+        )
         # All rows of a rank are in one optimizer step, and no group lies on two ranks.
         and steps == trainer.args.gradient_accumulation_steps
         and num_rows * steps % size == 0

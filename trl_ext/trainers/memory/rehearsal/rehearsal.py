@@ -5,7 +5,7 @@ as if nothing had been: weights, optimizer, random numbers, metrics and counters
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -36,7 +36,8 @@ def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
     """Rehearse before step 1 and, on a card, audit every step; called at the end of the trainer's constructor.
 
     Args:
-        phases: Of a plan, those that this trainer goes through.
+        trainer: The trainer.
+        phases: The planner's phases that this trainer goes through.
     """
     trainer.add_callback(Rehearsal(trainer))
     source = source_of(trainer.accelerator.device)
@@ -107,7 +108,7 @@ def rehearse(trainer: Any, source: MemorySource | None) -> None:
 
 
 def _ends_of_steps(trainer: Any) -> list[bool]:
-    """Whether gradients are reduced, for each micro-batch that is rehearsed."""
+    """One entry for each micro-batch that is rehearsed: True where its gradients are reduced."""
     several_rows = getattr(trainer, "_max_tokens", None) is not None
     return [False, True] if trainer.args.gradient_accumulation_steps > 1 or several_rows else [True]
 
@@ -116,20 +117,16 @@ def _ends_of_steps(trainer: Any) -> list[bool]:
 def _micro_step(trainer: Any, is_last: bool) -> Iterator[None]:
     """What transformers.Trainer puts around a micro-batch."""
     trainer.accelerator.gradient_state._set_sync_gradients(is_last)
-    with _unsynced(trainer, is_last):
+    is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
+    with nullcontext() if is_last or is_deepspeed else trainer.accelerator.no_sync(trainer.model_wrapped):
         yield
 
 
-def _unsynced(trainer: Any, is_last: bool) -> AbstractContextManager:
-    is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
-    return nullcontext() if is_last or is_deepspeed else trainer.accelerator.no_sync(trainer.model_wrapped)
-
-
-# Whether, and what came of it ---------------------------------------------------------------------------------------
+# Reasons not to rehearse, and the result ----------------------------------------------------------------------------
 
 
 def _why_not(trainer: Any) -> str:
-    """A reason not to rehearse that all ranks know; empty if there is none."""
+    """A reason not to rehearse, the same on all ranks; "" if there is none."""
     kind = trainer.accelerator.distributed_type
     if kind not in _PLAIN:
         return f"under {kind.value} it is not known how to drop gradients"
@@ -143,7 +140,7 @@ def _why_not(trainer: Any) -> str:
 
 
 def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemoryError:
-    """What was rehearsed with which settings, what the plan said, and what would fit."""
+    """Say what was rehearsed with which settings, what the plan predicted, and what would fit."""
     args, plan = trainer.args, _plan(trainer)
     text = (
         f"Out of memory in the rehearsal, before step 1: {batch.what}, the largest micro-batch that may come, do not "
@@ -157,7 +154,7 @@ def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemo
 
 
 def _report(trainer: Any, batch: MicroBatch, source: MemorySource | None) -> None:
-    """One line, and a warning where step 1 will leave next to nothing."""
+    """Print a line, and a warning where step 1 will leave next to nothing."""
     if source is None:
         _say(trainer, f"Rehearsal: {batch.what} went forward and backward.")
         return
@@ -192,15 +189,11 @@ def state_bytes_to_come(trainer: Any) -> float:
     weights = [p for model in trained_models(trainer) for p in model.parameters() if p.requires_grad]
     if trainer.accelerator.distributed_type != DistributedType.DEEPSPEED:
         return float(sum(p.numel() * 2 * (1 if is_8bit else p.element_size()) for p in weights))
-    if any(_is_offloaded(engine) for engine in trained_models(trainer)):
+    optimizers = [engine.optimizer for engine in trained_models(trainer)]
+    if any(getattr(one, "cpu_offload", False) or getattr(one, "offload_optimizer", False) for one in optimizers):
         return 0.0
     each = 2 if is_8bit else 8
     return sum(getattr(p, "ds_numel", p.numel()) for p in weights) * each / trainer.accelerator.num_processes
-
-
-def _is_offloaded(engine: Any) -> bool:
-    optimizer = engine.optimizer
-    return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
 
 
 def _plan(trainer: Any) -> Any:

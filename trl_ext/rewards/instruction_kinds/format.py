@@ -10,7 +10,7 @@ _BULLET = re.compile(r"^[ \t]*+[*+-][ \t]++(?=[^\n]*\w)", re.MULTILINE)
 _HIGHLIGHT = re.compile(r"(?<!\*)(\*{1,3})(?![\s*])[^\n*]++(?<!\s)\1(?!\*)")
 _TITLE = re.compile(r"<<([^<>\n]+)>>")
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
-# The options of the paper's data set, which gives none with its rows.
+# The options that the paper names; the rows of its data set name none.
 _OPTIONS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
 
 

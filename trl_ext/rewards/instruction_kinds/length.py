@@ -85,7 +85,7 @@ def _goes_on(paragraph: str, end: "re.Match[str]", capitals: bool) -> bool:
     following = paragraph[end.end() : end.end() + 20].lstrip(" \t\n\"'(*_\u201c\u2018")[:1]
     if capitals and following.islower():
         return True
-    left = max(0, end.start() - 20)  # A window: looking back to the line's start would cost a line for each full stop.
+    left = max(0, end.start() - 20)  # Looking back to the line's start would cost a whole line for each full stop.
     before = paragraph[left : end.start()]
     last = before.split()[-1].strip("\"'(*_").casefold() if before and not before[-1].isspace() else ""
     if last in _ABBREVIATIONS or (len(last) == 1 and last.isalpha() and last != "i"):

@@ -104,7 +104,7 @@ def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
     count = _NUM_POINTS - (left.branching or right.branching) if left.names or right.names else 1
     for index in range(count):
         a, b = _at_point(left, index, digits), _at_point(right, index, digits)
-        # Kept values belong to the context of the thread that found them.
+        # A cached value belongs to the context of the thread that computed it.
         yield (None, None) if a is None or b is None else (_context().mpc(a), _context().mpc(b))
 
 

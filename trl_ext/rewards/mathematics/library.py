@@ -58,7 +58,7 @@ def _expression(tokens: Tokens) -> Any:
     config = ConversionConfig(lowercase_symbols=False)
     try:
         return latex2sympy(latex(tokens), normalization_config=None, conversion_config=config)
-    except Exception:  # Its grammar raises bare Exception, and sympy whatever an operand leads to.
+    except Exception:  # Its grammar raises bare Exception, and sympy any error that an operand causes.
         return None
 
 
@@ -73,7 +73,7 @@ def _parsed(text: str) -> tuple[Any, ...]:
     import math_verify
     from math_verify import parser
 
-    parser.TIMEOUT_WARNING_SHOWN = True  # A warning in every process says nothing new here.
+    parser.TIMEOUT_WARNING_SHOWN = True  # The warning would come in every process.
     whole = math_verify.LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)
     return tuple(math_verify.parse(f"\\boxed{{{text}}}", extraction_config=[whole], parsing_timeout=None))
 

@@ -11,7 +11,7 @@ from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.numbers import read_gold_number, read_number
 from trl_ext.rewards.text.prose import normalized, text_part
 
-# Escaped: curly quotes, the Chinese full stop and comma, dots. Brackets and signs stay: -3 is not 3.
+# The escapes are curly quotes, the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
 _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
 
 
@@ -82,7 +82,7 @@ def announced(gold: str, kind: str) -> str:
     found = anchored(gold, kind)
     if found is not None and found.anchor not in ("\\boxed", "<answer>"):
         return f"The answer is {found.content}"
-    if found is None and kind == "choice":  # A bare letter is read in its own way, which a tag would change.
+    if found is None and kind == "choice":  # A tag would change how a bare letter is read.
         return gold
     return f"<answer>{gold if found is None else found.content}</answer>"
 

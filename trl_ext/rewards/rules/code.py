@@ -23,7 +23,7 @@ from trl_ext.rewards.text.anchors import after_think
 LONGEST_CODE = 100_000  # characters
 _LANGUAGES = ("python", "py", "python3")
 _LEVELS = tuple(f"L{level}" for level in range(HIGHEST_LEVEL + 1))
-# How a job ended: its status and a sentence. What an exit means, its code and output tell.
+# The status and the sentence for each way in which a job ends; after an exit its code and output decide.
 _ENDINGS = {
     "exit": ("ok", ""),
     "cpu": ("timeout", "more than {cpu_s} s of processor time"),

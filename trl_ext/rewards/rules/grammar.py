@@ -19,10 +19,10 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import UNSPACED, prose, refusal, text_part, words
 
-_FILLER = "\ufffc"  # Stands where code or a formula was, so that the full stop behind it is not orphaned.
-_DEFECTS_TO_ZERO = 0.1  # Defects per word from which on a sign is at 0.0.
+_FILLER = "\ufffc"  # Replaces code and formulas, so that a full stop behind one still ends a sentence.
+_DEFECTS_TO_ZERO = 0.1  # defects per word from which on a sign is 0.0
 _MAX_REPLY_BYTES = 4_000_000
-_MAX_SENT_CHARS = 20_000  # The head stands for a longer text: one that keeps the server busy must not earn a timeout.
+_MAX_SENT_CHARS = 20_000  # A longer text is judged by its head: keeping the server busy must not earn a timeout.
 
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 _LONG_WORD = re.compile(r"[^\W_]{5,}")

@@ -27,7 +27,7 @@ _MAX_PATTERN_BYTES = 1_000_000  # of a compiled pattern, which bounds the work p
 _EXPLAINED_DEPTH = 3
 _EXPLAINED_CHARS = 2000
 
-# A string, closed or not, in one piece: brackets inside it are no levels.
+# A string, closed or not, is matched in one piece, because brackets inside it are no levels.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
@@ -52,8 +52,8 @@ class JsonSchema(Rule):
         1.0
     """
 
-    # Linear by construction: size and depth are bounded before anything else is done, and `is_valid` keeps what it
-    # has found out about a value and a part of the schema.
+    # The rule takes linear time: it bounds size and depth first, and `is_valid` remembers its result for each value
+    # and part of the schema.
     tier: ClassVar[str] = "inline"
 
     schema: str | Mapping[str, Any] = "schema"
@@ -80,7 +80,7 @@ class JsonSchema(Rule):
         except (OSError, ValueError) as error:
             raise RuleError(
                 f"Rule '{self.name}': the schema{' ' + self.schema_file if self.schema_file else ''} cannot be used: "
-                f"{first_line(error)}. Mend it; references stay inside the schema, and patterns have no look-around."
+                f"{first_line(error)}. Correct it: references stay inside the schema, patterns have no look-around."
             ) from error
 
     @property
@@ -104,7 +104,7 @@ class JsonSchema(Rule):
         try:
             value = strict_json(found)
         except ValueError as error:
-            return Verdict(self.floor, "ok", f"no JSON: {first_line(error)}")
+            return Verdict(self.floor, "ok", f"not JSON: {first_line(error)}")
         if validator.is_valid(value):
             return Verdict(1.0, "ok", "fits")
         small = depth <= _EXPLAINED_DEPTH and len(found) <= _EXPLAINED_CHARS
@@ -213,12 +213,12 @@ def first_line(error: Exception) -> str:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = dict(pairs)
     if len(keys) < len(pairs):
-        raise ValueError("a key stands twice in an object")
+        raise ValueError("a key occurs twice in an object")
     return keys
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:

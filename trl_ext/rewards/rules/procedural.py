@@ -52,7 +52,7 @@ class Procedural(Rule):
         1.0
     """
 
-    # Size limits bound most scorers, but SymPy may simplify a short formula for long.
+    # Size limits bound the time of most scorers, but SymPy may take long to simplify a short formula.
     tier: ClassVar[str] = "worker"
     judges_correctness: ClassVar[bool] = True
 
@@ -91,7 +91,7 @@ class Procedural(Rule):
             return Verdict(None, "gold_invalid", f"column '{self.entry}': {error}"[:300])
         entry = read_entry(family, text)
         answer = find_answer(row.text, entry["answer"])
-        if not answer and (entry["answer"] != "" or "<answer>" not in row.text):  # Nothing can be the right answer.
+        if not answer and (entry["answer"] != "" or "<answer>" not in row.text):  # An empty answer may be right.
             return Verdict(self.floor, "no_answer", "no answer")
         if len(answer) > MAX_CHARS:
             return Verdict(self.floor, "too_long", f"{len(answer)} of at most {MAX_CHARS} characters")
@@ -100,7 +100,7 @@ class Procedural(Rule):
         return self._scored(family, config, answer, entry)
 
     def _scored(self, family: str, config: str, answer: str, entry: dict[str, Any]) -> Verdict:
-        # The entry is sound, so what the scorer raises is about the answer.
+        # The entry is sound, so an error of the scorer is about the answer.
         try:
             value = float(scorer(family, config)(answer, entry))
         except (RecursionError, MemoryError, OverflowError) as error:
@@ -153,11 +153,11 @@ def require_sound(family: str, config: str, text: str) -> None:
     answer = entry["answer"]
     score = scorer(family, config)
     if not isinstance(entry["metadata"], dict) or not entry_is_safe(family, entry):
-        raise ValueError(f"the entry is none of family {family}")
+        raise ValueError(f"the entry does not belong to family {family}")
     if answer is None:  # Some families have tasks with many answers and give none.
         return
     if not isinstance(answer, str) or not answer_is_safe(family, answer, entry):
-        raise ValueError(f"the entry's answer {answer!r} is no text that {family} reads")
+        raise ValueError(f"the entry's answer {answer!r} is not a text that {family} reads")
     try:
         value = score(answer, entry)
     except Exception as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
-MAX_CHARS = 20_000  # of an answer; longer ones are `too_long`
+MAX_CHARS = 20_000  # of an answer; a longer one is `too_long`
 _MAX_FORMULA_CHARS = 300  # of an answer that is read as a formula
 
 # Scorers that pay for an answer that is the same for every task; measured on 200 tasks each.
@@ -59,7 +59,7 @@ def is_formula(text: str) -> bool:
     if len(text) > _MAX_FORMULA_CHARS:
         return False
     end = num_powers = 0
-    # Per open bracket, whether a power of a bracket stands in it; the last one for the bracket that was closed last.
+    # `powered` says for each open bracket whether it holds a power of a bracket; `closed` for the one closed last.
     powered, closed = [False], False
     last = ""
     while end < len(text):

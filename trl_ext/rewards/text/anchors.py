@@ -116,7 +116,7 @@ def anchored(text: str, kind: str) -> Anchored | None:
 def _starts(text: str, kind: str) -> Iterator[tuple[int, str]]:
     """Yield, for each anchor that occurs, where the content behind its last occurrence starts; -1 for most others."""
     lowered = text.lower()
-    if len(lowered) != len(text):  # A few letters grow when lowered, and then positions no longer agree.
+    if len(lowered) != len(text):  # A few letters grow when lowered, which would shift all positions.
         lowered = text
     for phrase in _PHRASES:
         yield _behind(lowered, phrase), phrase

@@ -24,7 +24,7 @@ def _outermost(text: str) -> list[str] | None:
     if start < 0:
         return None
     found: list[str] = []
-    opened: list[int] = []  # Where each open brace began: behind the brace for a box, -1 for any other.
+    opened: list[int] = []  # For each open brace the position behind it if it opens a box, else -1.
     num_open_boxes = 0
     for match in _BOX.finditer(text, start):
         if match["bare"] and not num_open_boxes:

@@ -30,13 +30,13 @@ _ALONE = re.compile(rf"(?P<sign>[-+]?)\s?{_NUMBER}(?P<rest>.*)", re.DOTALL)
 _IN_TEXT = re.compile(rf"(?<![0-9A-Za-z_^.\\{{/])(?<![0-9][,:]){_NUMBER}")
 
 _DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|[\uff10-\uff19]|(?<![A-Za-z0-9_])[.-][0-9]")
-# What may follow a number that stands alone: percent, a unit in words with an exponent, a full stop.
+# May follow a number that stands alone: percent, a unit in words with an exponent, a full stop.
 _UNIT = re.compile(r"\s*+[%°]?+(?:[^\W\d_]|[ /.'°-]|\^\{?[23]\}?)*+")
 _VARIABLE = re.compile(r"[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
-# What shows that a number in running text is a part of something larger.
+# Behind a number in running text it shows that the number is a part of something larger.
 _PART = re.compile(r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|" + _VARIABLE.pattern)
 _ANOTHER = re.compile(r"\s*(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")
-# What may stand before an announced number, after what is cleaned away.
+# May stand before an announced number, once `clean` has removed LaTeX and currencies.
 _BEFORE = re.compile(
     r"[\s*_`\"'\u201c\u2018:(\[]*+"
     r"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++)?"
@@ -55,7 +55,7 @@ _CLAUSE_END = re.compile(r"[,;:(<\uff0c]")
 _CHANGED = re.compile(rf"{DENIAL}|\b(?:plus|minus|squared|or|and a half)\b", re.IGNORECASE)
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
-# Full-width ASCII, dashes as minus, currencies as dollar.
+# Full-width characters become ASCII, dashes a minus, currencies a dollar.
 _TO_ASCII = HALF_WIDTH | dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))
 _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")

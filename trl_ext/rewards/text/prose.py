@@ -31,10 +31,10 @@ _WORD = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 # Indic scripts; `\w` of `re` does not.
 _JOINS = rf"[^\W{UNSPACED}]"
 
-_MARKS = r"[\p{M}\uff9e\uff9f]"  # All that can begin with a combining mark once it is normalised.
+_MARKS = r"[\p{M}\uff9e\uff9f]"  # every character that is a combining mark once it is normalised
 _MANY_MARKS = regex.compile(rf"({_MARKS}{{30}}){_MARKS}+")
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
-# Anything but the blocks that hold neither marks nor invisible characters nor full-width forms: those of most texts.
+# Matches all but the blocks of most texts, which hold neither marks nor invisible characters nor full-width forms.
 _UNUSUAL = re.compile(
     "[^\x00-\xac\xae-\u02ff\u0370-\u0482\u048a-\u0590\u1e00-\u200a\u2010-\u2029\u2030-\u205f\u20a0-\u20bf"
     "\u2190-\u2bff\u3000-\u3029\u3041-\u3096\u30a1-\u30ff\u3400-\u9fff\uac00-\ud7a3]"

@@ -47,14 +47,14 @@ def test_only_json_that_fits_earns_one(text, value):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"name": "a", "name": "b"}', "a key stands twice"),
-        ('{"name": NaN}', "NaN is no JSON"),
-        ("-Infinity", "-Infinity is no JSON"),
+        ('{"name": "a", "name": "b"}', "a key occurs twice"),
+        ('{"name": NaN}', "NaN is not JSON"),
+        ("-Infinity", "-Infinity is not JSON"),
         ("1e999", "beyond the range"),
         ("9" * 2000, "more than 1000 digits"),
         (r'"\ud800"', "surrogates"),
         ("{'name': 'Ada'}", "property name"),
-        ('{"name": "a",}', "no JSON"),
+        ('{"name": "a",}', "not JSON"),
         ("1 2", "Extra data"),
     ],
 )

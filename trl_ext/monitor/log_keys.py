@@ -1,4 +1,4 @@
-"""What one entry of a trainer's log history says: the only place that knows the metric keys.
+"""Reading an entry of a trainer's log history: the only place that knows the metric keys.
 
 A kind of run is a table of its curves. Keys beside them, of which any may be absent:
     packing/forwarded_tokens, packing/padded_tokens, packing/forwarded_over_raw    mean per optimizer step
@@ -49,7 +49,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """What a trainer's runs are described by.
+    """The curves and headings that describe runs of a trainer.
 
     Args:
         curves: The first one says what the run is about.
@@ -75,7 +75,7 @@ class RunKind:
         return any(prefix + mark in entry for mark in self.marks)
 
     def is_scored_in(self, entry: Entry, prefix: str = "") -> bool:
-        """Whether the entry has a curve on the first axis; a step on completions of an earlier one has none."""
+        """True if the entry has a curve on the first axis; a step on completions of an earlier one has none."""
         first_axis = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
         return any(curve.match(key, prefix) for curve in first_axis for key in entry)
 

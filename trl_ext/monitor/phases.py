@@ -1,4 +1,4 @@
-"""Where the wall-clock seconds of a step go: a stopwatch with named, nested phases.
+"""Wall-clock seconds of a step by phase: a stopwatch with named, nested phases.
 
 One rule makes the numbers add up: at any moment exactly one phase is charged, the innermost open one. A phase that
 opens inside another one therefore takes its seconds away from the outer phase, and no second counts twice.

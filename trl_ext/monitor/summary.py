@@ -1,4 +1,4 @@
-"""What a run came to, in numbers, from the log history that every Trainer keeps."""
+"""A summary of a run in numbers, from the log history that every Trainer keeps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What `trl-ext check` asks about data: eight rows, their columns and lengths, and the rules on them."""
+"""The part of `trl-ext check` about data: eight rows, their columns and lengths, and the rules on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

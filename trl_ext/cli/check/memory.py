@@ -1,4 +1,4 @@
-"""What `trl-ext check` asks about memory: the recipe as a run of the planner, on the cards that it will have."""
+"""The part of `trl-ext check` about memory: the recipe as a run of the planner, on the cards that it will have."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def _verdict(run: Run, hardware: Hardware, launch: Launch) -> Finding:
 
 
 def _instead(otherwise: Plans) -> str:
-    """The same optimisation with other settings, or what one opt-in to `trl-ext plan` would give."""
+    """Advice: the same optimisation with other settings, or what one opt-in to `trl-ext plan` would give."""
     if otherwise.plans:
         best = otherwise.best
         need = gib(best.estimate.need_bytes)

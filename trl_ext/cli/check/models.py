@@ -1,4 +1,4 @@
-"""What `trl-ext check` asks about models: rewards that can be built, the tokenizer, and the shape from its config."""
+"""The part of `trl-ext check` about models: rewards that can be built, tokenizer, and the shape from the config."""
 
 from pathlib import Path
 from typing import Any

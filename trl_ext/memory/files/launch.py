@@ -1,4 +1,4 @@
-"""What launch files say about memory: accelerate's YAML and DeepSpeed's JSON, read into the fields of `Job`."""
+"""Launch files, accelerate's YAML and DeepSpeed's JSON: which ones we ship, and reading them into fields of `Job`."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Where a plan's settings land: the recipe of our scripts, DeepSpeed's JSON, accelerate's YAML, the environment.
+"""A plan as settings: the recipe of our scripts, DeepSpeed's JSON, accelerate's YAML, the environment.
 
 Every key of a recipe is a field of the trainer's config or of TRL's ModelConfig (a test checks that). Bucket sizes go
 into the nested `zero_optimization` block, the only place where DeepSpeed reads them.

@@ -16,7 +16,7 @@ from trl_ext.memory.tables import read_table
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family differs from a Llama.
+    """The differences of a family from a Llama.
 
     Args:
         defaults: Values of its config class, where they matter and are not those of Llama.

@@ -1,4 +1,4 @@
-"""What the planner may choose, and in which order it tries: settings that leave the optimisation unchanged.
+"""The settings that the planner may choose, in the order of its search; none of them changes the optimisation.
 
 Free: ZeRO stage, offload, which layers are checkpointed, micro-batch against accumulation, how many completions are
 generated at once, vLLM's share, the dtype of weights of which an fp32 master exists or that are frozen. A setting that
@@ -87,7 +87,7 @@ def most_frugal(search: Search, technique: Job) -> list[Job]:
 
 
 def fitting(search: Search, technique: Job) -> list[Estimate]:
-    """For every choice of checkpointing the largest micro-batch that fits; empty if the technique does not fit."""
+    """One estimate for each choice of checkpointing, with the largest micro-batch that fits; empty if nothing fits."""
     frugal = next((job for job in most_frugal(search, technique) if fitted(search, job)), None)
     if frugal is None:
         return []

@@ -1,4 +1,4 @@
-"""What a plan and a refusal are called."""
+"""Names of plans and of refusals."""
 
 from dataclasses import replace
 

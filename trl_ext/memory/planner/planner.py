@@ -31,8 +31,8 @@ class Plan:
     """Settings that fit.
 
     Args:
-        estimate: What they need.
-        opt_ins: What it uses of `allow`.
+        estimate: Their memory and time.
+        opt_ins: The opt-ins that they use.
     """
 
     estimate: Estimate
@@ -80,7 +80,7 @@ class Plans:
     """The planner's answer.
 
     Args:
-        search: Where it looked.
+        search: The job, and what could be chosen.
         allow: Opt-ins of the user.
         plans: Those that fit, fastest first.
         refused: Techniques that do not fit.
@@ -100,11 +100,11 @@ class Plans:
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What each single opt-in more would give, in sentences."""
+        """Sentences that say what each single opt-in more would give."""
         return self.advice_for("--allow ")
 
     def advice_for(self, option: str) -> tuple[str, ...]:
-        """What each single opt-in more would give, in sentences that begin with how the opt-in is written."""
+        """Sentences that say what each single opt-in more would give, after the option with which it is given."""
         sentences = []
         for name, one in self.with_opt_in.items():
             lengths = f", {one.job.sequence_tokens} tokens a sequence" if name == "shorter" else ""

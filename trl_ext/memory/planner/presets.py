@@ -53,7 +53,7 @@ class Preset:
         return Plan(self._estimate(self.job))
 
     def obvious_estimate(self) -> Estimate:
-        """What the obvious settings need."""
+        """Estimate the obvious settings."""
         return self._estimate(replace(self.job, **self.obvious))
 
     def _estimate(self, job: Job) -> Estimate:

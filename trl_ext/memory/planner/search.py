@@ -1,4 +1,4 @@
-"""What the planner searches: a job on a machine, which of its settings stay, and the opt-ins of the user."""
+"""The planner's search: a job on a machine, the settings that stay, and the opt-ins of the user."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _ALIASES = {"zero": "zero_stage", "micro_batch": "per_device_train_batch_size", 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Where the planner looks.
+    """A job on a machine, and which of its settings the planner may choose.
 
     Args:
         job: Settings to start from.
@@ -33,7 +33,7 @@ class Search:
     hardware: Hardware
 
     def estimate(self, job: Job) -> Estimate:
-        """What the job needs, for settings known to go together."""
+        """Estimate a job whose settings are known to go together."""
         return quick_estimate(job, self.shape, self.hardware)
 
     def may(self, name: str) -> bool:

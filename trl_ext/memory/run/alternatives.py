@@ -1,4 +1,4 @@
-"""What would fit instead: settings to change one at a time, cheapest first, and the next ZeRO stage or offload.
+"""Alternatives to a run that does not fit: single changes, cheapest first, and the next ZeRO stage or offload.
 
 All GiB are estimated, by the planner's formulas: the difference that a setting makes is told as such, for the estimate
 of the run itself may be what was wrong. Whole plans come from the planner: `Run.plans`.

@@ -18,7 +18,7 @@ SCARCE_FRAC = 0.03  # of a card; with less free, the next long batch may not fit
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a card came to since the last reading.
+    """Peaks and counts of a card since the last reading.
 
     Args:
         peak_bytes: By phase.
@@ -72,7 +72,7 @@ class MemoryMeter:
             self._ran.add(phase)
 
     def take(self) -> Reading:
-        """What was since the last call, and start over."""
+        """Return the reading since the last call, and start over."""
         free, total = self.source.free_and_total_bytes()
         retries = self.source.num_alloc_retries()
         reading = Reading(dict(self._peaks), self._reserved, free / total, float(retries - self._num_retries))

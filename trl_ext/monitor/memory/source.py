@@ -1,4 +1,4 @@
-"""Where the audit reads a card's memory: torch's caching allocator and the driver.
+"""Readings of a card's memory for the audit: torch's caching allocator and the driver.
 
 All readings are counters on the host; none waits for the card.
 """
@@ -23,11 +23,11 @@ class MemorySource(Protocol):
         ...
 
     def num_alloc_retries(self) -> int:
-        """How often since the start an allocation failed until the cache was emptied."""
+        """Allocations since the start that succeeded only after the cache was emptied."""
         ...
 
     def free_and_total_bytes(self) -> tuple[int, int]:
-        """Of the whole card, by all processes on it."""
+        """Free and total bytes of the whole card, with all processes on it."""
         ...
 
 
@@ -64,5 +64,5 @@ class CudaMemory:
 
 
 def source_of(device: Any) -> MemorySource | None:
-    """What to read the memory of a torch device from; None where nothing is to be read."""
+    """The source for a torch device; None for the CPU, where there is nothing to read."""
     return CudaMemory(device) if device.type == "cuda" else None

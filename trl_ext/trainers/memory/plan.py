@@ -33,7 +33,7 @@ SPLIT_FREELY = ("grpo", "dr_grpo")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a trainer is given beside its arguments.
+    """The models, tokenizer and rows that a trainer is given beside its arguments.
 
     Args:
         model: Model, or its name or folder.

@@ -24,7 +24,7 @@ class SplitNeeded(Exception):
 
 
 class Agreement:
-    """The ranks' exchange.
+    """Lets all ranks know that one of them ran out of memory.
 
     Args:
         accelerator: accelerate's.
@@ -55,7 +55,7 @@ class Agreement:
 
     @contextmanager
     def over(self, model: Any, is_stuck: bool) -> Iterator[None]:
-        """Inside the block every forward with gradient ends on all ranks alike.
+        """Make every forward with gradient inside the block end alike on all ranks.
 
         Args:
             model: As training calls it, wrapped.
@@ -96,7 +96,7 @@ class Agreement:
 
 
 def why_ranks_cannot_agree(accelerator: Any) -> str:
-    """Why a forward that fails on one rank is lost on all; empty if it is not."""
+    """A reason why a forward that fails on one rank is lost on all; "" if it is not."""
     kind = accelerator.distributed_type
     if kind == DistributedType.DEEPSPEED:
         stage = accelerator.state.deepspeed_plugin.zero_stage

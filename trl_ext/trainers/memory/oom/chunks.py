@@ -21,7 +21,7 @@ MEAN_OVER_TOKENS = frozenset({"bnpo"})
 
 
 class Chunks(Protocol):
-    """How one kind of micro-batch is cut."""
+    """Cuts one kind of micro-batch."""
 
     def num_rows(self, batch: Any) -> int:
         """Rows, or pairs, on this rank."""

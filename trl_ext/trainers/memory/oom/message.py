@@ -129,7 +129,7 @@ def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
 
 
 def cheapest_change(trainer: Any) -> str:
-    """What to set when memory is short, as the end of a sentence."""
+    """The end of a sentence: the cheapest change when memory is short, and what the run needs then."""
     plan = _plan(trainer)
     try:
         found = alternatives(plan.estimate)[:1] if plan else []

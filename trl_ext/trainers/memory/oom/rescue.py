@@ -112,7 +112,7 @@ class Rescue:
 
     @contextmanager
     def serve(self, forward: Forward) -> Iterator[None]:
-        """Inside the block `forward` answers for `compute_loss`."""
+        """Let `forward` answer for `compute_loss` inside the block."""
         self.serving = forward
         try:
             yield
@@ -154,7 +154,7 @@ class OutOfMemoryRescue(Trainer):
     """Mixed into a trainer, which tells how its micro-batches are cut and sends its loss through `_rescued`."""
 
     def _chunks(self) -> tuple[Chunks, str]:
-        """How micro-batches are cut, and why they cannot be; "" if they can."""
+        """Cutter of micro-batches, and a reason why they cannot be cut; "" if they can."""
         raise NotImplementedError
 
     @cached_property

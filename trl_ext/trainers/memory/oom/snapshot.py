@@ -1,4 +1,4 @@
-"""What was known when memory ran out, in a file beside the checkpoints.
+"""A file beside the checkpoints with everything that was known when memory ran out.
 
 Nothing in here may hide the error that it tells of: what cannot be read or written is left out, and said so.
 """

@@ -74,7 +74,7 @@ def rollout_batch(trainer: Any) -> MicroBatch:
 
 
 def with_targets(batch: MicroBatch) -> MicroBatch:
-    """The same rollouts with PPO's advantages, returns and values, [B, C]."""
+    """Add PPO's advantages, returns and values, [B, C], to rollouts of GRPO."""
     mask = batch.inputs["completion_mask"].float()
     own = {
         "advantages": batch.inputs["advantages"][:, None] * mask,
@@ -158,7 +158,7 @@ def pair_batch(trainer: Any) -> MicroBatch:
 
 
 def _full_row(trainer: Any, longest_first: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
-    """As many of the pairs as fit, at least one, and a pair of random tokens for the rest of the budget."""
+    """Fill the budget: as many of the pairs as fit, at least one, and a pair of random tokens for the rest."""
     pairs, room = longest_first[:1], budget
     room -= num_tokens_of_pair(pairs[0], trainer._share_prompt)
     for pair in longest_first[1:]:

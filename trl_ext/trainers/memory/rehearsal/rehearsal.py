@@ -115,7 +115,7 @@ def _ends_of_steps(trainer: Any) -> list[bool]:
 
 @contextmanager
 def _micro_step(trainer: Any, is_last: bool) -> Iterator[None]:
-    """What transformers.Trainer puts around a micro-batch."""
+    """Synchronise gradients for the last micro-batch of a step alone, as transformers.Trainer does."""
     trainer.accelerator.gradient_state._set_sync_gradients(is_last)
     is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
     with nullcontext() if is_last or is_deepspeed else trainer.accelerator.no_sync(trainer.model_wrapped):

@@ -53,7 +53,7 @@ def steppers(trainer: Any) -> list[Any]:
 
 @contextmanager
 def nothing_remains(trainer: Any) -> Iterator[None]:
-    """Inside the block the trainer may go forward and backward; after it, it is as it was."""
+    """Let the trainer go forward and backward inside the block, and restore it after."""
     is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
     models, critic = trained_models(trainer), _own_critic(trainer)
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ _STAGE_3 = ("averaged_gradients", "grad_partitions_flat_buffer", "_offload_bound
 
 @contextmanager
 def steps_held(engines: list[Any]) -> Iterator[None]:
-    """Inside the block the engines' `step` does nothing: accelerate calls it within backward."""
+    """Make the engines' `step`, which accelerate calls within backward, do nothing inside the block."""
     before = [vars(engine).get("step") for engine in engines]
     for engine in engines:
         engine.step = lambda *args, **kwargs: None
@@ -38,7 +38,7 @@ def drop_gradients(engine: Any) -> None:
 
 
 def why_not(engine: Any) -> str:
-    """Why this engine's gradients cannot be dropped; empty if they can."""
+    """A reason why this engine's gradients cannot be dropped; "" if they can."""
     needed = _STAGE_3 if engine.zero_optimization_partition_weights() else _STAGE_1_OR_2
     if not engine.zero_optimization() or not all(hasattr(engine.optimizer, name) for name in needed):
         return f"DeepSpeed's {type(engine.optimizer).__name__} keeps gradients where only its step clears them"

@@ -24,7 +24,7 @@ import torch
 
 import trl_ext
 from trl_ext.compat.versions import installed_versions
-from trl_ext.twin import adapters, models, run
+from trl_ext.twin import adapters, run, stand_ins
 from trl_ext.twin.simulation import Simulation
 from trl_ext.twin.tracker import LOAD, UPDATE, Tracker
 
@@ -132,13 +132,13 @@ class LiveMeter(Tracker):
 @contextlib.contextmanager
 def models_on(device: str) -> Iterator[None]:
     """Weights are made where they are trained: in host memory 14 billion of them take minutes."""
-    made = models._made
+    made = stand_ins._made
 
     def make(*what: Any) -> Any:
         with torch.device(device):
             return made(*what)
 
-    with adapters.replaced(("trl_ext.twin.models:_made", make)):
+    with adapters.replaced(("trl_ext.twin.stand_ins:_made", make)):
         yield
 
 
@@ -148,7 +148,7 @@ def surroundings(task: Task, meter: Any) -> Iterator[None]:
     simulation = task.simulation
     needed = [
         run.silence(),
-        adapters.reference_from_config(lambda: models.causal_model(simulation)),
+        adapters.reference_from_config(lambda: stand_ins.causal_model(simulation)),
         run.optimizer_steps(meter),
         models_on(task.device),
     ]

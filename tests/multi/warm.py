@@ -22,11 +22,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from trl_ext.twin import server
+from trl_ext.twin import forks
 
 # What launches and workers import on their way.
 PRELOADED = (
-    *server.PRELOADED,
+    *forks.PRELOADED,
     "trl_ext.scripts.grpo",
     "accelerate.commands.launch",
     "torch.distributed.run",
@@ -84,7 +84,7 @@ def warm_python() -> Path:
 
 def main() -> None:
     """Answer until told to end. One fork waits for each fork that works."""
-    server.preload(PRELOADED)
+    forks.preload(PRELOADED)
     gc.freeze()  # a fork copies a page on its first write, and collecting writes on all
     listener = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks after those that wait

@@ -6,6 +6,7 @@ Help answers at once; PyTorch is asked in a process of its own, so that a broken
 import argparse
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 NOT_FIT = 1  # the exit code for a problem; 2 is a user's mistake
@@ -24,16 +25,21 @@ MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]
 
 
 def doctor(argv: Sequence[str]) -> int:
-    """Run the command; the exit code."""
+    """Run the command, and return the exit code."""
     arguments = _parser().parse_args(list(argv))
     from trl_ext.doctor import examine, look
     from trl_ext.doctor.finding import all_well
 
-    plan = _plan(arguments.plan)
+    plan = None
+    if arguments.plan is not None:
+        from trl_ext.memory import read_plan
+
+        plan = read_plan(arguments.plan)
     facts = look(arguments.output_dir)
     findings = examine(facts, plan)
     if arguments.json:
-        print(json.dumps(_as_dict(facts, findings), indent=2))
+        said = [finding.as_dict() for finding in findings]
+        print(json.dumps({"ok": all_well(findings), "findings": said, "facts": asdict(facts)}, indent=2))
     else:
         print_findings(findings)
     return 0 if all_well(findings) else NOT_FIT
@@ -53,27 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(path: str | None) -> Any:
-    if path is None:
-        return None
-    from trl_ext.memory import read_plan
-
-    return read_plan(path)
-
-
-def _as_dict(facts: Any, findings: Sequence[Any]) -> dict[str, Any]:
-    from trl_ext.doctor.finding import all_well
-    from trl_ext.doctor.look import as_dict
-
-    return {
-        "ok": all_well(findings),
-        "findings": [finding.as_dict() for finding in findings],
-        "facts": as_dict(facts),
-    }
-
-
 def print_findings(findings: Iterable[Any]) -> None:
-    """A line for each; the remedy follows on the same line."""
+    """Print a line for each finding, its remedy on the same line."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

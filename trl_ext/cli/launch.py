@@ -18,7 +18,7 @@ from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR
 
 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
-    """Run `module` under accelerate and wait; the exit code of the first process that failed, or 0.
+    """Run `module` under accelerate, wait for it, and return 0 or the exit code of the first process that failed.
 
     Args:
         module: What `python -m` runs.
@@ -45,7 +45,7 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
 
 
 def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> Namespace:
-    """What accelerate's launcher gets, the script and its arguments included.
+    """Divide a command line: the launcher's own arguments, with the script and its arguments among them.
 
     Raises:
         ConfigError: An argument is known to neither side, or has a value that cannot work.
@@ -62,13 +62,15 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> 
         raise unknown_argument(arguments.training_script, launch_names)
     if arguments.num_processes is not None and arguments.num_processes < 1:
         raise ConfigError(f"--num_processes is {arguments.num_processes}, fewer than one process. Start at least one.")
-    if arguments.config_file is not None:
-        arguments.config_file = str(_config_file(arguments.config_file))
+    if arguments.config_file is not None and not Path(arguments.config_file).is_file():
+        if Path(arguments.config_file).suffix or Path(arguments.config_file).name != arguments.config_file:
+            raise ConfigError(f"There is no accelerate file {arguments.config_file}. Check --config_file.")
+        arguments.config_file = str(resources.accelerate_config(arguments.config_file))
     return arguments
 
 
 def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """`words` without `taken`, which occur among them in the same order."""
+    """Remove `taken`, which occur among `words` in the same order, and return the others."""
     rest, left = list(taken), []
     for word in words:
         if rest and word == rest[0]:
@@ -79,7 +81,7 @@ def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
 
 
 def _launcher_parser() -> ArgumentParser:
-    """accelerate's parser, with errors as sentences."""
+    """Make accelerate's parser raise its errors as sentences, and return it."""
     from accelerate.commands.launch import launch_command_parser
 
     def refuse(message: str) -> NoReturn:
@@ -90,18 +92,8 @@ def _launcher_parser() -> ArgumentParser:
     return parser
 
 
-def _config_file(name: str) -> Path:
-    """An accelerate file by path, or a shipped one by name."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    if path.suffix or path.name != name:
-        raise ConfigError(f"There is no accelerate file {name}. Check --config_file.")
-    return resources.accelerate_config(name)
-
-
 def _report_exit(code: int) -> int:
-    """Say that a process failed, unless it has already explained a user's mistake."""
+    """Say that a process failed, unless it has already explained a user's mistake; return the exit code."""
     if code == OUT_OF_MEMORY:
         print("\nerror: a process ran out of memory; its message above says what would fit.\n", file=sys.stderr)
     elif code != USER_ERROR:

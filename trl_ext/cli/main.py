@@ -5,9 +5,9 @@ Help answers at once: nothing heavy is imported before a command needs it.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from difflib import get_close_matches
 from importlib import import_module
 
 from trl_ext.errors import ConfigError
@@ -56,6 +56,16 @@ SCRIPTS = {
     ),
 }
 
+# Other commands: the module that has a function of the command's name, imported when it is asked for.
+COMMANDS = {
+    "plan": "trl_ext.cli.plan.command",
+    "dryrun": "trl_ext.cli.dryrun.command",
+    "check": "trl_ext.cli.check.command",
+    "doctor": "trl_ext.cli.doctor",
+    "report": "trl_ext.cli.main",
+    "score": "trl_ext.cli.score.command",
+}
+
 HELP = """\
 usage: trl-ext COMMAND [arguments]
 
@@ -92,7 +102,7 @@ All launch arguments:  accelerate launch --help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command, and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         scripts = "\n".join(f"  {name:9} {script.purpose}" for name, script in SCRIPTS.items())
@@ -102,7 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"trl-ext {__version__}")
         return 0
     with user_errors():
-        return _command(words[0])(words[1:])
+        if words[0] in SCRIPTS:
+            return launch_script(words[0], words[1:])
+        if words[0] not in COMMANDS:
+            close = get_close_matches(words[0], [*SCRIPTS, *COMMANDS], n=1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join([*SCRIPTS, *COMMANDS])}."
+            raise ConfigError(f"There is no command '{words[0]}'. {hint}")
+        return getattr(import_module(COMMANDS[words[0]]), words[0])(words[1:])
 
 
 def launch_script(name: str, argv: list[str]) -> int:
@@ -118,7 +134,7 @@ def launch_script(name: str, argv: list[str]) -> int:
 
 
 def report(argv: list[str]) -> int:
-    """Render a run's report again."""
+    """Write a run's report again, and print its table."""
     parser = argparse.ArgumentParser("trl-ext report", description="Write report.html and reward.png of a run again.")
     parser.add_argument("output_dir", metavar="OUTPUT_DIR", help="the run's --output_dir, or one of its checkpoints")
     folder = parser.parse_args(argv).output_dir
@@ -129,62 +145,6 @@ def report(argv: list[str]) -> int:
 
     Console().print(summary_table(write_report(folder, read_log_history(folder), read_settings(folder))))
     return 0
-
-
-def plan(argv: list[str]) -> int:
-    """Settings that fit the cards, by formulas."""
-    from trl_ext.cli.plan.command import plan as run
-
-    return run(argv)
-
-
-def check(argv: list[str]) -> int:
-    """Check a recipe without weights."""
-    from trl_ext.cli.check.command import check as run
-
-    return run(argv)
-
-
-def dryrun(argv: list[str]) -> int:
-    """Count a recipe's memory on fake tensors."""
-    from trl_ext.cli.dryrun.command import dryrun as run
-
-    return run(argv)
-
-
-def doctor(argv: list[str]) -> int:
-    """Look at this machine."""
-    from trl_ext.cli.doctor import doctor as run
-
-    return run(argv)
-
-
-def score(argv: list[str]) -> int:
-    """Check rules without a model."""
-    from trl_ext.cli.score.command import score as run
-
-    return run(argv)
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    **{name: partial(launch_script, name) for name in SCRIPTS},
-    "plan": plan,
-    "dryrun": dryrun,
-    "check": check,
-    "doctor": doctor,
-    "report": report,
-    "score": score,
-}
-
-
-def _command(name: str) -> Callable[[list[str]], int]:
-    from difflib import get_close_matches
-
-    if name not in COMMANDS:
-        close = get_close_matches(name, COMMANDS, n=1)
-        hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(COMMANDS)}."
-        raise ConfigError(f"There is no command '{name}'. {hint}")
-    return COMMANDS[name]
 
 
 if __name__ == "__main__":

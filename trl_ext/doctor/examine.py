@@ -24,7 +24,7 @@ NEEDED_FOR = {
 
 
 def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
-    """Everything that was looked at, in reading order; with a plan also whether it can run here."""
+    """Judge all facts, in reading order; with a plan also whether it can run here."""
     checks = [check_cards, check_links, check_driver, check_versions, check_attention, check_compiler]
     checks += [check_host, check_disks, check_variables, check_allocator]
     findings = [finding for check in checks for finding in check(facts)]
@@ -35,7 +35,7 @@ def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
 
 
 def check_cards(facts: Facts) -> Iterator[Finding]:
-    """Are there cards, alike, whole and free."""
+    """Judge whether there are cards, alike, whole and free."""
     if not facts.gpus:
         advice = "Only tiny models train on a CPU. `trl-ext plan --gpus 4xA40-48GB` plans for another machine."
         yield note("cards", f"No card was found: {facts.no_gpus}.", advice)
@@ -70,7 +70,7 @@ def _check_card(index: int, gpu: Gpu) -> Iterator[Finding]:
 
 
 def check_links(facts: Facts) -> Iterator[Finding]:
-    """How the cards talk."""
+    """Judge how the cards talk to each other."""
     if len(facts.gpus) < 2:
         return
     if facts.has_nvlink:
@@ -86,7 +86,7 @@ def check_links(facts: Facts) -> Iterator[Finding]:
 
 
 def check_driver(facts: Facts) -> Iterator[Finding]:
-    """The driver, and whether PyTorch's CUDA goes with it."""
+    """Judge whether the driver goes with PyTorch's CUDA."""
     if not facts.gpus:
         return
     kernels, says = facts.kernels, f"Driver {facts.driver}, up to CUDA {facts.driver_cuda}"
@@ -110,7 +110,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
 
 
 def check_versions(facts: Facts) -> Iterator[Finding]:
-    """Every package in its window, and no quarrel between them."""
+    """Judge whether every package lies in its window and agrees with the others."""
     fine = []
     for window in required_windows():
         version = facts.versions.get(window.package)
@@ -143,7 +143,7 @@ def _outside(window: Window, version: str | None) -> tuple[str, str]:
 
 
 def check_attention(facts: Facts) -> Iterator[Finding]:
-    """Which attention backends ran."""
+    """Tell which attention backends ran."""
     if facts.kernels is None:
         if facts.no_kernels:
             advice = "Run `python -c 'import torch'` to see all of it, and install torch again."
@@ -165,7 +165,7 @@ def check_attention(facts: Facts) -> Iterator[Finding]:
 
 
 def check_compiler(facts: Facts) -> Iterator[Finding]:
-    """What DeepSpeed compiles its CPU Adam with, at its first use, and locks that would make it wait."""
+    """Judge what DeepSpeed compiles its CPU Adam with at its first use, and locks that would make it wait."""
     missing = [name for name, path in (("a C++ compiler", facts.compiler), ("ninja", facts.ninja)) if path is None]
     if missing:
         advice = "Install them for runs that offload the optimizer: apt install g++, pip install ninja."
@@ -179,7 +179,7 @@ def check_compiler(facts: Facts) -> Iterator[Finding]:
 
 
 def check_host(facts: Facts) -> Iterator[Finding]:
-    """Host memory, and the shared part of it that NCCL and data loaders use."""
+    """Judge host memory, and the shared part of it that NCCL and data loaders use."""
     if facts.host_total_gib is None or facts.host_free_gib is None:
         yield note("host memory", "This system does not tell its memory.")
     else:
@@ -194,7 +194,7 @@ def check_host(facts: Facts) -> Iterator[Finding]:
 
 
 def check_disks(facts: Facts) -> Iterator[Finding]:
-    """Room for checkpoints and models."""
+    """Judge whether there is room for checkpoints and models."""
     yield from (_check_disk(disk) for disk in facts.disks if disk.purpose != "shared memory")
 
 

@@ -12,13 +12,13 @@ class Gpu:
     """A card as the driver tells it.
 
     Args:
-        name: The driver's: "NVIDIA A40".
-        total_gib: Without what the driver keeps for itself.
-        free_gib: Of it, now.
+        name: The driver's name for it, such as "NVIDIA A40".
+        total_gib: Memory of the card without what the driver keeps for itself.
+        free_gib: The part of it that is free now.
         capability: CUDA compute capability.
         uuid: "GPU-...", by which CUDA_VISIBLE_DEVICES may name it.
         lanes, max_lanes: PCIe width now and at most; 0 if unknown.
-        is_split: MIG is on.
+        is_split: True if MIG divides the card.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Gpu:
 
     @property
     def usable_gib(self) -> float:
-        """For tensors, on a card that nobody else uses."""
+        """Memory for tensors, on a card that nobody else uses."""
         return self.total_gib - CONTEXT_GIB
 
     @property
     def usable_now_gib(self) -> float:
-        """For tensors, beside what others hold now."""
+        """Memory for tensors, beside what others hold now."""
         return self.free_gib - CONTEXT_GIB
 
 
@@ -64,9 +64,9 @@ class Disk:
 
     Args:
         purpose: "output", "model cache" or "shared memory".
-        path: Where.
-        free_gib: Left.
-        is_writable: For this user.
+        path: The folder.
+        free_gib: Room that is left on its disk.
+        is_writable: True if this user may write there.
     """
 
     purpose: str
@@ -77,7 +77,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A machine.
+    """All that is known of a machine.
 
     Args:
         gpus: Cards that CUDA_VISIBLE_DEVICES shows.

@@ -24,7 +24,7 @@ class Finding:
     advice: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The finding as JSON values."""
         return asdict(self)
 
 
@@ -41,5 +41,5 @@ def problem(subject: str, what: str, advice: str = "") -> Finding:
 
 
 def all_well(findings: Iterable[Finding]) -> bool:
-    """Whether nothing stands in the way."""
+    """True if no finding is a problem."""
     return not any(finding.level == "problem" for finding in findings)

@@ -29,21 +29,21 @@ class Window:
     wanted: str
 
     def holds(self, version: str) -> bool:
-        """Whether it lies inside; a local part such as +cu128 does not matter."""
+        """True if the version lies in the window; a local part such as +cu128 does not matter."""
         from packaging.specifiers import SpecifierSet
 
         return SpecifierSet(self.wanted).contains(version, prereleases=True)
 
 
 def required_windows() -> Iterator[Window]:
-    """Of packages without which nothing trains."""
+    """The windows of packages without which nothing trains."""
     for package, (low, high) in SUPPORTED.items():
         yield Window(package, f">={low}" + (f",<{high}" if high else ""))
     yield from (Window(package, f">={low}") for package, low in REQUIRED.items())
 
 
 def optional_windows(vllm: str) -> Iterator[Window]:
-    """Of packages that some runs need.
+    """The windows of packages that some runs need.
 
     Args:
         vllm: Which vLLM the installed TRL takes.
@@ -60,7 +60,7 @@ def versions() -> dict[str, str | None]:
 
 
 def installed_version(package: str) -> str | None:
-    """None if it is missing."""
+    """The installed version of a package, None if it is missing."""
     try:
         return installed_versions(package)[package]
     except PackageNotFoundError:

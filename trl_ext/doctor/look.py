@@ -5,8 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 from trl_ext.doctor import installed
@@ -30,11 +31,13 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
         output_dir: Where the run will write.
         probe_s: How long to wait for PyTorch; 0 does not ask it.
     """
-    asked = _ask_torch() if probe_s else None
+    command = [sys.executable, "-m", "trl_ext.doctor.probe"]
+    probe = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) if probe_s else None
     versions = installed.versions()
     total, free = host_memory()
-    facts: dict[str, Any] = asdict_shallow(look_at_cards())
-    facts |= {
+    cards = look_at_cards()
+    facts: dict[str, Any] = {
+        **{field.name: getattr(cards, field.name) for field in fields(cards)},
         "versions": versions,
         "vllm_window": installed.vllm_window(),
         "conflicts": installed.conflicts(versions),
@@ -46,13 +49,19 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
         "disks": _disks(output_dir),
         "environment": {name: os.environ[name] for name in WATCHED if name in os.environ},
     }
-    if asked is not None:
-        facts["kernels"], facts["no_kernels"] = _answer(asked, probe_s)
+    if probe is not None:
+        try:
+            out, err = probe.communicate(timeout=probe_s)
+            facts["kernels"], facts["no_kernels"] = read_answer(out, err, probe.returncode)
+        except subprocess.TimeoutExpired:
+            probe.kill()
+            probe.communicate()
+            facts["no_kernels"] = f"it did not answer within {probe_s:.0f} s"
     return Facts(**facts)
 
 
 def look_at_cards() -> Cards:
-    """Only the cards: a few milliseconds."""
+    """The cards of this machine alone, read in a few milliseconds."""
     try:
         import pynvml
     except ImportError:
@@ -69,31 +78,8 @@ def this_machine() -> Hardware | None:
     return hardware_of(cards.gpus, cards.has_nvlink, cards.has_peer_access, host_memory()[1])
 
 
-def asdict_shallow(cards: Cards) -> dict[str, Any]:
-    """Its fields by name, the cards still objects."""
-    return {name: getattr(cards, name) for name in cards.__slots__}
-
-
-# PyTorch ----------------------------------------------------------------------------------------------------------
-
-
-def _ask_torch() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trl_ext.doctor.probe"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _answer(asked: subprocess.Popen[str], probe_s: float) -> tuple[Kernels | None, str]:
-    try:
-        out, err = asked.communicate(timeout=probe_s)
-    except subprocess.TimeoutExpired:
-        asked.kill()
-        asked.communicate()
-        return None, f"it did not answer within {probe_s:.0f} s"
-    return read_answer(out, err, asked.returncode)
-
-
 def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
-    """What the probe printed, or the last line of what it complained about."""
+    """Read what the probe printed; None and the last line of its errors if it printed no answer."""
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if code or not lines:
         last = (err.strip().splitlines() or [f"exit code {code}"])[-1]
@@ -105,7 +91,7 @@ def read_answer(out: str, err: str, code: int) -> tuple[Kernels | None, str]:
 
 
 def host_memory() -> tuple[float | None, float | None]:
-    """Total and available GiB; of the container, if it has less."""
+    """Total and available GiB of this machine, or of the container if it has less; None where nothing tells."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -137,14 +123,9 @@ def _disks(output_dir: str) -> tuple[Disk, ...]:
 
 
 def disk_of(purpose: str, path: str) -> Disk | None:
-    """The disk below `path`, or below the nearest folder above it that is there."""
+    """The disk that `path`, or the nearest folder above it that exists, lies on; None if there is none."""
     place = Path(path).expanduser().absolute()
     there = next((folder for folder in (place, *place.parents) if folder.exists()), None)
     if there is None or (purpose == "shared memory" and there != place):
         return None
     return Disk(purpose, str(place), round(gib(shutil.disk_usage(there).free), 1), os.access(there, os.W_OK))
-
-
-def as_dict(facts: Facts) -> dict[str, Any]:
-    """For JSON."""
-    return asdict(facts)

@@ -11,7 +11,7 @@ from trl_ext.memory.units import gib
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """What the driver says; the fields are those of `Facts`."""
+    """What the driver says of the cards, in the fields of `Facts` that have the same names."""
 
     gpus: tuple[Gpu, ...] = ()
     no_gpus: str = ""
@@ -22,7 +22,7 @@ class Cards:
 
 
 def read_cards(nvml: Any, visible: str | None) -> Cards:
-    """All cards that CUDA would show.
+    """Read all cards that CUDA would show.
 
     Args:
         nvml: The module pynvml.
@@ -44,20 +44,18 @@ def _cards(nvml: Any, visible: str | None) -> Cards:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     shown = shown_by(visible, [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles])
     handles = [handles[index] for index in shown]
+    nothing = "the driver has no card"
+    if visible is not None:
+        nothing = f"CUDA_VISIBLE_DEVICES is '{visible}', which shows none"
+    cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12040 is 12.4
     return Cards(
         gpus=tuple(_gpu(nvml, handle) for handle in handles),
-        no_gpus="" if handles else _nothing_shown(visible),
+        no_gpus="" if handles else nothing,
         driver=_text(nvml.nvmlSystemGetDriverVersion()),
-        driver_cuda=_cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
+        driver_cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
         has_nvlink=_all_pairs(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_NVLINK),
         has_peer_access=_all_pairs(nvml, handles, nvml.NVML_P2P_CAPS_INDEX_READ),
     )
-
-
-def _nothing_shown(visible: str | None) -> str:
-    if visible is None:
-        return "the driver has no card"
-    return f"CUDA_VISIBLE_DEVICES is '{visible}', which shows none"
 
 
 def shown_by(visible: str | None, uuids: Sequence[str]) -> list[int]:
@@ -98,7 +96,7 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _or(nvml: Any, ask: Callable[[], int], otherwise: int) -> int:
-    """The answer, or another where this card or driver does not know the question."""
+    """The answer, or `otherwise` where this card or driver does not know the question."""
     try:
         return ask()
     except nvml.NVMLError:
@@ -112,11 +110,6 @@ def _all_pairs(nvml: Any, handles: Sequence[Any], capability: int) -> bool | Non
     except nvml.NVMLError:
         return None
     return all(answer == nvml.NVML_P2P_STATUS_OK for answer in answers) if pairs else None
-
-
-def _cuda_version(number: int) -> str:
-    """12040 is 12.4."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _text(value: str | bytes) -> str:

@@ -15,7 +15,7 @@ SUBJECT = "plan"
 
 
 def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    """What the plan needs and the machine lacks; one "ok" if that is nothing."""
+    """Yield a finding for all that the plan needs and the machine lacks; one "ok" if no problem is among them."""
     hardware = plan.estimate.case.hardware
     found = [*_cards(facts, plan), *_link(facts, plan), *_packages(facts, plan), *_host(facts, plan)]
     found += _disks(facts, plan)

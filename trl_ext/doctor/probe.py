@@ -9,20 +9,16 @@ from typing import Any
 
 
 def main() -> None:
-    """One line of JSON with the fields of `Kernels`."""
+    """Print one line of JSON with the fields of `Kernels`."""
     import torch
 
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    answer: dict[str, Any] = {"cuda": torch.version.cuda, "num_gpus": num_gpus, "nccl": _nccl(torch), "works": {}}
+    has_nccl = torch.version.cuda and torch.distributed.is_nccl_available()
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else ""
+    answer: dict[str, Any] = {"cuda": torch.version.cuda, "num_gpus": num_gpus, "nccl": nccl, "works": {}}
     if num_gpus:
         answer["works"] = {name: _why_not(run) for name, run in BACKENDS.items()}
     print(json.dumps(answer))
-
-
-def _nccl(torch: Any) -> str:
-    if not torch.version.cuda or not torch.distributed.is_nccl_available():
-        return ""
-    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _why_not(run: Callable[[], None]) -> str:

@@ -71,25 +71,19 @@ WATCHED = (
 
 
 def check_variables(facts: Facts) -> Iterator[Finding]:
-    """Settings that hurt here, one finding each."""
-    found = [
-        note("environment", f"{name}={facts.environment[name]}. {harm.what}", harm.advice)
-        for harm in HARMS
-        for name in harm.name.split("|")
-        if _hurts(harm, name, facts)
-    ]
+    """Yield a finding for each variable that hurts here; one "ok" if none does."""
+    found = []
+    for harm in HARMS:
+        applies = facts.has_peer_access is not False or not harm.needs_peer
+        for name in harm.name.split("|") if applies else ():
+            value = facts.environment.get(name)
+            if value is not None and re.fullmatch(harm.values, value.strip(), re.IGNORECASE):
+                found.append(note("environment", f"{name}={value}. {harm.what}", harm.advice))
     yield from found or [ok("environment", "No variable that is known to hurt NCCL or CUDA is set.")]
 
 
-def _hurts(harm: Harm, name: str, facts: Facts) -> bool:
-    value = facts.environment.get(name)
-    if value is None or not re.fullmatch(harm.values, value.strip(), re.IGNORECASE):
-        return False
-    return facts.has_peer_access is not False or not harm.needs_peer
-
-
 def check_allocator(facts: Facts) -> Iterator[Finding]:
-    """Whether PyTorch's allocator may grow its segments, under the name that vLLM reads as well."""
+    """Judge whether PyTorch's allocator may grow its segments, under the name that vLLM reads as well."""
     if not facts.gpus:
         return
     setting = f"{OLD_NAME}={ALLOCATOR[OLD_NAME]}"

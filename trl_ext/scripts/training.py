@@ -16,7 +16,7 @@ from trl_ext.compat.versions import installed_versions
 from trl_ext.doctor.build_locks import lock_warnings
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.data import Source
+from trl_ext.scripts.dataset import DatasetSource
 from trl_ext.scripts.exit import user_errors
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.version import __version__
@@ -104,10 +104,10 @@ def resume_point(training_args: Any) -> str | bool | None:
     return value
 
 
-def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> Source:
+def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> DatasetSource:
     """Where the rows come from, held-out ones only if the run evaluates; checked without reading them."""
     evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
-    return Source(
+    return DatasetSource(
         name=script_args.dataset_name,
         train_split=script_args.dataset_train_split,
         test_split=script_args.dataset_test_split if evaluates else None,

@@ -1,4 +1,5 @@
-"""The memory twin: our real trainers, and the real DeepSpeed engine as rank 0 of N, on tensors without data.
+"""The memory twin: a simulation of the real trainers, with the real DeepSpeed engine as rank 0 of N, on fake tensors,
+which have a shape and no data.
 
     from trl_ext.twin import simulate
 

@@ -1,6 +1,6 @@
 """`python -m trl_ext.twin JOB.json`: run one simulation and print its answer as one line of JSON.
 
-`--serve` instead of a file answers many, see `server`.
+`--serve` instead of a file answers many, see `forks`.
 """
 
 import json
@@ -15,7 +15,7 @@ from trl_ext.twin.simulation import Simulation
 def main() -> None:
     warnings.filterwarnings("ignore")
     if sys.argv[1] == "--serve":
-        from trl_ext.twin.server import serve
+        from trl_ext.twin.forks import serve
 
         serve()
         return

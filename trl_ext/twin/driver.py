@@ -22,12 +22,12 @@ PREFIX = "TWIN "  # before the JSON: libraries print, too
 
 @dataclass(frozen=True, slots=True)
 class TwinPeak:
-    """The most bytes of a phase.
+    """The most bytes that tensors held at once in a phase.
 
     Args:
-        num_bytes: Allocated.
+        num_bytes: Allocated bytes.
         op: Operation that asked for the last of them.
-        module: Where.
+        module: Name of the module that ran the operation.
     """
 
     num_bytes: int
@@ -40,11 +40,11 @@ class TwinResult:
     """What a simulation counted.
 
     Args:
-        peaks: By phase: "load", "score", "update", "step".
-        num_params, num_trained: Of the policy; of all that is trained.
-        packed: Whether forwards were flat rows.
-        seconds: What the simulation took.
-        versions: Of the packages that ran.
+        peaks: The peak of each phase: "load", "score", "update", "step".
+        num_params, num_trained: Parameters of the policy; trained parameters of all models.
+        packed: True if forwards were flat rows without padding.
+        seconds: Time that the simulation took.
+        versions: Versions of the packages that ran.
         refusal: Why the twin could not follow, as a sentence; then there are no peaks, and formulas must answer.
         trace: All allocations and frees; None where the twin could not follow.
     """
@@ -60,7 +60,7 @@ class TwinResult:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the worst phase; loading is host memory's in part and left out."""
+        """Allocated bytes of the worst phase; loading, in part in host memory, is left out."""
         return max((peak.num_bytes for phase, peak in self.peaks.items() if phase != "load"), default=0)
 
     @property
@@ -68,10 +68,10 @@ class TwinResult:
         return gib(self.peak_bytes)
 
     def reserved(self, expandable: bool, cap_bytes: int | None = None) -> Replay:
-        """What the allocator reserves by phase, by replaying the trace: a second for some hundred thousand events.
+        """Replay the trace to see what the allocator reserves: a second for some hundred thousand events.
 
         Args:
-            expandable: Whether `expandable_segments:True` is set.
+            expandable: True for `expandable_segments:True`, False for native segments.
             cap_bytes: What the card has for it; None for no end.
         """
         return replay(self.trace or Trace(), expandable, cap_bytes)
@@ -92,7 +92,7 @@ def simulate(
 
 
 def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResult:
-    """The same for a simulation."""
+    """Run a simulation in a process of its own."""
     if sentence := why_not(simulation):
         return TwinResult({}, refusal=sentence)
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +109,7 @@ def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResul
 
 
 def environment(simulation: Simulation | None) -> dict[str, str]:
-    """The variables of the simulating process: no GPU, no network, and DeepSpeed's place as rank 0."""
+    """Environment variables of the simulating process: no GPU, no network, and DeepSpeed's place as rank 0."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FSDP_"))}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         variables.pop(name, None)

@@ -22,12 +22,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from transformers import TrainerCallback
 
 from trl_ext.compat.versions import installed_versions
-from trl_ext.twin import adapters, models
+from trl_ext.twin import adapters, stand_ins
 from trl_ext.twin.card import CacheAtTheStart, emptied_caches
 from trl_ext.twin.simulation import Simulation
 from trl_ext.twin.tracker import Tracker
 
-# What the trainers' clocks call it: the planner's name of the phase.
+# A phase of the trainers' clocks: the planner's name for it.
 PHASES = {"update": "update", "logps": "score", "score": "score", "generate": "score", "layout": "update"}
 STEP = "step"
 QUIET = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no", "logging_steps": 1}
@@ -35,7 +35,7 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
 def run(simulation: Simulation) -> dict[str, Any]:
-    """Peaks by phase and what was simulated, for JSON."""
+    """Run a simulation; return its peaks by phase, its trace, and what ran, as JSON values."""
     begun_s = time.perf_counter()
     if simulation.deepspeed:
         start_world(simulation.num_gpus)
@@ -62,7 +62,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
 
 
 def start_world(num_gpus: int) -> None:
-    """A process group whose collectives do nothing, with the real DeepSpeed on it."""
+    """Start a process group whose collectives do nothing, and the real DeepSpeed on it."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -78,14 +78,14 @@ def start_world(num_gpus: int) -> None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Trainers print their logs."""
+    """Drop what trainers print inside the block."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
 
 
 @contextlib.contextmanager
 def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
-    """All adapters that the simulation needs."""
+    """Inside the block, all adapters that the simulation needs are in place."""
     needed = [
         adapters.lists_of_ones(),
         adapters.modules_cast_in_place(),
@@ -94,7 +94,7 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
         adapters.dropout_of_a_gpu(),
         adapters.attention_of_a_gpu(),
         adapters.head_of_a_gpu(),
-        adapters.reference_from_config(lambda: models.causal_model(simulation)),
+        adapters.reference_from_config(lambda: stand_ins.causal_model(simulation)),
         adapters.objects_from_this_rank(),
         optimizer_steps(tracker),
         emptied_caches(tracker.trace),
@@ -113,7 +113,7 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
 
 @contextlib.contextmanager
 def optimizer_steps(tracker: Tracker) -> Iterator[None]:
-    """The phase of torch's optimizers."""
+    """Inside the block, each step of one of torch's optimizers is a phase of the tracker."""
     before = register_optimizer_step_pre_hook(lambda optimizer, args, options: tracker.open_phase(STEP))
     after = register_optimizer_step_post_hook(lambda optimizer, args, options: tracker.close_phase())
     try:
@@ -146,7 +146,7 @@ def value_model_of(trainer: Any) -> torch.nn.Module | None:
 
 
 class TrainingBegins(TrainerCallback):
-    """Loading is over: engines and optimizers stand."""
+    """Tells the tracker before the first step that loading is over: engines and optimizers stand."""
 
     def __init__(self, tracker: Tracker):
         self._tracker = tracker
@@ -179,7 +179,7 @@ def make_arguments(simulation: Simulation, folder: str, **others: Any) -> Any:
 
 
 def with_any_optimizer(config: Any) -> dict[str, Any]:
-    """DeepSpeed's settings; "auto" where it is not said."""
+    """DeepSpeed's settings, with "auto" for batch sizes that they leave out, and open to every optimizer."""
     auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), "auto")
     return {**auto, **config, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
@@ -200,10 +200,10 @@ def _reward_trainer(simulation: Simulation, arguments: Any) -> Any:
     from trl_ext.trainers.reward.trainer import RewardTrainer
 
     return RewardTrainer(
-        model=models.scorer(simulation),
+        model=stand_ins.scorer(simulation),
         args=arguments,
-        train_dataset=models.preference_pairs(num_rows(simulation, arguments), simulation.completion_tokens),
-        processing_class=models.tokenizer(),
+        train_dataset=stand_ins.preference_pairs(num_rows(simulation, arguments), simulation.completion_tokens),
+        processing_class=stand_ins.tokenizer(),
         peft_config=lora(simulation, "SEQ_CLS"),
     )
 
@@ -213,13 +213,13 @@ def _grpo_trainer(simulation: Simulation, arguments: Any) -> Any:
 
     copy = simulation.reward_model == "copy"
     return GRPOTrainer(
-        model=models.causal_model(simulation),
-        reward_funcs=models.scorer(simulation, "bfloat16") if copy else models.no_reward,
+        model=stand_ins.causal_model(simulation),
+        reward_funcs=stand_ins.scorer(simulation, "bfloat16") if copy else stand_ins.no_reward,
         args=arguments,
-        train_dataset=models.prompts(num_rows(simulation, arguments)),
-        processing_class=models.tokenizer(),
-        reward_processing_classes=models.tokenizer() if copy else None,
-        rollout_func=models.rollouts(simulation),
+        train_dataset=stand_ins.prompts(num_rows(simulation, arguments)),
+        processing_class=stand_ins.tokenizer(),
+        reward_processing_classes=stand_ins.tokenizer() if copy else None,
+        rollout_func=stand_ins.rollouts(simulation),
         peft_config=lora(simulation, "CAUSAL_LM"),
     )
 
@@ -231,15 +231,15 @@ def _ppo_trainer(simulation: Simulation, arguments: Any) -> Any:
     own_reference = arguments.beta and not simulation.adapter
     return PPOTrainer(
         arguments,
-        models.tokenizer(),
-        models.causal_model(simulation),
+        stand_ins.tokenizer(),
+        stand_ins.causal_model(simulation),
         # A model that is given is copied as reference; one that is loaded by name is loaded twice, as here.
-        ref_model=models.causal_model(simulation) if own_reference else None,
-        reward_model=models.scorer(simulation, "bfloat16") if copy else None,
-        reward_funcs=None if copy else models.no_reward,
-        value_model=models.scorer(simulation) if arguments.critic == "separate" else None,
-        train_dataset=models.prompts(num_rows(simulation, arguments)),
-        rollout_func=models.rollouts(simulation),
+        ref_model=stand_ins.causal_model(simulation) if own_reference else None,
+        reward_model=stand_ins.scorer(simulation, "bfloat16") if copy else None,
+        reward_funcs=None if copy else stand_ins.no_reward,
+        value_model=stand_ins.scorer(simulation) if arguments.critic == "separate" else None,
+        train_dataset=stand_ins.prompts(num_rows(simulation, arguments)),
+        rollout_func=stand_ins.rollouts(simulation),
         peft_config=lora(simulation, "CAUSAL_LM"),
     )
 

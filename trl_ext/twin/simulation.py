@@ -69,12 +69,12 @@ class Simulation:
         return int((self.deepspeed or {}).get("zero_optimization", {}).get("stage", 0))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The simulation as JSON values."""
         return asdict(self)
 
 
 def why_not(simulation: Simulation) -> str:
-    """What the twin cannot follow, as a sentence; empty if there is nothing."""
+    """Say in a sentence why the twin cannot run this; "" if it can."""
     zero = (simulation.deepspeed or {}).get("zero_optimization", {})
     checks = {
         "Offloading: host and card are one device on fake tensors, so the twin cannot tell them apart.": any(

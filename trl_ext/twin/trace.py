@@ -19,7 +19,7 @@ _EMPTY, _LAND = "(cache emptied)", "(weights on the card)"
 
 @dataclass(slots=True)
 class Trace:
-    """What happened.
+    """The allocations and frees of one simulation, in their order.
 
     Args:
         events: Of an allocation its bytes, more than 0; of a free -1 less the number of the allocation, which are
@@ -32,29 +32,30 @@ class Trace:
     num_allocations: int = 0
 
     def allocate(self, num_bytes: int) -> int:
-        """The number of the allocation."""
+        """Record an allocation, and return its number."""
         self.events.append(num_bytes)
         self.num_allocations += 1
         return self.num_allocations - 1
 
     def free(self, number: int) -> None:
-        """An allocation is over."""
+        """Record that an allocation is over."""
         self.events.append(-1 - number)
 
     def begin(self, phase: str) -> None:
-        """What follows belongs to the phase."""
+        """Record that a phase begins: what follows belongs to it."""
         self.marks.append((len(self.events), phase))
 
     def empty_cache(self) -> None:
-        """Somebody calls `torch.cuda.empty_cache`."""
+        """Record a call of `torch.cuda.empty_cache`."""
         self.marks.append((len(self.events), _EMPTY))
 
     def land(self) -> None:
-        """All until here was host memory. What is left of it moves to the card now, in the order of its making."""
+        """Record that weights reach the card. All until here was host memory; what is left of it moves to the card
+        now, in the order of its making."""
         self.marks.append((len(self.events), _LAND))
 
     def packed(self) -> dict[str, Any]:
-        """For JSON, within one machine."""
+        """The trace as JSON values, to be read on the same machine."""
         text = base64.b64encode(zlib.compress(self.events.tobytes(), level=1)).decode()
         return {"events": text, "marks": self.marks, "num_allocations": self.num_allocations}
 
@@ -67,10 +68,10 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the replica reserved.
+    """What the replica of the allocator reserved for a trace.
 
     Args:
-        reserved_bytes: The most, by phase.
+        reserved_bytes: The most that was reserved at once, by phase.
         num_retries: How often it had to empty its cache to stay under the cap.
         failed_in: The phase that did not fit even so; "" if all do. Later phases are then missing.
     """
@@ -81,19 +82,19 @@ class Replay:
 
     @property
     def peak_bytes(self) -> int:
-        """Of the worst phase, loading left out."""
+        """Reserved bytes of the worst phase, loading left out."""
         return max((num for phase, num in self.reserved_bytes.items() if phase != LOAD), default=0)
 
 
 def replay(trace: Trace, expandable: bool, cap_bytes: int | None = None) -> Replay:
-    """Feed a trace to the replica.
+    """Feed a trace to the replica of the allocator.
 
     The cap holds from the end of loading on: what loading needs beside what stays, DeepSpeed's flat copy of the
     weights, is made in host memory where the card has no room for it.
 
     Args:
-        trace: Of a simulation.
-        expandable: The allocator's policy.
+        trace: The allocations and frees of a simulation.
+        expandable: True for `expandable_segments:True`, False for native segments.
         cap_bytes: What the card has for it; None for no end.
     """
     allocator = CachingAllocator(expandable)
@@ -108,19 +109,21 @@ def replay(trace: Trace, expandable: bool, cap_bytes: int | None = None) -> Repl
         if word == _EMPTY:
             allocator.empty_cache()
         elif phase == LOAD and word != LOAD:
-            _begin_under(cap_bytes, allocator)
+            allocator.cap_bytes = cap_bytes
+            if cap_bytes is not None and allocator.reserved > cap_bytes:
+                allocator.empty_cache()
         phase = phase if word == _EMPTY else word
         allocator.reset_peak()
     return Replay(peaks, allocator.num_retries)
 
 
 def _landing(trace: Trace) -> int:
-    """Events before the last landing."""
+    """The number of events before the last landing."""
     return max((place for place, word in trace.marks if word == _LAND), default=0)
 
 
 def _land(trace: Trace, allocator: CachingAllocator) -> int:
-    """Allocate what is left of host memory; the number of the first allocation after it."""
+    """Allocate what is left of host memory, and return the number of the first allocation after it."""
     left: dict[int, int] = {}
     number = 0
     for event in trace.events[: _landing(trace)]:
@@ -135,7 +138,7 @@ def _land(trace: Trace, allocator: CachingAllocator) -> int:
 
 
 def _stretches(trace: Trace) -> Iterable[tuple["array[int]", str]]:
-    """Events between two marks, with the word of the second; those after the last one, with the last phase."""
+    """Yield the events between two marks with the word of the second, and at the end the rest with its phase."""
     begin, phase = _landing(trace), LOAD
     for place, word in trace.marks:
         if place < begin or word == _LAND:
@@ -146,7 +149,7 @@ def _stretches(trace: Trace) -> Iterable[tuple["array[int]", str]]:
 
 
 def _play(events: "array[int]", number: int, allocator: CachingAllocator) -> int:
-    """The number of the next allocation."""
+    """Hand the events to the allocator, and return the number of the next allocation."""
     for event in events:
         if event > 0:
             allocator.allocate(number, event)
@@ -154,9 +157,3 @@ def _play(events: "array[int]", number: int, allocator: CachingAllocator) -> int
         else:
             allocator.free(-1 - event)
     return number
-
-
-def _begin_under(cap_bytes: int | None, allocator: CachingAllocator) -> None:
-    allocator.cap_bytes = cap_bytes
-    if cap_bytes is not None and allocator.reserved > cap_bytes:
-        allocator.empty_cache()

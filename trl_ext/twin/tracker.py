@@ -26,7 +26,7 @@ _MARK = "trl_ext_module"
 
 @dataclass(slots=True)
 class Peak:
-    """The most bytes of a phase, the operation that asked for the last of them, and the module it belongs to."""
+    """The most bytes that were live at once in a phase, the operation that asked for the last of them, and where."""
 
     num_bytes: int = 0
     op: str = ""
@@ -84,12 +84,12 @@ class Tracker(TorchDispatchMode):
         self._begin()
 
     def name_modules(self, model: torch.nn.Module, prefix: str = "") -> None:
-        """What modules are called in the answer."""
+        """Remember what the model's modules are called, for the answer."""
         self._names |= {id(module): prefix + name for name, module in model.named_modules()}
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:
-        """Know which module computes: in forward by hooks, in backward by marks on the graph's nodes."""
+        """Inside the block, know which module computes: in forward by hooks, in backward by marks on the graph."""
         hooks = torch.nn.modules.module
         enter = hooks.register_module_forward_pre_hook(lambda module, args: self._modules.append(module))
         leave = hooks.register_module_forward_hook(self._leave, always_call=True)
@@ -144,8 +144,14 @@ class Tracker(TorchDispatchMode):
             self.trace.free(number)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = _on_the_one_device(kwargs or {})
-        self._follow_backward()
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        # DeepSpeed's CPU accelerator says "cpu:0", which fake tensors take for another device than "cpu".
+        if device is not None and device.type == "cpu" and device.index is not None:
+            kwargs["device"] = torch.device("cpu")
+        node: Any = torch._C._current_autograd_node()
+        if node is not None and _MARK in node.metadata:
+            self._backward_module = node.metadata[_MARK]
         try:
             result = func(*args, **kwargs)
         except DataDependentOutputException:
@@ -157,23 +163,10 @@ class Tracker(TorchDispatchMode):
                 self._count(tensor, str(func))
         return result
 
-    def _follow_backward(self) -> None:
-        node: Any = torch._C._current_autograd_node()
-        if node is not None and _MARK in node.metadata:
-            self._backward_module = node.metadata[_MARK]
-
-
-def _on_the_one_device(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's CPU accelerator says "cpu:0", which fake tensors take for another device than "cpu"."""
-    device = kwargs.get("device")
-    if device is not None and device.type == "cpu" and device.index is not None:
-        return {**kwargs, "device": torch.device("cpu")}
-    return kwargs
-
 
 def _scalar(func: Any, tensor: torch.Tensor) -> bool | int | float:
-    """What `.item()` gives. Counts are 1, so that nothing is divided by zero; flags (DeepSpeed's overflow is a byte)
-    are down."""
+    """The answer of `.item()` and its like: 1 for counts, so that nothing is divided by zero, and False for flags
+    (DeepSpeed's overflow is a byte)."""
     if func is aten._local_scalar_dense.default:
         if tensor.dtype in (torch.bool, torch.uint8):
             return False
@@ -186,24 +179,18 @@ def _scalar(func: Any, tensor: torch.Tensor) -> bool | int | float:
 
 
 def _everything(func: Any, args: tuple) -> Any:
-    """Selections by a mask select everything: no token is padding in a worst case."""
+    """The result of a selection by a mask, which selects everything: no token is padding in a worst case."""
     if func is aten.nonzero.default:
         return _indices(args[0].numel(), args[0])[:, None].expand(-1, max(args[0].dim(), 1)).contiguous()
     if func is aten.masked_select.default:
         return args[0].new_empty(args[1].numel())
     if func is aten.index.Tensor:
-        return func(args[0], _as_indices(args[1]))
+        indices: list[torch.Tensor | None] = []
+        for index in args[1]:
+            is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+            indices += [_indices(index.numel(), index) for _ in range(index.dim())] if is_mask else [index]
+        return func(args[0], indices)
     raise NotImplementedError(f"the size of {func}")
-
-
-def _as_indices(indices: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    found: list[torch.Tensor | None] = []
-    for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            found += [_indices(index.numel(), index) for _ in range(index.dim())]
-        else:
-            found.append(index)
-    return found
 
 
 def _indices(num: int, like: torch.Tensor) -> torch.Tensor:

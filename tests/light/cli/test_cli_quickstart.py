@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from trl_ext.scripts.quickstart import data
+from trl_ext.scripts.quickstart import sums
 from trl_ext.scripts.quickstart.assets import build_once, cache_folder
 
 
@@ -13,7 +13,7 @@ from trl_ext.scripts.quickstart.assets import build_once, cache_folder
 def splits(tmp_path_factory):
     pytest.importorskip("reasoning_gym")
     folder = tmp_path_factory.mktemp("data")
-    data.build_data(folder)
+    sums.build_data(folder)
     return {
         split: [json.loads(line) for line in (folder / f"{split}.jsonl").read_text().splitlines()]
         for split in ("train", "test")

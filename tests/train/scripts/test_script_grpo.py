@@ -14,7 +14,7 @@ from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import grpo
-from trl_ext.scripts.data import Source
+from trl_ext.scripts.dataset import DatasetSource
 from trl_ext.scripts.rewards import build_rewards
 
 torch.set_num_threads(1)
@@ -156,29 +156,29 @@ def test_one_local_file_is_the_training_split(tmp_path, suffix):
     path = str(tmp_path / f"rows.{suffix}")
     dataset = Dataset.from_dict({"prompt": ["a", "b"], "answer": ["1", "2"]})
     {"jsonl": dataset.to_json, "csv": dataset.to_csv, "parquet": dataset.to_parquet}[suffix](path)
-    train, held_out = Source(path).load()
+    train, held_out = DatasetSource(path).load()
     assert train["prompt"] == ["a", "b"] and held_out is None
 
 
 def test_a_folder_gives_the_splits_that_are_asked_for(assets):
-    train, held_out = Source(str(assets / "data"), test_split="test").load()
+    train, held_out = DatasetSource(str(assets / "data"), test_split="test").load()
     assert len(train) == len(held_out) == 16
 
 
 def test_one_file_has_nothing_to_evaluate_on(assets):
     with pytest.raises(DataError, match="is one file and has no split 'test'"):
-        Source(str(assets / "data" / "train.jsonl"), test_split="test")
+        DatasetSource(str(assets / "data" / "train.jsonl"), test_split="test")
 
 
 def test_a_broken_file_is_a_sentence(tmp_path):
     (tmp_path / "rows.jsonl").write_text("{")
     with pytest.raises(DataError, match="cannot be loaded"):
-        Source(str(tmp_path / "rows.jsonl")).load()
+        DatasetSource(str(tmp_path / "rows.jsonl")).load()
 
 
 def test_a_name_and_a_mixture_contradict_each_other():
     with pytest.raises(ConfigError, match="Give one of them"):
-        Source("openai/gsm8k", mixture=object())
+        DatasetSource("openai/gsm8k", mixture=object())
 
 
 # Rewards ----------------------------------------------------------------------------------------------------------

@@ -31,15 +31,15 @@ BEFORE_TRAINING = "load"
 
 
 def dryrun(argv: Sequence[str]) -> int:
-    """Run the command; the exit code."""
+    """Run the command, and return the exit code."""
     arguments = _parser().parse_args(list(argv))
     from trl_ext.memory.cards import parse_gpus
-    from trl_ext.twin.recipe import read_question
+    from trl_ext.twin.from_recipe import recipe_of
 
     hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib)
     if arguments.max_prompt_length < 1:
         raise ConfigError(f"--max_prompt_length is {arguments.max_prompt_length}. It must be at least 1.")
-    question = read_question(
+    recipe = recipe_of(
         arguments.recipe,
         hardware.num_gpus,
         arguments.trainer,
@@ -47,13 +47,13 @@ def dryrun(argv: Sequence[str]) -> int:
         arguments.deepspeed,
         arguments.max_prompt_length,
     )
-    answer = _answer(question, hardware, arguments.recipe, arguments.timeout_s)
+    answer = _answer(recipe, hardware, arguments.recipe, arguments.timeout_s)
     if arguments.json:
         print(json.dumps(answer, indent=2))
     else:
         from trl_ext.cli.dryrun.text import print_answer
 
-        print_answer(answer, question, hardware)
+        print_answer(answer, recipe, hardware)
     return 0 if answer["fits"] else DOES_NOT_FIT
 
 
@@ -78,15 +78,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _answer(question: Any, hardware: Any, recipe: str, timeout_s: float) -> dict[str, Any]:
-    """Peaks by phase from the twin and the formulas, what is reserved for them, and the verdict."""
+def _answer(recipe: Any, hardware: Any, file: str, timeout_s: float) -> dict[str, Any]:
+    """The answer as JSON values: peaks by phase from twin and formulas, what is reserved for them, and the verdict."""
     from trl_ext.cli.dryrun.reserved import Allocated, reserved_beside_the_other, segments_expand
     from trl_ext.memory.units import gib
     from trl_ext.twin.driver import run_apart
-    from trl_ext.twin.recipe import simulation_of_recipe
+    from trl_ext.twin.from_recipe import simulation_of_recipe
 
-    simulation = simulation_of_recipe(question)
-    estimate = _estimate(question, simulation, hardware)
+    simulation = simulation_of_recipe(recipe)
+    estimate = _estimate(recipe, simulation, hardware)
     result = run_apart(simulation, timeout_s)
     formula = {} if estimate is None else {name: gib(moment.num_bytes) for name, moment in estimate.worst.items()}
     # vLLM's share lies beside what the twin counts.
@@ -94,10 +94,14 @@ def _answer(question: Any, hardware: Any, recipe: str, timeout_s: float) -> dict
     phases = _phases(result, formula, vllm)
     if not phases:
         raise ConfigError(f"{result.refusal} The formulas do not know this model either.")
-    counted = {name: _counted(phase) for name, phase in phases.items() if name != BEFORE_TRAINING}
+    counted = {
+        name: phase["formula_gib"] if phase["twin_gib"] is None else phase["twin_gib"]
+        for name, phase in phases.items()
+        if name != BEFORE_TRAINING
+    }
     job = None if estimate is None else estimate.job
     allocated = Allocated(counted, vllm, hardware.card.usable_gib, job, result)
-    reserved = reserved_beside_the_other(allocated, segments_expand(recipe))
+    reserved = reserved_beside_the_other(allocated, segments_expand(file))
     for name, phase in phases.items():
         phase["reserved_gib"] = reserved["phases"].get(name)
     return {
@@ -117,7 +121,7 @@ def _answer(question: Any, hardware: Any, recipe: str, timeout_s: float) -> dict
 
 
 def _phases(result: Any, formula: dict[str, float], vllm_gib: float) -> dict[str, dict[str, Any]]:
-    """By phase: the twin's count, with vLLM's share while training, and the formula's."""
+    """For each phase the twin's count, with vLLM's share while training, and the formula's."""
     from trl_ext.memory.units import gib
 
     phases: dict[str, dict[str, Any]] = {}
@@ -133,21 +137,16 @@ def _phases(result: Any, formula: dict[str, float], vllm_gib: float) -> dict[str
     return phases
 
 
-def _counted(phase: dict[str, Any]) -> float:
-    """Of a phase: the twin's count, else the formula's."""
-    return phase["formula_gib"] if phase["twin_gib"] is None else phase["twin_gib"]
-
-
-def _estimate(question: Any, simulation: Any, hardware: Any) -> Any:
+def _estimate(recipe: Any, simulation: Any, hardware: Any) -> Any:
     """The formulas' answer; None for a model that they do not know."""
     from trl_ext.memory.estimate import quick_estimate
     from trl_ext.memory.job import check_model
     from trl_ext.memory.models.families import FAMILIES, shape_from_config
-    from trl_ext.twin.recipe import job_of_recipe
+    from trl_ext.twin.from_recipe import job_of_recipe
 
     if simulation.config.get("model_type") not in FAMILIES:
         return None
-    shape = shape_from_config(simulation.config, question.model)
-    job = job_of_recipe(question, shape)
+    shape = shape_from_config(simulation.config, recipe.model)
+    job = job_of_recipe(recipe, shape)
     check_model(job, shape)
     return quick_estimate(job, shape, hardware)

@@ -21,14 +21,14 @@ UNKNOWN_SHARE = 0.1  # of a model that the formulas do not know
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What is allocated on one card.
+    """What a run allocates on one card.
 
     Args:
-        phases_gib: At the peak of each phase, vLLM's share included; loading left out.
-        vllm_gib: That share.
-        usable_gib: Of the card.
-        job: For the formula of the slack; None for a model that the formulas do not know.
-        result: The twin's, with a trace or a refusal.
+        phases_gib: Allocated at the peak of each phase, vLLM's share included; loading is left out.
+        vllm_gib: vLLM's share.
+        usable_gib: What the card has for tensors.
+        job: The job, for the formula of the slack; None for a model that the formulas do not know.
+        result: The twin's answer, with a trace or a refusal.
     """
 
     phases_gib: Mapping[str, float]
@@ -48,12 +48,12 @@ class Reserved:
     """What one policy of the allocator takes from the card.
 
     Args:
-        expandable: The policy.
-        phases_gib: By phase, vLLM's share included; loading left out. What it would take without an end where it does
-            not fit.
-        basis: Of the worst phase: "allocator replica" or "share".
-        fits: On the card, with the cache emptied where that is needed.
-        num_retries: How often it is, in the steps that the twin runs.
+        expandable: True for `expandable_segments:True`, False for native segments.
+        phases_gib: Reserved in each phase, vLLM's share included; loading is left out. Where it does not fit, what
+            it would take on a card without an end.
+        basis: Where the number of the worst phase is from: "allocator replica" or "share".
+        fits: True if the run fits on the card, with the cache emptied where that is needed.
+        num_retries: How often the cache is emptied, in the steps that the twin runs.
     """
 
     expandable: bool
@@ -67,7 +67,7 @@ class Reserved:
         return max(self.phases_gib.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The answer as JSON values."""
         return {
             "fits": self.fits,
             "expandable_segments": self.expandable,
@@ -78,14 +78,14 @@ class Reserved:
 
 
 def reserved_beside_the_other(allocated: Allocated, expandable: bool) -> dict[str, Any]:
-    """What the run's policy reserves, by phase too, and under "other_policy" what the other one would."""
+    """What the run's policy reserves, with its phases, and under "other_policy" what the other policy would."""
     own, other = reserved(allocated, expandable), reserved(allocated, not expandable)
     phases = {name: round(value, 3) for name, value in own.phases_gib.items()}
     return {**own.as_dict(), "phases": phases, "other_policy": other.as_dict()}
 
 
 def reserved(allocated: Allocated, expandable: bool) -> Reserved:
-    """By the replica; what the twin has not counted, such as generation, by the share."""
+    """Reserve by the replica what the twin has counted, and by a share what it has not, such as generation."""
     by_share = _by_share(allocated, expandable)
     if allocated.result.trace is None:
         fits = max(by_share.values()) <= allocated.usable_gib
@@ -112,7 +112,7 @@ def _by_share(allocated: Allocated, expandable: bool) -> dict[str, float]:
 
 
 def segments_expand(recipe: str) -> bool:
-    """Whether the recipe's run has `expandable_segments:True`: by its plan, which lies beside it and whose launch line
+    """True if the recipe's run has `expandable_segments:True`: by its plan, which lies beside it and whose launch line
     sets the variable; else by the environment, the recipe's block `env`, or `memory`, which sets it if nobody else
     does."""
     import yaml

@@ -13,19 +13,19 @@ EXPANDABLE = "expandable_segments:True"
 POLICIES = {True: EXPANDABLE, False: "native segments"}
 
 
-def print_answer(answer: dict[str, Any], question: Any, hardware: Any) -> None:
-    """The whole answer.
+def print_answer(answer: dict[str, Any], recipe: Any, hardware: Any) -> None:
+    """Print the whole answer.
 
     Args:
         answer: As `--json` prints it.
-        question: The recipe, read.
+        recipe: The run that it is about.
         hardware: The machine.
     """
     console = Console(highlight=False)
-    zero = (question.deepspeed or {}).get("zero_optimization", {}).get("stage")
+    zero = (recipe.deepspeed or {}).get("zero_optimization", {}).get("stage")
     engine = "DDP" if hardware.num_gpus > 1 else "one process"
-    engine = engine if question.deepspeed is None else f"ZeRO-{zero}"
-    console.print(f"{question.trainer} of {escape(question.model)} on {hardware}, {engine}, rank 0")
+    engine = engine if recipe.deepspeed is None else f"ZeRO-{zero}"
+    console.print(f"{recipe.trainer} of {escape(recipe.model)} on {hardware}, {engine}, rank 0")
     if answer["refusal"]:
         console.print(f"{escape(answer['refusal'])} The formulas answer.", soft_wrap=True)
     console.print(phase_table(answer["phases"]))
@@ -33,24 +33,21 @@ def print_answer(answer: dict[str, Any], question: Any, hardware: Any) -> None:
 
 
 def phase_table(phases: dict[str, dict[str, Any]]) -> Table:
-    """A row a phase, in the order of a step."""
+    """A table with a row for each phase, in the order of a step."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if "GiB" in heading else "left")
     for name in sorted(phases, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
         phase = phases[name]
         where = " in ".join(part for part in (phase["op"], phase["module"]) if part)
-        numbers = (_number(phase[key]) for key in ("twin_gib", "formula_gib", "reserved_gib"))
+        values = (phase[key] for key in ("twin_gib", "formula_gib", "reserved_gib"))
+        numbers = ("" if value is None else f"{value:.2f}" for value in values)
         table.add_row(name, *numbers, escape(where))
     return table
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
 def verdict(answer: dict[str, Any]) -> str:
-    """Whether it fits, with which policy of the allocator, and what the other one would take."""
+    """Say whether the run fits, with which policy of the allocator, and what the other policy would take."""
     word = "fits" if answer["fits"] else "does not fit"
     by_share = "" if answer["reserved_basis"] != "share" else " (estimated)"
     numbers = (

@@ -112,7 +112,7 @@ def _add_data_options(parser: argparse.ArgumentParser, limit: int | None) -> Non
 
 def run_audit(arguments: argparse.Namespace) -> int:
     """`trl-ext score audit`."""
-    from trl_ext.cli.score.data import read_data
+    from trl_ext.cli.score.rows import read_data
     from trl_ext.rewards import RuleSet
     from trl_ext.rewards.auditing.audit import audit
 
@@ -124,7 +124,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
 
 def run_redteam(arguments: argparse.Namespace) -> int:
     """`trl-ext score redteam`."""
-    from trl_ext.cli.score.data import read_data
+    from trl_ext.cli.score.rows import read_data
     from trl_ext.rewards import RuleSet
     from trl_ext.rewards.auditing.redteam import redteam
 
@@ -140,7 +140,7 @@ def _printed(report: Any, as_json: bool) -> int:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """`trl-ext score explain`."""
-    from trl_ext.cli.score.data import columns_of, ids_of, renamed, row_of
+    from trl_ext.cli.score.rows import columns_of, ids_of, renamed, row_of
     from trl_ext.cli.score.text import dependencies, heading, logged
     from trl_ext.rewards import RuleSet, completion_text
 

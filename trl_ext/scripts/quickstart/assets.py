@@ -60,7 +60,7 @@ def _build_model(folder: Path) -> None:
 
 
 def _build_data(folder: Path) -> None:
-    from trl_ext.scripts.quickstart.data import build_data
+    from trl_ext.scripts.quickstart.sums import build_data
 
     build_data(folder)
 

@@ -19,7 +19,7 @@ _ADVICE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DatasetSource:
     """Where rows come from.
 
     Args:

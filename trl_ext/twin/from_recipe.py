@@ -23,13 +23,13 @@ TRAINERS = ("reward", "grpo", "ppo")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A recipe, read.
+class Recipe:
+    """The settings of a run, as its script would read them.
 
     Args:
-        trainer: Which script it is for.
-        keys: Its keys, defaults filled in.
-        given: Those that stand in it.
+        trainer: Which script the recipe is for.
+        keys: All keys of that script, with the defaults of those that the recipe leaves out.
+        given: Only the keys that stand in the recipe.
         model: Name or folder.
         deepspeed: DeepSpeed's settings, None without.
         num_gpus: Processes.
@@ -45,34 +45,36 @@ class Question:
     prompt_tokens: int
 
 
-def read_question(
-    recipe: str, num_gpus: int, trainer: str | None, model: str | None, deepspeed: str | None, prompt_tokens: int
-) -> Question:
-    """A recipe and what the command line says beside it.
+def recipe_of(
+    file: str, num_gpus: int, trainer: str | None, model: str | None, deepspeed: str | None, prompt_tokens: int
+) -> Recipe:
+    """Read a recipe, and what the command line says beside it.
 
     Raises:
         ConfigError: A key is unknown or has a value of another type, no model is named, or no trainer can be told.
     """
-    path = split_config_flag(["--config", recipe])[1]
-    types = {name: _types(name) for name in ([trainer] if trainer else TRAINERS)}
+    path = split_config_flag(["--config", file])[1]
+    types = {name: field_types(_configs(name)) for name in ([trainer] if trainer else TRAINERS)}
     name = trainer or _trainer_of(path, types)
     given = {key: value for key, value in read_recipe(path, types[name]).items() if key != "env"}
     named = model or given.get("model_name_or_path")
     if not named:
         raise ConfigError(f"{path} names no model. Add model_name_or_path to it, or give --model.")
-    keys = {**_defaults(name), **given}
+    plain = (bool, int, float, str, type(None))
+    defaults = {f.name: f.default for kind in _configs(name) for f in fields(kind) if isinstance(f.default, plain)}
+    keys = {**defaults, **given}
     # TRL 1.12's names, which PPO's recipes may use.
     for old, new in {"response_length": "max_completion_length", "kl_coef": "beta"}.items():
         if given.get(old) is not None:
             keys[new] = given[old]
-    return Question(
+    return Recipe(
         name, keys, given, str(named), read_engine(deepspeed or given.get("deepspeed")), num_gpus, prompt_tokens
     )
 
 
-def _types(trainer: str) -> dict[str, Any]:
-    script = import_module(f"trl_ext.scripts.{trainer}")
-    return field_types(script.make_parser().dataclass_types)
+def _configs(trainer: str) -> list[Any]:
+    """The dataclasses whose fields are the keys of the trainer's script."""
+    return list(import_module(f"trl_ext.scripts.{trainer}").make_parser().dataclass_types)
 
 
 def _trainer_of(path: str, types: Mapping[str, Mapping[str, Any]]) -> str:
@@ -93,56 +95,45 @@ def _trainer_of(path: str, types: Mapping[str, Mapping[str, Any]]) -> str:
     return known[0]
 
 
-def _defaults(trainer: str) -> dict[str, Any]:
-    script = import_module(f"trl_ext.scripts.{trainer}")
-    plain = (bool, int, float, str, type(None))
-    kinds = script.make_parser().dataclass_types
-    return {f.name: f.default for kind in kinds for f in fields(kind) if isinstance(f.default, plain)}
-
-
 # Simulation and job -----------------------------------------------------------------------------------------------
 
 
-def simulation_of_recipe(question: Question) -> Simulation:
-    """What the twin runs."""
-    keys = question.keys
-    own = {name for name in _training_fields(question.trainer) if name in question.given}
+def simulation_of_recipe(recipe: Recipe) -> Simulation:
+    """The simulation that the twin runs for a recipe."""
+    keys, given = recipe.keys, recipe.given
+    config = next(kind for kind in _configs(recipe.trainer) if hasattr(kind, "gradient_checkpointing"))
+    own = {f.name for f in fields(config) if f.name in given}
     own |= {"per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"}
     arguments = {name: keys[name] for name in own if name in keys}
-    if question.trainer != "reward":
+    if recipe.trainer != "reward":
         arguments["beta"] = keys["beta"]
     arguments["bf16"] = keys.get("bf16") is not False and not keys.get("fp16")
     for alias in ("kl_coef", "response_length", "num_ppo_epochs", "cliprange"):
         arguments.pop(alias, None)
-    num_processes = question.num_gpus if question.deepspeed else 1
+    num_processes = recipe.num_gpus if recipe.deepspeed else 1
+    rewards = ("reward_model", "reward_model_name_or_path", "reward_funcs_models")
+    has_reward_model = recipe.trainer != "reward" and any(given.get(name) for name in rewards)
     return Simulation(
-        trainer=question.trainer,
-        config=find_config(question.model),
-        arguments=shortened(question.trainer, arguments, num_processes),
-        num_gpus=question.num_gpus,
+        trainer=recipe.trainer,
+        config=find_config(recipe.model),
+        arguments=shortened(recipe.trainer, arguments, num_processes),
+        num_gpus=recipe.num_gpus,
         dtype=loaded_dtype(keys),
         adapter=_adapter(keys),
-        deepspeed=question.deepspeed,
-        reward_model="copy" if _has_reward_model(question) else "none",
-        prompt_tokens=question.prompt_tokens,
-        completion_tokens=keys["max_length"] if question.trainer == "reward" else keys["max_completion_length"],
+        deepspeed=recipe.deepspeed,
+        reward_model="copy" if has_reward_model else "none",
+        prompt_tokens=recipe.prompt_tokens,
+        completion_tokens=keys["max_length"] if recipe.trainer == "reward" else keys["max_completion_length"],
     )
 
 
-def job_of_recipe(question: Question, shape: ModelShape) -> Job:
-    """What the formulas look at."""
-    return job_of_run(
-        question.trainer, question.keys, shape, question.num_gpus, question.deepspeed, question.prompt_tokens
-    )
-
-
-def _training_fields(trainer: str) -> set[str]:
-    script = import_module(f"trl_ext.scripts.{trainer}")
-    config = next(kind for kind in script.make_parser().dataclass_types if hasattr(kind, "gradient_checkpointing"))
-    return {f.name for f in fields(config)}
+def job_of_recipe(recipe: Recipe, shape: ModelShape) -> Job:
+    """The job that the formulas look at for a recipe."""
+    return job_of_run(recipe.trainer, recipe.keys, shape, recipe.num_gpus, recipe.deepspeed, recipe.prompt_tokens)
 
 
 def _adapter(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of PEFT's LoraConfig; empty without adapters."""
     if not keys.get("use_peft"):
         return {}
     quantised = bool(keys.get("load_in_4bit") or keys.get("load_in_8bit"))
@@ -151,8 +142,3 @@ def _adapter(keys: Mapping[str, Any]) -> dict[str, Any]:
         targets = "all-linear"
     values = {"r": keys["lora_r"], "lora_alpha": keys["lora_alpha"], "lora_dropout": keys["lora_dropout"]}
     return {**values, "target_modules": targets, **({"quantised": True} if quantised else {})}
-
-
-def _has_reward_model(question: Question) -> bool:
-    names = ("reward_model", "reward_model_name_or_path", "reward_funcs_models")
-    return question.trainer != "reward" and any(question.given.get(name) for name in names)

@@ -29,7 +29,7 @@ PRELOADED = (
 
 @contextmanager
 def serving() -> Iterator[Callable[[Simulation], TwinResult]]:
-    """What answers simulations one after the other, from a process that is warm after the first.
+    """Yield a function that runs simulations one after the other, in forks of a process that is warm after the first.
 
     with serving() as run:
         results = [run(simulation) for simulation in simulations]

@@ -206,14 +206,11 @@ class RuleSet:
         if not composed:
             return
         if callable(log_metric):
-            for position in range(len(self.rules)):
-                self._log_rule(log_metric, found, composed, position)
+            for position, (rule, column) in enumerate(zip(self.rules, found, strict=True)):
+                log_rule(log_metric, rule, column, [row.states[position] for row in composed])
             log_metric("rules/workers_restarted", float(self._judge.restarts()))
         if callable(log_extra):
             log_extra("rule_trace", traces(self.rules, found, composed))
-
-    def _log_rule(self, log_metric: Any, found: list[Column], composed: list[Composed], position: int) -> None:
-        log_rule(log_metric, self.rules[position], found[position], [row.states[position] for row in composed])
 
     def _with_gates(self, position: int) -> "RuleSet":
         """The rules that gate the rule at `position`, and then that rule."""
@@ -255,7 +252,7 @@ class RuleColumn:
                 if not key.startswith("rewards/"):
                     log_metric(key, value)
 
-            self.rules._log_rule(log_ours, found, composed, len(self.rules.rules) - 1)
+            log_rule(log_ours, self.rules.rules[-1], found[-1], [row.states[-1] for row in composed])
         return [row.contributions[-1] for row in composed]
 
 

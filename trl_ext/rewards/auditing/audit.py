@@ -53,17 +53,13 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
     run = _Run(rules, rows, others, seed)
     found = tuple(map(run.audit, judging))
     if all(entry.num_not_asked == entry.num_rows for entry in found):
-        raise ConfigError(_nothing_asked(found))
+        names = ", ".join(f"'{entry.rule}' on {entry.num_rows} rows" for entry in found)
+        raise ConfigError(
+            f"Nothing could be audited: {names}. Either a rule's `when` fits no row, or the rule cannot say which "
+            "completion would be right. In a rule of your own, override ideal(self, columns)."
+        )
     rate = run.num_verdicts / max(run.seconds, 1e-9)
     return AuditReport(found, len(rows), rate, step_rows, worst_step_s(rules, step_rows))
-
-
-def _nothing_asked(found: Sequence[RuleAudit]) -> str:
-    names = ", ".join(f"'{entry.rule}' on {entry.num_rows} rows" for entry in found)
-    return (
-        f"Nothing could be audited: {names}. Either a rule's `when` fits no row, or the rule cannot say which "
-        "completion would be right. In a rule of your own, override ideal(self, columns)."
-    )
 
 
 def worst_step_s(rules: RuleSet, num_rows: int) -> float:

@@ -134,12 +134,10 @@ class AuditReport:
         failures = [line for rule in self.rules for line in rule.first_failures()]
         verdict = "ok: every gold is read, and read as itself" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
-        return "\n".join([table(lines), "", self._figures(), verdict, *failures])
-
-    def _figures(self) -> str:
         step_s = self.step_rows / self.rows_per_s
         worst = f", at worst {self.worst_step_s:.3g} s in workers" if self.worst_step_s else ""
-        return f"{self.rows_per_s:,.0f} rows/s: {step_s:.2g} s for a rule in a step of {self.step_rows} rows{worst}"
+        speed = f"{self.rows_per_s:,.0f} rows/s: {step_s:.2g} s for a rule in a step of {self.step_rows} rows{worst}"
+        return "\n".join([table(lines), "", speed, verdict, *failures])
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:

@@ -6,10 +6,9 @@ No cheat may earn more than the bar, and no rule that judges correctness may giv
 Where no rule judges correctness, the bar is the honest text.
 """
 
-import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,37 +44,29 @@ def redteam(
         ConfigError: A shape without an answer.
         DataError: A column is missing, or no rule has a value for a row.
     """
+    from tqdm import tqdm
+
     if shape is not None and "[answer]" not in shape:
         raise ConfigError(f"shape is {shape!r}. Write [answer] where the answer stands, and [text] for the rest.")
     # A cheat that makes a rule raise would end a training run: a finding, not the end of this one.
     rules = replace(rules, on_error="floor")
-    courts = [_Court(rules, target, shape, row) for row, target in enumerate(_targets(rules, rows))]
-    attempts = [_attempts(cheat, courts) for cheat in _with_progress(cheats)]
+    if rows is None:
+        targets = built_in(rules.rules)
+    else:
+        found = data_rows(rows, ("prompt", "completion", *rules.columns))
+        require_columns(rules.rules, found[0])
+        targets = of_data(rules.rules, found)
+    courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
+    attempts = []
+    for cheat in tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S):
+        tried = filter(None, [court.attempt(cheat) for court in courts])
+        attempts.append(worst([*tried]) or Attempt(cheat.name, None, "", None, None, NOT_TRIED))
     return RedteamReport(
-        tuple(map(worst, attempts)),
+        tuple(attempts),
         tuple(court.right for court in courts),
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
     )
-
-
-def _with_progress(cheats: Sequence[Cheat]) -> Iterator[Cheat]:
-    from tqdm import tqdm
-
-    return iter(tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S))
-
-
-def _targets(rules: RuleSet, rows: Any) -> list[Target]:
-    if rows is None:
-        return built_in(rules.rules)
-    found = data_rows(rows, ("prompt", "completion", *rules.columns))
-    require_columns(rules.rules, found[0])
-    return of_data(rules.rules, found)
-
-
-def _attempts(cheat: Cheat, courts: Sequence["_Court"]) -> list[Attempt]:
-    tried = [court.attempt(cheat) for court in courts]
-    return [attempt for attempt in tried if attempt] or [Attempt(cheat.name, None, "", None, None, NOT_TRIED)]
 
 
 class _Court:
@@ -97,7 +88,11 @@ class _Court:
         if bar is None:
             raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
         self.bar = bar
-        self._values = {rule.name: max(rule.floor, _value(wrong, rule.name)) for rule in self._judging}
+        # The largest value that each judging rule gives to any of them.
+        self._values = {rule.name: rule.floor for rule in self._judging}
+        for part in (part for explained in wrong for part in explained.parts):
+            if part.rule in self._values and part.value is not None:
+                self._values[part.rule] = max(self._values[part.rule], part.value)
         self.right = self._right(shape)
 
     def _honest(self, shape: str | None) -> list[str]:
@@ -164,12 +159,6 @@ class _Court:
 def highest(totals: Iterable[float | None]) -> float | None:
     """The largest total that is known; None without any."""
     return max((total for total in totals if total is not None), default=None)
-
-
-def _value(explanations: Sequence[Explanation], rule: str) -> float:
-    """The largest value that a rule gave to any of the completions."""
-    parts = (part for explained in explanations for part in explained.parts if part.rule == rule)
-    return max((part.value for part in parts if part.value is not None), default=-math.inf)
 
 
 def holds(completion: str, gold: str) -> bool:

@@ -101,6 +101,6 @@ class RedteamReport:
         yield "ok" if self.ok else "not ok"
 
 
-def worst(attempts: Sequence[Attempt]) -> Attempt:
-    """The attempt that got through; of several the one furthest above its bar."""
-    return max(attempts, key=lambda attempt: (not attempt.ok, attempt.margin))
+def worst(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The attempt that got through; of several the one furthest above its bar; None of none."""
+    return max(attempts, key=lambda attempt: (not attempt.ok, attempt.margin), default=None)

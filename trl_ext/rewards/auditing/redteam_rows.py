@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_ext.errors import DataError
@@ -149,23 +149,22 @@ def _filled(target: Target, rules: Sequence[Rule], judge: Rule | None) -> Target
                     "your data: --data FILE on the command line, rows=... in Python."
                 )
             columns.setdefault(name, target.gold if rule is judge else _samples(rule)[0].gold)
-    return Target(target.prompt, columns, target.gold, target.wrong, target.other, target.solution)
+    return replace(target, columns=columns)
 
 
 def of_data(rules: Sequence[Rule], rows: Sequence[Mapping[str, Any]]) -> list[Target]:
     """The user's rows, with wrong answers that look like their right ones."""
     golds = [_gold_of(rules, row, index) for index, row in enumerate(rows)]
     known = [gold for gold in golds if gold is not None]
-    return [_of_row(row, gold, known) for row, gold in zip(rows, golds, strict=True)]
-
-
-def _of_row(row: Mapping[str, Any], gold: str | None, golds: Sequence[str]) -> Target:
-    columns = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
-    completion = row.get("completion")
-    if gold is None:
-        return Target(row.get("prompt"), columns, completion=completion)
-    wrong, other = wrong_answers(gold, golds)
-    return Target(row.get("prompt"), columns, gold, wrong, other, completion=completion)
+    targets = []
+    for row, gold in zip(rows, golds, strict=True):
+        columns = {name: cell for name, cell in row.items() if name not in ("prompt", "completion")}
+        target = Target(row.get("prompt"), columns, gold, completion=row.get("completion"))
+        if gold is not None:
+            wrong, other = wrong_answers(gold, known)
+            target = replace(target, wrong=wrong, other=other)
+        targets.append(target)
+    return targets
 
 
 def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str | None:
@@ -224,18 +223,11 @@ def honest(target: Target, rules: Sequence[Rule], answer: str, shape: str | None
         text = " ".join([target.solution, *filler(num_sentences), words]).strip()
         for template in _SHAPES:
             yield template.format(text=text, answer=answer)
-        if any(isinstance(rule, Tags) for rule in rules):
-            yield _tagged(rules, text, answer)
+        if tags := tags_of(rules):
+            thoughts = [f"<{tag}>{text or 'So it is.'}</{tag}>" for tag in tags[:-1]]
+            yield "\n".join([*thoughts, f"<{tags[-1]}>{answer}</{tags[-1]}>"])
         if shape is not None:
             yield shape.replace("[text]", text or "So it is.").replace("[answer]", answer)
-
-
-def _tagged(rules: Sequence[Rule], text: str, answer: str) -> str:
-    """The tags that the rules ask for, the last around the answer."""
-    tags = tags_of(rules)
-    return "\n".join(
-        [*(f"<{tag}>{text or 'So it is.'}</{tag}>" for tag in tags[:-1]), f"<{tags[-1]}>{answer}</{tags[-1]}>"]
-    )
 
 
 def filler(num_sentences: int) -> Iterator[str]:

@@ -15,14 +15,8 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
-_NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
-    0x00020000,
-    0x04000000,
-    0x08000000,
-    0x10000000,
-    0x20000000,
-    0x40000000,
-)
+# Mounts, host name, shared memory, users, processes, network.
+_NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -111,7 +105,7 @@ def enter_namespaces() -> None:
     The user keeps its number, so it owns what it owned, but has no rights over anything outside.
     """
     user, group = os.getuid(), os.getgid()
-    call("unshare", _NEW_USER | _NEW_NET | _NEW_IPC | _NEW_UTS | _NEW_MOUNTS | _NEW_PIDS)
+    call("unshare", _NEW_NAMESPACES)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

@@ -69,17 +69,13 @@ def choose_pairs(samples: Sequence[Sample], limits: PairLimits, tally: Counter[s
 
     Pairs closest in length come first, then those with the larger gap, then the earlier ones (sorting keeps order).
     """
-    pairs = [better_first(*two) for two in combinations(samples, 2)]
+    # Sorting keeps the earlier one first where two tie.
+    pairs = [Pair(*sorted(two, key=lambda sample: -sample.score)) for two in combinations(samples, 2)]
     apart = [pair for pair in pairs if is_preference(pair, limits.min_gap)]
     alike = [pair for pair in apart if pair.length_ratio <= limits.max_length_ratio]
     tally["num_too_close"] += len(pairs) - len(apart)
     tally["num_too_unlike"] += len(apart) - len(alike)
     return disjoint(sorted(alike, key=lambda pair: (pair.length_ratio, -pair.gap)), limits.max_pairs_per_prompt)
-
-
-def better_first(first: Sample, second: Sample) -> Pair:
-    """The two samples as a pair, the earlier one first where they tie."""
-    return Pair(first, second) if first.score >= second.score else Pair(second, first)
 
 
 def is_preference(pair: Pair, min_gap: float) -> bool:

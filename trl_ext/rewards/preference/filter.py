@@ -53,7 +53,8 @@ def filter_pairs(
         raise ConfigError(f"margin={margin} and min_gap={min_gap} ask for scores, but there are no rules. Give rules.")
     dataset = checked_dataset(dataset, PAIR_COLUMNS)
     reasons = pair_faults(dataset)
-    gaps = {} if rules is None else known_gaps(dataset, rules, reasons)
+    sound = [row for row, reason in enumerate(reasons) if reason is None]
+    gaps = {} if rules is None else dict(zip(sound, gaps_of_rows(dataset, rules, sound), strict=True))
     for row, gap in gaps.items():
         if gap is not None and falls_short(gap, min_gap):
             reasons[row] = "contradicted"
@@ -100,12 +101,6 @@ def is_beginning(chosen: Any, rejected: Any) -> bool:
         return False
     short, long = sorted((chosen.rstrip(), rejected.rstrip()), key=len)
     return short != long and long.startswith(short)
-
-
-def known_gaps(dataset: "Dataset", rules: Scorer, reasons: Sequence[str | None]) -> dict[int, float | None]:
-    """The rules' gap of each row that has no fault."""
-    sound = [row for row, reason in enumerate(reasons) if reason is None]
-    return dict(zip(sound, gaps_of_rows(dataset, rules, sound), strict=True))
 
 
 def with_gaps(pairs: "Dataset", gaps: Sequence[float | None], margin: bool) -> "Dataset":

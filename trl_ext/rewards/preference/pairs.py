@@ -73,7 +73,11 @@ def build_pairs(
     """
     limits = PairLimits(min_gap, max_length_ratio, max_pairs_per_prompt)
     dataset = checked_dataset(dataset, (("prompt", completions), ("prompt", "completion")))
-    check_names_free(dataset, margin)
+    taken = [name for name in made_columns(margin) if name in dataset.column_names]
+    if taken:
+        raise DataError(
+            f"The dataset already has the columns {', '.join(taken)}, which build_pairs makes. Rename or remove them."
+        )
     column = completions if completions in dataset.column_names else "completion"
     listed = column == completions
     groups = [[row] for row in range(len(dataset))] if listed else rows_by_prompt(dataset)
@@ -86,15 +90,6 @@ def build_pairs(
     if not pairs:
         raise DataError(no_pair_message(tally, limits))
     return pair_dataset(dataset, pairs, column, margin), PairReport.of(tally, pairs)
-
-
-def check_names_free(dataset: "Dataset", margin: bool) -> None:
-    """Raise DataError for columns that would be overwritten."""
-    taken = [name for name in made_columns(margin) if name in dataset.column_names]
-    if taken:
-        raise DataError(
-            f"The dataset already has the columns {', '.join(taken)}, which build_pairs makes. Rename or remove them."
-        )
 
 
 def made_columns(margin: bool) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from memory_gpu_rows import ROWS, Row, tiny
 from rich.console import Console
 
 from trl_ext.memory.files.settings import ALLOCATOR
-from trl_ext.memory.formulas.phases import usable_bytes
+from trl_ext.memory.formulas.peak import usable_bytes
 from trl_ext.memory.units import gib
 from trl_ext.twin.driver import environment, last_words, simulate
 from trl_ext.twin.simulation import Simulation, simulation_of

@@ -7,7 +7,7 @@ from typing import Any
 from memory_gpu_rows import Row
 from rich.table import Table
 
-from trl_ext.memory.formulas.phases import Case, Moment, moments, slack_bytes, usable_bytes
+from trl_ext.memory.formulas.peak import Footprint, Setup, footprints, slack_bytes, usable_bytes
 from trl_ext.memory.units import gib
 
 # What a row goes through: completions are given, so that nothing is generated.
@@ -33,10 +33,10 @@ def predict(row: Row) -> dict[str, Any]:
 
     Generation is left out, as it is in the run.
     """
-    case = Case.of(row.shape, row.job, row.hardware)
-    found = [moment for moment in moments(case) if moment.phase in PHASES]
+    setup = Setup.of(row.shape, row.job, row.hardware)
+    found = [footprint for footprint in footprints(setup) if footprint.phase in PHASES]
     by_phase = {phase: _worst(found, phase) for phase in PHASES}
-    reserved = max(moment.num_bytes + slack_bytes(moment, row.job) for moment in found)
+    reserved = max(footprint.num_bytes + slack_bytes(footprint, row.job) for footprint in found)
     return {
         "phases": {phase: round(num_bytes) for phase, num_bytes in by_phase.items() if num_bytes},
         "allocated": round(max(by_phase.values())),
@@ -45,8 +45,8 @@ def predict(row: Row) -> dict[str, Any]:
     }
 
 
-def _worst(found: Sequence[Moment], phase: str) -> float:
-    return max((moment.num_bytes for moment in found if moment.phase == phase), default=0.0)
+def _worst(found: Sequence[Footprint], phase: str) -> float:
+    return max((footprint.num_bytes for footprint in found if footprint.phase == phase), default=0.0)
 
 
 def error_pct(predicted: float, measured: float | None) -> float | None:

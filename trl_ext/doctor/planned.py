@@ -16,7 +16,7 @@ SUBJECT = "plan"
 
 def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
     """Yield a finding for all that the plan needs and the machine lacks; one "ok" if no problem is among them."""
-    hardware = plan.estimate.case.hardware
+    hardware = plan.estimate.hardware
     found = [*_cards(facts, plan), *_link(facts, plan), *_packages(facts, plan), *_host(facts, plan)]
     found += _disks(facts, plan)
     if not any(finding.level == "problem" for finding in found):
@@ -26,7 +26,7 @@ def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
 
 
 def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    hardware, need = plan.estimate.case.hardware, gib(plan.estimate.need_bytes)
+    hardware, need = plan.estimate.hardware, gib(plan.estimate.need_bytes)
     if len(facts.gpus) < hardware.num_gpus:
         advice = "Plan again with --gpus for the cards that are here."
         yield problem(SUBJECT, f"The plan is for {hardware}; cards found here: {len(facts.gpus)}.", advice)
@@ -46,7 +46,7 @@ def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
 
 
 def _link(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    planned = plan.estimate.case.hardware.card.link
+    planned = plan.estimate.hardware.card.link
     if len(facts.gpus) < 2 or plan.job.zero_stage != 3 or not planned.is_fast or facts.has_nvlink is not False:
         return
     here = hardware_of(facts.gpus, facts.has_nvlink, facts.has_peer_access).card.link
@@ -122,11 +122,11 @@ def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
 def checkpoint_gib(plan: Plan) -> tuple[float, float]:
     """GiB of the trained weights alone, 2 bytes each (adapters 4), and of a checkpoint: with master weights and Adam,
     12 bytes more."""
-    trained = sum(engine.trained for engine in plan.estimate.case.engines)
+    trained = sum(engine.trained for engine in plan.estimate.setup.engines)
     each = 4 if plan.job.uses_lora else 2
     return gib(each * trained), gib((each + 12) * trained)
 
 
 def model_gib(plan: Plan) -> float:
     """GiB of the model's own files in bf16."""
-    return gib(2 * lm_params(plan.estimate.case.shape))
+    return gib(2 * lm_params(plan.estimate.shape))

@@ -8,7 +8,15 @@ from typing import Any
 from trl_ext.memory.cards import CONTEXT_GIB, Hardware
 from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.generation import check_vllm
-from trl_ext.memory.formulas.phases import PHASE_WORDS, PHASES, Case, Moment, moments, slack_bytes, usable_bytes
+from trl_ext.memory.formulas.peak import (
+    PHASE_WORDS,
+    PHASES,
+    Footprint,
+    Setup,
+    footprints,
+    slack_bytes,
+    usable_bytes,
+)
 from trl_ext.memory.formulas.times import step_seconds
 from trl_ext.memory.job import Job, check_batch, check_model
 from trl_ext.memory.models.shapes import ModelShape
@@ -20,25 +28,36 @@ class Estimate:
     """What a job needs.
 
     Args:
-        case: Model, job and machine.
-        worst: The worst moment of each phase.
+        setup: Model, job and machine.
+        worst: The peak of each phase.
         host_bytes: Host memory over all processes of the machine: while loading, or while training if that is more.
         seconds: Of one optimizer step, by part.
     """
 
-    case: Case
-    worst: Mapping[str, Moment]
+    setup: Setup
+    worst: Mapping[str, Footprint]
     host_bytes: float
     seconds: Mapping[str, float]
 
     @property
     def job(self) -> Job:
-        return self.case.job
+        """The settings."""
+        return self.setup.job
 
     @property
-    def peak(self) -> Moment:
-        """The worst moment of all."""
-        return max(self.worst.values(), key=lambda moment: moment.num_bytes)
+    def shape(self) -> ModelShape:
+        """The model."""
+        return self.setup.shape
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine."""
+        return self.setup.hardware
+
+    @property
+    def peak(self) -> Footprint:
+        """The worst footprint of all."""
+        return max(self.worst.values(), key=lambda footprint: footprint.num_bytes)
 
     @property
     def peak_gib(self) -> float:
@@ -47,29 +66,29 @@ class Estimate:
 
     @property
     def need_bytes(self) -> float:
-        """Reserved at the worst moment: allocated and slack."""
-        return max(moment.num_bytes + slack_bytes(moment, self.job) for moment in self.worst.values())
+        """Reserved at the worst footprint: allocated and slack."""
+        return max(footprint.num_bytes + slack_bytes(footprint, self.job) for footprint in self.worst.values())
 
     @property
     def fits(self) -> bool:
         """On the card, and in host memory if that is known."""
-        host_gib = self.case.hardware.host_gib
+        host_gib = self.hardware.host_gib
         in_host = host_gib is None or gib(self.host_bytes) <= host_gib
-        return in_host and self.need_bytes <= usable_bytes(self.case.hardware)
+        return in_host and self.need_bytes <= usable_bytes(self.hardware)
 
     @property
     def step_s(self) -> float:
         return sum(self.seconds.values())
 
     def terms_gib(self, phase: str) -> dict[str, float]:
-        """GiB of a phase's worst moment by term, CUDA context and slack included."""
-        moment = self.worst[phase]
-        terms = {name: gib(value) for name, value in moment.terms.items()}
-        return {**terms, "CUDA context": CONTEXT_GIB, "slack": gib(slack_bytes(moment, self.job))}
+        """GiB of a phase's worst footprint by term, CUDA context and slack included."""
+        footprint = self.worst[phase]
+        terms = {name: gib(value) for name, value in footprint.terms.items()}
+        return {**terms, "CUDA context": CONTEXT_GIB, "slack": gib(slack_bytes(footprint, self.job))}
 
     def reason(self) -> str:
         """Why it does not fit, in a sentence without an end; "" if it fits."""
-        hardware = self.case.hardware
+        hardware = self.hardware
         if self.need_bytes > usable_bytes(hardware):
             return self._card_reason()
         if not self.fits:
@@ -77,7 +96,7 @@ class Estimate:
         return ""
 
     def _card_reason(self) -> str:
-        usable = gib(usable_bytes(self.case.hardware))
+        usable = gib(usable_bytes(self.hardware))
         peak, where = self.peak_gib, PHASE_WORDS[self.peak.phase]
         if peak > usable:
             digits = 0 if peak - usable >= 1 else 1
@@ -87,13 +106,13 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        phases = {phase: round(gib(moment.num_bytes), 3) for phase, moment in self.worst.items()}
+        phases = {phase: round(gib(footprint.num_bytes), 3) for phase, footprint in self.worst.items()}
         terms = {phase: _rounded(self.terms_gib(phase)) for phase in self.worst}
         return {
             "fits": self.fits,
             "peak_gib": round(self.peak_gib, 3),
             "reserved_gib": round(gib(self.need_bytes), 3),
-            "usable_gib": round(gib(usable_bytes(self.case.hardware)), 3),
+            "usable_gib": round(gib(usable_bytes(self.hardware)), 3),
             "peak_phase": self.peak.phase,
             "peak_moment": self.peak.what,
             "phases": phases,
@@ -119,22 +138,22 @@ def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
 
 def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
     """The same for settings known to go together, as the search tries them by the hundred."""
-    case = Case.of(shape, job, hardware)
-    worst: dict[str, Moment] = {}
-    for moment in moments(case):
-        if moment.phase not in worst or moment.num_bytes > worst[moment.phase].num_bytes:
-            worst[moment.phase] = moment
+    setup = Setup.of(shape, job, hardware)
+    worst: dict[str, Footprint] = {}
+    for footprint in footprints(setup):
+        if footprint.phase not in worst or footprint.num_bytes > worst[footprint.phase].num_bytes:
+            worst[footprint.phase] = footprint
     ordered = {phase: worst[phase] for phase in PHASES if phase in worst}
-    return Estimate(case, ordered, host_bytes(case), step_seconds(case))
+    return Estimate(setup, ordered, host_bytes(setup), step_seconds(setup))
 
 
-def host_bytes(case: Case) -> float:
+def host_bytes(setup: Setup) -> float:
     """Host memory: every process loads the whole model first (under ZeRO-3 only its share), and what is offloaded."""
-    job, num_gpus = case.job, case.num_gpus
+    job, num_gpus = setup.job, setup.num_gpus
     value_bytes = 4 if job.dtype == "float32" else 2
     processes = 1 if job.zero_stage == 3 else num_gpus
-    largest = max(engine.frozen if engine.frozen else engine.trained for engine in case.engines)
-    training = sum(states.host_bytes(engine, job, num_gpus) for engine in case.engines)
+    largest = max(engine.frozen if engine.frozen else engine.trained for engine in setup.engines)
+    training = sum(states.host_bytes(engine) for engine in setup.engines)
     return max(float(processes * value_bytes * largest), training)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from trl_ext.cli.dryrun.reserved import Allocated, reserved_beside_the_other, segments_expand
 from trl_ext.cli.dryrun.text import verdict
-from trl_ext.memory.formulas.phases import slack_share
+from trl_ext.memory.formulas.peak import slack_share
 from trl_ext.memory.job import Job
 from trl_ext.twin.driver import TwinPeak, TwinResult
 from trl_ext.twin.trace import Trace

@@ -13,7 +13,7 @@ def cells(name):
     """Of a row: the preset's name, its settings, its GiB; the obvious settings and theirs."""
     one = PRESETS[name]
     found, obvious = one.plan(), one.obvious_estimate()
-    usable = found.estimate.case.hardware.card.usable_gib
+    usable = found.estimate.hardware.card.usable_gib
     return [
         f"`{name}`",
         found.label,

@@ -11,7 +11,7 @@ import pytest
 from tests.multi.launching import PROGRAMS, facts_of, launched
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.formulas import states
-from trl_ext.memory.formulas.phases import Case, moments, resident
+from trl_ext.memory.formulas.peak import Setup, footprints, resident
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.twin.simulation import simulation_of
@@ -64,18 +64,18 @@ def live(tmp_path_factory):
     return facts_of(WORKER, launched("cpu", NUM_PROCESSES), model, folder / "out", NUM_PROCESSES, *jobs)
 
 
-def case_of(name: str) -> Case:
-    return Case.of(shape_from_config(CONFIG), JOBS[name], Hardware(NUM_PROCESSES, find_card("H200")))
+def setup_of(name: str) -> Setup:
+    return Setup.of(shape_from_config(CONFIG), JOBS[name], Hardware(NUM_PROCESSES, find_card("H200")))
 
 
 def formula(name: str, function) -> float:
     """One of the functions of `states`, for the one engine of the job."""
-    (engine,) = case_of(name).engines
-    return function(engine, JOBS[name], NUM_PROCESSES)
+    (engine,) = setup_of(name).engines
+    return function(engine)
 
 
 def worst(name: str, phase: str) -> float:
-    return max(moment.num_bytes for moment in moments(case_of(name)) if moment.phase == phase)
+    return max(one.num_bytes for one in footprints(setup_of(name)) if one.phase == phase)
 
 
 # Sizes of DeepSpeed's objects --------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_zero_3_splits_each_weight_and_its_sub_groups_close_once_full(name, live
 
 @pytest.mark.parametrize("name", JOBS)
 def test_all_that_is_trained_is_what_the_formula_counts(name, live):
-    (engine,) = case_of(name).engines
+    (engine,) = setup_of(name).engines
     for rank in live[name]:
         assert sum(rank.get("groups") or rank["weights"]) == engine.trained
 
@@ -116,7 +116,7 @@ def test_all_that_is_trained_is_what_the_formula_counts(name, live):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_between_two_steps_every_term_is_there_and_nothing_else(name, live):
-    terms = resident(case_of(name))
+    terms = resident(setup_of(name))
     for rank in live[name]:
         found = rank["moments"]["resident"]
         assert found["weights"] == pytest.approx(terms["policy weights"], rel=TOLERANCE)

@@ -19,7 +19,7 @@ from itertools import product
 import pytest
 
 from trl_ext.memory.cards import Hardware, find_card
-from trl_ext.memory.formulas.phases import Case, moments
+from trl_ext.memory.formulas.peak import Setup, footprints
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.twin.simulation import simulation_of
@@ -101,8 +101,8 @@ def config_of(name, num_layers=2):
 
 
 def formula_bytes(config, job, num_gpus, phases=COUNTED):
-    case = Case.of(shape_from_config(config), job, Hardware(num_gpus, find_card("H200")))
-    return max(moment.num_bytes for moment in moments(case) if moment.phase in phases)
+    setup = Setup.of(shape_from_config(config), job, Hardware(num_gpus, find_card("H200")))
+    return max(footprint.num_bytes for footprint in footprints(setup) if footprint.phase in phases)
 
 
 def counted_bytes(twin, config, job, num_gpus):

@@ -8,7 +8,7 @@ from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.look import this_machine
 from trl_ext.memory.cards import Hardware, parse_gpus
 from trl_ext.memory.files.launch import launched_with
-from trl_ext.memory.formulas.phases import PHASE_WORDS
+from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE
 from trl_ext.memory.planner.planner import Plans

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trl_ext.memory.formulas.phases import slack_share
+from trl_ext.memory.formulas.peak import slack_share
 from trl_ext.memory.job import Job
 from trl_ext.memory.units import GIB, gib
 from trl_ext.twin.driver import TwinResult

@@ -11,7 +11,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Card, Hardware, Link
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
-from trl_ext.memory.formulas.phases import PHASE_WORDS
+from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import Experts, ModelShape
 from trl_ext.memory.planner.planner import Plan
@@ -50,7 +50,7 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
         ConfigError: The folder cannot be written to.
     """
     folder = Path(folder)
-    contents = _contents(plan, folder, model or plan.estimate.case.shape.name, stages)
+    contents = _contents(plan, folder, model or plan.estimate.shape.name, stages)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*NAMES, *map(_stage_file, STAGES)):
@@ -65,7 +65,7 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
 def _contents(plan: Plan, folder: Path, model: str, stages: bool) -> dict[str, str]:
     """Text by file name."""
     estimate, engine = plan.estimate, settings.deepspeed(plan.job)
-    hardware = estimate.case.hardware
+    hardware = estimate.hardware
     recipe = settings.recipe(plan.job, model, hardware.num_gpus, str(folder / "deepspeed.json") if engine else None)
     launch = settings.launch_line(plan.job, str(folder))
     head = (
@@ -100,12 +100,12 @@ def readme(plan: Plan, launch: str) -> str:
     )
     terms = "\n".join(f"| {name} | {value:.2f} |" for name, value in one.terms_gib(one.peak.phase).items())
     parts = ", ".join(f"{name} {value:.0f} s" for name, value in one.seconds.items())
-    return f"""# {one.case.shape.name} on {one.case.hardware}
+    return f"""# {one.shape.name} on {one.hardware}
 
 {plan.label}.
 
 Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the allocator's \
-slack, of {one.case.hardware.card.usable_gib:.1f}. Host memory {gib(one.host_bytes):.0f} GiB. About {one.step_s:.0f} \
+slack, of {one.hardware.card.usable_gib:.1f}. Host memory {gib(one.host_bytes):.0f} GiB. About {one.step_s:.0f} \
 s an optimizer step ({parts}).
 All numbers are estimated, by trl_ext {__version__}.
 
@@ -125,22 +125,22 @@ All numbers are estimated, by trl_ext {__version__}.
 
 def as_dict(plan: Plan, launch_folder: str = "plan") -> dict[str, Any]:
     """A plan for JSON, complete enough to be read back."""
-    case = plan.estimate.case
-    card = case.hardware.card
+    shape, hardware = plan.estimate.shape, plan.estimate.hardware
+    card = hardware.card
     return {
         "schema": SCHEMA,
         "trl_ext": __version__,
         **plan.estimate.as_dict(),
         "label": plan.label,
         "opt_ins": list(plan.opt_ins),
-        "settings": settings.recipe(plan.job, case.shape.name, case.hardware.num_gpus),
+        "settings": settings.recipe(plan.job, shape.name, hardware.num_gpus),
         "deepspeed": settings.deepspeed(plan.job),
         "launch": settings.launch_line(plan.job, launch_folder),
         "job": asdict(plan.job),
-        "shape": asdict(case.shape),
+        "shape": asdict(shape),
         "hardware": {
-            "num_gpus": case.hardware.num_gpus,
-            "host_gib": case.hardware.host_gib,
+            "num_gpus": hardware.num_gpus,
+            "host_gib": hardware.host_gib,
             "card": card.name if card in CARDS else asdict(card),
         },
     }

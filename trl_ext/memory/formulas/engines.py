@@ -1,4 +1,4 @@
-"""Which models a run holds: what is trained, in how many engines, and which frozen copies stand beside it.
+"""Which models a run holds: what is trained, by one optimizer or two, and which frozen copies stand beside it.
 
 A reference is needed by PPO and by GRPO with a KL penalty; under LoRA it is the policy with its adapters off and costs
 nothing. Below ZeRO-3 a frozen copy is whole on every GPU (TRL gives it DeepSpeed's stage 0).
@@ -6,9 +6,36 @@ nothing. Below ZeRO-3 a frozen copy is whole on every GPU (TRL gives it DeepSpee
 
 from dataclasses import dataclass, replace
 
-from trl_ext.memory.formulas.states import Engine, base_engine
 from trl_ext.memory.job import Job
-from trl_ext.memory.models.shapes import ModelShape, lm_params, lora_params, scorer_params
+from trl_ext.memory.models.shapes import ModelShape, lm_params, lora_params, quantised_weights, scorer_params
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Weights that one optimizer trains, and the frozen ones below them.
+
+    Args:
+        shape: The model's.
+        job: The run as this engine is trained: a separate critic has all its weights trained, LoRA beside it or not.
+        num_gpus: Over which the engine is trained.
+        role: "policy" or "critic".
+        trained: Parameters trained.
+        frozen: Parameters frozen in the same module.
+        quantised: How many of the frozen ones are in 4 bits.
+    """
+
+    shape: ModelShape
+    job: Job
+    num_gpus: int
+    role: str
+    trained: int
+    frozen: int = 0
+    quantised: int = 0
+
+    @property
+    def has_head(self) -> bool:
+        """True if its backward begins in a language model's head, False for a head of one output."""
+        return self.job.generates and self.role == "policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,63 +53,39 @@ class FrozenCopy:
     value_bytes: int
 
     def bytes_per_gpu(self, job: Job, num_gpus: int) -> float:
+        """Bytes on one GPU: ZeRO-3 splits the copy, the other stages do not."""
         return self.num_params * self.value_bytes / (num_gpus if job.zero_stage == 3 else 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """An engine with what its forward and backward look like.
-
-    Args:
-        engine: Its weights.
-        job: The run as this engine is trained: a separate critic has all its weights trained, LoRA beside it or not.
-        has_head: Its backward begins in a language model's head.
-    """
-
-    engine: Engine
-    job: Job
-    has_head: bool
-
-
-def parts(shape: ModelShape, job: Job) -> list[Part]:
-    """What goes backward, one after the other."""
-    jobs = {"policy": job, "critic": critic_job(job)}
-    return [
-        Part(engine, jobs[engine.role], job.generates and engine.role == "policy") for engine in engines(shape, job)
-    ]
-
-
-def critic_job(job: Job) -> Job:
-    """The run as a separate critic sees it: PPOTrainer gives `peft_config` to the policy alone, and DDP leaves the
-    critic in the dtype that it was loaded in."""
-    return replace(job, method="full") if job.uses_lora and job.critic == "separate" else job
-
-
-def engines(shape: ModelShape, job: Job) -> list[Engine]:
-    """What is trained: one engine, two with PPO's separate critic."""
+def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
+    """What is trained, in the order of the backward passes: one engine, or two with PPO's separate critic."""
     adapter = lora_params(shape, job.lora_r, job.lora_target_modules) if job.uses_lora else 0
-    if job.trainer == "reward":
-        return [base_engine("policy", shape, scorer_params(shape), adapter + shape.hidden, job)]
-    if job.trainer == "grpo":
-        return [base_engine("policy", shape, lm_params(shape), adapter, job)]
-    return _ppo_engines(shape, job, adapter)
-
-
-def _ppo_engines(shape: ModelShape, job: Job, adapter: int) -> list[Engine]:
     whole, head = lm_params(shape), shape.hidden + 1
+    if job.trainer == "reward":
+        return [_engine(shape, job, num_gpus, "policy", scorer_params(shape), adapter + shape.hidden)]
+    if job.trainer == "grpo":
+        return [_engine(shape, job, num_gpus, "policy", whole, adapter)]
     if job.critic == "adapter":
-        return [base_engine("policy", shape, whole, 2 * adapter + head, job)]
+        return [_engine(shape, job, num_gpus, "policy", whole, 2 * adapter + head)]
     if job.critic == "head":
-        return [base_engine("policy", shape, whole + (0 if job.uses_lora else head), adapter + head, job)]
-    # Its score has no bias.
-    critic = base_engine("critic", shape, scorer_params(shape), 0, critic_job(job))
-    return [base_engine("policy", shape, whole, adapter, job), critic]
+        return [_engine(shape, job, num_gpus, "policy", whole + (0 if job.uses_lora else head), adapter + head)]
+    # PPOTrainer gives `peft_config` to the policy alone. The critic's score has no bias.
+    critic = _engine(shape, replace(job, method="full"), num_gpus, "critic", scorer_params(shape), 0)
+    return [_engine(shape, job, num_gpus, "policy", whole, adapter), critic]
+
+
+def _engine(shape: ModelShape, job: Job, num_gpus: int, role: str, num_params: int, num_adapter_params: int) -> Engine:
+    """A model of `num_params`, trained whole or by its adapters, as the job says."""
+    if not job.uses_lora:
+        return Engine(shape, job, num_gpus, role, num_params)
+    quantised = quantised_weights(shape) if job.method == "qlora" else 0
+    return Engine(shape, job, num_gpus, role, num_adapter_params, num_params, quantised)
 
 
 def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
     """What stands beside the trained models."""
     copies = []
-    if has_reference_copy(job):
+    if not job.uses_lora and (job.trainer == "ppo" or (job.trainer == "grpo" and job.beta != 0)):
         copies.append(FrozenCopy("reference", lm_params(shape), 4 if job.dtype == "float32" else 2))
     if job.generates and job.reward_model == "copy":
         # Loaded by plain from_pretrained, in the dtype of its config.
@@ -93,14 +96,9 @@ def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
     return copies
 
 
-def has_reference_copy(job: Job) -> bool:
-    """Whether a second copy of the policy stands for the reference."""
-    return not job.uses_lora and (job.trainer == "ppo" or (job.trainer == "grpo" and job.beta != 0))
-
-
 def num_scoring_passes(job: Job) -> int:
     """Forwards without gradients over each completion: reference, reward model, values, old log-probabilities."""
     if not job.generates:
         return 0
-    has_reference = job.trainer == "ppo" or job.beta != 0
-    return has_reference + (job.reward_model != "none") + (job.trainer == "ppo") + (job.trainer == "ppo")
+    is_ppo = job.trainer == "ppo"
+    return (is_ppo or job.beta != 0) + (job.reward_model != "none") + 2 * is_ppo

@@ -6,19 +6,24 @@ of its share master 4, Adam 8, gradients 2, their flat copy 2, and fp32 gradient
 31.45 GiB by formula, 31.50 counted.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from trl_ext.memory.formulas.partition import Share, first_share
+from trl_ext.memory.formulas.engines import Engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import (
-    Linear,
     ModelShape,
+    attention_linears,
     backbone_params,
     embedding_params,
     expert_params,
+    head_params,
     largest_weight,
     mlp_linears,
+    num_dense_layers,
     quantised_weights,
+    shared_linears,
 )
 
 # bitsandbytes NF4: half a byte, an 8-bit scale for 64 weights, an fp32 scale for 256 of those (double quantisation).
@@ -26,130 +31,245 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 HOST_BYTES_PER_TRAINED = 18  # master 4, Adam 8, fp32 gradients 4, a bf16 copy 2, over all processes
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """Weights that one optimizer trains, and the frozen ones below them.
-
-    Args:
-        role: "policy" or "critic".
-        trained: Parameters trained.
-        frozen: Parameters frozen in the same module.
-        quantised: How many of the frozen ones are in 4 bits.
-    """
-
-    role: str
-    trained: int
-    frozen: int = 0
-    quantised: int = 0
+# Between two steps -------------------------------------------------------------------------------------------------
 
 
-def base_engine(role: str, shape: ModelShape, num_params: int, num_adapter_params: int, job: Job) -> Engine:
-    """A model of `num_params` trained as the job says."""
-    if not job.uses_lora:
-        return Engine(role, num_params)
-    quantised = quantised_weights(shape) if job.method == "qlora" else 0
-    return Engine(role, num_adapter_params, num_params, quantised)
-
-
-def frozen_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
-    """Frozen weights on one GPU: 2 bytes (4 if loaded in float32), 0.516 in NF4; split by ZeRO-3 alone."""
+def weight_bytes(engine: Engine) -> float:
+    """Weights on one GPU, without DeepSpeed's master copy. Frozen ones have 2 bytes (4 if DDP loads them in float32),
+    0.516 in NF4."""
+    job = engine.job
     each = 4 if job.dtype == "float32" and not job.zero_stage else 2
-    whole = (engine.frozen - engine.quantised) * each + engine.quantised * NF4_BYTES
-    return _split(whole, job, num_gpus)
+    frozen = (engine.frozen - engine.quantised) * each + engine.quantised * NF4_BYTES
+    whole = frozen + engine.trained * value_bytes(job)
+    if job.zero_stage != 3:
+        return whole
+    return 0.0 if job.offload == "all" else whole / engine.num_gpus
 
 
-def trained_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
-    """Trained weights on one GPU, without DeepSpeed's master copy."""
-    if job.zero_stage:
-        return _split(2.0 * engine.trained, job, num_gpus)
-    return float(engine.trained * trained_value_bytes(job))
-
-
-def trained_value_bytes(job: Job) -> int:
-    """Of one trained weight outside DeepSpeed: adapters and whole models are fp32, adapters on 4 bits are bf16."""
-    is_bf16 = job.method == "qlora" or (job.method == "full" and job.dtype == "bfloat16")
+def value_bytes(job: Job) -> int:
+    """Bytes of one trained weight, and of its gradient. Without DeepSpeed adapters and whole models are fp32, adapters
+    on 4 bits and models loaded in bf16 are not."""
+    is_bf16 = job.zero_stage or job.method == "qlora" or (job.method == "full" and job.dtype == "bfloat16")
     return 2 if is_bf16 else 4
 
 
-def optimizer_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
+def optimizer_bytes(engine: Engine) -> float:
     """Adam's state, and under DeepSpeed the fp32 master weights, on one GPU."""
+    job, is_8bit = engine.job, engine.job.optim == "adamw_bnb_8bit"
     if job.offload != "none":
         return 0.0
-    is_8bit = job.optim == "adamw_bnb_8bit"
     if job.zero_stage:
-        return (6 if is_8bit else 12) * engine.trained / num_gpus
-    return float(engine.trained * (2 if is_8bit else 2 * trained_value_bytes(job)))
+        return (6 if is_8bit else 12) * engine.trained / engine.num_gpus
+    return float(engine.trained * (2 if is_8bit else 2 * value_bytes(job)))
 
 
-def gradient_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
+def bucket_bytes(engine: Engine) -> float:
+    """Where gradients wait for their reduction.
+
+    DDP's are there from the start, of all gradients, and hold them or, without `gradient_as_bucket_view`, a second
+    copy. DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come.
+    """
+    if engine.job.zero_stage:
+        return 2.0 * engine.job.reduce_bucket_size
+    return float(engine.trained * value_bytes(engine.job)) if engine.num_gpus > 1 else 0.0
+
+
+def host_bytes(engine: Engine) -> float:
+    """Host memory while training, over all processes of the machine."""
+    optimizer = HOST_BYTES_PER_TRAINED * engine.trained if engine.job.offload != "none" else 0
+    weights = 2 * (engine.trained + engine.frozen) if engine.job.offload == "all" else 0
+    return float(optimizer + weights)
+
+
+# Rank 0's share of ZeRO-1 and 2 ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Rank 0's share of the flattened list of all weights, in elements.
+
+    Args:
+        num: Its part of the list.
+        touched: Of all weights that it holds or cuts, whole.
+        largest: Of the largest piece of one weight in it.
+        num_pieces: Weights that it holds or cuts.
+    """
+
+    num: float
+    touched: float
+    largest: float
+    num_pieces: int
+
+
+def share_of(engine: Engine) -> Share:
+    """Rank 0's share. ZeRO-1 and 2 split the list of weights, not each of them.
+
+    A weight that a share cuts is kept whole in the share's gradient buffer (`copy_grads_in_partition` of DeepSpeed's
+    stage_1_and_2.py sizes it by whole parameters), and a share's gradients are cast to fp64 one by one for their norm
+    (`get_grad_norm_direct`). Both are largest where the embedding table lies, which comes first: rank 0. Norms and
+    biases are a list of their own, too short to matter; adapters are too small to be cut. Llama-3-8B over 8: 1,003.8 M
+    of the list, of which the table is 525.3 M; with the last weight that it cuts, whole, it touches 1,039.7 M.
+    """
+    if engine.frozen:
+        each = engine.trained / engine.num_gpus
+        return Share(each, each, min(each, 64.0 * max(engine.shape.hidden, engine.shape.intermediate)), 2)
+    return _first_share(engine.shape, engine.trained / engine.num_gpus, engine.has_head)
+
+
+@lru_cache(maxsize=256)
+def _first_share(shape: ModelShape, num: float, has_head: bool) -> Share:
+    left, touched, largest, num_pieces = num, 0.0, 0.0, 0
+    for weight in _weights_in_order(shape, has_head):
+        if left <= 0:
+            break
+        largest = max(largest, min(weight, left))
+        touched, left, num_pieces = touched + weight, left - weight, num_pieces + 1
+    return Share(num, max(touched, num), largest, num_pieces)
+
+
+def _weights_in_order(shape: ModelShape, has_head: bool) -> Iterator[int]:
+    """Elements of each weight, as `model.parameters()` lists them; no norms and biases."""
+    yield embedding_params(shape)
+    for layer in range(shape.num_layers):
+        is_dense = layer < num_dense_layers(shape)
+        mlp = mlp_linears(shape, shape.intermediate) if is_dense else shared_linears(shape)
+        yield from (linear.fan_in * linear.fan_out for linear in [*attention_linears(shape), *mlp])
+        experts = shape.experts
+        if experts is not None and not is_dense:
+            yield from (experts.num * width * shape.hidden for width in (1, 2 * experts.intermediate))
+            yield experts.num * experts.intermediate * shape.hidden
+    if has_head and head_params(shape):
+        yield head_params(shape)
+
+
+# Gradients ---------------------------------------------------------------------------------------------------------
+
+
+def gradient_bytes(engine: Engine) -> float:
     """All gradients at the end of a micro-batch.
 
     DDP and ZeRO-1 keep them whole (DDP's live in its buckets), ZeRO-2 its share, ZeRO-3 a flat share that is there
     always. With the optimizer in host memory they leave as they come.
     """
-    if live_in_buckets(job, num_gpus):
+    job = engine.job
+    if _live_in_buckets(engine) or (job.zero_stage and job.offload != "none"):
         return 0.0
-    if job.zero_stage == 0:
-        return float(engine.trained * trained_value_bytes(job))
-    if job.offload != "none":
-        return 0.0
-    return 2.0 * engine.trained / (1 if job.zero_stage == 1 else num_gpus)
+    return value_bytes(job) * engine.trained / (engine.num_gpus if job.zero_stage > 1 else 1)
 
 
-def live_in_buckets(job: Job, num_gpus: int) -> bool:
-    """Whether DDP's gradients are views of the buckets that it sends."""
-    return job.zero_stage == 0 and num_gpus > 1 and job.gradient_as_bucket_view
-
-
-def gradient_value_bytes(job: Job) -> int:
-    """Of one gradient as backward makes it."""
-    return 2 if job.zero_stage else trained_value_bytes(job)
-
-
-def share_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool) -> float:
+def share_gradient_bytes(engine: Engine) -> float:
     """ZeRO-1 and 2: rank 0's share of the gradients, with every weight that it cuts whole; nothing if they leave."""
-    return 0.0 if job.offload != "none" else 2.0 * share_of(shape, engine, num_gpus, has_head).touched
+    return 0.0 if engine.job.offload != "none" else 2.0 * share_of(engine).touched
 
 
-def share_of(shape: ModelShape, engine: Engine, num_gpus: int, has_head: bool) -> Share:
-    """Rank 0's share; adapters are too small to be cut."""
+def standing_gradient_bytes(engine: Engine) -> float:
+    """Gradients that wait for the end of an accumulation: whole, or under ZeRO-2 rank 0's share."""
+    return share_gradient_bytes(engine) if engine.job.zero_stage == 2 else gradient_bytes(engine)
+
+
+def is_kept(engine: Engine) -> bool:
+    """True if a gradient stands from where backward makes it on: whole, and added to no earlier one."""
+    is_whole = engine.job.zero_stage < 2 and not _live_in_buckets(engine)
+    return is_whole and engine.job.num_backwards(engine.num_gpus) == 1
+
+
+def _live_in_buckets(engine: Engine) -> bool:
+    """True if DDP's gradients are views of the buckets that it sends."""
+    return engine.job.zero_stage == 0 and engine.num_gpus > 1 and engine.job.gradient_as_bucket_view
+
+
+def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
+    """Gradients of the widest MLP while a layer goes backward: what is kept of that of the projection down, and what
+    stands when that of up comes to it. DeepSpeed's bucket takes those that are not larger than it, and a large one
+    waits for the next."""
     if engine.frozen:
-        each = engine.trained / num_gpus
-        return Share(each, each, min(each, _largest_adapter(shape)), 2)
-    return first_share(shape, engine.trained, num_gpus, has_head)
+        return 0.0, 0.0
+    shape, job = engine.shape, engine.job
+    width = shape.intermediate if shape.experts is None else shape.experts.shared_intermediate or shape.intermediate
+    *_, up, down = (float(linear.num_params) for linear in mlp_linears(shape, width))
+    waits = is_kept(engine) or (job.zero_stage > 0 and down > job.reduce_bucket_size)
+    kept = value_bytes(job) * down if waits else 0.0
+    return kept, kept + value_bytes(job) * up
 
 
-def _largest_adapter(shape: ModelShape) -> float:
-    return 64.0 * max(shape.hidden, shape.intermediate)
+def head_gradient_bytes(engine: Engine) -> float:
+    """The head's gradient while the layers go backward: whole below ZeRO-2, which has reduced it. A tied one waits in
+    autograd, under every stage, for the embedding's (`tied_gradient_bytes`)."""
+    if engine.shape.tied:
+        return tied_gradient_bytes(engine)
+    is_there = engine.has_head and not engine.job.uses_lora and is_kept(engine)
+    return float(head_params(engine.shape) * value_bytes(engine.job)) if is_there else 0.0
 
 
-def step_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool = False) -> float:
+def tied_gradient_bytes(engine: Engine) -> float:
+    """A tied head's gradient: autograd adds the embedding's to it before anyone sees it."""
+    is_there = engine.has_head and not engine.job.uses_lora and engine.shape.tied
+    return float(embedding_params(engine.shape) * value_bytes(engine.job)) if is_there else 0.0
+
+
+def embedding_gradient_bytes(engine: Engine) -> float:
+    """The embedding table's gradient, as backward makes it. A tied head's is added to it into a third one; beside one
+    alone ZeRO-3 makes its share of the reduced one."""
+    if engine.frozen:
+        return 0.0
+    is_split = engine.job.zero_stage == 3
+    beside = 1.0 if engine.shape.tied and engine.has_head else 1 / engine.num_gpus if is_split else 0.0
+    return (1.0 + beside) * value_bytes(engine.job) * embedding_params(engine.shape)
+
+
+def later_gradient_bytes(engine: Engine) -> float:
+    """Gradients that this micro-batch has made before the embedding's, if it is the first: all others below ZeRO-2."""
+    table = 0 if engine.frozen else embedding_params(engine.shape)
+    return float((engine.trained - table) * value_bytes(engine.job)) if is_kept(engine) else 0.0
+
+
+def bottom_gradient_bytes(engine: Engine) -> float:
+    """Gradients that stand of this micro-batch when the bottom layer goes backward. Of adapters under ZeRO-2, those of
+    other layers have filled rank 0's share by then."""
+    made = later_gradient_bytes(engine)
+    if made and not engine.frozen:
+        made -= value_bytes(engine.job) * quantised_weights(engine.shape) / engine.shape.num_layers
+    return made + (share_gradient_bytes(engine) if engine.job.zero_stage == 2 and engine.frozen else 0.0)
+
+
+def reduction_bytes(engine: Engine) -> float:
+    """Gradients while ZeRO-1 and 2 reduce the last of them, beyond those that earlier micro-batches have left: ZeRO-1
+    all of them and rank 0's share, ZeRO-2 the table's and the share. A table that goes into the bucket is gone; one
+    that does not is sent by slices of one rank each, flattened together until they are more than a bucket."""
+    job, table = engine.job, embedding_params(engine.shape)
+    if job.offload != "none":
+        return 0.0 if engine.frozen else 2.0 * table
+    # Of this micro-batch: ZeRO-2 adds it to that of the earlier ones when all of it is there.
+    share = share_gradient_bytes(engine)
+    is_large = not engine.frozen and table > job.reduce_bucket_size
+    each = engine.trained / engine.num_gpus
+    num_slices = int(job.reduce_bucket_size // each) + 1
+    copy = 2.0 * min(num_slices * each, table) if is_large and num_slices > 1 and table > each else 0.0
+    if job.zero_stage == 1:  # the table is the first one, and the share's buffer made for its reduced gradient
+        return max(share, copy) + (2.0 * engine.trained if is_kept(engine) else 0.0)
+    return share + copy + (2.0 * table if is_large else 0.0)
+
+
+def step_bytes(engine: Engine) -> float:
     """What the optimizer step holds beyond weights, gradients and state.
 
     ZeRO-1 and 2: first one gradient after the other in fp64 for the norm, 8 bytes; then a flat copy of the share (none
     of a single piece) and its fp32 gradients, 2 + 4. ZeRO-3: the latter two, one sub-group at a time. The fused Adam
     of DDP needs nothing. Llama-3-8B over 8: the table in fp64, 3.9 GiB, against 5.6.
     """
+    job = engine.job
     if job.zero_stage == 0 or job.offload != "none":
         return 0.0
     if job.zero_stage == 3:
-        return 6.0 * min(engine.trained / num_gpus, job.sub_group_size)
-    share = share_of(shape, engine, num_gpus, has_head)
+        return 6.0 * min(engine.trained / engine.num_gpus, job.sub_group_size)
+    share = share_of(engine)
     return max(8 * share.largest, (6 if share.num_pieces > 1 else 4) * share.num)
 
 
-def bucket_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
-    """Where gradients wait for their reduction.
-
-    DDP's are there from the start, of all gradients, and hold them or, without `gradient_as_bucket_view`, a second
-    copy. DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come.
-    """
-    if job.zero_stage:
-        return 2.0 * job.reduce_bucket_size
-    return float(engine.trained * trained_value_bytes(job)) if num_gpus > 1 else 0.0
+# What ZeRO-3 has gathered ------------------------------------------------------------------------------------------
 
 
-def gathered_bytes(shape: ModelShape, job: Job, has_head: bool, place: str) -> float:
+def gathered_bytes(engine: Engine, place: str) -> float:
     """An upper bound of the weights that ZeRO-3 has gathered on one GPU, by DeepSpeed 0.19's rules.
 
     * While less than `stage3_max_live_parameters` is there it fetches ahead, `stage3_prefetch_bucket_size` or more at
@@ -169,15 +289,16 @@ def gathered_bytes(shape: ModelShape, job: Job, has_head: bool, place: str) -> f
         place: "forward" of a layer or of the head, "layer" for a layer's backward, "bottom" for the bottom layer's,
             "embedding" for its forward and backward.
     """
+    shape, job = engine.shape, engine.job
     if job.zero_stage != 3:
         return 0.0
     model, table, largest = backbone_params(shape), embedding_params(shape), largest_weight(shape)
     live, bucket = job.stage3_max_live_parameters, job.stage3_prefetch_bucket_size
     layer = (model - table) / shape.num_layers
-    head = table if has_head else 0
+    head = table if engine.has_head else 0
     room, last = max(live - head, 0), table if layer <= live else largest
     if place == "embedding":
-        num = 0.0 if shape.tied and has_head else table
+        num = 0.0 if shape.tied and engine.has_head else table
     elif place == "forward":
         num = room + bucket + 2 * largest if room else largest
     else:
@@ -186,84 +307,3 @@ def gathered_bytes(shape: ModelShape, job: Job, has_head: bool, place: str) -> f
         num = max(num, room + (2 if largest <= live else 1) * table) if room and place == "bottom" else num
         num += job.reduce_bucket_size if not job.uses_lora and largest <= job.reduce_bucket_size < model else 0
     return 2.0 * (head + min(num, model + bucket + last))
-
-
-def mlp_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> tuple[float, float]:
-    """Gradients of the MLP that stand while a layer goes backward, the first in a micro-batch: what is kept of that of
-    the projection down, and what stands when that of up comes to it. DeepSpeed's bucket takes those that are not
-    larger than it, and a large one waits for the next."""
-    if engine.frozen:
-        return 0.0, 0.0
-    down, up = (float(linear.num_params) for linear in _mlp(shape))
-    each = gradient_value_bytes(job)
-    is_kept = job.zero_stage < 2 and job.num_backwards(num_gpus) == 1 and not live_in_buckets(job, num_gpus)
-    waits = is_kept or (job.zero_stage > 0 and down > job.reduce_bucket_size)
-    kept = each * down if waits else 0.0
-    return kept, kept + each * up
-
-
-def _mlp(shape: ModelShape) -> tuple[Linear, Linear]:
-    """The projections down and up of the widest MLP."""
-    width = shape.intermediate if shape.experts is None else shape.experts.shared_intermediate or shape.intermediate
-    *_, up, down = mlp_linears(shape, width)
-    return down, up
-
-
-def embedding_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool) -> float:
-    """The embedding table's gradient, as backward makes it. A tied head's is added to it into a third one; beside one
-    alone ZeRO-3 makes its share of the reduced one."""
-    if engine.frozen:
-        return 0.0
-    beside = 1.0 if shape.tied and has_head else 1 / num_gpus if job.zero_stage == 3 else 0.0
-    return (1.0 + beside) * gradient_value_bytes(job) * embedding_params(shape)
-
-
-def later_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:
-    """Gradients that this micro-batch has made before the embedding's, if it is the first: all others below ZeRO-2."""
-    if job.zero_stage > 1 or job.num_backwards(num_gpus) > 1 or live_in_buckets(job, num_gpus):
-        return 0.0
-    table = 0 if engine.frozen else embedding_params(shape)
-    return float((engine.trained - table) * gradient_value_bytes(job))
-
-
-def bottom_gradient_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int) -> float:
-    """Gradients that this micro-batch has made before the bottom layer goes backward."""
-    made = later_gradient_bytes(shape, engine, job, num_gpus)
-    if not made or engine.frozen:
-        return made
-    return made - gradient_value_bytes(job) * quantised_weights(shape) / shape.num_layers
-
-
-def reduction_bytes(shape: ModelShape, engine: Engine, job: Job, num_gpus: int, has_head: bool) -> float:
-    """Gradients while ZeRO-1 and 2 reduce the last of them, beyond those that earlier micro-batches have left: ZeRO-1
-    all of them and rank 0's share, ZeRO-2 the table's and the share. A table that goes into the bucket is gone; one
-    that does not is sent by slices of one rank each, flattened together until they are more than a bucket."""
-    if job.offload != "none":
-        return 0.0 if engine.frozen else 2.0 * embedding_params(shape)
-    is_first = job.num_backwards(num_gpus) == 1
-    # Of this micro-batch: ZeRO-2 adds it to that of the earlier ones when all of it is there.
-    share = share_gradient_bytes(shape, engine, job, num_gpus, has_head)
-    is_large = not engine.frozen and embedding_params(shape) > job.reduce_bucket_size
-    copy = 2.0 * _flattened(embedding_params(shape), engine.trained / num_gpus, job) if is_large else 0.0
-    if job.zero_stage == 1:  # the table is the first one, and the share's buffer made for its reduced gradient
-        return max(share, copy) + (2.0 * engine.trained if is_first else 0.0)
-    return share + copy + (2.0 * embedding_params(shape) if is_large else 0.0)
-
-
-def _flattened(num: int, share: float, job: Job) -> float:
-    """Elements of a gradient's slices that `allreduce_no_retain` flattens into a copy; one slice needs none."""
-    num_slices = int(job.reduce_bucket_size // share) + 1
-    return min(num_slices * share, num) if num_slices > 1 and num > share else 0.0
-
-
-def host_bytes(engine: Engine, job: Job, num_gpus: int) -> float:
-    """Host memory while training, over all processes of the machine."""
-    optimizer = HOST_BYTES_PER_TRAINED * engine.trained if job.offload != "none" else 0
-    weights = 2 * (engine.trained + engine.frozen) if job.offload == "all" else 0
-    return float(optimizer + weights)
-
-
-def _split(whole: float, job: Job, num_gpus: int) -> float:
-    if job.zero_stage != 3:
-        return whole
-    return 0.0 if job.offload == "all" else whole / num_gpus

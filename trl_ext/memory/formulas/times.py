@@ -5,11 +5,10 @@ sequences at their longest. What matters is the order of the plans, which ZeRO-3
 by factors, not percents.
 """
 
-from trl_ext.memory.formulas import engines as roles
 from trl_ext.memory.formulas.activations import checkpoint_bytes, mode_of
+from trl_ext.memory.formulas.engines import Engine, num_scoring_passes
 from trl_ext.memory.formulas.generation import vllm_cache_tokens
-from trl_ext.memory.formulas.phases import Case
-from trl_ext.memory.formulas.states import Engine
+from trl_ext.memory.formulas.peak import Setup
 from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_params
 
 UTILISATION = 0.45  # of the bf16 rate, in long forwards and backwards
@@ -23,75 +22,75 @@ EXPOSED_NVLINK = 0.5  # of ZeRO-3's gathers, what computation does not hide; ove
 GB = 1e9
 
 
-def step_seconds(case: Case) -> dict[str, float]:
+def step_seconds(setup: Setup) -> dict[str, float]:
     """Seconds by part: generation, scoring, update, communication, offload."""
-    parts = {"generation": generation_seconds(case), "scoring": scoring_seconds(case)}
-    parts |= {"update": update_seconds(case), "communication": communication_seconds(case)}
-    parts["offload"] = offload_seconds(case)
+    parts = {"generation": generation_seconds(setup), "scoring": scoring_seconds(setup)}
+    parts |= {"update": update_seconds(setup), "communication": communication_seconds(setup)}
+    parts["offload"] = offload_seconds(setup)
     return {name: value for name, value in parts.items() if value}
 
 
-def forward_flops(case: Case, num_tokens: float, with_head: bool) -> float:
+def forward_flops(setup: Setup, num_tokens: float, with_head: bool) -> float:
     """Operations of a forward: 2 a weight and token, causal attention 2 * L * nq * d * S a token, the head."""
-    shape = case.shape
-    layers = 2.0 * active_params(shape) + 2.0 * shape.num_layers * shape.q_width * case.job.sequence_tokens
+    shape = setup.shape
+    layers = 2.0 * active_params(shape) + 2.0 * shape.num_layers * shape.q_width * setup.job.sequence_tokens
     head = 2.0 * shape.vocab * shape.hidden if with_head else 0.0
-    return num_tokens * layers + num_tokens * head * _scored_share(case)
+    return num_tokens * layers + num_tokens * head * _scored_share(setup)
 
 
-def _scored_share(case: Case) -> float:
-    return case.job.max_completion_length / case.job.sequence_tokens if case.job.generates else 0.0
+def _scored_share(setup: Setup) -> float:
+    return setup.job.max_completion_length / setup.job.sequence_tokens if setup.job.generates else 0.0
 
 
-def _tokens_per_gpu(case: Case) -> float:
+def _tokens_per_gpu(setup: Setup) -> float:
     """Tokens of an optimizer step on one GPU."""
-    sequences = case.job.global_batch / case.num_gpus * (1 if case.job.generates else 2)
-    return sequences * case.job.sequence_tokens
+    sequences = setup.job.global_batch / setup.num_gpus * (1 if setup.job.generates else 2)
+    return sequences * setup.job.sequence_tokens
 
 
-def _rate(case: Case) -> float:
+def _rate(setup: Setup) -> float:
     """Operations a second."""
-    tokens = case.job.forward_tokens
-    rate = case.hardware.card.bf16_tflops * 1e12 * UTILISATION * tokens / (tokens + TOKENS_OF_HALF_SPEED)
-    return rate / QLORA_FACTOR if case.job.method == "qlora" else rate
+    tokens = setup.job.forward_tokens
+    rate = setup.hardware.card.bf16_tflops * 1e12 * UTILISATION * tokens / (tokens + TOKENS_OF_HALF_SPEED)
+    return rate / QLORA_FACTOR if setup.job.method == "qlora" else rate
 
 
-def update_seconds(case: Case) -> float:
+def update_seconds(setup: Setup) -> float:
     """Forward, backward (twice a forward; once under LoRA, which has no weight gradients) and the recompute."""
-    job = case.job
+    job = setup.job
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
     passes = 1 + (1 if job.uses_lora else 2) + recompute
-    flops = forward_flops(case, _tokens_per_gpu(case), job.generates)
+    flops = forward_flops(setup, _tokens_per_gpu(setup), job.generates)
     if job.trainer == "ppo" and job.critic != "head":
-        flops += forward_flops(case, _tokens_per_gpu(case), False)
-    return passes * flops / _rate(case)
+        flops += forward_flops(setup, _tokens_per_gpu(setup), False)
+    return passes * flops / _rate(setup)
 
 
-def scoring_seconds(case: Case) -> float:
+def scoring_seconds(setup: Setup) -> float:
     """Reference, reward model, values and old log-probabilities, a forward each."""
-    passes = roles.num_scoring_passes(case.job)
-    return passes * forward_flops(case, _tokens_per_gpu(case), True) / _rate(case)
+    passes = num_scoring_passes(setup.job)
+    return passes * forward_flops(setup, _tokens_per_gpu(setup), True) / _rate(setup)
 
 
-def communication_seconds(case: Case) -> float:
+def communication_seconds(setup: Setup) -> float:
     """Between the GPUs. All-reduce and ZeRO-1 send twice the gradients a step; ZeRO-2 sends them in every micro-batch,
     and the weights once; ZeRO-3 gathers all weights, frozen ones too, twice in every micro-batch and once in every
     scoring forward."""
-    job, num_gpus = case.job, case.num_gpus
+    job, num_gpus = setup.job, setup.num_gpus
     if num_gpus == 1:
         return 0.0
-    sent = sum(_sent_bytes(case, engine) for engine in case.engines)
+    sent = sum(_sent_bytes(setup, engine) for engine in setup.engines)
     if job.zero_stage == 3:
-        copies = sum(copy.num_params * copy.value_bytes for copy in case.copies)
-        own = roles.num_scoring_passes(job) * 2.0 * lm_params(case.shape)
+        copies = sum(copy.num_params * copy.value_bytes for copy in setup.copies)
+        own = num_scoring_passes(job) * 2.0 * lm_params(setup.shape)
         sent += job.accumulation(num_gpus) * (copies + own)
-    link = case.hardware.card.link
+    link = setup.hardware.card.link
     exposed = EXPOSED_NVLINK if link.is_fast and job.zero_stage == 3 else 1.0
     return exposed * sent * (num_gpus - 1) / num_gpus / (link.gb_s * GB)
 
 
-def _sent_bytes(case: Case, engine: Engine) -> float:
-    job, micro_steps = case.job, case.job.num_backwards(case.num_gpus)
+def _sent_bytes(setup: Setup, engine: Engine) -> float:
+    job, micro_steps = setup.job, setup.job.num_backwards(setup.num_gpus)
     gradients = 2.0 * engine.trained
     if job.zero_stage == 0:
         return 2 * gradients * (2 if mode_of(job).value.startswith("fp32") else 1)
@@ -100,42 +99,42 @@ def _sent_bytes(case: Case, engine: Engine) -> float:
     return 2 * gradients if job.zero_stage == 1 else (micro_steps + 1) * gradients
 
 
-def offload_seconds(case: Case) -> float:
+def offload_seconds(setup: Setup) -> float:
     """Gradients down in every micro-batch, weights up once, Adam on the CPU; with offload=all every gather comes up
     from host memory as well."""
-    job = case.job
+    job = setup.job
     if job.offload == "none":
-        return _activation_offload_seconds(case)
-    trained = sum(engine.trained for engine in case.engines)
-    whole = trained + sum(engine.frozen for engine in case.engines)
-    micro_steps = job.num_backwards(case.num_gpus)
-    moved = 2.0 * trained / case.num_gpus * (micro_steps + 1)
+        return _activation_offload_seconds(setup)
+    trained = sum(engine.trained for engine in setup.engines)
+    whole = trained + sum(engine.frozen for engine in setup.engines)
+    micro_steps = job.num_backwards(setup.num_gpus)
+    moved = 2.0 * trained / setup.num_gpus * (micro_steps + 1)
     if job.offload == "all":
-        moved += 2 * 2.0 * whole / case.num_gpus * micro_steps
-    seconds = moved / (case.hardware.card.link.host_gb_s * GB) + trained / CPU_ADAM_PARAMS_S
-    return seconds + _activation_offload_seconds(case)
+        moved += 2 * 2.0 * whole / setup.num_gpus * micro_steps
+    seconds = moved / (setup.hardware.card.link.host_gb_s * GB) + trained / CPU_ADAM_PARAMS_S
+    return seconds + _activation_offload_seconds(setup)
 
 
-def _activation_offload_seconds(case: Case) -> float:
+def _activation_offload_seconds(setup: Setup) -> float:
     """Checkpoints go down in the forward and come up in the backward."""
-    if not case.job.activation_offloading:
+    if not setup.job.activation_offloading:
         return 0.0
-    each = checkpoint_bytes(case.shape, case.job) * case.shape.num_layers
-    return 2 * _tokens_per_gpu(case) * each / (case.hardware.card.link.host_gb_s * GB)
+    each = checkpoint_bytes(setup.shape, setup.job) * setup.shape.num_layers
+    return 2 * _tokens_per_gpu(setup) * each / (setup.hardware.card.link.host_gb_s * GB)
 
 
-def generation_seconds(case: Case) -> float:
+def generation_seconds(setup: Setup) -> float:
     """All completions of an optimizer step on one GPU."""
-    if not case.job.generates:
+    if not setup.job.generates:
         return 0.0
-    return _vllm_seconds(case) if case.job.use_vllm else _generate_seconds(case)
+    return _vllm_seconds(setup) if setup.job.use_vllm else _generate_seconds(setup)
 
 
-def _generate_seconds(case: Case) -> float:
+def _generate_seconds(setup: Setup) -> float:
     """transformers' generate: every layer costs its launch, weights and cache are read for every token."""
-    shape, job, card = case.shape, case.job, case.hardware.card
-    at_once = job.generated_at_once(case.num_gpus)
-    calls = job.global_batch / case.num_gpus / at_once
+    shape, job, card = setup.shape, setup.job, setup.hardware.card
+    at_once = job.generated_at_once(setup.num_gpus)
+    calls = job.global_batch / setup.num_gpus / at_once
     read = 2.0 * lm_params(shape) + at_once * (job.sequence_tokens / 2) * kv_bytes_per_token(shape)
     token_s = max(read / (card.bandwidth_gb_s * GB * READ_SHARE), shape.num_layers * EAGER_LAYER_S)
     if job.zero_stage == 3 and not job.ds3_gather_for_generation:
@@ -143,11 +142,11 @@ def _generate_seconds(case: Case) -> float:
     return calls * job.max_completion_length * token_s
 
 
-def _vllm_seconds(case: Case) -> float:
+def _vllm_seconds(setup: Setup) -> float:
     """vLLM: as many completions at once as its cache holds."""
-    shape, job, card = case.shape, case.job, case.hardware.card
+    shape, job, card = setup.shape, setup.job, setup.hardware.card
     group = job.vllm_tensor_parallel_size
-    wanted = job.global_batch / case.num_gpus * group
+    wanted = job.global_batch / setup.num_gpus * group
     held = max(vllm_cache_tokens(shape, card, job) / job.sequence_tokens, 1.0)
     at_once = min(wanted, held)
     read = 2.0 * lm_params(shape) + at_once * (job.sequence_tokens / 2) * kv_bytes_per_token(shape)

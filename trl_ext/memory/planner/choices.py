@@ -13,7 +13,7 @@ from itertools import islice
 from trl_ext.errors import ConfigError
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.formulas.generation import WORKSPACE_BYTES, vllm_cache_tokens, vllm_weight_bytes
-from trl_ext.memory.formulas.phases import slack_share, usable_bytes
+from trl_ext.memory.formulas.peak import slack_share, usable_bytes
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import kv_bytes_per_token
 from trl_ext.memory.planner.search import Search

@@ -33,5 +33,5 @@ def label(job: Job, num_gpus: int) -> str:
 
 def vllm_reason(one: Estimate) -> str:
     """Why vLLM cannot start in what is left."""
-    weights = gib(vllm_weight_bytes(one.case.shape, replace(one.job, vllm_tensor_parallel_size=1)))
+    weights = gib(vllm_weight_bytes(one.shape, replace(one.job, vllm_tensor_parallel_size=1)))
     return f"vLLM's {weights:.1f} GiB of weights and its cache do not fit into what training leaves"

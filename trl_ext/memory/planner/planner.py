@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        return label(self.job, self.estimate.case.hardware.num_gpus)
+        return label(self.job, self.estimate.hardware.num_gpus)
 
     def what_if(self, **changes: Any) -> Estimate:
         """The estimate with other settings, everything else as planned; it need not fit.
@@ -52,8 +52,7 @@ class Plan:
         Raises:
             ConfigError: An unknown setting, or settings that cannot work.
         """
-        case = self.estimate.case
-        return estimate(changed(self.job, unaliased(changes)), case.shape, case.hardware)
+        return estimate(changed(self.job, unaliased(changes)), self.estimate.shape, self.estimate.hardware)
 
 
 @dataclass(frozen=True, slots=True)

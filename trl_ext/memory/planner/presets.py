@@ -84,6 +84,6 @@ def as_plans(name: str) -> Plans:
     one = preset(name)
     found = one.plan()
     given = frozenset({"trainer", *one.settings})
-    search = Search(found.job, given, found.estimate.case.shape, found.estimate.case.hardware)
+    search = Search(found.job, given, found.estimate.shape, found.estimate.hardware)
     refused = (Refusal(one.obvious_estimate(), one.why),) if one.obvious else ()
     return Plans(search, frozenset(), (found,), refused)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.launch import launched_with
-from trl_ext.memory.formulas.phases import slack_bytes
+from trl_ext.memory.formulas.peak import slack_bytes
 from trl_ext.memory.job import Job
 from trl_ext.memory.planner.choices import CHECKPOINTING, TECHNIQUES, fewer_at_once, most_frugal, techniques
 from trl_ext.memory.planner.search import Search
@@ -84,7 +84,7 @@ def largest_part(size: int) -> int:
 
 def _search(now: Estimate) -> Search:
     """A search that starts where the run stands and may choose everything that a plan may."""
-    return Search(now.job, frozenset(), now.case.shape, now.case.hardware)
+    return Search(now.job, frozenset(), now.shape, now.hardware)
 
 
 def _need_gib(estimate: Estimate, phase: str) -> float:

@@ -40,7 +40,7 @@ def parse_memory(memory: Any) -> MemorySetting:
         ConfigError: It names nothing, with the nearest names; or a plan of another version.
     """
     if isinstance(memory, Plan):
-        return MemorySetting(memory.label, memory.estimate.case.hardware, memory.job)
+        return MemorySetting(memory.label, memory.estimate.hardware, memory.job)
     text = str(memory).strip()
     if text == AUTO:
         return MemorySetting(text)
@@ -48,7 +48,7 @@ def parse_memory(memory: Any) -> MemorySetting:
         return MemorySetting(text, parse_gpus(preset(text).gpus), preset(text).job)
     if Path(text).expanduser().exists() or "/" in text or text.endswith(".json"):
         found = read_plan(Path(text).expanduser())
-        return MemorySetting(text, found.estimate.case.hardware, found.job)
+        return MemorySetting(text, found.estimate.hardware, found.job)
     try:
         return MemorySetting(text, parse_gpus(text))
     except ConfigError as error:

@@ -93,7 +93,7 @@ def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Cal
 
 def faster_launch(run: Run, plan: Plan, allow: frozenset[str]) -> str:
     """A sentence if another launch makes steps much faster; "" if none does."""
-    other = run.plans(plan.estimate.case.hardware, allow, LAUNCHED).best
+    other = run.plans(plan.estimate.hardware, allow, LAUNCHED).best
     if other.estimate.step_s * MUCH_FASTER > plan.estimate.step_s:
         return ""
     return (

@@ -364,9 +364,9 @@ def _with_adapters(plan: Plan, inputs: Inputs) -> Inputs:
 
 def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) -> str:
     """The plan, what it set, and the advice, in a line each."""
-    found, hardware = plan.estimate, plan.estimate.case.hardware
+    found, hardware = plan.estimate, plan.estimate.hardware
     lines = [
-        f"Memory plan for {found.case.shape.name} on {hardware}: {plan.label}. {gib(found.need_bytes):.1f} of "
+        f"Memory plan for {found.shape.name} on {hardware}: {plan.label}. {gib(found.need_bytes):.1f} of "
         f"{hardware.card.usable_gib:.1f} GiB a card, about {found.step_s:.0f} s a step (estimated)."
     ]
     shown = {name: new for name, (_, new) in changes.items() if not name.startswith("activation_checkpointing")}

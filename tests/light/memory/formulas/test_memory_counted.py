@@ -9,7 +9,7 @@ no files for, is added (0.16 GiB for rank 16, 0.63 for 64). Counted without gene
 import pytest
 
 from trl_ext.memory.cards import Hardware, find_card
-from trl_ext.memory.formulas.phases import Case, moments
+from trl_ext.memory.formulas.peak import Setup, footprints
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import lm_params
@@ -74,11 +74,11 @@ ROWS = [
 
 
 def peak_gib(trainer, model, num_gpus, settings):
-    """The worst moment but generation, with one micro-batch a step as in the counted runs."""
+    """The worst footprint but generation's, with one micro-batch a step as in the counted runs."""
     batch = settings.get("per_device_train_batch_size", 1) * num_gpus
     job = Job(trainer, **{"num_generations": 1, "global_batch": batch, **settings})
-    case = Case.of(find_shape(model), job, Hardware(num_gpus, find_card("H200")))
-    return gib(max(moment.num_bytes for moment in moments(case) if moment.phase != "generate"))
+    setup = Setup.of(find_shape(model), job, Hardware(num_gpus, find_card("H200")))
+    return gib(max(footprint.num_bytes for footprint in footprints(setup) if footprint.phase != "generate"))
 
 
 @pytest.mark.parametrize(("trainer", "model", "num_gpus", "settings", "counted"), ROWS)
@@ -97,7 +97,7 @@ def test_full_ppo_under_zero2_steps_one_engine_after_the_other(model, resident, 
     # TRL 1.12 trained policy and critic in one engine, with the gradients of both at the step.
     settings = {**K1, "critic": "separate", "reward_model": "copy", "zero_stage": 2, "global_batch": 4}
     shape = find_shape(model)
-    case = Case.of(shape, Job("ppo", **settings), Hardware(4, find_card("A40")))
-    found = max(gib(moment.num_bytes) for moment in moments(case) if moment.phase == "step")
+    setup = Setup.of(shape, Job("ppo", **settings), Hardware(4, find_card("A40")))
+    found = max(gib(footprint.num_bytes) for footprint in footprints(setup) if footprint.phase == "step")
     assert found == pytest.approx(resident + gib(8 * lm_params(shape) / 4), rel=0.01)
     assert resident < found < counted

@@ -6,9 +6,7 @@ import pytest
 
 from trl_ext.memory.formulas import activations as act
 from trl_ext.memory.formulas import generation, states
-from trl_ext.memory.formulas.engines import parts
-from trl_ext.memory.formulas.partition import first_share
-from trl_ext.memory.formulas.states import Engine
+from trl_ext.memory.formulas.engines import Engine, engines
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import backbone_params, largest_weight, lm_params, scorer_params
@@ -18,6 +16,10 @@ LLAMA3 = find_shape("meta-llama/Llama-3.1-8B")
 REWARD = Job("reward")
 ZERO2 = replace(REWARD, zero_stage=2)
 LORA64 = replace(REWARD, method="lora", lora_r=64)
+
+
+def engine(job, num_params, num_gpus=8):
+    return Engine(LLAMA3, job, num_gpus, "policy", num_params)
 
 
 def test_a_layer_saves_200840_bytes_a_token():
@@ -89,62 +91,59 @@ def test_a_trained_head_sums_its_gradient_in_fp32_and_casts_it():
 
 def test_zero2_holds_2p_and_20p_over_n_at_the_optimizer_step():
     num_params, num_gpus = scorer_params(LLAMA3), 8
-    engine = Engine("policy", num_params)
-    total = sum(part(engine, ZERO2, num_gpus) for part in (states.trained_bytes, states.optimizer_bytes))
-    total += states.gradient_bytes(engine, ZERO2, num_gpus) + states.step_bytes(LLAMA3, engine, ZERO2, num_gpus)
+    terms = (states.weight_bytes, states.optimizer_bytes, states.gradient_bytes, states.step_bytes)
+    total = sum(term(engine(ZERO2, num_params)) for term in terms)
     assert total == pytest.approx(2 * num_params + 20 * num_params / num_gpus)
     assert total / GIB == pytest.approx(31.45, abs=0.01)
 
 
 def test_a_share_keeps_the_weight_that_it_cuts_whole():
-    share = first_share(LLAMA3, scorer_params(LLAMA3), 8, has_head=False)
+    share = states.share_of(engine(ZERO2, scorer_params(LLAMA3)))
     assert share.num == scorer_params(LLAMA3) / 8
     assert share.largest == LLAMA3.vocab * LLAMA3.hidden
     assert share.num < share.touched < share.num + 4096 * 14336
 
 
 def test_a_share_inside_the_table_casts_a_single_piece_to_fp64_for_its_norm():
-    engine = Engine("policy", scorer_params(LLAMA3))
-    assert states.step_bytes(LLAMA3, engine, ZERO2, 64) == 8 * engine.trained / 64
+    assert states.step_bytes(engine(ZERO2, scorer_params(LLAMA3), 64)) == 8 * scorer_params(LLAMA3) / 64
 
 
 def test_a_separate_critic_trains_all_weights_beside_lora():
     job = Job("ppo", method="lora", critic="separate", reward_model="copy")
-    policy, critic = parts(LLAMA3, job)
-    assert policy.engine.frozen == lm_params(LLAMA3)
-    assert critic.engine == Engine("critic", scorer_params(LLAMA3))
+    policy, critic = engines(LLAMA3, job, 8)
+    assert policy.frozen == lm_params(LLAMA3)
+    assert (critic.role, critic.trained, critic.frozen) == ("critic", scorer_params(LLAMA3), 0)
     assert critic.job.method == "full"
 
 
 def test_zero3_splits_sixteen_bytes_a_parameter():
-    engine, job = Engine("policy", 1000), replace(REWARD, zero_stage=3)
-    parts = (states.trained_bytes, states.optimizer_bytes, states.gradient_bytes)
-    assert sum(part(engine, job, 8) for part in parts) == 16 * 1000 / 8
+    terms = (states.weight_bytes, states.optimizer_bytes, states.gradient_bytes)
+    assert sum(term(engine(replace(REWARD, zero_stage=3), 1000)) for term in terms) == 16 * 1000 / 8
 
 
 @pytest.mark.parametrize(("is_view", "num_bytes"), [(True, 4000), (False, 8000)])
 def test_ddp_holds_gradients_in_its_buckets_and_trls_twice(is_view, num_bytes):
-    engine, job = Engine("policy", 1000), replace(REWARD, dtype="float32", gradient_as_bucket_view=is_view)
-    parts = (states.gradient_bytes, states.bucket_bytes)
-    assert [sum(part(engine, job, num_gpus) for part in parts) for num_gpus in (1, 2)] == [4000, num_bytes]
+    job = replace(REWARD, dtype="float32", gradient_as_bucket_view=is_view)
+    one, two = engine(job, 1000, 1), engine(job, 1000, 2)
+    assert states.gradient_bytes(one) + states.bucket_bytes(one) == 4000
+    assert states.gradient_bytes(two) + states.bucket_bytes(two) == num_bytes
 
 
 def test_eight_bit_adam_keeps_two_bytes_instead_of_eight():
-    engine, job = Engine("policy", 1000), replace(REWARD, dtype="float32")
-    assert states.optimizer_bytes(engine, job, 1) == 8000
-    assert states.optimizer_bytes(engine, replace(job, optim="adamw_bnb_8bit"), 1) == 2000
+    job = replace(REWARD, dtype="float32")
+    assert states.optimizer_bytes(engine(job, 1000)) == 8000
+    assert states.optimizer_bytes(engine(replace(job, optim="adamw_bnb_8bit"), 1000)) == 2000
 
 
 def test_a_4_bit_base_of_8b_takes_five_and_a_half_gib():
-    engine = states.base_engine("policy", LLAMA3, lm_params(LLAMA3), 1, replace(REWARD, method="qlora"))
-    held = states.frozen_bytes(engine, replace(REWARD, method="qlora"), 1)
-    assert held / GIB == pytest.approx(5.3, abs=0.05)
+    (policy,) = engines(LLAMA3, Job("grpo", method="qlora", lora_r=1), 1)
+    assert states.weight_bytes(policy) / GIB == pytest.approx(5.3, abs=0.05)
 
 
 def test_the_optimizer_in_host_memory_leaves_the_card_and_takes_18_bytes_a_parameter():
-    engine, job = Engine("policy", 1000), replace(ZERO2, offload="optimizer")
-    assert states.optimizer_bytes(engine, job, 4) == states.gradient_bytes(engine, job, 4) == 0
-    assert states.host_bytes(engine, job, 4) == 18_000
+    policy = engine(replace(ZERO2, offload="optimizer"), 1000, 4)
+    assert states.optimizer_bytes(policy) == states.gradient_bytes(policy) == 0
+    assert states.host_bytes(policy) == 18_000
 
 
 def test_sixteen_completions_of_2048_tokens_keep_four_gib_of_keys_and_values():
@@ -162,13 +161,14 @@ def test_vllm_takes_its_share_of_the_whole_card():
 
 # What ZeRO-3 has gathered --------------------------------------------------------------------------------------------
 
-ZERO3 = replace(REWARD, zero_stage=3)
+ZERO3, GRPO = replace(REWARD, zero_stage=3), Job("grpo", zero_stage=3)
 TABLE = LLAMA3.vocab * LLAMA3.hidden
 
 
-def gathered(job, place, has_head=False, shape=LLAMA3):
+def gathered(job, place, shape=LLAMA3):
     """In elements."""
-    return states.gathered_bytes(shape, job, has_head, place) / 2
+    (policy,) = engines(shape, job, 8)
+    return states.gathered_bytes(policy, place) / 2
 
 
 @pytest.mark.parametrize("place", ["forward", "layer", "bottom", "embedding"])
@@ -192,13 +192,13 @@ def test_the_table_comes_with_the_bottom_layers_twice_where_others_share_its_buf
 
 def test_the_fused_heads_weight_stays_through_the_whole_pass():
     for place in ("forward", "layer", "bottom", "embedding"):
-        assert gathered(ZERO3, place, has_head=True) >= TABLE
-    assert gathered(ZERO3, "embedding", has_head=True) == 2 * TABLE
+        assert gathered(GRPO, place) >= TABLE
+    assert gathered(GRPO, "embedding") == 2 * TABLE
 
 
 def test_a_tied_head_is_the_table():
     small = find_shape("0.5B")
-    assert gathered(ZERO3, "embedding", has_head=True, shape=small) == small.vocab * small.hidden
+    assert gathered(GRPO, "embedding", small) == small.vocab * small.hidden
 
 
 def test_without_a_checkpoint_no_more_than_one_weight_of_a_layer_is_kept():

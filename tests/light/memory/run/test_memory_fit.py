@@ -120,7 +120,7 @@ def test_a_faster_launch_is_named():
 
 def test_auto_takes_the_cards_of_the_machine():
     plan = settled(run("reward", **LORA), "auto", machine=parse_gpus("4xA40"))
-    assert str(plan.estimate.case.hardware) == "4xA40-48GB"
+    assert str(plan.estimate.hardware) == "4xA40-48GB"
 
 
 def test_auto_leaves_cards_idle_but_never_shares_one():

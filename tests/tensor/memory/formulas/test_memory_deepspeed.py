@@ -13,8 +13,9 @@ import pytest
 
 from trl_ext.memory.files import settings
 from trl_ext.memory.formulas import states
-from trl_ext.memory.formulas.states import Engine
+from trl_ext.memory.formulas.engines import Engine
 from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS
 
@@ -75,23 +76,24 @@ def found():
     return {int(stage): sizes for stage, sizes in json.loads(lines[0].removeprefix("FOUND")).items()}
 
 
+def engine(stage):
+    return Engine(find_shape("8B"), Job("grpo", zero_stage=stage), WORLD, "policy", NUM_PARAMS)
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_master_weights_are_an_nth_in_fp32(found, stage):
     assert found[stage]["masters"] == -(-NUM_PARAMS // WORLD)
-    master_bytes = states.optimizer_bytes(Engine("policy", NUM_PARAMS), Job("grpo", zero_stage=stage), WORLD) / 3
-    assert found[stage]["bytes"] == master_bytes
+    assert found[stage]["bytes"] == states.optimizer_bytes(engine(stage)) / 3
 
 
 @pytest.mark.parametrize(("stage", "share"), [(1, 1), (2, 1), (3, WORLD)])
 def test_weights_are_whole_below_zero3_and_an_nth_under_it(found, stage, share):
     assert found[stage]["weights"] == NUM_PARAMS // share
-    held = states.trained_bytes(Engine("policy", NUM_PARAMS), Job("grpo", zero_stage=stage), WORLD)
-    assert held == 2 * found[stage]["weights"]
+    assert states.weight_bytes(engine(stage)) == 2 * found[stage]["weights"]
 
 
 def test_zero3_holds_its_share_of_gradients_from_the_start(found):
-    held = states.gradient_bytes(Engine("policy", NUM_PARAMS), Job("grpo", zero_stage=3), WORLD)
-    assert held == 2 * found[3]["gradients"]
+    assert states.gradient_bytes(engine(3)) == 2 * found[3]["gradients"]
 
 
 def plans():

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from tests.fake_card import FakeCard
-from trl_ext.memory.formulas.phases import PHASE_WORDS
+from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import GIB
 from trl_ext.monitor.memory.audit import MemoryAudit, MemoryMeter, Reading
 from trl_ext.monitor.memory.callback import MemoryWatch

@@ -119,7 +119,7 @@ def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
         f"({i}) {one.change}: {one.saves_gib:.1f} GiB less there, {one.need_gib:.1f} in all"
         for i, one in enumerate(alternatives(plan.estimate, place.phase, numbers.asked), 1)
     )
-    hardware, later = plan.estimate.case.hardware, next_stage(plan.estimate)
+    hardware, later = plan.estimate.hardware, next_stage(plan.estimate)
     usable = f"{hardware.card.usable_gib:.1f} GiB"
     stage = "No ZeRO stage or offload is left: use LoRA, or more cards."
     if later is not None:

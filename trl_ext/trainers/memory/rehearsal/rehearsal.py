@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from trl_ext.errors import OutOfMemoryError
-from trl_ext.memory.formulas.phases import PHASE_WORDS
+from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import in_gib
 from trl_ext.monitor.memory.audit import SCARCE_FRAC, MemoryAudit, MemoryMeter
 from trl_ext.monitor.memory.callback import MemoryWatch

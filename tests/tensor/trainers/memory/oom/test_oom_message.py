@@ -24,8 +24,7 @@ def planned(**settings) -> Plan:
     """A run of Llama-3-8B on four A40, whether it fits or not."""
     best = plan("grpo", "meta-llama/Meta-Llama-3-8B", GPUS, allow=["lora"], **LLAMA).best
     job = replace(best.job, **settings)
-    case = best.estimate.case
-    return Plan(quick_estimate(job, case.shape, case.hardware))
+    return Plan(quick_estimate(job, best.estimate.shape, best.estimate.hardware))
 
 
 def named_stage(**settings) -> str:

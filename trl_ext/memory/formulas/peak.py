@@ -1,0 +1,349 @@
+"""What is alive on one GPU where memory may peak: phase by phase, term by term.
+
+A phase has several such places whose terms differ, and its peak is the worst of them. In forward and backward the head
+comes first, then the layers from the top, then the table of embeddings: the backward of the top layer holds all
+checkpoints, that of the bottom layer all gradients. All byte counts are estimates from formulas.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trl_ext.memory.cards import Hardware
+from trl_ext.memory.formulas import activations as act
+from trl_ext.memory.formulas import generation, states
+from trl_ext.memory.formulas.engines import Engine, FrozenCopy, engines, frozen_copies, num_scoring_passes
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.shapes import ModelShape, lm_params
+from trl_ext.memory.units import GIB
+
+PHASES = ("generate", "score", "update", "step", "weight_push")
+PHASE_WORDS = {
+    "generate": "while generating",
+    "score": "while scoring",
+    "update": "in forward and backward",
+    "step": "at the optimizer step",
+    "weight_push": "while weights go to vLLM",
+}
+OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading keeps on the card, on their way
+
+Terms = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of one GPU at a place of a step where it may peak.
+
+    Args:
+        phase: One of PHASES.
+        what: For the reader: "backward of the top layer".
+        terms: Bytes by term; they add up.
+    """
+
+    phase: str
+    what: str
+    terms: Terms
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of all terms."""
+        return sum(self.terms.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Model, job and machine, and which models the run therefore holds."""
+
+    shape: ModelShape
+    job: Job
+    hardware: Hardware
+    engines: Sequence[Engine]
+    copies: Sequence[FrozenCopy]
+
+    @classmethod
+    def of(cls, shape: ModelShape, job: Job, hardware: Hardware) -> "Setup":
+        """The setup of a job with a model on a machine."""
+        return cls(shape, job, hardware, engines(shape, job, hardware.num_gpus), frozen_copies(shape, job))
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the machine."""
+        return self.hardware.num_gpus
+
+
+def plus(*parts: Terms) -> Terms:
+    """Terms added by name, those of zero left out."""
+    total: Terms = {}
+    for part in parts:
+        for name, value in part.items():
+            total[name] = total.get(name, 0.0) + value
+    return {name: value for name, value in total.items() if value}
+
+
+def footprints(setup: Setup) -> Iterator[Footprint]:
+    """Every place where memory may peak, in the order of a step."""
+    job, base = setup.job, resident(setup)
+    phases = {"update": _update, "step": _step}
+    if job.generates:
+        phases = {"generate": _generate, "score": _score, **phases}
+    if job.use_vllm:
+        phases["weight_push"] = _weight_push
+    for phase, places in phases.items():
+        for what, terms in places(setup):
+            # What a phase says of vLLM's share stands for the share between the phases.
+            rest = {name: value for name, value in base.items() if name != "vLLM" or name not in terms}
+            yield Footprint(phase, what, plus(rest, terms))
+
+
+def resident(setup: Setup) -> Terms:
+    """What is there in every phase, from the second optimizer step on: Adam's state appears in the first."""
+    job, terms = setup.job, Terms()
+    for engine in setup.engines:
+        own = {f"{engine.role} weights": states.weight_bytes(engine), "optimizer": states.optimizer_bytes(engine)}
+        if job.zero_stage in (0, 3):
+            own["buckets"] = states.bucket_bytes(engine)
+        if job.zero_stage == 3:
+            own["gradients"] = states.gradient_bytes(engine)
+        terms = plus(terms, own)
+    for copy in setup.copies:
+        terms[f"{copy.role} weights"] = copy.bytes_per_gpu(job, setup.num_gpus)
+    if job.use_vllm:
+        awake = generation.vllm_bytes(setup.hardware.card, job)
+        terms["vLLM"] = generation.RESIDUE_BYTES if job.vllm_enable_sleep_mode else awake
+    return terms
+
+
+# Generating, scoring, pushing weights ------------------------------------------------------------------------------
+
+Places = Iterator[tuple[str, Terms]]
+
+
+def _generate(setup: Setup) -> Places:
+    shape, job, num_gpus = setup.shape, setup.job, setup.num_gpus
+    if job.use_vllm:
+        yield "vLLM at work", {"vLLM": generation.vllm_bytes(setup.hardware.card, job)}
+        return
+    if job.zero_stage == 3 and job.ds3_gather_for_generation:
+        whole = 2.0 * lm_params(shape)
+    else:
+        whole = max(states.gathered_bytes(setup.engines[0], place) for place in ("forward", "embedding"))
+    gathered = {"gathered weights": whole}
+    cache = generation.cache_bytes(shape, job, num_gpus)
+    prompts = job.generated_at_once(num_gpus) * job.max_prompt_length
+    prefill = {"KV cache": cache * job.max_prompt_length / job.sequence_tokens}
+    yield "reading the prompts", {**gathered, **prefill, "layer work": prompts * act.no_grad_bytes(shape, job)}
+    head = generation.sampling_bytes(shape, job, num_gpus)
+    yield "the last token of all completions", {**gathered, "KV cache": cache, "head": head}
+
+
+def _score(setup: Setup) -> Places:
+    """Forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights until they end."""
+    shape, job, policy = setup.shape, setup.job, setup.engines[0]
+    yield "a layer's forward", _layer_forward(policy)
+    work = {"layer work": 13.0 * shape.hidden * job.forward_tokens}
+    yield "forward of the embedding", {**work, "gathered weights": states.gathered_bytes(policy, "embedding")}
+    if num_scoring_passes(job):
+        num_scored = min(job.scored_tokens, job.forward_tokens)
+        head = act.head_forward_bytes(shape, job, num_scored) + job.forward_tokens * 8 * shape.hidden
+        gathered = {"gathered weights": states.gathered_bytes(policy, "forward")}
+        yield "the head's forward", {**gathered, "head": head, "cast weights": act.cast_cache_bytes(shape, job)}
+
+
+def _layer_forward(engine: Engine) -> Terms:
+    work = engine.job.forward_tokens * act.no_grad_bytes(engine.shape, engine.job)
+    return {"layer work": work, "gathered weights": states.gathered_bytes(engine, "forward")}
+
+
+def _weight_push(setup: Setup) -> Places:
+    """vLLM's weights are awake. ZeRO-3 gathers one weight after the other, but all of them at once to merge LoRA."""
+    shape, job = setup.shape, setup.job
+    largest = 2.0 * shape.vocab * shape.hidden
+    if job.zero_stage == 3:
+        pushed = 2.0 * lm_params(shape) if job.uses_lora else largest
+    else:
+        pushed = largest if job.uses_lora else 0.0
+    terms = {"gathered weights": pushed}
+    if job.vllm_enable_sleep_mode:
+        terms["vLLM"] = generation.vllm_weight_bytes(shape, job) + generation.RESIDUE_BYTES
+    yield "weights on their way", terms
+
+
+# Forward and backward ----------------------------------------------------------------------------------------------
+
+
+def _update(setup: Setup) -> Places:
+    """Forward and backward of each engine in turn. Those that come after the first find its gradients, unless it has
+    stepped before."""
+    for place, engine in enumerate(setup.engines):
+        # An engine that has scored and goes backward later keeps what it has fetched ahead.
+        later = [states.gathered_bytes(other, "forward") for other in setup.engines[place + 1 :]]
+        before = {"gathered weights": sum(later), "gradients": _gradients_of_others(setup, engine)}
+        if setup.job.zero_stage < 3 and setup.job.num_backwards(setup.num_gpus) > 1:
+            before["gradients"] += states.standing_gradient_bytes(engine)
+        for what, terms in _forward_and_backward(engine):
+            yield what, plus(before, terms)
+
+
+def _gradients_of_others(setup: Setup, engine: Engine) -> float:
+    """Gradients of engines that do not go backward now: of earlier micro-batches; and without DeepSpeed those of the
+    engine before, whose optimizer steps last."""
+    job, is_second = setup.job, engine is not setup.engines[0]
+    if job.zero_stage == 3:
+        return 0.0
+    waits = job.num_backwards(setup.num_gpus) > (2 if is_second and job.zero_stage else 1)
+    if not (waits or (is_second and not job.zero_stage)):
+        return 0.0
+    return sum(states.standing_gradient_bytes(other) for other in setup.engines if other is not engine)
+
+
+def _forward_and_backward(engine: Engine) -> Places:
+    shape, job = engine.shape, engine.job
+    checkpoint = float(act.checkpoint_bytes(shape, job))
+    checkpoints, saved = act.held_bytes(shape, job)
+    num_held = job.held_tokens * (2 if _is_joint(job) else 1)
+    held = {"checkpoints": num_held * checkpoints, "saved layers": num_held * saved}
+    if job.activation_offloading:
+        held = {"checkpoints": OFFLOAD_STASH * job.forward_tokens * checkpoint}
+    if job.zero_stage == 3:
+        yield "forward of a layer", plus(held, _layer_forward(engine))
+    if engine.has_head:
+        yield from ((what, plus(held, terms)) for what, terms in _head(engine, num_held))
+    # DeepSpeed's bucket is there while gradients come; under DDP and ZeRO-3 it is resident.
+    buckets = {"buckets": states.bucket_bytes(engine) if job.zero_stage in (1, 2) else 0.0}
+    rest = {**buckets, "cast weights": act.cast_weight_bytes(shape, job)}
+    top = {"gradients": states.head_gradient_bytes(engine), "layer work": _top_layer_bytes(engine)}
+    yield from _layer(engine, "backward of the top layer", plus(held, rest, top))
+    pending = {"gradients": states.tied_gradient_bytes(engine)}
+    num_left = shape.num_layers // engine.num_gpus
+    if job.zero_stage == 2 and not engine.frozen and num_left:
+        # Rank 0 makes the buffer of its share for the first gradient of it: a norm's. Norms are shared out on their
+        # own, so that it is there when an N-th of the layers, and their checkpoints, are left.
+        one = job.held_tokens / shape.num_layers * num_left
+        left = {"checkpoints": 0.0 if job.activation_offloading else one * checkpoints, "saved layers": one * saved}
+        left |= {"gradients": states.share_gradient_bytes(engine), "layer work": _top_layer_bytes(engine)}
+        what = "backward of the first layer with a share of the gradients"
+        yield from _layer(engine, what, plus(left, rest, pending))
+    new = {"gradients": states.bottom_gradient_bytes(engine)}
+    new["layer work"] = job.forward_tokens * act.work_bytes(shape, job)
+    new["checkpoints"] = job.forward_tokens * checkpoint if job.checkpoint_every else 0.0
+    yield from _layer(engine, "backward of the bottom layer", plus(new, rest, pending), place="bottom")
+    yield from _embedding(engine, plus(buckets, pending))
+
+
+def _is_joint(job: Job) -> bool:
+    """True if actor and critic are adapters of one backbone, and go backward together."""
+    return job.trainer == "ppo" and job.critic == "adapter"
+
+
+def _head(engine: Engine, num_held: int) -> Places:
+    """The fused head, forward (with all of autocast's copies) and backward. DeepSpeed makes its bucket for the first
+    gradient: of a value head on the same hidden states, if there is one, or else later."""
+    shape, job = engine.shape, engine.job
+    tail = {"layer work": num_held * 8.0 * shape.hidden, "gathered weights": states.gathered_bytes(engine, "forward")}
+    forward = act.head_forward_bytes(shape, job, job.scored_tokens)
+    yield "forward of the head", {**tail, "head": forward, "cast weights": act.cast_cache_bytes(shape, job)}
+    has_bucket = job.trainer == "ppo" and job.critic == "head" and job.zero_stage in (1, 2)
+    bucket = states.bucket_bytes(engine) if has_bucket else 0.0
+    yield (
+        "backward of the head",
+        {
+            **tail,
+            "head": act.head_backward_bytes(shape, job, job.scored_tokens),
+            "buckets": bucket,
+        },
+    )
+
+
+def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Places:
+    """Two points in a layer's MLP: its product's backward, with the most activations; and one with fewer of them but
+    all else. That is the backward of the projection up, when 6I a token have gone, 2H have come, and so has its
+    gradient; with adapters, which have small ones, the end of the recomputation, 4I and 8H."""
+    shape, job = engine.shape, engine.job
+    kept, up = states.mlp_gradient_bytes(engine)
+    gathered = {"gathered weights": states.gathered_bytes(engine, place)}
+    yield what, plus(terms, gathered, {"gradients": kept})
+    mlps, hiddens = (4.0, 8.0) if job.uses_lora else (6.0, 2.0)
+    gone = job.forward_tokens * (mlps * act.mlp_width(shape) - hiddens * shape.hidden)
+    less = {"layer work": -min(gone, terms["layer work"])}
+    yield what, plus(terms, gathered, less, {"gradients": up})
+
+
+def _top_layer_bytes(engine: Engine) -> float:
+    """Work of the top layer beyond what is held: all of a recomputed layer; of one that was not checkpointed only what
+    backward adds, or the last norm's backward over all tokens, 24H, if that is more: the policy's losses reach it with
+    the scored ones. Without any checkpoint the first layer's input needs no gradient below DeepSpeed's adapters, and
+    its norm keeps 4H less. Of two joint adapters the other one holds its last norm's fp32 input and what its head has
+    scored meanwhile, 4H and 2H a token.
+    """
+    shape, job = engine.shape, engine.job
+    work = act.work_bytes(shape, job)
+    if job.checkpoint_every != 1:
+        work -= act.saved_bytes(shape, job)
+        if not engine.has_head:
+            work = max(work, 24.0 * shape.hidden)
+        if not job.checkpoint_every and act.mode_of(job) is act.Mode.LORA_BF16:
+            work -= 4.0 * shape.hidden
+    other = (4.0 * job.forward_tokens + 2.0 * job.scored_tokens) * shape.hidden
+    return job.forward_tokens * work + (other if _is_joint(job) else 0.0)
+
+
+def _embedding(engine: Engine, terms: Terms) -> Places:
+    """The table's gradient comes last. Rank 0 of ZeRO-1 and 2 copies it into its share, and ZeRO-1 reduces all
+    gradients only now."""
+    job = engine.job
+    table = {"embedding gradient": states.embedding_gradient_bytes(engine)}
+    table["gradients"] = states.later_gradient_bytes(engine)
+    table["gathered weights"] = states.gathered_bytes(engine, "embedding")
+    table["layer work"] = 4.0 * engine.shape.hidden * job.forward_tokens
+    yield "backward of the embedding", plus(terms, table)
+    if job.zero_stage in (1, 2):
+        reduced = {"buckets": states.bucket_bytes(engine), "gradients": states.reduction_bytes(engine)}
+        yield "the last reduction", reduced
+
+
+# The optimizer step ------------------------------------------------------------------------------------------------
+
+
+def _step(setup: Setup) -> Places:
+    """The step of each optimizer. DeepSpeed holds its own share of the gradients; without it, all gradients of all
+    engines are there."""
+    job = setup.job
+    for engine in setup.engines:
+        if job.zero_stage == 0:
+            gradients = sum(states.gradient_bytes(one) for one in setup.engines)
+        else:
+            own = states.share_gradient_bytes(engine) if job.zero_stage < 3 else 0.0
+            gradients = own + _gradients_of_others(setup, engine)
+        terms = {"step copies": states.step_bytes(engine), "gradients": gradients}
+        if engine.job.uses_lora and engine.job.checkpoint_every:
+            # transformers lets the embedding's output require gradients, so that it stands with its own, 4H a token,
+            # until the next forward.
+            terms["layer work"] = 4.0 * setup.shape.hidden * job.forward_tokens
+        yield "the optimizer step", terms
+
+
+# Beyond what is allocated ------------------------------------------------------------------------------------------
+
+
+def slack_share(job: Job) -> float:
+    """What the allocator reserves beyond what is allocated, as a share, with native segments or expandable ones.
+
+    The most that replays of 14 runs of an 8B model through a replica of it gave, rounded up (`twin.allocator`; not yet
+    measured on a card). ZeRO-3 gave 2 to 14 and 0 to 12.5 %, but has a stream more than the replica.
+    """
+    if job.zero_stage == 3:
+        native, expandable = 0.21, 0.13 if job.uses_lora else 0.11
+    elif job.uses_lora:
+        native, expandable = 0.05, 0.03
+    else:
+        native, expandable = (0.20, 0.08) if job.zero_stage else (0.17, 0.06)
+    return expandable if job.expandable_segments else native
+
+
+def slack_bytes(footprint: Footprint, job: Job) -> float:
+    """Fragmentation beside a footprint; vLLM's share has an allocator of its own."""
+    return slack_share(job) * (footprint.num_bytes - footprint.terms.get("vLLM", 0.0))
+
+
+def usable_bytes(hardware: Hardware) -> float:
+    """What a card has for tensors."""
+    return hardware.card.usable_gib * GIB

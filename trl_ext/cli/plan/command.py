@@ -210,8 +210,8 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
 
     folder, refused = arguments.write or "plan", []
     for one in plans.refused:
-        job, case = one.estimate.job, one.estimate.case
-        keys = recipe(job, case.shape.name, case.hardware.num_gpus)
+        job, shape, hardware = one.estimate.job, one.estimate.shape, one.estimate.hardware
+        keys = recipe(job, shape.name, hardware.num_gpus)
         settings = {**keys, "zero_stage": job.zero_stage, "offload": job.offload}
         refused.append({"peak_gib": round(one.estimate.peak_gib, 3), "settings": settings, "reason": one.reason})
     answer: dict[str, Any] = {

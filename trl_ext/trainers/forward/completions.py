@@ -3,7 +3,7 @@
 Legend: B rows of the padded batch, P its prompt width, C its completion width, T tokens of a flat row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -110,31 +110,23 @@ def score(
             ZeRO-3 and DDP want equal numbers. The surplus ones forward one token and count for nothing.
         compute_entropy, compute_aux_loss: As in TRL.
     """
-    size = len(batch.sequences) * batch.width
-    logps = entropies = values = None
+    logps, entropies, values = _Padded(batch), _Padded(batch), _Padded(batch)
     aux_losses = []
     num_forwarded = 0
-    for row in _with_surplus(rows, num_forwards, batch):
-        packed = lay_out(row, batch.sequences, batch.num_scored, device)
+    for packed in _laid_out(rows, num_forwards, batch, device):
         num_forwarded += packed.num_tokens
         with packed_forward():
             outputs = forward(model, packed, compute_aux_loss)
-        target = packed.scored_item * batch.width + packed.scored_offset
-        logps = _scatter(logps, size, target, outputs.log_probs)
+        logps.add(packed, outputs.log_probs)
         if compute_entropy:
-            entropies = _scatter(entropies, size, target, outputs.entropy)
+            entropies.add(packed, outputs.entropy)
         if compute_aux_loss:
             aux_losses.append(outputs.aux_loss)
         if outputs.get("token_values") is not None:
-            values = _scatter(values, size, target, outputs.token_values)
-    shape = (len(batch.sequences), batch.width)
-    return LogProbs(
-        logps=logps.view(shape),
-        entropies=entropies.view(shape) if compute_entropy else None,
-        aux_loss=torch.stack(aux_losses[: len(rows)]).mean() if compute_aux_loss else None,
-        num_forwarded=num_forwarded,
-        values=None if values is None else values.view(shape),
-    )
+            values.add(packed, outputs.token_values)
+    assert logps.result is not None, "There is at least one row."
+    aux_loss = torch.stack(aux_losses[: len(rows)]).mean() if compute_aux_loss else None
+    return LogProbs(logps.result, entropies.result, aux_loss, num_forwarded, values.result)
 
 
 def joined(parts: Sequence[LogProbs]) -> LogProbs:
@@ -144,11 +136,11 @@ def joined(parts: Sequence[LogProbs]) -> LogProbs:
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else torch.cat(values)
 
-    aux_losses = [part.aux_loss for part in parts]
+    aux_losses = [part.aux_loss for part in parts if part.aux_loss is not None]
     return LogProbs(
         logps=torch.cat([part.logps for part in parts]),
         entropies=rows("entropies"),
-        aux_loss=None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
+        aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
         num_forwarded=sum(part.num_forwarded for part in parts),
         values=rows("values"),
     )
@@ -168,10 +160,9 @@ def score_values(
         model: Called with a flat row and `options`; returns `token_values` [1, T], what is expected after each token.
         batch, rows, device, num_forwards: As in `score`.
     """
-    values = None
+    values = _Padded(batch)
     num_forwarded = 0
-    for row in _with_surplus(rows, num_forwards, batch):
-        packed = lay_out(row, batch.sequences, batch.num_scored, device)
+    for packed in _laid_out(rows, num_forwards, batch, device):
         num_forwarded += packed.num_tokens
         with packed_forward():
             outputs = model(
@@ -181,15 +172,17 @@ def score_values(
                 use_cache=False,
                 **options,
             )
-        target = packed.scored_item * batch.width + packed.scored_offset
-        size = len(batch.sequences) * batch.width
-        chosen = outputs.token_values.index_select(1, _before_scored(packed))
-        values = _scatter(values, size, target, chosen)
-    return values.view(len(batch.sequences), batch.width), num_forwarded
+        values.add(packed, outputs.token_values.index_select(1, _before_scored(packed)))
+    assert values.result is not None, "There is at least one row."
+    return values.result, num_forwarded
 
 
-def _with_surplus(rows: Sequence[PlannedRow], num_forwards: int | None, batch: Unpadded) -> list[PlannedRow]:
-    return [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]
+def _laid_out(
+    rows: Sequence[PlannedRow], num_forwards: int | None, batch: Unpadded, device: torch.device
+) -> Iterator[PackedRow]:
+    """The model's input for every row, and for the surplus forwards after them."""
+    for row in [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
+        yield lay_out(row, batch.sequences, batch.num_scored, device)
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
@@ -217,16 +210,29 @@ def _before_scored(packed: PackedRow) -> torch.Tensor:
     return packed.scored_index - 1 if packed.scored_index.numel() else packed.scored_index.new_zeros(1)
 
 
-def _scatter(total: torch.Tensor | None, size: int, target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Add the values of a flat row's scored tokens, [1, S], to the flattened batch [B * C].
+class _Padded:
+    """Collects the scored tokens of flat rows at their places in the padded batch.
 
-    An empty `target` adds nothing but keeps the forward in the graph, so that every rank's backward meets the same
-    parameters.
+    Attributes:
+        result: [B, C] 0 where there is no token; None as long as nothing was added.
     """
-    placed = values.new_zeros(size).index_put((target,), values[0, : target.numel()])
-    if target.numel() == 0:
-        placed = placed + 0.0 * values.sum()
-    return placed if total is None else total + placed
+
+    def __init__(self, batch: Unpadded):
+        self._shape = (len(batch.sequences), batch.width)
+        self.result: torch.Tensor | None = None
+
+    def add(self, packed: PackedRow, values: torch.Tensor) -> None:
+        """Place the values [1, S] of a row's scored tokens.
+
+        A row without scored tokens adds nothing but stays in the graph, so that every rank's backward meets the same
+        parameters.
+        """
+        target = packed.scored_item * self._shape[1] + packed.scored_offset
+        placed = values.new_zeros(self._shape[0] * self._shape[1]).index_put((target,), values[0, : target.numel()])
+        if target.numel() == 0:
+            placed = placed + 0.0 * values.sum()
+        placed = placed.view(self._shape)
+        self.result = placed if self.result is None else self.result + placed
 
 
 def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:

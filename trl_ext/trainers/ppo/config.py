@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from trl_ext.compat.trl import without_groups
 from trl_ext.errors import ConfigError
@@ -153,7 +153,7 @@ class PPOConfig(GRPOConfig):
     )
     dataset_num_proc: int | None = field(default=None, metadata={"help": "For scripts: processes that tokenize."})
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._take_old_names()
         if self.num_mini_batches < 1:
             raise ConfigError(f"num_mini_batches={self.num_mini_batches} makes no optimizer step. Use 1 or more.")
@@ -165,7 +165,7 @@ class PPOConfig(GRPOConfig):
         self._check_groups()
         self._check_choices()
         self._check_numbers()
-        if self.total_episodes is not None:
+        if self.num_total_batches is not None:
             self.max_steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
 
     # TRL 1.12 wrote these into the config when training began; scripts read them.
@@ -173,12 +173,12 @@ class PPOConfig(GRPOConfig):
     @property
     def batch_size(self) -> int:
         """Episodes of an update, over all processes."""
-        return self.generation_batch_size
+        return cast(int, self.generation_batch_size)  # None until __post_init__
 
     @property
     def local_batch_size(self) -> int:
         """Episodes of an update on this process."""
-        return self.per_device_train_batch_size * self.steps_per_generation
+        return self.per_device_train_batch_size * cast(int, self.steps_per_generation)
 
     @property
     def micro_batch_size(self) -> int:
@@ -198,7 +198,7 @@ class PPOConfig(GRPOConfig):
     @property
     def num_total_batches(self) -> int | None:
         """Updates, where total_episodes says how many."""
-        return None if self.total_episodes is None else math.ceil(self.total_episodes / self.generation_batch_size)
+        return None if self.total_episodes is None else math.ceil(self.total_episodes / self.batch_size)
 
     def _take_old_names(self) -> None:
         fields = type(self).__dataclass_fields__
@@ -222,19 +222,19 @@ class PPOConfig(GRPOConfig):
             )
 
     def _check_groups(self) -> None:
-        if self.num_generations < 1:
-            raise ConfigError(f"num_generations={self.num_generations} samples nothing. Use 1 or more.")
-        if self.generation_batch_size % self.num_generations:
+        size = cast(int, self.num_generations)
+        if size < 1:
+            raise ConfigError(f"num_generations={size} samples nothing. Use 1 or more.")
+        if self.batch_size % size:
             raise ConfigError(
-                f"The {self.generation_batch_size} episodes of an update cannot be split into groups of "
-                f"num_generations={self.num_generations}. Change per_device_train_batch_size or "
-                "gradient_accumulation_steps."
+                f"The {self.batch_size} episodes of an update cannot be split into groups of num_generations={size}. "
+                "Change per_device_train_batch_size or gradient_accumulation_steps."
             )
         eval_batch = self.per_device_eval_batch_size * self.world_size
-        if self.eval_strategy != "no" and eval_batch % (self.num_generations_eval or self.num_generations):
+        if self.eval_strategy != "no" and eval_batch % (self.num_generations_eval or size):
             raise ConfigError(
-                f"An evaluation batch of {eval_batch} rows cannot be split into groups of num_generations="
-                f"{self.num_generations}. Change per_device_eval_batch_size, or set num_generations_eval=1."
+                f"An evaluation batch of {eval_batch} rows cannot be split into groups of num_generations={size}. "
+                "Change per_device_eval_batch_size, or set num_generations_eval=1."
             )
 
     def _check_choices(self) -> None:
@@ -260,9 +260,9 @@ class PPOConfig(GRPOConfig):
         for name in ("vf_coef", "missing_eos_penalty", "beta"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"{name}={getattr(self, name)} is negative. Use 0 or more.")
-        if self.kl_target is not None and self.kl_horizon <= self.generation_batch_size:
+        if self.kl_target is not None and self.kl_horizon <= self.batch_size:
             raise ConfigError(
-                f"kl_horizon={self.kl_horizon} is not above the {self.generation_batch_size} episodes of an update, "
+                f"kl_horizon={self.kl_horizon} is not above the {self.batch_size} episodes of an update, "
                 "which would throw the KL coefficient about. Use 10 times the episodes or more."
             )
         for name in ("total_episodes", "cliprange_value", "value_learning_rate", "local_rollout_forward_batch_size"):

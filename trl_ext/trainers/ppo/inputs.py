@@ -150,12 +150,12 @@ class TokenizedPrompt(str):
 
     ids: list[int]
 
-    def __new__(cls, text: str, ids: Sequence[int]):
+    def __new__(cls, text: str, ids: Sequence[int]) -> "TokenizedPrompt":
         prompt = super().__new__(cls, text)
         prompt.ids = list(ids)
         return prompt
 
-    def __getnewargs__(self) -> tuple[str, list[int]]:
+    def __getnewargs__(self) -> tuple[str, list[int]]:  # type: ignore[override]  # __new__ takes one more, too
         return str(self), self.ids
 
 

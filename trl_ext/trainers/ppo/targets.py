@@ -76,10 +76,13 @@ class PPOTargets:
             rollouts["old_per_token_logps"] = logps
         ref_logps = rollouts.pop("ref_per_token_logps", None)
         kl = torch.zeros_like(mask, dtype=torch.float32)
-        if ref_logps is not None:
+        if ref_logps is not None and logps is not None:
             kl = torch.where(mask.bool(), kl_estimate(logps, ref_logps, self._args.kl_estimator), 0.0)
         metrics = self._objective(scores, kl, num_updates, is_training=is_training)
-        return metrics | self._add_targets(rollouts, scores, kl, values, mask) if is_training else metrics
+        if not is_training:
+            return metrics
+        assert values is not None, "In training there are values of every rollout."
+        return metrics | self._add_targets(rollouts, scores, kl, values, mask)
 
     def _missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:
         """[B] for completions that were cut off."""

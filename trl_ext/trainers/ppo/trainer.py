@@ -7,9 +7,11 @@ stands here are the hooks that TRL calls. Legend: B rows, T completion tokens.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_ext.compat.trl import print_samples
@@ -68,10 +70,10 @@ class PPOTrainer(GRPOTrainer):
         ConfigError: for models, settings and checkpoints that cannot work together, before the first step.
     """
 
-    _tag_names: ClassVar = ["trl", "ppo"]
+    _tag_names: ClassVar = ["trl", "ppo"]  # type: ignore[misc]  # TRL names no ClassVar
     _name = "PPO"
     memory_kind = "ppo"
-    _paper: ClassVar = {
+    _paper: ClassVar = {  # type: ignore[misc]  # as above
         "title": "Proximal Policy Optimization Algorithms",
         "id": "1707.06347",
         "citation": "@article{schulman2017proximal,\n    title  = {{Proximal Policy Optimization Algorithms}},\n"
@@ -80,6 +82,7 @@ class PPOTrainer(GRPOTrainer):
     }
 
     args: PPOConfig
+    model: PreTrainedModel | PeftModel
     _critic: Critic
     _values: CriticValues
     _targets: PPOTargets
@@ -195,6 +198,7 @@ class PPOTrainer(GRPOTrainer):
         attention_mask: torch.Tensor,
         logits_to_keep: int,
         batch_size: int | None = None,
+        *args: Any,
         **options: Any,
     ) -> Any:
         """Overrides trl_ext.GRPOTrainer._get_per_token_logps_and_entropies: rows of a forward without gradient; notes
@@ -203,7 +207,7 @@ class PPOTrainer(GRPOTrainer):
             batch_size = self.args.local_rollout_forward_batch_size
         with self._values.noted_from(model, logits_to_keep):
             return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **options
+                model, input_ids, attention_mask, logits_to_keep, batch_size, *args, **options
             )
 
     def _packed_batch(self, *args: Any) -> LogProbs:
@@ -261,7 +265,7 @@ class PPOTrainer(GRPOTrainer):
             # Of groups of one: always 1, and no news.
             metrics.pop("frac_reward_zero_std", None)
         own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
-        num_updates = self._step // (self.args.steps_per_generation * self.num_iterations) + 1
+        num_updates = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations) + 1
         for name, value in self._targets.complete(output, own, num_updates, is_training=is_training).items():
             metrics[name].append(value)
         if is_training:
@@ -272,7 +276,7 @@ class PPOTrainer(GRPOTrainer):
         """In TRL's table of completions: a completion's mean advantage, instead of GRPO's within groups of one."""
         lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
         means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
-        column = self._logs["advantages"]
+        column: Any = self._logs["advantages"]
         for _ in means:
             column.pop()
         column.extend(means)
@@ -295,14 +299,14 @@ class PPOTrainer(GRPOTrainer):
 
     # Training -----------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Overrides transformers.Trainer.train: a checkpoint without its critic is refused before anything loads."""
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = get_last_checkpoint(self.args.output_dir)
         if isinstance(checkpoint, str):
             critic_files.check(checkpoint, self._critic.name)
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)
+        return super().train(resume_from_checkpoint, *args, **options)
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
@@ -351,7 +355,7 @@ class PPOTrainer(GRPOTrainer):
         """Log the mean over ranks. Collective."""
         self._metrics["train"][name].append(self.accelerator.reduce(value.float(), reduction="mean").item())
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl_ext.GRPOTrainer.training_step: a separate critic goes backward when the actor has."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if isinstance(self._critic, SeparateCritic):
@@ -384,7 +388,7 @@ class PPOTrainer(GRPOTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Overrides transformers.Trainer._save: the actor as plain transformers or PEFT, the critic beside it."""
-        output_dir = output_dir or self.args.output_dir
+        output_dir = output_dir or str(self.args.output_dir)
         critic = self._critic.gathered(state_dict)
         with hidden_from_names(bare_model(self.model)):
             super()._save(output_dir, state_dict and critic_files.without_value_head(state_dict))

@@ -239,8 +239,9 @@ class SeparateCritic(Critic):
     def backward_and_step(self, loss: torch.Tensor) -> None:
         """Backward; at the end of an accumulation also the optimizer step, at the actor's place in its schedule."""
         accelerator, args = self._trainer.accelerator, self._trainer.args
+        schedule: Any = self._trainer.lr_scheduler
         for group in self.optimizer.param_groups:
-            group["lr"] = self._trainer.lr_scheduler.get_last_lr()[0] * self._ratio
+            group["lr"] = schedule.get_last_lr()[0] * self._ratio
         self.backward(loss)
         if accelerator.sync_gradients and not self._trainer.is_deepspeed_enabled:
             if args.max_grad_norm:

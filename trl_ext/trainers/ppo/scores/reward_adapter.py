@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftType, TaskType, set_peft_model_state_dict
+from peft import LoraConfig, PeftConfig, PeftType, TaskType, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.utils import logging
@@ -126,8 +126,8 @@ def _read_config(path: Path) -> PeftConfig:
 
 
 def _why_unfit(config: PeftConfig) -> str:
-    if config.peft_type != PeftType.LORA:
-        return f"is of the type {config.peft_type.value}, not LoRA"
+    if config.peft_type != PeftType.LORA or not isinstance(config, LoraConfig):
+        return f"is of the type {PeftType(config.peft_type).value}, not LoRA"
     others = set(config.modules_to_save or ()) - _HEAD_NAMES
     if others:
         return f"trains whole modules beside the score head: {', '.join(sorted(others))}"
@@ -176,7 +176,7 @@ def _check_base(peft_model: Any, config: PeftConfig, head: torch.nn.Linear, path
 def _add(peft_model: Any, config: PeftConfig, weights: dict[str, torch.Tensor], name: str) -> None:
     """Raise ValueError or RuntimeError unless every weight finds its place, and every place its weight."""
     peft_model.add_adapter(name, config)
-    result = set_peft_model_state_dict(peft_model, weights, adapter_name=name)
+    result: Any = set_peft_model_state_dict(peft_model, weights, adapter_name=name)
     homeless = [*result.unexpected_keys, *(key for key in result.missing_keys if f".{name}." in key)]
     if homeless:
         raise ValueError(f"{len(homeless)} weights have no counterpart, such as {homeless[0]}")

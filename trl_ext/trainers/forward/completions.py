@@ -36,7 +36,7 @@ class Unpadded:
 
 @dataclass(frozen=True, slots=True)
 class LogProbs:
-    """What TRL's `_get_per_token_logps_and_entropies` returns, and what it took.
+    """The result of TRL's `_get_per_token_logps_and_entropies`, and the tokens that it took.
 
     Args:
         logps, entropies: [B, C] 0 where there is no token.
@@ -68,7 +68,7 @@ def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> 
 def plan(
     batch: Unpadded, share_prompt: bool, max_tokens: int | None = None, keep_all: bool = False
 ) -> list[PlannedRow]:
-    """Flat rows that hold every scored token of the batch.
+    """Plan flat rows that hold every scored token of the batch.
 
     Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
     their log-probabilities; `keep_all` keeps them, for models whose auxiliary loss counts every token.
@@ -130,7 +130,7 @@ def score(
 
 
 def joined(parts: Sequence[LogProbs]) -> LogProbs:
-    """One result of several batches of rows, in their order."""
+    """Join the results of several batches of rows, in their order."""
 
     def rows(name: str) -> torch.Tensor | None:
         values = [getattr(part, name) for part in parts]
@@ -154,7 +154,7 @@ def score_values(
     num_forwards: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, int]:
-    """Values before each completion token, [B, C], and the tokens that went through the model.
+    """Return the values before each completion token, [B, C], and the number of tokens that went through the model.
 
     Args:
         model: Called with a flat row and `options`; returns `token_values` [1, T], what is expected after each token.
@@ -180,13 +180,13 @@ def score_values(
 def _laid_out(
     rows: Sequence[PlannedRow], num_forwards: int | None, batch: Unpadded, device: torch.device
 ) -> Iterator[PackedRow]:
-    """The model's input for every row, and for the surplus forwards after them."""
+    """Yield the model's input for every row, and for the surplus forwards after them."""
     for row in [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
         yield lay_out(row, batch.sequences, batch.num_scored, device)
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
-    """One model call on a flat row, through TRL's fused head. No attention mask: the segments say it all.
+    """Call the model once on a flat row, through TRL's fused head; the segments stand for an attention mask.
 
     The result's fields have one entry a scored token, in the row's order.
     """
@@ -236,7 +236,7 @@ class _Padded:
 
 
 def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:
-    """The rows with item i called `numbers[i]`."""
+    """Return the rows with item i called `numbers[i]`."""
     return [
         PlannedRow(tuple(replace(segment, item=numbers[segment.item]) for segment in row.segments)) for row in rows
     ]

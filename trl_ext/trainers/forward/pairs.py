@@ -12,7 +12,7 @@ import torch
 from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import FlatRow, flatten
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
-from trl_ext.trainers.forward.pooled_head import scored_token
+from trl_ext.trainers.forward.pooled_head import row_index, scored_token
 
 # Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
 SHARED = "shared_tokens"
@@ -42,16 +42,16 @@ class PairRow:
 
     @property
     def num_raw_tokens(self) -> int:
-        """Tokens of all sides, shared ones counted twice."""
+        """The number of tokens of all sides, shared ones counted twice."""
         return sum(len(side) for side in sides(self.examples))
 
     @property
     def num_padded_tokens(self) -> int:
-        """Tokens of a padded batch of the same pairs."""
+        """The number of tokens of a padded batch of the same pairs."""
         return max(map(len, sides(self.examples)), default=0) * 2 * self.num_pairs
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "PairRow":
-        """The same row on `device`."""
+        """Return a copy of the row on `device`."""
         return replace(
             self,
             flat=self.flat.to(device, non_blocking=non_blocking),
@@ -77,7 +77,8 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
         shared = shared_of(example) if share_prompt else 0
         items += [Item(i, shared, len(side) - shared) for side in sequences[2 * i : 2 * i + 2]]
     (row,) = plan_rows(items)
-    ends = _row_indices(row, [scored_token(side, pad_token_id) for side in sequences], items)
+    own = {segment.item: segment for segment in row.segments if not segment.is_prefix}
+    ends = [row_index(own[i], scored_token(side, pad_token_id)) for i, side in enumerate(sequences)]
     margins = None
     if "margin" in examples[0]:
         margins = torch.tensor([example["margin"] for example in examples], dtype=torch.float)
@@ -97,24 +98,24 @@ def score_row(model: Callable[..., Any], row: PairRow) -> torch.Tensor:
 
 
 def sides(examples: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:
-    """Token ids of every chosen, then of every rejected side."""
+    """Return the token ids of every chosen, then of every rejected side."""
     return [example[key] for key in ("chosen_ids", "rejected_ids") for example in examples]
 
 
 def num_tokens_of_pair(example: Mapping[str, Any], share_prompt: bool) -> int:
-    """Tokens that a pair takes in a flat row."""
+    """Return how many tokens a pair takes in a flat row."""
     both = len(example["chosen_ids"]) + len(example["rejected_ids"])
     return both - shared_of(example) if share_prompt else both
 
 
 def shared_of(example: Mapping[str, Any]) -> int:
-    """Tokens that the sides begin with in common, from the dataset's column if it is there."""
+    """Return how many tokens the sides begin with in common, from the dataset's column if it is there."""
     known = example.get(SHARED)
     return num_shared_tokens(example["chosen_ids"], example["rejected_ids"]) if known is None else known
 
 
 def num_shared_tokens(chosen: Sequence[int], rejected: Sequence[int]) -> int:
-    """Length of the common beginning that leaves either side a token of its own."""
+    """Return the length of the common beginning that leaves either side a token of its own."""
     limit = max(min(len(chosen), len(rejected)) - 1, 0)
     if chosen[:limit] == rejected[:limit]:
         return limit
@@ -124,17 +125,3 @@ def num_shared_tokens(chosen: Sequence[int], rejected: Sequence[int]) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if chosen[low:middle] == rejected[low:middle] else (low, middle)
     return low
-
-
-def _row_indices(row: PlannedRow, tokens: Sequence[int], items: Sequence[Item]) -> list[int]:
-    """Where token `tokens[i]` of sequence i lies in the row."""
-    prefixes = {items[s.item].group: s for s in row.segments if s.is_prefix}
-    found = [0] * len(items)
-    for segment in row.segments:
-        if segment.is_prefix:
-            continue
-        token = tokens[segment.item]
-        # Where all own tokens are padding the scored one is among the shared tokens.
-        home = segment if token >= segment.offset else prefixes[items[segment.item].group]
-        found[segment.item] = home.start + token - home.offset
-    return found

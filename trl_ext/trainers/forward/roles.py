@@ -19,7 +19,7 @@ ACTOR, CRITIC, REWARD = "actor", "critic", "reward"
 
 
 def bare_model(model: Any) -> Any:
-    """The model of transformers under a PeftModel, or the model itself."""
+    """Return the model of transformers under a PeftModel, or the model itself."""
     return model.get_base_model() if is_peft_model(model) else model
 
 
@@ -45,7 +45,7 @@ class Roles:
             yield
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager, AbstractContextManager]:
-        """For `torch.utils.checkpoint`: what surrounds a forward, and what surrounds its recomputation."""
+        """Return what `torch.utils.checkpoint` puts around a forward, and around its recomputation."""
         return nullcontext(), self._in_state(self._state())
 
     def _state(self) -> tuple[list[str], bool]:

@@ -23,14 +23,14 @@ NAME = "value_head"
 
 @dataclass
 class ActorOutput(FusedCausalLMOutput):
-    """TRL's log-probabilities, and beside them token_values [B, T]: what is expected after each token."""
+    """TRL's log-probabilities, and beside them token_values [B, T]: the return expected after each token."""
 
     token_values: torch.Tensor | None = None
 
 
 @dataclass
 class TokenValues(ModelOutput):
-    """token_values [B, T]: what is expected after each token.
+    """token_values [B, T]: the return expected after each token.
 
     Not `values`: an output is a dict, whose own `values()` DeepSpeed and DDP call.
     """
@@ -96,7 +96,7 @@ def _role_forward(self: Any, role: str, *args: Any, **kwargs: Any) -> TokenValue
 
 
 def add_reward_head(model: Any, head: nn.Linear) -> None:
-    """Let `model(..., role="reward")` return what a trained score head says of every token, as `values`."""
+    """Let `model(..., role="reward")` return a trained score head's score of every token, as `token_values`."""
     model.add_module(f"{REWARD}_head", run_in_fp32(head))
     model.role_heads[REWARD] = f"{REWARD}_head"
 
@@ -128,7 +128,7 @@ def add_token_values(model: Any, keep_dtype: bool = False) -> nn.Linear:
 
 @contextmanager
 def hidden_from_names(model: Any) -> Iterator[None]:
-    """Inside the block `model` has the modules that its class has: what vLLM can be given."""
+    """Take the added heads out of a model inside the block: vLLM and plain checkpoints do not know them."""
     heads = {name: model._modules.pop(name) for name in getattr(model, "role_heads", {}).values()}
     try:
         yield
@@ -150,7 +150,7 @@ def hide_heads_from_vllm(vllm_generation: Any, model: Any) -> None:
 
 @contextmanager
 def outputs_of(module: nn.Module) -> Iterator[list[Any]]:
-    """What the module's forwards return inside the block."""
+    """Collect what the module's forwards return inside the block."""
     seen: list[Any] = []
     handle = module.register_forward_hook(lambda _module, _args, output: seen.append(output))
     try:

@@ -197,7 +197,7 @@ class PPOConfig(GRPOConfig):
 
     @property
     def num_total_batches(self) -> int | None:
-        """Updates, where total_episodes says how many."""
+        """Updates of the run; None where `total_episodes` does not say how many."""
         return None if self.total_episodes is None else math.ceil(self.total_episodes / self.batch_size)
 
     def _take_old_names(self) -> None:

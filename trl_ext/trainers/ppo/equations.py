@@ -25,7 +25,7 @@ _LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is rou
 
 
 def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Estimates of KL(policy || reference) from tokens that the policy sampled; both are unbiased.
+    """Estimate KL(policy || reference) from tokens that the policy sampled; both estimators are unbiased.
 
     Args:
         logps, ref_logps: [B, T] log-probabilities of the tokens under the policy and the reference.
@@ -108,7 +108,7 @@ class AdaptiveKL:
 
 
 def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, kl_coef: float) -> torch.Tensor:
-    """The KL penalty at every counted token, and the score on top at the last one.
+    """Put the KL penalty at every counted token, and the score on top at the last one.
 
     Args:
         scores: [B] score of each completion; a NaN reaches the result unless the row has no counted token.
@@ -129,7 +129,7 @@ def shaped_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, k
 def generalized_advantages(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token-level advantages and returns: targets, without gradient.
+    """Return advantages and returns per token: targets, without gradient.
 
     Tokens that do not count are no step in time: a row's result is that of the row with them cut out. The value after
     the last counted token is 0.
@@ -200,7 +200,7 @@ def explained_variance(
 def _moments(
     x: torch.Tensor, counted: torch.Tensor, total: Total | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Count [], means [K] and sums of squared deviations [K] of x [K, B, T] over the counted tokens of all ranks.
+    """Return count [], means [K] and sums of squared deviations [K] of x [K, B, T] over all ranks' counted tokens.
 
     Two passes in float64: the sum of squares less the squared sum would lose everything to a large mean.
     """
@@ -227,7 +227,7 @@ def _kept(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
 
 
 def _narrow(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """In the dtype of `like`, in float32 where that is narrower."""
+    """Return x in the dtype of `like`, or in float32 where that is narrower."""
     return x.to(torch.promote_types(like.dtype, torch.float32))
 
 
@@ -236,7 +236,7 @@ def _narrow(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """Of one micro-batch; both add up over micro-batches and ranks.
+    """The value loss of one micro-batch; both fields add up over micro-batches and ranks.
 
     Args:
         loss: [] with gradient.
@@ -255,7 +255,7 @@ def clipped_value_loss(
     cliprange_value: float | None,
     normalizer: torch.Tensor | float,
 ) -> ValueLoss:
-    """Half the squared error, of the value or of the value clipped to near its old one, whichever is larger.
+    """Return half the squared error of the value, or of the value clipped to near its old one, whichever is larger.
 
     Args:
         values: [B, T] the critic's values now.

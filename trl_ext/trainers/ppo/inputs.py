@@ -1,4 +1,4 @@
-"""What PPOTrainer is given: models that must fit together, and datasets as TRL 1.12 wanted them."""
+"""Checks and loads what PPOTrainer is given: models that must fit together, datasets as TRL 1.12 wanted them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ logger = logging.get_logger(__name__)
 
 
 def listed(given: Any) -> list[Any]:
-    """None, one or several, as a list."""
+    """Return None, one or several things as a list."""
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
@@ -58,15 +58,15 @@ def check_models(
 
 
 def _is_one_object(a: Any, b: Any) -> bool:
-    """Whether two models share their weights; two equal paths are loaded twice."""
+    """True if two models share their weights; two equal paths do not, they are loaded twice."""
     return a is b and a is not None and not isinstance(a, str)
 
 
 def choose_critic(args: Any, is_peft: bool, value_model: Any, reward_adapter: str | None = None) -> str:
-    """Which critic, given what was asked for and what there is.
+    """Return the kind of critic: "adapter", "head" or "separate".
 
     Raises:
-        ConfigError: what was asked for cannot be with what there is.
+        ConfigError: the critic that was asked for cannot be made of the models that were given.
     """
     critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
     if critic == "adapter" and not is_peft:
@@ -115,7 +115,7 @@ def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> No
 
 
 def load_classifier(model: Any, args: Any) -> Any:
-    """A sequence classification model with one label: the given one, or loaded from its path."""
+    """Return the given sequence classification model, or load it from its path with one label."""
     if not isinstance(model, str):
         return model
     # The revision is one of the actor's repository.
@@ -126,18 +126,18 @@ def load_classifier(model: Any, args: Any) -> Any:
 
 
 def load_tokenizer(model: Any) -> Any:
-    """The tokenizer beside the actor's weights, set up for generation."""
+    """Load the tokenizer beside the actor's weights, set up for generation."""
     path = model if isinstance(model, str) else model.config._name_or_path
     return AutoTokenizer.from_pretrained(path, truncation_side="left", padding_side="left")
 
 
 def reward_name(model: Any, index: int) -> str:
-    """What logs call a reward model: the last part of its path."""
+    """Return the name of a reward model in logs: the last part of its path."""
     return Path(model.config._name_or_path).name or f"reward_model_{index}"
 
 
 def tokenizer_of(model: Any, given: Any, fallback: Any) -> Any:
-    """The tokenizer given for a reward model, or the one beside its weights, or the actor's."""
+    """Return the tokenizer given for a reward model, or the one beside its weights, or the actor's."""
     if given is not None:
         return given
     path = model.config._name_or_path
@@ -160,7 +160,7 @@ class TokenizedPrompt(str):
 
 
 def with_prompts(dataset: Any, tokenizer: Any) -> Any:
-    """A tokenized dataset with a column `prompt` beside its `input_ids`; any other one as it is."""
+    """Add a column `prompt` to a tokenized dataset beside its `input_ids`; return any other dataset as it is."""
     if isinstance(dataset, dict):
         return {name: with_prompts(part, tokenizer) for name, part in dataset.items()}
     columns = dataset.column_names if isinstance(dataset, Dataset) else None
@@ -171,7 +171,7 @@ def with_prompts(dataset: Any, tokenizer: Any) -> Any:
 
 
 def keep_token_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows whose prompts carry their `input_ids`, where the dataset has them; padding is cut off."""
+    """Let the prompts of rows carry their `input_ids`, where the dataset has them, without padding."""
     if not rows or "input_ids" not in rows[0] or not isinstance(rows[0].get("prompt"), str):
         return list(rows)
     return [{**row, "prompt": TokenizedPrompt(row["prompt"], _unpadded(row))} for row in rows]

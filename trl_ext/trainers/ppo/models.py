@@ -28,7 +28,7 @@ from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, RewardMo
 
 @dataclass(frozen=True, slots=True)
 class GivenModels:
-    """What the user gave; models may be paths.
+    """The models that the user gave; each may be a path.
 
     Args:
         actor, reference, value_model: The last two may be None.
@@ -103,7 +103,7 @@ class PPOModels:
         return scorers + [SharedRewardModel(folder, self.tokenizer, **options) for folder in adapters]
 
     def scoring(self, num_rules: int) -> Scoring:
-        """What makes scores of so many rules and these reward models."""
+        """Make what turns the verdicts of so many rules and of these reward models into scores."""
         args = self._args
         normaliser = ScoreNormaliser(args.score_normalisation, args.score_mean, args.score_std, args.score_clip)
         return Scoring(num_rules, self.rewards, normaliser, args.score_mode, args.gate_above)
@@ -115,7 +115,7 @@ class PPOModels:
         self.reference = choose_reference(given.actor, given.reference, given.is_peft, args)
 
     def prepare_reference(self) -> Any:
-        """The reference with TRL's fused head, wrapped; what the trainer has already, if none was brought along."""
+        """Wrap the reference, with TRL's fused head; return the trainer's own one if none was brought along."""
         trainer = self._trainer
         if self.reference is None:
             return trainer.ref_model
@@ -123,7 +123,7 @@ class PPOModels:
         return prepare_frozen(self.reference, trainer)
 
     def make_critic(self) -> Critic:
-        """The critic, attached to the trainer's actor."""
+        """Make the critic and attach it to the trainer's actor."""
         trainer, args = self._trainer, self._args
         if self.value_model is not None:
             actor: Any = trainer.model

@@ -24,7 +24,7 @@ def choose_adapter(model: Any, name: str | None) -> None:
 
 
 def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
-    """The reference model that has to be brought along; None where TRL finds one, or none is needed.
+    """Return the reference model that has to be brought along; None where TRL finds one, or none is needed.
 
     Args:
         model: The actor, or its path.
@@ -46,7 +46,7 @@ def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
 
 
 def copied_reference(model: Any) -> Any:
-    """A frozen copy of the actor as it is now."""
+    """Return a frozen copy of the actor as it is now."""
     if is_deepspeed_zero3_enabled():
         raise ConfigError(
             "Under ZeRO-3 the weights of a loaded model are spread over the processes, so it cannot be copied. Give "
@@ -68,7 +68,9 @@ def add_reference_adapter(model: Any, source: str | None) -> None:
         raise ConfigError(
             f"ref_adapter_name='{name}' is none of the model's adapters: {', '.join(model.peft_config)}."
         )
-    if name == ADAPTER or (source is None and _is_fresh(model, name)):
+    products = [weight for key, weight in model.named_parameters() if f"lora_B.{name}." in key]
+    is_fresh = bool(products) and not any(weight.any() for weight in products)
+    if name == ADAPTER or (source is None and is_fresh):
         return
     active = model.active_adapter
     model.add_adapter(ADAPTER, copy.deepcopy(model.peft_config[name]))
@@ -78,13 +80,8 @@ def add_reference_adapter(model: Any, source: str | None) -> None:
     model.set_adapter(active)
 
 
-def _is_fresh(model: Any, name: str) -> bool:
-    products = [weight for key, weight in model.named_parameters() if f"lora_B.{name}." in key]
-    return bool(products) and all(not weight.any() for weight in products)
-
-
 def prepare_frozen(model: Any, trainer: Any) -> Any:
-    """A model that is only asked, where the trainer's process needs it."""
+    """Wrap a model that is not trained, and put it where the trainer's process needs it."""
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     return trainer.accelerator.prepare_model(model, evaluation_mode=True, device_placement=True)

@@ -85,7 +85,7 @@ class PPOTargets:
         return metrics | self._add_targets(rollouts, scores, kl, values, mask)
 
     def _missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:
-        """[B] for completions that were cut off."""
+        """Return [B], above 0 for completions that were cut off."""
         if self._args.missing_eos_penalty is None:
             return 0.0
         ids = rollouts["completion_ids"]
@@ -96,7 +96,7 @@ class PPOTargets:
     def _objective(
         self, scores: torch.Tensor, kl: torch.Tensor, num_updates: int, *, is_training: bool
     ) -> dict[str, float]:
-        """Means over the scored completions of all ranks; in training steers the KL coefficient."""
+        """Return means over the scored completions of all ranks; in training steer the KL coefficient."""
         known = ~scores.isnan()
         sums = torch.stack([known.sum(), scores.nansum(), kl[known].sum(), torch.tensor(len(scores)).to(known.device)])
         num, score, divergence, everything = self._total(sums.double()).tolist()
@@ -122,7 +122,7 @@ class PPOTargets:
         values: torch.Tensor,
         mask: torch.Tensor,
     ) -> dict[str, float]:
-        """Advantages, returns and old values, [B, T] each; what is worth knowing about them."""
+        """Add advantages, returns and old values, [B, T] each, to the rollouts; return their statistics."""
         rewards = shaped_rewards(scores, kl, mask, self._kl.value)
         if self._args.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False, total=self._total)
@@ -143,5 +143,5 @@ class PPOTargets:
         return total / max(count, 1)
 
     def _total(self, x: torch.Tensor) -> torch.Tensor:
-        """Summed over ranks. Collective."""
+        """Sum a tensor over ranks. Collective."""
         return self._accelerator.reduce(x, reduction="sum")

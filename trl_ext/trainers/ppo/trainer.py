@@ -243,7 +243,7 @@ class PPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _only_rules(self) -> Iterator[None]:
-        """Inside the block TRL sees the rules and not the reward models."""
+        """Hide the reward models from TRL inside the block."""
         names = ("reward_funcs", "reward_func_names", "reward_processing_classes")
         everything = {name: getattr(self, name) for name in names}
         for name, values in everything.items():
@@ -273,7 +273,7 @@ class PPOTrainer(GRPOTrainer):
         return output
 
     def _show_advantages(self, rollouts: dict[str, Any]) -> None:
-        """In TRL's table of completions: a completion's mean advantage, instead of GRPO's within groups of one."""
+        """Show a completion's mean advantage in TRL's table of completions, instead of GRPO's within groups of one."""
         lengths = counted_tokens(rollouts).sum(dim=1).clamp(min=1)
         means = self.accelerator.gather(rollouts["advantages"].sum(dim=1) / lengths).tolist()
         column: Any = self._logs["advantages"]
@@ -340,7 +340,7 @@ class PPOTrainer(GRPOTrainer):
         return loss + self._value_loss(self._values.in_loss(model, inputs), inputs)
 
     def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
-        """Weighted; over the micro-batches and ranks of an optimizer step it adds up to a mean over tokens."""
+        """Return the weighted value loss; over micro-batches and ranks of a step it adds up to a mean over tokens."""
         mask = counted_tokens(inputs)
         share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
         num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
@@ -365,6 +365,8 @@ class PPOTrainer(GRPOTrainer):
         return loss
 
     def _train_critic(self, critic: SeparateCritic, actor: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Forward and backward of a separate critic; return its value loss."""
+
         def loss_of(chunk: dict[str, Any]) -> torch.Tensor:
             return self._value_loss(self._values.forwarded(actor, chunk), chunk)
 

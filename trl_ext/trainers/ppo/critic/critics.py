@@ -7,7 +7,7 @@ separate   a model of its own with its own optimizer, under DeepSpeed with its o
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +40,18 @@ class Critic:
     is_trained_with_actor = True
 
     def model(self, actor: Any) -> Any:
-        """What to call for values, given how the actor is called."""
+        """Return the model to call for values, given the actor as it is called now."""
         return actor
 
     def after_rollout(self) -> None:
         """Undo what the reference's forward has left behind."""
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The trained weights."""
+        """Return the trained weights."""
         raise NotImplementedError
 
     def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
-        """The weights to save, whole, beyond what PEFT saves. Collective under ZeRO-3."""
+        """Return the weights to save, whole, beyond what PEFT saves. Collective under ZeRO-3."""
         raise NotImplementedError
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:
@@ -208,7 +208,7 @@ class SeparateCritic(Critic):
         return result
 
     def train_on(self, inputs: dict[str, Any], rescue: Rescue, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-        """Forward and backward of a micro-batch, in chunks where memory asks for it.
+        """Take a micro-batch forward and backward, in chunks where memory asks for it.
 
         Args:
             inputs: The micro-batch.
@@ -222,7 +222,9 @@ class SeparateCritic(Critic):
 
         def attempt(chunk: dict[str, Any], is_last: bool) -> None:
             with nullcontext() if is_last else gradients_unsynced(accelerator, self.wrapped):
-                with self._accumulation():
+                # DeepSpeed counts micro-batches itself; DDP averages gradients over ranks after the last one.
+                is_synced = accelerator.sync_gradients or self._trainer.is_deepspeed_enabled
+                with nullcontext() if is_synced else accelerator.no_sync(self.wrapped):
                     loss = rescue.forward(self.wrapped, lambda: loss_of(chunk))
                     self.backward_and_step(loss)
             losses.append(loss.detach())
@@ -230,14 +232,8 @@ class SeparateCritic(Critic):
         rescue.run("critic", inputs, attempt)
         return torch.stack(losses).sum()
 
-    def _accumulation(self) -> AbstractContextManager[Any]:
-        """Surrounds forward and backward of a chunk: gradients are averaged over ranks after the last one."""
-        accelerator = self._trainer.accelerator
-        is_last = accelerator.sync_gradients or self._trainer.is_deepspeed_enabled
-        return nullcontext() if is_last else accelerator.no_sync(self.wrapped)
-
     def backward_and_step(self, loss: torch.Tensor) -> None:
-        """Backward; at the end of an accumulation also the optimizer step, at the actor's place in its schedule."""
+        """Go backward; at the end of an accumulation also step, at the actor's place in its schedule."""
         accelerator, args = self._trainer.accelerator, self._trainer.args
         schedule: Any = self._trainer.lr_scheduler
         for group in self.optimizer.param_groups:
@@ -250,7 +246,7 @@ class SeparateCritic(Critic):
             self.optimizer.zero_grad()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward alone; but under DeepSpeed the engine steps within it at the end of an accumulation."""
+        """Go backward alone; but under DeepSpeed the engine steps within it at the end of an accumulation."""
         accelerator = self._trainer.accelerator
         if self._trainer.is_deepspeed_enabled:
             deepspeed.backward(self.wrapped, loss, is_last=accelerator.sync_gradients)
@@ -292,7 +288,7 @@ def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
 
 
 def _decay_groups(trainer: Any, model: Any) -> list[dict[str, Any]]:
-    """Trained parameters with weight decay, and biases and norms without."""
+    """Return two groups: trained parameters with weight decay, and biases and norms without."""
     names = set(trainer.get_decay_parameter_names(model))
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     return [

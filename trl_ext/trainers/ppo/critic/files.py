@@ -26,25 +26,25 @@ _KIND, _STATE, _OPTIMIZER = "critic.json", "ppo.json", "optimizer.pt"
 
 
 def without_value_head(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The actor's weights alone."""
+    """Return the actor's weights alone."""
     return {name: value for name, value in state_dict.items() if f"{NAME}." not in name}
 
 
 def value_head_of(state_dict: dict[str, Any] | None, head: nn.Linear) -> dict[str, Any]:
-    """Weight and bias in float32, from a gathered state dict where there is one."""
+    """Return the value head's weight and bias in float32, from a gathered state dict where there is one."""
     found = {n.rsplit(".", 1)[1]: v for n, v in (state_dict or {}).items() if f"{NAME}." in n} or head.state_dict()
     return {name: value.detach().float().cpu().contiguous() for name, value in found.items()}
 
 
 def write_kind(output_dir: str, kind: str) -> None:
-    """Say which critic lies here."""
+    """Write which kind of critic lies in the folder."""
     folder = Path(output_dir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _KIND).write_text(json.dumps({"critic": kind}))
 
 
 def write_state(checkpoint: str, state: dict[str, Any]) -> None:
-    """Running statistics and the KL coefficient."""
+    """Write running statistics and the KL coefficient."""
     (Path(checkpoint) / _STATE).write_text(json.dumps(state))
 
 
@@ -69,7 +69,7 @@ def load_optimizer(checkpoint: str, optimizer: Any) -> None:
 
 
 def load_model(checkpoint: str, model: Any) -> None:
-    """The separate critic's weights."""
+    """Load a separate critic's weights into its model."""
     fresh = type(model).from_pretrained(Path(checkpoint) / FOLDER, dtype=model.dtype)
     model.load_state_dict(fresh.state_dict())
 
@@ -109,7 +109,7 @@ def load_head(checkpoint: str, head: nn.Linear) -> None:
 
 
 def load_adapter(checkpoint: str, model: Any, head: nn.Linear) -> None:
-    """The critic's LoRA and head of a checkpoint into the model."""
+    """Load the critic's LoRA and head of a checkpoint into the model."""
     weights = load_file(Path(checkpoint) / FOLDER / _ADAPTER)
     own = {n.removeprefix(_SCORE_IN_ADAPTER): v for n, v in weights.items() if n.startswith(_SCORE_IN_ADAPTER)}
     head.load_state_dict(own)

@@ -111,6 +111,6 @@ class CriticValues:
 
 
 def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, [B, P + T] each."""
+    """Return ids and mask of prompts with their completions, [B, P + T] each."""
     ids = torch.cat([rollouts["prompt_ids"], rollouts["completion_ids"]], dim=1)
     return ids, torch.cat([rollouts["prompt_mask"], rollouts["completion_mask"]], dim=1)

@@ -26,7 +26,7 @@ def combine(
     mode: str,
     gate_above: float = 0.0,
 ) -> torch.Tensor:
-    """One score per completion; what is not scored is left out of the sums.
+    """Return one score per completion; what is not scored is left out of the sums.
 
     Args:
         rules, models: [B, R] and [B, M] values.
@@ -101,18 +101,17 @@ class ScoreNormaliser:
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"Scores are clipped at {self.clip}. Give more than 0, or None for no bound.")
         if self.kind == "fixed":
-            self._check_fixed()
+            if self.mean is None or self.std is None:
+                raise ConfigError(f"Normalisation 'fixed' has mean {self.mean} and std {self.std}. Give both.")
+            if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
+                raise ConfigError(
+                    f"Scores have mean {self.mean} and std {self.std}. Give finite numbers, std above 0."
+                )
         elif self.mean is not None or self.std is not None:
             raise ConfigError(f"Normalisation '{self.kind}' is given a mean or std. Take 'fixed', or drop them.")
 
-    def _check_fixed(self) -> None:
-        if self.mean is None or self.std is None:
-            raise ConfigError(f"Normalisation 'fixed' has mean {self.mean} and std {self.std}. Give both.")
-        if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
-            raise ConfigError(f"Scores have mean {self.mean} and std {self.std}. Give finite numbers, std above 0.")
-
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """The scores normalised; "running" takes them into account first.
+        """Normalise scores; "running" takes them into account first.
 
         Args:
             scores: [N] of all ranks, in the same order on each, so that each computes the same. NaN stays NaN; NaN and

@@ -16,13 +16,13 @@ from trl_ext.packing.layout import flatten
 from trl_ext.packing.plan import Item, PlannedRow, plan_rows
 from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
-from trl_ext.trainers.forward.pooled_head import scored_token
+from trl_ext.trainers.forward.pooled_head import row_index, scored_token
 
 Sequences = Sequence[list[int]]
 
 
 def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) -> list[PlannedRow]:
-    """Flat rows of at most `max_tokens`, and one for each sequence that is longer.
+    """Plan flat rows of at most `max_tokens`, and one for each sequence that is longer.
 
     Args:
         sequences: Token ids.
@@ -39,7 +39,7 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) ->
 
 
 def _items(sequences: Sequences, groups: Sequence[Any]) -> list[Item]:
-    """What to place: the shared beginning of a group leaves every member a token of its own."""
+    """Return what to place: the shared beginning of a group leaves every member a token of its own."""
     first: dict[Any, int] = {}
     shared: dict[Any, int] = {}
     for i, (ids, group) in enumerate(zip(sequences, groups, strict=True)):
@@ -49,7 +49,7 @@ def _items(sequences: Sequences, groups: Sequence[Any]) -> list[Item]:
 
 
 def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
-    """Batches of similar lengths, each of at most `max_tokens` with its padding, or of one longer sequence."""
+    """Plan batches of similar lengths, each of at most `max_tokens` with its padding, or of one longer sequence."""
     batches: list[list[int]] = []
     # Longest first: the first member is the width of its batch, and what does not fit fails at once.
     for i in sorted(range(len(sequences)), key=lambda i: (-len(sequences[i]), i)):
@@ -63,16 +63,9 @@ def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
 def score_packed(
     model: Callable[..., Any], row: PlannedRow, sequences: Sequences, pad_token_id: int, device: torch.device
 ) -> tuple[list[int], torch.Tensor]:
-    """The sequences that end in a flat row, and their scores [n]: one model call."""
-    items, places = [], []
-    for segment in row.segments:
-        if segment.is_prefix:
-            continue
-        token = scored_token(sequences[segment.item], pad_token_id)
-        # Where all own tokens are padding the scored one is among the shared tokens.
-        start = segment.start - segment.offset if token >= segment.offset else segment.prefix[0]
-        items.append(segment.item)
-        places.append(start + token)
+    """Return the sequences that end in a flat row, and their scores [n], by one model call."""
+    own = [segment for segment in row.segments if not segment.is_prefix]
+    places = [row_index(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
     flat = flatten(row, sequences, device)
     with packed_forward():
         scores = model(
@@ -82,13 +75,13 @@ def score_packed(
             pool_index=torch.tensor(places, device=device),
             use_cache=False,
         ).logits
-    return items, scores[:, 0]
+    return [segment.item for segment in own], scores[:, 0]
 
 
 def score_padded(
     model: Callable[..., Any], batch: list[int], sequences: Sequences, pad_token_id: int, device: torch.device
 ) -> tuple[list[int], torch.Tensor]:
-    """The sequences of a batch, padded on the right, and their scores [n]: one model call."""
+    """Return the sequences of a batch, padded on the right, and their scores [n], by one model call."""
     rows = [sequences[i] for i in batch]
     width = max(map(len, rows))
     ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in rows], device=device)

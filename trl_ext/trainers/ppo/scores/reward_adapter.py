@@ -105,7 +105,7 @@ def load_reward_adapter(peft_model: Any, folder: str | Path, name: str = "reward
 
 
 def _read_config(path: Path) -> PeftConfig:
-    """The adapter's config as a frozen adapter of a causal model needs it."""
+    """Read the adapter's config as a frozen adapter of a causal model needs it."""
     missing = [file for file in (_CONFIG, _WEIGHTS) if not (path / file).is_file()]
     if missing:
         raise ConfigError(
@@ -140,7 +140,7 @@ def _why_unfit(config: PeftConfig) -> str:
 
 
 def _take_head(weights: dict[str, torch.Tensor], path: Path) -> torch.nn.Linear:
-    """The score head, removed from the adapter's weights."""
+    """Take the score head out of the adapter's weights."""
     parts = {key.rpartition(".")[2]: weights.pop(key).float() for key in list(weights) if _HEAD in key}
     if "weight" not in parts or parts["weight"].ndim != 2:
         raise ConfigError(
@@ -174,7 +174,7 @@ def _check_base(peft_model: Any, config: PeftConfig, head: torch.nn.Linear, path
 
 
 def _add(peft_model: Any, config: PeftConfig, weights: dict[str, torch.Tensor], name: str) -> None:
-    """Raise ValueError or RuntimeError unless every weight finds its place, and every place its weight."""
+    """Add the adapter; raise ValueError or RuntimeError unless weights and places match one to one."""
     peft_model.add_adapter(name, config)
     result: Any = set_peft_model_state_dict(peft_model, weights, adapter_name=name)
     homeless = [*result.unexpected_keys, *(key for key in result.missing_keys if f".{name}." in key)]

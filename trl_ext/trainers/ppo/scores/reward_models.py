@@ -91,11 +91,11 @@ class CompletionScorer:
         self._warned_of_cut = False
 
     def _prepare(self) -> None:
-        """Called before anything is scored."""
+        """Get ready to score; called first in every call."""
         raise NotImplementedError
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
-        """Scores of completions, [N] float32 on the model's device. Collective under `agree`.
+        """Return scores of completions, [N] float32 on the model's device. Collective under `agree`.
 
         Args:
             prompts, completions: N strings each, or N lists of messages each.
@@ -120,7 +120,7 @@ class CompletionScorer:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's inputs go."""
+        """The device that the model's inputs go to."""
         return self.model.device
 
     # Text ------------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class CompletionScorer:
         return [apply_chat_template(m, self.tokenizer, **self._template_kwargs)["text"] for m in messages]
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of every text; empty ones become one pad token, cut ones keep their last tokens."""
+        """Return token ids of every text; empty ones become one pad token, cut ones keep their last tokens."""
         if not texts:
             return []
         # A lone surrogate, which JSON from a tool can smuggle in, is no Unicode and stops fast tokenizers.
@@ -234,7 +234,7 @@ class RewardModel(CompletionScorer):
         return False
 
     def _prepare(self) -> None:
-        """Evaluation mode, and the self-check before the first packed forward: with the weights where they stay."""
+        """Switch to evaluation mode; before the first packed forward run the self-check, with the weights in place."""
         if self.wrapped.training or self.model.training:
             self.wrapped.eval()
         if not self._check_is_due:
@@ -258,7 +258,7 @@ class RewardModel(CompletionScorer):
 
 
 def num_positions(model: Any) -> int | None:
-    """Most tokens of a sequence by the model's config; None where it names no limit."""
+    """Return the most tokens of a sequence by the model's config; None where it names no limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
         return None

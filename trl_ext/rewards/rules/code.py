@@ -16,7 +16,14 @@ from trl_ext.rewards.isolation.sandbox.api import (
     run_tests,
     sandbox_level,
 )
-from trl_ext.rewards.isolation.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
+from trl_ext.rewards.isolation.sandbox.cases import (
+    StdioCase,
+    UnreadableTests,
+    cell_text,
+    lines_of,
+    read_cases,
+    read_suite,
+)
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
 from trl_ext.rewards.text.anchors import after_think
 
@@ -152,7 +159,7 @@ class Code(Rule):
     def _limits(self) -> JobLimits:
         return JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
 
-    def _cases(self, source: bytes, cases: Sequence[Case]) -> Verdict:
+    def _cases(self, source: bytes, cases: Sequence[StdioCase]) -> Verdict:
         """Run one process per test; the first that fails decides, or with `partial` the share that passes."""
         passed, status, failure = 0, "ok", ""
         for index, case in enumerate(cases):

@@ -6,7 +6,14 @@ import pytest
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.sandbox.api import Outcome
-from trl_ext.rewards.isolation.sandbox.cases import Case, UnreadableTests, cell_text, lines_of, read_cases, read_suite
+from trl_ext.rewards.isolation.sandbox.cases import (
+    StdioCase,
+    UnreadableTests,
+    cell_text,
+    lines_of,
+    read_cases,
+    read_suite,
+)
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules import code as code_module
 from trl_ext.rewards.rules.code import LONGEST_CODE, Code, code_block, read_report, wrong_output
@@ -59,7 +66,7 @@ def test_a_megabyte_of_fences_is_read_in_one_pass():
     ],
 )
 def test_every_shape_of_cases_is_read(cell):
-    assert read_cases(cell_text(cell)) == (Case("1", ("2",)), Case("3", ("4",)))
+    assert read_cases(cell_text(cell)) == (StdioCase("1", ("2",)), StdioCase("3", ("4",)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ class UnreadableTests(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class StdioCase:
     """One run of a program: what it reads, and what it has to print."""
 
     stdin: str
@@ -48,12 +48,12 @@ def cell_text(cell: Any) -> str:
 
 
 @lru_cache(maxsize=1024)  # The completions of a GRPO group share their tests.
-def read_cases(text: str) -> tuple[Case, ...]:
+def read_cases(text: str) -> tuple[StdioCase, ...]:
     """The cases in a cell's text; UnreadableTests where there are none.
 
     Example:
         >>> read_cases('[{"input": "1 2", "output": "3"}]')
-        (Case(stdin='1 2', expected=('3',)),)
+        (StdioCase(stdin='1 2', expected=('3',)),)
     """
     cell = _parsed(text, "stdio")
     inputs: Any
@@ -66,7 +66,7 @@ def read_cases(text: str) -> tuple[Case, ...]:
         raise _unreadable("stdio", cell)
     if not _texts(inputs) or not _texts(outputs) or len(inputs) != len(outputs):
         raise _unreadable("stdio", cell)
-    return tuple(Case(stdin, lines_of(output)) for stdin, output in zip(inputs, outputs, strict=True))
+    return tuple(StdioCase(stdin, lines_of(output)) for stdin, output in zip(inputs, outputs, strict=True))
 
 
 @lru_cache(maxsize=1024)

@@ -61,34 +61,37 @@ class StrictParser(TrlParser):
         raise argument_problem(message, self.types_of)
 
     def parse(self, argv: Sequence[str] | None = None) -> tuple[Any, ...]:
-        """One instance per dataclass, with every flag and every key of the recipe accounted for.
+        """Parse `argv` and the recipe behind `--config` into one instance per dataclass.
+
+        The command line beats the recipe, the recipe beats the defaults. The recipe's `env:` block sets environment
+        variables, as in TRL.
 
         Args:
             argv: Arguments without the program's name, `sys.argv[1:]` if None.
+
+        Raises:
+            ConfigError: An unknown key or flag, a value of another type, a missing or broken recipe, or settings that
+                a dataclass refuses.
         """
         argv = split_config_flag(sys.argv[1:] if argv is None else argv)
         # First: building the dataclasses takes seconds and starts devices.
         if unknown := self.unknown_arguments(argv):
             raise unknown_argument(unknown[0], option_names(self))
         try:
-            return self._built(argv)
+            instances = tuple(self.parse_args_and_config(list(argv)))
         except ConfigError:
             raise
         except ValueError as error:
             # Dataclasses of TRL and transformers refuse contradictions with a ValueError.
             raise ConfigError(f"These settings cannot work: {error}") from error
-
-    def _built(self, argv: Sequence[str]) -> tuple[Any, ...]:
-        """The instances, of which configs of ours know what was given and what is a default."""
-        instances = tuple(self.parse_args_and_config(list(argv)))
-        given = frozenset(self.given_keys(argv))
+        given = frozenset(self.given_keys(argv))  # configs of ours want to know what is only a default
         for one in instances:
             if hasattr(one, "given"):
                 one.given = given
         return instances
 
     def given_keys(self, argv: Sequence[str]) -> set[str]:
-        """Keys of the recipe, and flags; `--no_packing` gives `packing`."""
+        """The fields that the recipe or a flag sets; `--no_packing` counts as `packing`."""
         argv = split_config_flag(argv)
         flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
         keys = {name if name in self.types_of else name.removeprefix("no_") for name in flags}
@@ -97,7 +100,7 @@ class StrictParser(TrlParser):
         return keys & self.types_of.keys()
 
     def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
-        """The part of `argv` that no dataclass knows, in order. Checks the recipe; builds no dataclass."""
+        """Check the recipe, and return the part of `argv` that no dataclass knows, in order. Builds no dataclass."""
         argv = split_config_flag(argv)
         if _CONFIG_FLAG in argv:
             at = argv.index(_CONFIG_FLAG)
@@ -106,31 +109,8 @@ class StrictParser(TrlParser):
         return self.parse_known_args(argv)[1]
 
 
-def parse_strict(
-    dataclass_types: Sequence[type],
-    argv: Sequence[str] | None = None,
-    prog: str | None = None,
-    description: str | None = None,
-) -> tuple[Any, ...]:
-    """Parse `argv` and the recipe behind `--config` into one instance per dataclass.
-
-    The command line beats the recipe, the recipe beats the defaults. The recipe's `env:` block sets environment
-    variables, as in TRL.
-
-    Args:
-        dataclass_types: Dataclasses whose fields are the valid keys.
-        argv: Arguments without the program's name, `sys.argv[1:]` if None.
-        prog, description: Name and opening of `--help`.
-
-    Raises:
-        ConfigError: An unknown key or flag, a value of another type, a missing or broken recipe, or settings that a
-            dataclass refuses.
-    """
-    return StrictParser(dataclass_types, prog, description).parse(argv)
-
-
 def split_config_flag(argv: Sequence[str]) -> list[str]:
-    """`argv` with `--config=file` as two words, which TRL's parser needs, and a shipped recipe's name as path."""
+    """Write `--config=file` as two words, which TRL's parser needs, and the name of a shipped recipe as its path."""
     words: list[str] = []
     for word in argv:
         flag, equals, path = word.partition("=")
@@ -141,14 +121,9 @@ def split_config_flag(argv: Sequence[str]) -> list[str]:
         at = words.index(_CONFIG_FLAG) + 1
         if at == len(words) or not words[at]:
             raise ConfigError("--config has no value. Give the path of a YAML recipe after it.")
-        words[at] = _recipe_path(words[at])
+        if words[at].replace("_", "").isalnum() and not Path(words[at]).exists():
+            words[at] = str(resources.recipe(words[at]))
     return words
-
-
-def _recipe_path(name: str) -> str:
-    """A recipe's path; a bare word that is no file is the name of a shipped one."""
-    is_name = name.replace("_", "").isalnum() and not Path(name).exists()
-    return str(resources.recipe(name)) if is_name else name
 
 
 def option_names(parser: ArgumentParser) -> list[str]:
@@ -158,7 +133,7 @@ def option_names(parser: ArgumentParser) -> list[str]:
 
 
 def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
-    """The error for a word of the command line that nothing knows."""
+    """Make the error for a word of the command line that nothing knows."""
     if not word.startswith("--"):
         return ConfigError(f"Unexpected '{word}' on the command line. Give values after their flag: --KEY VALUE.")
     flag = word.partition("=")[0]
@@ -167,7 +142,7 @@ def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
 
 
 def argument_problem(message: str, types_of: Mapping[str, Any]) -> ConfigError:
-    """argparse's complaint about one argument as an error of ours; `types_of` as from `recipe.field_types`."""
+    """Turn argparse's complaint about one argument into an error of ours; `types_of` is from `recipe.field_types`."""
     match = re.match(r"argument --(?P<key>\w+)[^:]*: (?P<reason>.*)", message, flags=re.DOTALL)
     if match is None:
         return ConfigError(f"Command line: {message.rstrip('.')}.")
@@ -178,7 +153,7 @@ def argument_problem(message: str, types_of: Mapping[str, Any]) -> ConfigError:
 
 
 def _explain_launch_key(key: str) -> str | None:
-    """A hint for a key that belongs to the launcher and not to a recipe."""
+    """Give a hint for a key that belongs to the launcher and not to a recipe; None for other keys."""
     if key in _LAUNCH_KEYS:
         return f"It belongs to `accelerate launch`: give --{key} on the command line, before the script."
     return None

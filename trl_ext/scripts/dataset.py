@@ -20,7 +20,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """Where rows come from.
+    """The dataset that a run reads its rows from.
 
     Args:
         name: Hub name, folder or file; None for a mixture.
@@ -42,8 +42,10 @@ class DatasetSource:
             raise ConfigError("There is no dataset. Give --dataset_name, or list `datasets` in the recipe.")
         if self.name and self.mixture is not None:
             raise ConfigError(f"Both dataset_name ('{self.name}') and `datasets` are given. Give one of them.")
-        if self.name and _is_local(self.name):
-            self._check_local(Path(self.name))
+        path = Path(self.name or "")
+        is_local = path.exists() or path.suffix in READERS or str(self.name).startswith(("/", "./", "../"))
+        if self.name and is_local:
+            self._check_local(path)
 
     @property
     def splits(self) -> list[str]:
@@ -80,7 +82,7 @@ class DatasetSource:
             raise DataError(f"{what} cannot be loaded: {error}") from error
 
     def _files(self) -> dict[str, Path]:
-        """One file per split for a local file or a folder that holds `<split>.jsonl` and the like, else nothing."""
+        """One file for each split, of a local file or of a folder that holds `<split>.jsonl` and the like."""
         path = Path(self.name or "")
         if path.is_file():
             return {self.train_split: path}
@@ -101,8 +103,3 @@ class DatasetSource:
             if not file.is_file():
                 there = ", ".join(sorted(other.name for other in path.glob(f"*{file.suffix}")))
                 raise DataError(f"There is no {file.name} in {path} for the split '{split}', only {there}. {_ADVICE}")
-
-
-def _is_local(name: str) -> bool:
-    """A path rather than a name on the hub."""
-    return Path(name).exists() or name.startswith(("/", "./", "../")) or Path(name).suffix in READERS

@@ -56,7 +56,7 @@ def make_parser(prog: str | None = None) -> StrictParser:
 
 
 def report_settings(training_args: Any, rewards: Sequence[Any]) -> dict[str, Any]:
-    """What the report shows of this kind of run."""
+    """Collect what the report shows of this kind of run."""
     return {
         "rewards": ", ".join(described_reward(reward) for reward in rewards),
         **training.rollout_settings(training_args),

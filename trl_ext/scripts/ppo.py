@@ -105,7 +105,7 @@ def take_old_paths(script_args: Any, training_args: Any, model_args: Any) -> Non
 
 
 def check_paths(script_args: Any, model_args: Any) -> None:
-    """Every model that is named by a path is there."""
+    """Refuse a model's path that is no folder."""
     training.check_model(model_args)
     for flag in ("ref_model", "value_model"):
         training.check_folder(getattr(script_args, flag) or "", flag)
@@ -117,7 +117,7 @@ def check_paths(script_args: Any, model_args: Any) -> None:
 
 
 def scorers(script_args: Any) -> list[Any]:
-    """Rules and reward functions; none where only a reward model scores.
+    """Build the rules and reward functions; an empty list where only a reward model scores.
 
     Raises:
         ConfigError: Nothing scores, or something cannot be found or built.
@@ -132,7 +132,7 @@ def scorers(script_args: Any) -> list[Any]:
 
 
 def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Sequence[Any]) -> None:
-    """What the trainer refuses, before the data are read; `critic` becomes the one that the run has."""
+    """Refuse before the data are read what the trainer would refuse, and set `critic` to the one that the run has."""
     from trl_ext.trainers.ppo.inputs import check_models, choose_critic
 
     check_models(
@@ -149,12 +149,12 @@ def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_
 
 
 def reward_models(script_args: Any) -> list[str]:
-    """Whole ones and the adapter."""
+    """The names of all reward models, the adapter last."""
     return [*(script_args.reward_model or ()), *filter(None, [script_args.reward_adapter])]
 
 
 def report_settings(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Any) -> dict[str, Any]:
-    """What the report shows of this kind of run."""
+    """Collect what the report shows of this kind of run."""
     return {
         "rules": ", ".join(described_reward(reward) for reward in reward_funcs) or "none",
         "reward models": ", ".join(reward_models(script_args)) or "none",

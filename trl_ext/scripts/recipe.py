@@ -26,7 +26,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def field_types(dataclass_types: Iterable[type]) -> dict[str, Any]:
-    """Type of every field that a recipe may set, over all dataclasses of a script."""
+    """The type of every field that a recipe may set, over all dataclasses of a script."""
     types_of: dict[str, Any] = {}
     for dataclass_type in dataclass_types:
         hints = get_type_hints(dataclass_type)
@@ -40,7 +40,7 @@ def field_types(dataclass_types: Iterable[type]) -> dict[str, Any]:
 def read_recipe(
     path: str | Path, types_of: Mapping[str, Any], explain_unknown: Callable[[str], str | None] = lambda key: None
 ) -> dict[str, Any]:
-    """The recipe's keys and values, `env` included.
+    """Read a recipe's keys and values, `env` included.
 
     Args:
         path: The YAML file.
@@ -85,18 +85,15 @@ def _problems(
             if not isinstance(value_node, yaml.MappingNode):
                 yield line, f"'{ENV_KEY}' must be a mapping of environment variables."
         elif key not in types_of:
-            yield line, f"unknown key '{key}'. " + (explain_unknown(key) or _suggestion(key, types_of))
+            guess = nearest(key, types_of)
+            suggestion = f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
+            yield line, f"unknown key '{key}'. {explain_unknown(key) or suggestion}"
         else:
             yield from _value_problems(key, types_of[key], value_node)
 
 
-def _suggestion(key: str, valid: Iterable[str]) -> str:
-    guess = nearest(key, valid)
-    return f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
-
-
 def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
-    """YAML keeps the last of two equal keys without a word."""
+    """Yield keys that stand twice, of which YAML would keep the last without a word."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             yield from _repeated_keys(item)

@@ -112,7 +112,7 @@ def make_parser(prog: str | None = None) -> StrictParser:
 
 
 def report_settings(script_args: Any, training_args: Any, model_args: Any, rules: Any) -> dict[str, Any]:
-    """What the report shows of this kind of run."""
+    """Collect what the report shows of this kind of run."""
     length = f"{training_args.max_length} ({training_args.max_length_policy})" if training_args.max_length else "any"
     return {
         "rules": described_rules(rules) if rules else "none",

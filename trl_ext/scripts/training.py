@@ -51,7 +51,7 @@ def main(
 
 
 def check_processes() -> None:
-    """A launcher that started no process for the work."""
+    """Refuse a launcher that started no process for the work."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 1:
         raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, fewer than one process. Start at least one.")
 
@@ -71,7 +71,7 @@ def warn_of_build_locks(has_deepspeed: bool) -> None:
 
 
 def check_model(model_args: ModelConfig) -> None:
-    """A model is named, and its folder exists if the name is a path."""
+    """Refuse a run without a model, or with a model's path that is no folder."""
     name = model_args.model_name_or_path
     if not name:
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
@@ -79,7 +79,7 @@ def check_model(model_args: ModelConfig) -> None:
 
 
 def check_folder(name: str, flag: str) -> None:
-    """The folder is there if the name is a path and not one on the hub."""
+    """Refuse a path that is no folder; other names are those of the hub."""
     if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
         raise ConfigError(f"There is no folder {name}. Check --{flag}.")
 
@@ -105,7 +105,7 @@ def resume_point(training_args: Any) -> str | bool | None:
 
 
 def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> DatasetSource:
-    """Where the rows come from, held-out ones only if the run evaluates; checked without reading them."""
+    """Name the dataset, with held-out rows only if the run evaluates; checked without reading a row."""
     evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
     return DatasetSource(
         name=script_args.dataset_name,
@@ -163,7 +163,7 @@ def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str]
 def report_settings(
     script_args: Any, training_args: Any, model_args: Any, own_settings: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The settings that the report shows, a script's own among those of every run."""
+    """Collect the settings that the report shows, a script's own among those of every run."""
     packages = installed_versions("trl", "transformers", "accelerate", "torch")
     settings = {
         "model": model_args.model_name_or_path,
@@ -178,7 +178,7 @@ def report_settings(
 
 
 def rollout_settings(training_args: Any) -> dict[str, Any]:
-    """What the report shows of every run that trains on its own completions."""
+    """Collect what the report shows of every run that trains on its own completions."""
     return {
         "processes": training_args.world_size,
         "completions per process and forward": training_args.per_device_train_batch_size,
@@ -192,7 +192,7 @@ def rollout_settings(training_args: Any) -> dict[str, Any]:
 
 
 def described_lora(model_args: ModelConfig) -> str:
-    """Rank and alpha, where there is LoRA."""
+    """LoRA's rank and alpha in words, or "no"."""
     return f"rank {model_args.lora_r}, alpha {model_args.lora_alpha}" if model_args.use_peft else "no"
 
 

@@ -1,4 +1,4 @@
-"""Does a YAML value fit a dataclass field, and how is that field's type called in English.
+"""Judge whether a YAML value fits a dataclass field, and name that field's type in English.
 
 Only what a recipe can get wrong is judged. A type that is not listed here accepts every value, because rejecting a
 recipe that TRL would run is worse than passing a bad value on to TRL's own check.
@@ -6,7 +6,6 @@ recipe that TRL would run is worse than passing a bad value on to TRL's own chec
 
 import dataclasses
 import types
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -22,7 +21,7 @@ def fits(hint: Any, value: Any) -> bool:
     if origin is Literal:
         return value in get_args(hint) or value in [str(choice) for choice in get_args(hint)]
     if origin is list or hint is list:
-        return isinstance(value, list) and all(fits(_item_type(hint), item) for item in value)
+        return isinstance(value, list) and all(fits((get_args(hint) or (Any,))[0], item) for item in value)
     if origin is dict or hint is dict:
         return isinstance(value, dict)
     if hint is type(None):
@@ -33,7 +32,7 @@ def fits(hint: Any, value: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """A field's type as the end of the sentence "it must be ..."."""
+    """Name a field's type as the end of the sentence "it must be ..."."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(in_words(m) for m in _members(hint) if m is not type(None)))
@@ -56,10 +55,6 @@ def _members(hint: Any) -> list[Any]:
     return members
 
 
-def _item_type(hint: Any) -> Any:
-    return (get_args(hint) or (Any,))[0]
-
-
 def _fits_class(hint: type, value: Any) -> bool:
     if issubclass(hint, Enum):
         # OptimizerNames and its like also accept hyphens for underscores.
@@ -70,18 +65,10 @@ def _fits_class(hint: type, value: Any) -> bool:
         # TRL takes `scale_rewards: false` for a field typed str, so every scalar passes.
         return not isinstance(value, (list, dict)) and value is not None
     if hint in (int, float):
-        # A quoted number, and `3e-5`, which YAML reads as text.
-        return _converts(hint, value) if isinstance(value, str) else _is_number(hint, value)
-    return True
-
-
-def _is_number(hint: type, value: Any) -> bool:
-    return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
-
-
-def _converts(to: Callable[[str], Any], text: str) -> bool:
-    try:
-        to(text)
-    except ValueError:
-        return False
+        if not isinstance(value, str):
+            return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+        try:  # a quoted number, and `3e-5`, which YAML reads as text
+            hint(value)
+        except ValueError:
+            return False
     return True

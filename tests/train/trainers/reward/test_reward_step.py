@@ -3,6 +3,7 @@
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,8 +17,6 @@ from tests.preferences import Gradients, pairs, reward_model
 torch.set_num_threads(1)
 
 NUM_STEPS = 20
-LOSS_TOLERANCE = 1e-6
-GRADIENT_TOLERANCE = 2e-6
 METRICS = ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens")
 OURS = {
     "packed": {"packing": True},
@@ -25,10 +24,36 @@ OURS = {
     "budget": {"max_tokens_per_forward": 130},
     "large budget": {"max_tokens_per_forward": 4096},
 }
+# How close two equal implementations come depends on the quantity, the model, the options and the processor, so it is
+# measured where the test runs: TRL against itself, with the same pairs laid out otherwise, which changes nothing but
+# the order in which float32 numbers are summed. An error is relative to what it was made in: the loss, the largest
+# score of the step, the norm of the gradient. Compared is its root mean square over the steps, which varies far less
+# from one rounding to the next than the worst step does.
+LAYOUTS: tuple[dict, ...] = ({"pad_to_multiple_of": 100}, {"pad_to_multiple_of": 64, "reverse": True})
+# The loss sees differences of scores, never their level. One rounding in a weight moves the level for the rest of the
+# run, in TRL, too: with one model, five layouts kept it to 1.4 units of float32's epsilon, and a sixth to 4.8. Two
+# runs are no measure of what happens that rarely, so the level is given the noise of the gradients that move it.
+LEVELS = ("min_reward", "mean_reward", "max_reward")
+# Ours over TRL's own, the largest of the 44 cases below with PyTorch's kernels for AVX-512, for AVX2 and for neither:
+# gradient 1.13, margin 1.6, loss 1.3, levels 0.8. Rounding does not reach three times.
+MOST_OVER_NOISE = 3.0
+# Where TRL happens to agree with itself to the last bit, that bit is still not known better than float32 holds it.
+LEAST_NOISE = torch.finfo(torch.float32).eps
 
 
-def run(library, folder, dataset, peft=False, family="llama", **changes):
+class Run(NamedTuple):
     """Log entries and gradients of every step."""
+
+    log: list[dict[str, float]]
+    gradients: list[dict[str, torch.Tensor]]
+
+
+def run(library, folder, dataset, peft=False, family="llama", reverse=False, **changes) -> Run:
+    """Train on the dataset.
+
+    Args:
+        reverse: Let the pairs of a micro-batch stand in reversed order.
+    """
     gradients = Gradients()
     settings = dict(
         output_dir=str(folder),
@@ -54,35 +79,60 @@ def run(library, folder, dataset, peft=False, family="llama", **changes):
         callbacks=[gradients],
         peft_config=LoraConfig(r=4, task_type="SEQ_CLS", target_modules="all-linear") if peft else None,
     )
+    if reverse:
+        collate = trainer.data_collator
+        trainer.data_collator = lambda examples: collate(examples[::-1])
     trainer.train()
-    return [entry for entry in trainer.state.log_history if "loss" in entry], gradients.steps
+    return Run([entry for entry in trainer.state.log_history if "loss" in entry], gradients.steps)
+
+
+class OfTRL(NamedTuple):
+    """TRL's run, and how far it may be from itself, per quantity."""
+
+    run: Run
+    noise: dict[str, float]
 
 
 @cache
-def of_trl(margin=False, **options):
-    """TRL's log and gradients, computed once for all that is compared with them."""
+def of_trl(margin=False, count=96, **options) -> OfTRL:
+    """TRL's log, gradients and noise, computed once for all that is compared with them."""
+    dataset = pairs(count=count, margin=margin)
     with tempfile.TemporaryDirectory() as folder:
-        return run(trl, Path(folder), pairs(count=96, margin=margin), **options)
+        usual = run(trl, Path(folder), dataset, **options)
+        others = [errors(usual, run(trl, Path(folder), dataset, **options, **layout)) for layout in LAYOUTS]
+    noise = {name: max(LEAST_NOISE, rms([error[name] for error in others])) for name in others[0]}
+    return OfTRL(usual, noise | {name: max(noise[name], noise["gradient"]) for name in LEVELS})
 
 
-def check_equal(theirs, ours, metrics=METRICS):
-    (their_log, their_gradients), (our_log, our_gradients) = theirs, ours
-    assert len(their_log) == len(our_log) == len(their_gradients) == len(our_gradients) == NUM_STEPS
-    for their, our in zip(their_log, our_log, strict=True):
-        for name in metrics:
-            assert our[name] == pytest.approx(their[name], rel=LOSS_TOLERANCE, abs=LOSS_TOLERANCE), name
-    assert worst(their_gradients, our_gradients) <= GRADIENT_TOLERANCE
-
-
-def worst(theirs, ours) -> float:
-    """Largest error of a step's gradient, relative to its norm, over the steps."""
-    errors = []
-    for their, our in zip(theirs, ours, strict=True):
+def errors(theirs: Run, ours: Run, metrics=METRICS) -> dict[str, float]:
+    """Root mean square over the steps of the relative error of every metric, and of the gradient."""
+    assert len(theirs.log) == len(ours.log) == len(theirs.gradients) == len(ours.gradients) == NUM_STEPS
+    steps = list(zip(theirs.log, ours.log, strict=True))
+    found = {name: rms([abs(our[name] - their[name]) / size(their, name) for their, our in steps]) for name in metrics}
+    gradients = []
+    for their, our in zip(theirs.gradients, ours.gradients, strict=True):
         assert their.keys() == our.keys()
         square = sum((our[name] - their[name]).square().sum() for name in their)
-        errors.append((square / sum(g.square().sum() for g in their.values())).sqrt().item())
-    print(f"largest relative gradient error: {max(errors):.1e}")  # pytest -rP shows it
-    return max(errors)
+        gradients.append((square / sum(g.square().sum() for g in their.values())).sqrt().item())
+    return found | {"gradient": rms(gradients)}
+
+
+def size(entry: dict[str, float], name: str) -> float:
+    """What the error of a metric is relative to; for what can be 0 by cancellation, the numbers it is made of."""
+    if name in ("margin", *LEVELS):
+        return max(abs(entry["min_reward"]), abs(entry["max_reward"]))
+    return 1.0 if name == "accuracy" else abs(entry[name])
+
+
+def rms(values: list[float]) -> float:
+    return torch.tensor(values, dtype=torch.float64).square().mean().sqrt().item()
+
+
+def check_equal(theirs: OfTRL, ours: Run, metrics=METRICS):
+    found = errors(theirs.run, ours, metrics)
+    over = {name: error / theirs.noise[name] for name, error in found.items()}
+    print("error over TRL's own:", ", ".join(f"{name} {ratio:.1f}" for name, ratio in over.items()))  # pytest -rP
+    assert {name: ratio for name, ratio in over.items() if ratio > MOST_OVER_NOISE} == {}
 
 
 def comparable(way, accumulation):
@@ -126,9 +176,8 @@ def test_steps_are_trls_under_its_options(options, way, tmp_path):
 
 def test_a_short_last_step_is_trls_without_a_budget(tmp_path):
     """TRL gives its micro-batches equal weight, whatever they hold, and so do we; only a budget counts pairs."""
-    dataset = pairs(count=30)
     options = dict(gradient_accumulation_steps=4)
-    check_equal(run(trl, tmp_path, dataset, **options), run(trl_ext, tmp_path, dataset, **options, packing=True))
+    check_equal(of_trl(count=30, **options), run(trl_ext, tmp_path, pairs(count=30), **options, packing=True))
 
 
 def test_the_comparison_can_fail(tmp_path):
@@ -137,6 +186,14 @@ def test_the_comparison_can_fail(tmp_path):
     theirs = of_trl(margin=True)
     with pytest.raises(AssertionError):
         check_equal(theirs, ours)
+
+
+@pytest.mark.parametrize("relative_error", [1e-5, -1e-5])
+def test_a_gradient_that_is_off_by_a_hundred_thousandth_is_seen(relative_error):
+    theirs = of_trl(margin=True, gradient_checkpointing=False)
+    off = [{name: g * (1 + relative_error) for name, g in step.items()} for step in theirs.run.gradients]
+    with pytest.raises(AssertionError, match="gradient"):
+        check_equal(theirs, Run(theirs.run.log, off))
 
 
 def test_a_budget_cuts_a_step_into_several_forwards(tmp_path, monkeypatch):

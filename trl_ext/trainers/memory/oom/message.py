@@ -7,7 +7,6 @@ from typing import Any
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError, OutOfMemoryError
-from trl_ext.memory.planner.labels import label
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.alternatives import alternatives, largest_part, next_stage
 from trl_ext.memory.units import in_gib
@@ -119,11 +118,11 @@ def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
         f"({i}) {one.change}: {one.saves_gib:.1f} GiB less there, {one.need_gib:.1f} in all"
         for i, one in enumerate(alternatives(plan.estimate, place.phase, numbers.asked), 1)
     )
-    hardware, later = plan.estimate.hardware, next_stage(plan.estimate)
-    usable = f"{hardware.card.usable_gib:.1f} GiB"
+    later = next_stage(plan.estimate)
+    usable = f"{plan.estimate.hardware.card.usable_gib:.1f} GiB"
     stage = "No ZeRO stage or offload is left: use LoRA, or more cards."
     if later is not None:
-        stage = f"The next ZeRO stage or offload: {label(later.job, hardware.num_gpus)}: {in_gib(later.need_bytes)}."
+        stage = f"The next ZeRO stage or offload: {Plan(later).label}: {in_gib(later.need_bytes)}."
     cheapest = f"Cheapest first, with the same optimisation, estimated for {usable}: {changes}." if changes else ""
     return [cheapest, stage]
 

@@ -38,24 +38,19 @@ examples:
 
 
 def score(argv: Sequence[str]) -> int:
-    """Run one of the commands; the exit code."""
-    parser = _parser()
-    arguments = parser.parse_args(list(argv))
-    if arguments.run is None:
-        parser.print_help()
-        return 0
-    run: Callable[[argparse.Namespace], int] = arguments.run
-    return run(arguments)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run one of the commands, and return the exit code."""
     parser = argparse.ArgumentParser("trl-ext score", description=DESCRIPTION)
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_audit(_command(commands, "audit", "do rules and data fit", AUDIT, AUDIT_EXAMPLE, run_audit))
     _add_explain(_command(commands, "explain", "why a completion earned it", EXPLAIN, EXPLAIN_EXAMPLE, run_explain))
     _add_redteam(_command(commands, "redteam", "does a cheat pay", REDTEAM, REDTEAM_EXAMPLE, run_redteam))
-    return parser
+    arguments = parser.parse_args(list(argv))
+    if arguments.run is None:
+        parser.print_help()
+        return 0
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    return run(arguments)
 
 
 def _command(
@@ -162,5 +157,5 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey or cannot show: completions are not to be trusted."""
+    """Escape what a terminal would obey or cannot show: completions are not to be trusted."""
     return "".join(char if char == "\n" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)

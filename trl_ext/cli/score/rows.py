@@ -50,7 +50,7 @@ def _loaded(source: Path, split: str) -> Any:
 
 
 def renamed(pairs: Iterable[str]) -> dict[str, str]:
-    """`["completion=response"]` as name to name in the file."""
+    """Parse `["completion=response"]` into a mapping from a name to the name in the file."""
     found = {}
     for pair in pairs:
         name, equals, in_file = pair.partition("=")
@@ -81,7 +81,7 @@ def _under(names: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
 def columns_of(
     rules: RuleSet, row: Mapping[str, Any], names: Mapping[str, str], data: str | None, split: str
 ) -> dict[str, Any]:
-    """The row's columns that the rules may read, those of the dataset among them where one is named."""
+    """The columns that the rules may read: the row's own, and those of the dataset where one is named."""
     columns = {name: cell for name, cell in row.items() if name not in _OWN}
     if "advantage" in columns:  # TRL's table: a column that is called like a rule holds its reward.
         for name in (rules.name, *(rule.name for rule in rules.rules)):
@@ -120,25 +120,23 @@ def _matching(
 
 
 def prompt_key(prompt: Any) -> str:
-    """Equal for equal prompts: in a table, messages have the keys of all rows, and None where they lack one."""
+    """A text, equal for equal prompts: a table gives messages the keys of all rows, None where they lack one."""
     if isinstance(prompt, list):
         return json.dumps([{key: part for key, part in message.items() if part is not None} for message in prompt])
     return str(prompt)
 
 
 def ids_of(row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int] | None:
-    """The completion's token ids: the table's, or else the tokenizer's."""
+    """The completion's token ids: the table's, or else the tokenizer's; None with neither."""
     ids = row.get("completion_ids")
     if ids is not None:
         return list(ids)
-    return None if tokenizer is None else _tokenized(tokenizer, text)
-
-
-def _tokenized(name: str, text: str) -> list[int]:
+    if tokenizer is None:
+        return None
     from transformers import AutoTokenizer
 
     try:
-        found = AutoTokenizer.from_pretrained(name)
+        found = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"The tokenizer '{name}' cannot be loaded: {error}") from error
+        raise ConfigError(f"The tokenizer '{tokenizer}' cannot be loaded: {error}") from error
     return list(found(text, add_special_tokens=False)["input_ids"])

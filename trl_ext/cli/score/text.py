@@ -20,7 +20,7 @@ def heading(row: Mapping[str, Any], text: str) -> str:
 
 
 def _both_ends(text: str) -> str:
-    """A long completion's start and end: answers stand at the end."""
+    """Shorten a long completion to its start and its end, where answers stand."""
     if len(text) <= _SHOWN_CHARS:
         return text
     half = _SHOWN_CHARS // 2
@@ -28,8 +28,12 @@ def _both_ends(text: str) -> str:
 
 
 def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
-    """For each rule what its part of the total depends on besides the completion."""
-    lines = [(rule.name, _reads(rule, columns), _runs(rules, rule), _counts(rule)) for rule in rules.rules]
+    """A table that tells for each rule what its part of the total depends on besides the completion."""
+    lines = []
+    for rule in rules.rules:
+        is_inline = rule.tier == "inline" or not rules.isolate
+        runs = "inline" if is_inline else f"worker, {rules.limits.cpu_s:g} s at most"
+        lines.append((rule.name, _reads(rule, columns), runs, ", ".join(_conditions(rule)) or "always"))
     return table([("rule", "reads", "runs", "counts"), *lines])
 
 
@@ -37,14 +41,6 @@ def _reads(rule: Rule, columns: Mapping[str, Any]) -> str:
     cells = [f"{name}={shortened(repr(columns.get(name)), 60)}" for name in rule.all_columns]
     tokens = ["token ids"] if getattr(rule, "unit", None) == "tokens" else []
     return ", ".join([*cells, *tokens]) or "no column"
-
-
-def _runs(rules: RuleSet, rule: Rule) -> str:
-    return "inline" if rule.tier == "inline" or not rules.isolate else f"worker, {rules.limits.cpu_s:g} s at most"
-
-
-def _counts(rule: Rule) -> str:
-    return ", ".join(_conditions(rule)) or "always"
 
 
 def _conditions(rule: Rule) -> Iterator[str]:
@@ -57,7 +53,7 @@ def _conditions(rule: Rule) -> Iterator[str]:
 
 
 def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
-    """What the run's own log says of this row, and whether it is the same; empty without a log."""
+    """Tell what the run's own log says of this row, and whether it is the same; "" without a log."""
     if row.get("advantage") is None:
         return ""
     line = f"advantage in the log: {row['advantage']:.3f}"

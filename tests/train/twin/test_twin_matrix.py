@@ -8,8 +8,8 @@ and with one of PPO's critics in turn. `TRL_EXT_TWIN=each` runs every combinatio
 below; `TRL_EXT_TWIN=all` runs every combination on every architecture. What a Job refuses is left out by name: an
 adapter critic without LoRA or under ZeRO-3.
 
-The widths are those of real models, with two layers: fake tensors cost time by number, not by size. Vocabularies are
-shortened but stay larger than DeepSpeed's bucket, as real ones are.
+The widths are those of real models, with two layers, by default one: fake tensors cost time by number, not by size.
+Vocabularies are shortened but stay larger than DeepSpeed's bucket, as real ones are.
 """
 
 import os
@@ -96,7 +96,7 @@ def job_of(trainer, critic, method, stage, **changes):
     ), num_gpus
 
 
-def config_of(name, num_layers=2):
+def config_of(name, num_layers=2 if CHOSEN else 1):
     return {"model_type": name, "num_hidden_layers": num_layers, "max_position_embeddings": 8192, **CONFIGS[name]}
 
 

@@ -30,8 +30,8 @@ world, stages = int(sys.argv[1]), json.loads(sys.argv[2])
 dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
 import deepspeed
 import deepspeed.comm.torch
-# Else the CPU backend compiles a kernel, and waits for whoever else is compiling it.
-deepspeed.comm.torch.build_shm_op = lambda: None
+# Else the CPU backend compiles a kernel for a minute. As an attribute, deepspeed.comm.torch is PyTorch itself.
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 from deepspeed.utils import logger
 logger.setLevel(logging.ERROR)
 deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)

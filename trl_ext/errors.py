@@ -40,14 +40,14 @@ class OutOfMemoryError(TrlExtError, RuntimeError):
     """Memory ran out where no smaller chunk could be tried. Its cause is the allocator's error.
 
     Attributes:
-        is_own: It ran out in this process; False where another one's failure ends this one.
+        is_own: True where memory ran out in this process, False where another process's failure ends this one.
     """
 
     is_own = True
 
     @classmethod
     def of_another_rank(cls) -> "OutOfMemoryError":
-        """For the ranks that had enough."""
+        """Return the error of a rank whose own memory was enough, where another rank's was not."""
         error = cls("Another process ran out of memory in this forward; its message says where, and what would fit.")
         error.is_own = False
         return error

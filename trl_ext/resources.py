@@ -9,17 +9,17 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def accelerate_config(name: str) -> Path:
-    """The file for `accelerate launch --config_file`, such as "zero2"."""
+    """Return the file for `accelerate launch --config_file`, such as "zero2"."""
     return _find("accelerate_configs", name, ".yaml")
 
 
 def deepspeed_config(name: str) -> Path:
-    """The file for `--deepspeed`, such as "zero3_offload"."""
+    """Return the file for `--deepspeed`, such as "zero3_offload"."""
     return _find("deepspeed_configs", name, ".json")
 
 
 def recipe(name: str) -> Path:
-    """The file for `--config`, such as "quickstart"."""
+    """Return the file for `--config`, such as "quickstart"."""
     return _find("recipes", name, ".yaml")
 
 

@@ -1,7 +1,20 @@
-"""PEFT: which adapters compute, layer by layer."""
+"""PEFT: the model below its wrapper, and which adapters compute, layer by layer."""
 
+from typing import Any
+
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
+
+
+def base_model(model: Any) -> Any:
+    """Return the model without PEFT's wrapper, if it has one."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def adds_virtual_tokens(model: Any) -> bool:
+    """Return True for prompt tuning and its kin, which put trained virtual tokens before every row."""
+    return isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
 
 
 def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:

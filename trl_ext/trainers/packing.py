@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, Trainer
 from transformers.utils import logging
 
+from trl_ext.compat.peft import adds_virtual_tokens
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing import attention
 from trl_ext.packing.check import CheckResult
@@ -34,22 +36,23 @@ def settle_packing(config: Any, is_required: bool) -> None:
     config.packing = config.packing is not False
 
 
-class PackingSwitch:
-    """Mixed into a Trainer, which tells the reasons against packing, the models to switch, and how to check.
+class PackingSwitch(Trainer):
+    """Mixed into a trainer, which tells the reasons against packing, the models to switch, and how to check.
 
     Attributes:
         _packs: Whether forwards are flat rows.
         _check_is_due: Whether the self-check must run before the first packed forward.
     """
 
+    model: PreTrainedModel
     _packs = False
     _check_is_due = False
 
     def _why_not_packing(self) -> str:
         """Reasons that can be known without a forward; empty if there is none."""
-        raise NotImplementedError
+        return "prompt tuning puts virtual tokens before every row" if adds_virtual_tokens(self.model) else ""
 
-    def _models(self) -> list[Any]:
+    def _models(self) -> list[PreTrainedModel]:
         """The models that forward flat rows, unwrapped."""
         raise NotImplementedError
 

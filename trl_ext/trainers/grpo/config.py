@@ -1,5 +1,6 @@
 """Arguments of `trl_ext.GRPOTrainer`: TRL's, ours of packing, and those of memory."""
 
+import math
 from dataclasses import dataclass, field
 
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
@@ -36,11 +37,12 @@ class GRPOConfig(MemoryFields, TRLGRPOConfig):
         },
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.settle_memory_fields()
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True)
-        if self.max_tokens_per_forward is not None and self.max_tokens_per_forward <= self.max_completion_length:
+        longest = math.inf if self.max_completion_length is None else self.max_completion_length
+        if self.max_tokens_per_forward is not None and self.max_tokens_per_forward <= longest:
             raise ConfigError(
                 f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold one completion of "
                 f"max_completion_length={self.max_completion_length} and its prompt. Raise the first or lower the "

@@ -4,21 +4,27 @@ TRL computes everything that makes a loss. What changes is how many tokens go th
 """
 
 import os
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
+from trl_ext.compat.peft import base_model
 from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
+from trl_ext.packing.plan import PlannedRow
 from trl_ext.trainers.checks import check_budget, check_dataset, check_launch, sample_of_prompts
-from trl_ext.trainers.forward.completions import joined, plan, score, unpad
+from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
 from trl_ext.trainers.forward.group_order import regroup, split_is_free
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
@@ -47,6 +53,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         phase/<name>_s: Seconds spent in generate, score, logps, update and other, on this rank.
     """
 
+    args: TRLGRPOConfig
     memory_kind = "grpo"
 
     def __init__(
@@ -76,16 +83,18 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         self._add_models()
         self.add_callback(RuleStates(self.reward_funcs))
-        self._max_tokens = getattr(args, "max_tokens_per_forward", None)
+        self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         if self._max_tokens is not None:
-            self._check_budget()
+            self._check_budget(self._max_tokens)
         if getattr(args, "packing", True):
             self._start_packing()
         keep_gradients_in_buckets(self.accelerator)
         watch_memory(self, ("generate", "score", "update", "step"))
 
-    def _plan_memory(self, model, rewards, args, dataset, options) -> None:
+    def _plan_memory(
+        self, model: Any, rewards: list[Any], args: TRLGRPOConfig, dataset: Any, options: dict[str, Any]
+    ) -> None:
         """Settle what `args.memory` asks for, before anything loads; adapters may come into `options`."""
         scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
         inputs = Inputs(
@@ -102,17 +111,12 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
                 options[name] = getattr(settled, name)
 
     def _add_models(self) -> None:
-        """For trainers that train or ask more models than TRL's; called before packing is tried."""
+        """Add models that a subclass trains or asks beside TRL's; called before packing is tried."""
 
     # Packing ------------------------------------------------------------------------------------------------------
 
     def _why_not_packing(self) -> str:
-        """Reasons that can be known without a forward; empty if there is none."""
-        if self._is_vlm:
-            return "the model takes images"
-        if is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning:
-            return "prompt tuning puts virtual tokens before every row"
-        return ""
+        return "the model takes images" if self._is_vlm else super()._why_not_packing()
 
     def _start_packing(self) -> None:
         for model in self._models():
@@ -129,29 +133,28 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
             share_prompt=self._share_prompt,
         )
 
-    def _models(self) -> list[Any]:
-        """The policy and the reference, unwrapped."""
+    def _models(self) -> list[PreTrainedModel]:
+        """Return the policy and the reference, unwrapped."""
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
-        models = [self.accelerator.unwrap_model(m) for m in models]
-        return [m.get_base_model() if is_peft_model(m) else m for m in models]
+        return [base_model(self.accelerator.unwrap_model(model)) for model in models]
 
-    def _check_budget(self) -> None:
+    def _check_budget(self, max_tokens: int) -> None:
         prompts = sample_of_prompts(self.train_dataset)
-        if prompts:
+        if prompts and self.max_completion_length is not None:
             longest = max(map(len, self._tokenize_prompts(prompts)[0]))
-            check_budget(longest, self.max_completion_length, self._max_tokens)
+            check_budget(longest, self.max_completion_length, max_tokens)
 
     def _get_per_token_logps_and_entropies(
         self,
-        model,
-        input_ids,
-        attention_mask,
-        logits_to_keep,
-        batch_size=None,
-        compute_entropy=False,
-        compute_aux_loss=False,
-        **multimodal,
-    ):
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **multimodal: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Overrides trl.GRPOTrainer._get_per_token_logps_and_entropies: flat rows instead of padded ones."""
         phase = "update" if torch.is_grad_enabled() else "logps"
         with self._clock.phase(phase):
@@ -172,21 +175,40 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
             )
         return result.logps, result.entropies, result.aux_loss
 
-    def _packed_batch(self, model, input_ids, attention_mask, width, batch_size, compute_entropy, compute_aux_loss):
-        """Log-probabilities of the whole batch on flat rows."""
+    def _packed_batch(
+        self,
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        width: int,
+        batch_size: int | None,
+        compute_entropy: bool,
+        compute_aux_loss: bool,
+    ) -> LogProbs:
+        """Return the log-probabilities of the whole batch, computed on flat rows."""
         parts = [
             self._packed_part(model, ids, mask, width, compute_entropy, compute_aux_loss)
             for ids, mask in self._parts(input_ids, attention_mask, batch_size)
         ]
         return joined(parts)
 
-    def _parts(self, input_ids, attention_mask, batch_size):
-        """The batch as it goes through the model, row by row of a padded batch."""
+    def _parts(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, batch_size: int | None
+    ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Return token ids and masks of the rows that go through the model together."""
         # With a budget the tokens say how many rows a forward holds; without one, the caller's rows do.
         size = input_ids.size(0) if self._max_tokens or not batch_size else batch_size
         return zip(input_ids.split(size), attention_mask.split(size), strict=True)
 
-    def _packed_part(self, model, input_ids, attention_mask, width, compute_entropy, compute_aux_loss):
+    def _packed_part(
+        self,
+        model: nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        width: int,
+        compute_entropy: bool,
+        compute_aux_loss: bool,
+    ) -> LogProbs:
         # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
         share = self._share_prompt and not compute_aux_loss
         batch, rows, num_forwards = self._planned(input_ids, attention_mask, width, share, compute_aux_loss)
@@ -195,18 +217,20 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         self._count(result.num_forwarded, attention_mask, input_ids)
         return result
 
-    def _planned(self, input_ids, attention_mask, width, share, keep_all=False):
-        """The batch without padding, its flat rows, and how many forwards all ranks make."""
+    def _planned(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, share: bool, keep_all: bool = False
+    ) -> tuple[Unpadded, list[PlannedRow], int]:
+        """Return the batch without padding, its flat rows, and how many forwards all ranks make."""
         batch = unpad(input_ids, attention_mask, width)
         rows = plan(batch, share, self._max_tokens, keep_all=keep_all)
         return batch, rows, self._agreed_num_forwards(len(rows)) if self._max_tokens else len(rows)
 
     def _agreed_num_forwards(self, num_rows: int) -> int:
-        """The largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
+        """Return the largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
         counts = self.accelerator.gather(torch.tensor([num_rows], device=self.accelerator.device))
         return int(counts.max().item())
 
-    def _prepare_inputs(self, generation_batch):
+    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
         """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
         if self._rescue.serving is not None:  # a chunk of what was prepared
             return generation_batch
@@ -225,25 +249,29 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def _chunks(self):
+    def _chunks(self) -> tuple[CompletionChunks, str]:
         return CompletionChunks(self.args), why_completions_stay_whole(self)
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Overrides trl.GRPOTrainer.compute_loss: in chunks where memory asks for it."""
         return self._rescued(super().compute_loss, model, inputs, return_outputs, num_items_in_batch)
 
-    def _compute_loss(self, model, inputs):
+    def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._compute_loss: a chunk's loss by its share of the whole."""
         return super()._compute_loss(model, inputs) * self._rescue.share
 
     # Rewards ------------------------------------------------------------------------------------------------------
 
-    def _generate_and_score_completions(self, inputs):
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Overrides trl.GRPOTrainer._generate_and_score_completions: notes the rows, for scoring that starts early."""
         self._rows_to_score = inputs
         return super()._generate_and_score_completions(inputs)
 
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
+    ) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
         plain = self.reward_funcs
         guarded = [guard(f, name) for f, name in zip(plain, self.reward_func_names, strict=True)]
@@ -259,22 +287,23 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
 
     # Resuming -----------------------------------------------------------------------------------------------------
 
-    def _get_train_sampler(self, dataset=None):
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
         return EpochSampler(super()._get_train_sampler(dataset))
 
-    def _save_checkpoint(self, model, trial):
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Overrides trl.GRPOTrainer._save_checkpoint: rollouts that are not used up are part of the state."""
         super()._save_checkpoint(model, trial)
         if not self.args.save_only_model:
-            waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-            rollouts = self._buffered_inputs if waiting else None
+            assert self.args.steps_per_generation is not None  # set by TRL's config
+            are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+            rollouts = self._buffered_inputs if are_waiting else None
             save_rollouts(self._checkpoint_folder(trial), self.accelerator.process_index, self._step, rollouts)
 
-    def _checkpoint_folder(self, trial=None) -> str:
+    def _checkpoint_folder(self, trial: Any = None) -> str:
         return os.path.join(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
-    def _load_optimizer_and_scheduler(self, checkpoint):
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules and rollouts go on from their state, too."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
@@ -283,12 +312,12 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         state = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
         # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
         if state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation):
-            self._step, self._buffered_inputs = state
+            self._step, self._buffered_inputs = state  # type: ignore[assignment]  # TRL's None has no annotation
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
     def _why_not_rehearse(self) -> str:
-        """A reason that all ranks know; empty if there is none."""
+        """Return a reason that all ranks know; empty if there is none."""
         return "the model takes images, and no size of them is the largest" if self._is_vlm else ""
 
     def _largest_micro_batch(self) -> MicroBatch:
@@ -300,25 +329,24 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 
-    def _generate(self, prompts):
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation."""
-        temperature = getattr(self.args, "eval_temperature", None)
-        usual = self.model.training or temperature is None
+        temperature = None if self.model.training else getattr(self.args, "eval_temperature", None)
         with (
             self._clock.phase("generate"),
-            nullcontext() if usual else sampling_temperature(self, temperature),
+            sampling_temperature(self, temperature) if temperature is not None else nullcontext(),
         ):
             output = super()._generate(prompts)
         _, completion_ids, _, completions, *_ = output
         start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids)
         return output
 
-    def evaluate(self, *args, **kwargs):
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Overrides trl.GRPOTrainer.evaluate: its seconds are a phase of their own."""
         with self._clock.phase("evaluate", whole=True):
             return super().evaluate(*args, **kwargs)
 
-    def training_step(self, model, inputs, num_items_in_batch):
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""
         with self._clock.phase("update"):
             loss = super().training_step(model, inputs, num_items_in_batch)

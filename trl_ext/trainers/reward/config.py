@@ -40,7 +40,7 @@ class RewardConfig(MemoryFields, TRLRewardConfig):
         },
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.settle_memory_fields()
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)

@@ -109,19 +109,20 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
     """
     if max_length is None:
         return dataset
-    num_long = _num_longer(dataset, max_length)
+    is_stream = isinstance(dataset, IterableDataset)
+    num_long = None if is_stream else _num_longer(dataset, max_length)
     if num_long == 0:
         return dataset
     if policy == "truncate_prompt":
         if SHARED in columns_of(dataset, role):
             dataset = dataset.remove_columns(SHARED)  # of the prompts as they were
         dataset = _apply(dataset.map, Shortening(max_length, keep_first), dataset, f"Shortening prompts of {role}")
-    num_dropped = _num_longer(dataset, max_length)
+    num_dropped = None if is_stream else _num_longer(dataset, max_length)
     if num_dropped != 0:
         dataset = _apply(
             dataset.filter, Fits(max_length), dataset, f"Filtering {role}", ["chosen_ids", "rejected_ids"]
         )
-    if num_long is not None:
+    if num_long is not None and num_dropped is not None:
         _report(role, len(dataset) + num_dropped, num_dropped, num_long, max_length, policy)
     return dataset
 
@@ -222,10 +223,8 @@ def lengths(dataset: Dataset, column: str) -> list[int]:
     return [n for table in tables for n in pc.list_value_length(table[column]).to_pylist()]
 
 
-def _num_longer(dataset: Any, max_length: int) -> int | None:
-    """Pairs with a side longer than `max_length`; None for a stream."""
-    if isinstance(dataset, IterableDataset):
-        return None
+def _num_longer(dataset: Dataset, max_length: int) -> int:
+    """Return the number of pairs with a side longer than `max_length`."""
     both = zip(lengths(dataset, "chosen_ids"), lengths(dataset, "rejected_ids"), strict=True)
     return sum(max(pair) > max_length for pair in both)
 
@@ -257,7 +256,8 @@ def _rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _sides(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    return tuple(row.get(key, row.get(f"{key}_input_ids")) for key in ("chosen", "rejected"))  # type: ignore[return-value]
+    chosen, rejected = (row.get(key, row.get(f"{key}_input_ids")) for key in ("chosen", "rejected"))
+    return chosen, rejected
 
 
 def _is_empty(side: Any) -> bool:

@@ -5,16 +5,23 @@ different numbers of pairs.
 """
 
 import copy
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.trainer_utils import EvalLoopOutput
+from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 from trl.trainer.reward_trainer import RewardTrainer as TRLRewardTrainer
 
 from trl_ext.compat.accelerate import global_batches, with_batch_sampler
+from trl_ext.compat.peft import base_model
 from trl_ext.compat.transformers import let_loss_be_scaled
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
@@ -57,6 +64,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
     Per evaluation: accuracy_rules_agree, accuracy_rules_disagree, rules_agree_frac, score_length_correlation.
     """
 
+    args: TRLRewardConfig
     memory_kind = "reward"
 
     def __init__(
@@ -79,7 +87,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         self._rules = rules
         self._has_own_collator = data_collator is not None
         self._has_train_dataset = False
-        self._max_tokens = getattr(args, "max_tokens_per_forward", None)
+        self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
@@ -105,13 +113,19 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         if not self._has_own_collator:
             self._collate_rows()
         if self._max_tokens is not None:
-            self._start_budget()
+            self._start_budget(self._max_tokens)
         keep_gradients_in_buckets(self.accelerator)
         watch_memory(self, ("update", "step"))
 
     # Data ---------------------------------------------------------------------------------------------------------
 
-    def _prepare_dataset(self, dataset, processing_class, args, dataset_name):
+    def _prepare_dataset(
+        self,
+        dataset: Dataset | IterableDataset,
+        processing_class: PreTrainedTokenizerBase,
+        args: TRLRewardConfig,
+        dataset_name: str,
+    ) -> Dataset | IterableDataset:
         """Overrides trl.RewardTrainer._prepare_dataset: checked before, fitted to length and measured after."""
         role = f"{dataset_name}_dataset"
         # TRL prepares the training pairs first; an evaluation dataset may be called "train", too.
@@ -131,13 +145,14 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             )
             return preference_data.add_shared_tokens(dataset)
 
-    def _set_signature_columns_if_needed(self):
+    def _set_signature_columns_if_needed(self) -> None:
         """Overrides trl.RewardTrainer._set_signature_columns_if_needed: our columns reach the collator, too."""
         super()._set_signature_columns_if_needed()
         own = (SHARED, preference_data.GAP)
-        self._signature_columns += [name for name in own if name not in self._signature_columns]
+        columns: list[str] = self._signature_columns or []
+        columns += [name for name in own if name not in columns]
 
-    def get_train_dataloader(self):
+    def get_train_dataloader(self) -> DataLoader:
         """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks."""
         loader = super().get_train_dataloader()
         if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):
@@ -173,12 +188,13 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
 
     def _pair_sizes(self) -> PairSizes:
         rows = self.train_dataset
+        assert isinstance(rows, Dataset)  # streams are not planned
         chosen, rejected = (preference_data.lengths(rows, name) for name in ("chosen_ids", "rejected_ids"))
         shared = list(rows[SHARED]) if self._share_prompt else [0] * len(rows)
         return PairSizes(chosen, rejected, shared, self.model.config.get_text_config().hidden_size)
 
-    def _start_budget(self) -> None:
-        """Settings that a token budget needs, and the pairs that it cannot hold."""
+    def _start_budget(self, max_tokens: int) -> None:
+        """Check the settings that a token budget needs, and that it holds every pair."""
         if getattr(self.args, "train_sampling_strategy", "random") == "batch_rebalance":
             raise ConfigError(
                 "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."
@@ -186,9 +202,11 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         let_loss_be_scaled(self)
         if isinstance(self.train_dataset, Dataset):
             sizes = self._pair_sizes().tokens
-            preference_data.check_budget(self.train_dataset, sizes, self._max_tokens, "train_dataset")
+            preference_data.check_budget(self.train_dataset, sizes, max_tokens, "train_dataset")
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on pairs and forwards of the step."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._max_tokens is None or not batches:
@@ -201,31 +219,36 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         return batches, counts[:, 0].sum()
 
     def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:
-        """As many forwards as every rank makes: those of ZeRO-3 are collectives."""
+        """Return as many rows as every rank forwards: the forwards of ZeRO-3 are collectives."""
         surplus = num_rows - len(rows)
-        return rows + [self.data_collator.row([]).to(self.accelerator.device) for _ in range(surplus)]
+        return rows + [self._collator.row([]).to(self.accelerator.device) for _ in range(surplus)]
+
+    @property
+    def _collator(self) -> PairCollator:
+        assert isinstance(self.data_collator, PairCollator)  # asked for only where no other one was given
+        return self.data_collator
 
     # Packing ------------------------------------------------------------------------------------------------------
 
     def _why_not_packing(self) -> str:
         if self._has_own_collator:
             return "a data_collator is given, which makes its own batches"
-        if is_peft_model(self.model) and self.model.active_peft_config.is_prompt_learning:
-            return "prompt tuning puts virtual tokens before every row"
+        reason = super()._why_not_packing()
+        if reason:
+            return reason
         try:
             add_pooled_head(self._models()[0])
         except PackingError as error:
             return str(error)
         return ""
 
-    def _models(self) -> list[Any]:
-        model = self.accelerator.unwrap_model(self.model)
-        return [model.get_base_model() if is_peft_model(model) else model]
+    def _models(self) -> list[PreTrainedModel]:
+        return [base_model(self.accelerator.unwrap_model(self.model))]
 
     def _self_check(self, model: Any) -> CheckResult:
         return check_reward_model(
             model,
-            head=self._models()[0].score,
+            head=self._models()[0].get_submodule("score"),
             vocab_size=self.model.config.get_text_config().vocab_size,
             pad_token_id=self._pad_token_id,
             device=self.accelerator.device,
@@ -240,7 +263,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def training_step(self, model, inputs, num_items_in_batch=None):
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.RewardTrainer.training_step: timed; row by row under a token budget."""
         with self._clock.phase("update"):
             if self._max_tokens is None:
@@ -251,7 +274,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             self._close_step()
         return loss
 
-    def _row_by_row(self, model, rows, num_items_in_batch) -> torch.Tensor:
+    def _row_by_row(self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any) -> torch.Tensor:
         """Forward and backward of every row on its own, so that only one row's activations are alive."""
         loss = torch.zeros((), device=self.accelerator.device)
         for i, row in enumerate(rows):
@@ -259,23 +282,27 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
                 loss = loss + super().training_step(model, {"rows": [row]}, num_items_in_batch)
         return loss
 
-    def _chunks(self):
+    def _chunks(self) -> tuple[PairChunks, str]:
         has_budget = self._max_tokens is not None
         return PairChunks(
             self.args,
-            lambda pairs: self.data_collator.row(pairs),
+            lambda pairs: self._collator.row(pairs),
             fills=has_budget and self._packs and self.accelerator.num_processes > 1,
             is_mean=not (has_budget and self._packs),
         ), ""
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Overrides trl.RewardTrainer.compute_loss: scores of flat rows, and sums over ranks, not gathered logits."""
         if "rows" not in inputs:  # a collator of the user's
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         self._check_packing(model)
         return self._rescued(self._loss_of_rows, model, inputs, return_outputs, num_items_in_batch)
 
-    def _loss_of_rows(self, model, inputs, return_outputs, num_items_in_batch):
+    def _loss_of_rows(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any
+    ) -> Any:
         rows = [row.to(self.accelerator.device) for row in inputs["rows"]]
         self._count(rows)
         if self._packs:
@@ -284,17 +311,20 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             padded = self._prepare_inputs(self._padded_collator([e for row in rows for e in row.examples]))
             loss, outputs = super().compute_loss(model, padded, True, num_items_in_batch)
         if not self.model.training:
+            assert outputs.logits is not None
             chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
             self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
         loss = loss * self._rescue.share
         return (loss, outputs) if return_outputs else loss
 
-    def _packed_loss(self, model, rows, num_items_in_batch) -> tuple[torch.Tensor, Any]:
+    def _packed_loss(
+        self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
+    ) -> tuple[torch.Tensor, SequenceClassifierOutput]:
         scores = [score_row(model, row).view(2, -1) for row in self._agreed(rows)]
         center = self.args.center_rewards_coefficient
-        losses = [pair_losses(*s, row.margins, center) for s, row in zip(scores, rows, strict=False)]
+        of_rows = [pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=False)]
         # Surplus forwards have no pair, and stay in the graph with nothing to say.
-        losses = torch.cat(losses + [s.sum(dim=0) for s in scores[len(rows) :]])
+        losses = torch.cat(of_rows + [s.sum(dim=0) for s in scores[len(rows) :]])
         chosen, rejected = torch.cat(scores, dim=1)
         self._note(pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows)))
         if self._max_tokens is not None and self.model.training:
@@ -314,7 +344,7 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
     def _why_not_rehearse(self) -> str:
-        """A reason that all ranks know; empty if there is none."""
+        """Return a reason that all ranks know; empty if there is none."""
         if self._has_own_collator:
             return "a data_collator is given, whose batches are its own"
         if not isinstance(self.train_dataset, Dataset) and self.args.max_length is None:
@@ -363,8 +393,13 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             self._metrics["train"][name].append(value)
 
     def evaluation_loop(
-        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
-    ):
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
         """Overrides trl.RewardTrainer.evaluation_loop: metrics over all pairs of it; a phase of its own."""
         self._judged = []
         with self._clock.phase("evaluate", whole=True):
@@ -373,19 +408,20 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             )
             pairs = gather_object(self._judged) if self.accelerator.num_processes > 1 else self._judged
         metrics = evaluation_metrics(pairs)
+        assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         self._judged = []
         return output
 
-    def floating_point_ops(self, inputs):
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Overrides trl.RewardTrainer.floating_point_ops: of the tokens that went through the model."""
         return super().floating_point_ops(self._as_ids(inputs))
 
-    def _track_num_input_tokens(self, inputs):
+    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Overrides trl.RewardTrainer._track_num_input_tokens: of the tokens that went through the model."""
         super()._track_num_input_tokens(self._as_ids(inputs))
 
     def _as_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if not inputs.get("rows"):
             return inputs
-        return {self.model.main_input_name: torch.cat([row.flat.input_ids for row in inputs["rows"]], dim=1)}
+        return {str(self.model.main_input_name): torch.cat([row.flat.input_ids for row in inputs["rows"]], dim=1)}

@@ -69,12 +69,12 @@ def test_without_state_nothing_is_saved(tmp_path):
 
 def test_rules_in_workers_have_begun_before_they_are_asked(tmp_path, monkeypatch):
     taken = []
-    original = Judge._taken_up
+    original = Judge._started_with
 
     def note(self, rules, rows):
         taken.append(original(self, rules, rows))
         return taken[-1]
 
-    monkeypatch.setattr(Judge, "_taken_up", note)
+    monkeypatch.setattr(Judge, "_started_with", note)
     trainer(tmp_path, RuleSet([Call(length_of_text)]), max_steps=2, save_strategy="no").train()
     assert taken and all(taken)

@@ -19,7 +19,7 @@ from trl_ext.twin.simulation import simulation_of
 pytest.importorskip("deepspeed")
 
 WORKER = PROGRAMS / "memory_live_worker.py"
-TOLERANCE = 0.03
+TOLERANCE, BELOW = 0.03, 0.05
 NUM_PROCESSES = 2
 # The vocabulary is such that the border between the two processes' shares lies between two layers: both hold the whole
 # gradient of a weight on the border, which here would be 3 % of a share, and with billions of weights is nothing.
@@ -168,7 +168,11 @@ UPDATES = [name for name, job in JOBS.items() if not job.generates]
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_the_formulas_have_the_peak_of_the_update(name, live):
-    assert worst(name, "update") == pytest.approx(peak(live[name], "update"), rel=TOLERANCE)
+    counted = peak(live[name], "update")
+    if JOBS[name].zero_stage == 3:  # its gathered weights are an upper bound
+        assert worst(name, "update") >= (1 - BELOW) * counted
+    else:
+        assert worst(name, "update") == pytest.approx(counted, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", BY_TWIN)

@@ -201,7 +201,7 @@ def train(job: Job, config: dict, num_processes: int) -> dict:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         arguments = twin.make_arguments(simulation, folder)
         stack.enter_context(twin.optimizer_steps(tracker))
-        stack.enter_context(engine_steps(lambda: tracker.push(twin.STEP), tracker.pop))
+        stack.enter_context(engine_steps(lambda: tracker.open_phase(twin.STEP), tracker.close_phase))
         stack.enter_context(collectives_of_a_gpu())
         stack.enter_context(tracker)
         trainer = twin.make_trainer(simulation, arguments)

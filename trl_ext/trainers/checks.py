@@ -52,7 +52,7 @@ def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: in
 
 
 def sample_of_prompts(dataset: Any) -> list[Any]:
-    """Prompts to measure: all of them, or evenly spaced ones of a large dataset; none of a stream."""
+    """Return prompts to measure: all of them, or evenly spaced ones of a large dataset; none of a stream."""
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return []
     stride = -(-len(dataset) // MAX_PROMPTS_MEASURED)
@@ -79,7 +79,7 @@ def check_launch(args: Any) -> None:
 
 
 def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:
-    """Column names; DataError if there is no row."""
+    """Return the column names; raise DataError if there is no row."""
     if isinstance(dataset, Dataset):
         if len(dataset) == 0:
             raise DataError(f"{role} is empty. Check the split's name and the filters that made it.")

@@ -1,4 +1,4 @@
-"""Several backwards where the training loop knows of one."""
+"""Several backward passes where the training loop knows of one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,11 +9,11 @@ from accelerate.utils import DistributedType
 
 @contextmanager
 def gradients_unsynced(accelerator: Any, model: Any) -> Iterator[None]:
-    """More of the same micro-batch follows: neither DDP nor DeepSpeed takes this backward for the last of the step.
+    """Inside the block a backward pass is not the last of the optimizer step, for DDP and for DeepSpeed.
 
     Args:
-        accelerator: accelerate's.
-        model: As it is called, wrapped.
+        accelerator: The trainer's Accelerator.
+        model: The wrapped model, as training calls it.
     """
     state = accelerator.gradient_state
     before = state.sync_gradients

@@ -19,7 +19,7 @@ class TokenCounts:
             self._counts[i] += count
 
     def take(self, accelerator: Any) -> dict[str, float]:
-        """The metrics since the last call, and start over. Collective."""
+        """Return the metrics since the last call, over all ranks, and start over. Collective."""
         local = torch.tensor(self._counts, dtype=torch.float64, device=accelerator.device)
         forwarded, raw, padded = accelerator.reduce(local, reduction="sum").tolist()
         self._counts = [0, 0, 0]

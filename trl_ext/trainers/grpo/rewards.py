@@ -69,7 +69,7 @@ class GuardedReward:
 
 
 class AsyncGuardedReward(GuardedReward):
-    """The same for `async def` reward functions, which TRL awaits together."""
+    """Guards an `async def` reward function; TRL awaits all of them together."""
 
     async def __call__(self, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
         try:
@@ -79,7 +79,7 @@ class AsyncGuardedReward(GuardedReward):
 
 
 def guard(function: Any, name: str) -> Any:
-    """The reward function behind a guard; reward models, which run on the device, pass as they are."""
+    """Return the reward function behind a guard; a reward model, which runs on the device, is returned as it is."""
     if isinstance(function, nn.Module):
         return function
     return (AsyncGuardedReward if is_async_callable(function) else GuardedReward)(function, name)
@@ -113,10 +113,10 @@ def start_scoring(
     completions: Sequence[Any],
     completion_ids: Sequence[Any],
 ) -> None:
-    """Let workers begin with what was generated while the log-probabilities are computed.
+    """Let workers begin to score completions while the log-probabilities are computed.
 
-    TRL asks for the rewards later; a rule set that is then asked for the same rows waits for these. What is wrong with
-    the rows is said there.
+    TRL asks for the rewards later; a rule set that is then asked for these rows waits for the workers, and only then
+    says what is wrong with the rows.
     """
     if not inputs or not isinstance(completions, list):
         return  # called by no training step, or by a rollout function that gives something else
@@ -129,7 +129,7 @@ def start_scoring(
 
 
 def synchronise(functions: Sequence[Any], accelerator: Any) -> None:
-    """Let every rank know the totals that all have seen, where a rule set normalises by them. Collective."""
+    """Share the running totals of rule sets that normalise by them, so that every rank knows them all. Collective."""
 
     def gather(numbers: Sequence[float]) -> list[list[float]]:
         mine = torch.tensor([numbers], dtype=torch.float64).to(accelerator.device)
@@ -141,7 +141,7 @@ def synchronise(functions: Sequence[Any], accelerator: Any) -> None:
 
 
 def load_state(functions: Sequence[Any], checkpoint: str) -> None:
-    """Go on from the state that RuleStates saved; a checkpoint of TRL's own has none."""
+    """Restore the state that RuleStates saved; do nothing for a checkpoint of TRL's own, which has none."""
     path = Path(checkpoint) / RULES_FILE
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""What a run in the middle of its rollouts must know to go on as if it had not stopped.
+"""State that a run in the middle of its rollouts needs to go on as if it had not stopped.
 
 TRL generates once for several optimizer steps and keeps what it generated in memory: a run that resumes between two of
 them generates again, with newer weights. And its sampler deals the first epoch's order again. Both are kept here.
@@ -25,7 +25,7 @@ class EpochSampler(Sampler):
         self.sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Be where `epoch` passes have left the generator."""
+        """Put the generator where `epoch` passes leave it."""
         if not self.sampler.shuffle or self.sampler.seed is None:
             return
         self.sampler.generator.manual_seed(self.sampler.seed)
@@ -47,7 +47,7 @@ def save_rollouts(folder: str, rank: int, step: int, rollouts: list[dict[str, An
 
 
 def load_rollouts(folder: str, rank: int, device: torch.device) -> tuple[int, list[dict[str, Any]] | None] | None:
-    """What `save_rollouts` wrote; None for a checkpoint of TRL's own.
+    """Return the step and the rollouts that `save_rollouts` wrote; None for a checkpoint of TRL's own.
 
     Raises:
         ConfigError: the checkpoint is of a run with other processes.

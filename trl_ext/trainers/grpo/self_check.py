@@ -57,7 +57,7 @@ def check_values(
     half_precision: bool,
     share_prompt: bool,
 ) -> CheckResult:
-    """The same for a critic: the values of a few short rows alone, padded and packed. Arguments as above."""
+    """Compare a critic's values of a few short rows alone, padded and packed. Arguments as in `check_causal_model`."""
 
     def packed(probes: list[Probe]) -> list[torch.Tensor]:
         batch = _unpadded(probes)

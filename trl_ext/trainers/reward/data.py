@@ -67,7 +67,7 @@ def check_columns(dataset: Any, role: str) -> None:
 
 
 def without_bad_pairs(dataset: Any, role: str) -> Any:
-    """A stream that leaves out what `check_pairs` would refuse: it cannot be looked at before step 0.
+    """Return a stream that leaves out what `check_pairs` would refuse: it cannot be looked at before step 0.
 
     Anything but a stream is handed back as it is.
     """
@@ -84,7 +84,7 @@ def without_bad_pairs(dataset: Any, role: str) -> Any:
 
 
 def problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a pair, in words that follow "row 7 has ..."."""
+    """Yield what is wrong with a pair, in words that follow "row 7 has ..."."""
     chosen, rejected = (row.get("chosen_ids"), row.get("rejected_ids")) if "chosen_ids" in row else _sides(row)
     if _is_empty(chosen) or _is_empty(rejected):
         yield "an empty side"
@@ -128,7 +128,7 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
 
 
 class Fits:
-    """Whether both sides of a pair hold at most `max_length` tokens."""
+    """A filter, True where both sides of a pair hold at most `max_length` tokens."""
 
     def __init__(self, max_length: int):
         self.max_length = max_length
@@ -163,7 +163,7 @@ class Shortening:
 
 
 def add_shared_tokens(dataset: Any) -> Any:
-    """The dataset with the column `shared_tokens`; idempotent."""
+    """Return the dataset with the column `shared_tokens`; idempotent."""
     if SHARED in (dataset.column_names or ()):
         return dataset
     return _apply(dataset.map, _shared, dataset, "Comparing the sides", ["chosen_ids", "rejected_ids"])
@@ -218,7 +218,7 @@ def _apply(
 
 
 def lengths(dataset: Dataset, column: str) -> list[int]:
-    """Tokens of every row of a column of token ids, without building a list of them."""
+    """Return the number of tokens in every row of a column of token ids, without building a list of them."""
     tables = dataset.select_columns([column]).with_format("arrow").iter(batch_size=10_000)
     return [n for table in tables for n in pc.list_value_length(table[column]).to_pylist()]
 
@@ -261,7 +261,7 @@ def _sides(row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _is_empty(side: Any) -> bool:
-    """Blank text, no tokens, no messages, or a last message without content."""
+    """Return True for blank text, no tokens, no messages, or a last message without content."""
     if not side:
         return True
     if isinstance(side, str):

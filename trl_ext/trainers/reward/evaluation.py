@@ -1,4 +1,4 @@
-"""What an evaluation tells beyond TRL's accuracy: does a reward model follow the rules, does it follow length."""
+"""Metrics of an evaluation beyond TRL's accuracy: does a reward model follow the rules, does it follow length."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class JudgedPair:
 
 
 def judged(examples: Sequence[Mapping[str, Any]], chosen: torch.Tensor, rejected: torch.Tensor) -> list[JudgedPair]:
-    """The pairs of a batch with their scores, [N] each."""
+    """Return the pairs of a batch with their scores, [N] each."""
     return [
         JudgedPair(c, r, len(example["chosen_ids"]), len(example["rejected_ids"]), example.get(GAP))
         for example, c, r in zip(examples, chosen.tolist(), rejected.tolist(), strict=True)
@@ -58,7 +58,7 @@ def evaluation_metrics(pairs: Sequence[JudgedPair]) -> dict[str, float]:
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's rank correlation, ties at their mean rank; None where one of the two is constant."""
+    """Return Spearman's rank correlation, ties at their mean rank; None where one of the two is constant."""
     value = pd.Series(a, dtype=float).rank().corr(pd.Series(b, dtype=float).rank()) if len(set(a)) > 1 else math.nan
     return None if math.isnan(value) else float(value)
 

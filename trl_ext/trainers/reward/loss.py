@@ -82,5 +82,5 @@ def pair_stats(chosen: torch.Tensor, rejected: torch.Tensor, raw_tokens: int) ->
 
 
 def combined(stats: torch.Tensor) -> torch.Tensor:
-    """[7] one vector for several, [K, 7], of `pair_stats`."""
+    """Return one vector [7] for several of `pair_stats`, [K, 7]."""
     return torch.cat([stats[:, :5].sum(dim=0), stats[:, 5:6].amin(dim=0), stats[:, 6:].amax(dim=0)])

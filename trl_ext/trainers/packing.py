@@ -1,6 +1,6 @@
 """When a trainer packs: what the setting asks for, the check on the real model, and the reason why not."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, Trainer
@@ -10,6 +10,9 @@ from trl_ext.compat.peft import adds_virtual_tokens
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing import attention
 from trl_ext.packing.check import CheckResult
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 logger = logging.get_logger(__name__)
 
@@ -44,7 +47,7 @@ class PackingSwitch(Trainer):
         _check_is_due: Whether the self-check must run before the first packed forward.
     """
 
-    model: PreTrainedModel
+    model: "PreTrainedModel | PeftModel"
     _packs = False
     _check_is_due = False
 

@@ -216,9 +216,9 @@ def test_peaks_are_charged_to_the_phase_that_was_on(monkeypatch):
     meter.begin_training()
     with meter.phase("update"):
         allocator.peak = 9
-        meter.push("step")
+        meter.open_phase("step")
         allocator.peak = 7
-        meter.pop()
+        meter.close_phase()
     with meter.phase("update"):
         allocator.peak = 8
     assert meter.allocated == {"load": 5, "update": 9, "step": 7}

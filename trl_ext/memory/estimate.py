@@ -1,5 +1,7 @@
-"""The answer for one job on one machine: GiB per GPU by phase and term, host memory, seconds of a step, and whether it
-fits. All from formulas: estimated."""
+"""The estimate of one job on one machine: GiB a GPU by phase and term, host memory, seconds of a step, the verdict.
+
+Every number comes from formulas.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,13 +27,13 @@ from trl_ext.memory.units import gib
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a job needs.
+    """Memory and time of a job on a machine.
 
     Args:
         setup: Model, job and machine.
         worst: The peak of each phase.
         host_bytes: Host memory over all processes of the machine: while loading, or while training if that is more.
-        seconds: Of one optimizer step, by part.
+        seconds: Seconds of one optimizer step, by part.
     """
 
     setup: Setup
@@ -61,23 +63,24 @@ class Estimate:
 
     @property
     def peak_gib(self) -> float:
-        """Allocated at the peak, vLLM's share included, without the allocator's slack."""
+        """GiB allocated at the peak, vLLM's share included, without the allocator's slack."""
         return gib(self.peak.num_bytes)
 
     @property
     def need_bytes(self) -> float:
-        """Reserved at the worst footprint: allocated and slack."""
+        """Bytes reserved at the worst footprint: allocated and slack."""
         return max(footprint.num_bytes + slack_bytes(footprint, self.job) for footprint in self.worst.values())
 
     @property
     def fits(self) -> bool:
-        """On the card, and in host memory if that is known."""
+        """True if the job fits on the card, and in host memory if that is known."""
         host_gib = self.hardware.host_gib
         in_host = host_gib is None or gib(self.host_bytes) <= host_gib
         return in_host and self.need_bytes <= usable_bytes(self.hardware)
 
     @property
     def step_s(self) -> float:
+        """Seconds of one optimizer step."""
         return sum(self.seconds.values())
 
     def terms_gib(self, phase: str) -> dict[str, float]:
@@ -87,27 +90,20 @@ class Estimate:
         return {**terms, "CUDA context": CONTEXT_GIB, "slack": gib(slack_bytes(footprint, self.job))}
 
     def reason(self) -> str:
-        """Why it does not fit, in a sentence without an end; "" if it fits."""
-        hardware = self.hardware
-        if self.need_bytes > usable_bytes(hardware):
-            return self._card_reason()
-        if not self.fits:
-            return f"{gib(self.host_bytes):.0f} GiB of host memory on a machine with {hardware.host_gib:.0f} GiB"
-        return ""
-
-    def _card_reason(self) -> str:
-        usable = gib(usable_bytes(self.hardware))
+        """Say why the job does not fit, in a sentence without an end; "" if it fits."""
+        hardware, usable, need = self.hardware, gib(usable_bytes(self.hardware)), gib(self.need_bytes)
         peak, where = self.peak_gib, PHASE_WORDS[self.peak.phase]
         if peak > usable:
             digits = 0 if peak - usable >= 1 else 1
             return f"{peak:.{digits}f} GiB {where} on a card with {usable:.{digits}f} GiB"
-        need = gib(self.need_bytes)
-        return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable:.1f} GiB"
+        if need > usable:
+            return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable:.1f} GiB"
+        if not self.fits:
+            return f"{gib(self.host_bytes):.0f} GiB of host memory on a machine with {hardware.host_gib:.0f} GiB"
+        return ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        phases = {phase: round(gib(footprint.num_bytes), 3) for phase, footprint in self.worst.items()}
-        terms = {phase: _rounded(self.terms_gib(phase)) for phase in self.worst}
+        """The estimate as plain values, for JSON."""
         return {
             "fits": self.fits,
             "peak_gib": round(self.peak_gib, 3),
@@ -115,8 +111,10 @@ class Estimate:
             "usable_gib": round(gib(usable_bytes(self.hardware)), 3),
             "peak_phase": self.peak.phase,
             "peak_moment": self.peak.what,
-            "phases": phases,
-            "terms": terms,
+            "phases": {phase: round(gib(footprint.num_bytes), 3) for phase, footprint in self.worst.items()},
+            "terms": {
+                phase: {name: round(value, 3) for name, value in self.terms_gib(phase).items()} for phase in self.worst
+            },
             "host_gib": round(gib(self.host_bytes), 1),
             "step_s": round(self.step_s, 2),
             "step_parts_s": {name: round(value, 2) for name, value in self.seconds.items()},
@@ -125,7 +123,7 @@ class Estimate:
 
 
 def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
-    """What the job needs on the machine.
+    """Estimate the memory and time that a job needs on a machine.
 
     Raises:
         ConfigError: The job does not go with the model or the number of GPUs, or vLLM cannot start.
@@ -137,25 +135,18 @@ def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
 
 
 def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
-    """The same for settings known to go together, as the search tries them by the hundred."""
+    """Estimate a job without the checks, for settings known to go together: the search tries hundreds of them."""
     setup = Setup.of(shape, job, hardware)
     worst: dict[str, Footprint] = {}
-    for footprint in footprints(setup):
-        if footprint.phase not in worst or footprint.num_bytes > worst[footprint.phase].num_bytes:
-            worst[footprint.phase] = footprint
-    ordered = {phase: worst[phase] for phase in PHASES if phase in worst}
-    return Estimate(setup, ordered, host_bytes(setup), step_seconds(setup))
+    for footprint in sorted(footprints(setup), key=lambda one: (PHASES.index(one.phase), -one.num_bytes)):
+        worst.setdefault(footprint.phase, footprint)
+    return Estimate(setup, worst, host_bytes(setup), step_seconds(setup))
 
 
 def host_bytes(setup: Setup) -> float:
-    """Host memory: every process loads the whole model first (under ZeRO-3 only its share), and what is offloaded."""
-    job, num_gpus = setup.job, setup.num_gpus
-    value_bytes = 4 if job.dtype == "float32" else 2
-    processes = 1 if job.zero_stage == 3 else num_gpus
-    largest = max(engine.frozen if engine.frozen else engine.trained for engine in setup.engines)
-    training = sum(states.host_bytes(engine) for engine in setup.engines)
-    return max(float(processes * value_bytes * largest), training)
-
-
-def _rounded(terms: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in terms.items()}
+    """Host memory while every process loads the whole model (under ZeRO-3 its share), or of what is offloaded."""
+    job = setup.job
+    processes = 1 if job.zero_stage == 3 else setup.num_gpus
+    largest = max(engine.frozen or engine.trained for engine in setup.engines)
+    loading = float(processes * (4 if job.dtype == "float32" else 2) * largest)
+    return max(loading, sum(states.host_bytes(engine) for engine in setup.engines))

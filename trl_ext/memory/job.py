@@ -1,10 +1,10 @@
-"""What is trained and how: every setting that memory depends on, checked where they contradict each other.
+"""Every setting on which memory depends, and the checks for settings that contradict each other.
 
 Fields that are arguments of a trainer carry the trainer's name for them. `zero_stage`, `offload` and the bucket sizes
 land in DeepSpeed's file, `method` and `dtype` in the model's arguments.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -30,8 +30,8 @@ class Job:
     Args:
         trainer: "reward", "grpo" or "ppo".
         method: "full" trains all weights, "lora" adapters, "qlora" adapters on a 4-bit base.
-        critic: Of PPO: "adapter" a second LoRA on the same backbone, "head" a value head on the actor's hidden
-            states, "separate" a value model trained as the policy is, by its own optimizer.
+        critic: PPO's value model: "adapter" a second LoRA on the same backbone, "head" a value head on the actor's
+            hidden states, "separate" a model with an optimizer of its own.
         reward_model: "none"; "adapter", a third LoRA; or "copy", a frozen model of the policy's shape.
         beta: Weight of the KL penalty; a GRPO run without it has no reference. PPO always has one.
         global_batch: Samples of one optimizer step over all GPUs: pairs, or completions.
@@ -40,22 +40,23 @@ class Job:
         max_length: Tokens of one side of a pair.
         max_prompt_length, max_completion_length: Longest prompt and completion, in tokens.
         max_tokens_per_forward: Most tokens in a packed forward; 0 without that bound.
-        packing: Flat rows without padding; padded batches cost a mask and repeated keys besides.
+        packing: True for flat rows without padding; padded batches cost a mask and repeated keys besides.
         num_generations: Completions per prompt.
-        lora_r, lora_target_modules, lora_dropout: Of the adapters.
-        zero_stage: DeepSpeed's; 0 is DDP, or no launcher on one GPU.
-        offload: Nothing, the optimizer, or optimizer and weights ("all", ZeRO-3) in host memory.
+        lora_r, lora_target_modules, lora_dropout: Rank, projections and dropout of the adapters.
+        zero_stage: DeepSpeed's stage; 0 is DDP, or no launcher on one GPU.
+        offload: "none", or "optimizer", or "all" (optimizer and weights, ZeRO-3) for what lies in host memory.
         checkpoint_every: Every n-th layer is checkpointed; 0 for none.
-        activation_offloading: Checkpoints wait in host memory (TRL's reward trainer alone has it).
-        dtype: In which weights are loaded. Adapters are float32 under DDP either way.
+        activation_offloading: True if checkpoints wait in host memory (TRL's reward trainer alone has it).
+        dtype: The dtype in which weights are loaded. Adapters are float32 under DDP either way.
         optim: The optimizer, by transformers' name.
-        reduce_bucket_size, stage3_max_live_parameters, stage3_prefetch_bucket_size, sub_group_size: DeepSpeed's, in
-            elements.
-        ds3_gather_for_generation: Gather all weights of ZeRO-3 before generating.
+        reduce_bucket_size, stage3_max_live_parameters, stage3_prefetch_bucket_size, sub_group_size: DeepSpeed's
+            sizes, in elements.
+        ds3_gather_for_generation: True to gather all weights of ZeRO-3 before generating.
         use_vllm, vllm_gpu_memory_utilization, vllm_tensor_parallel_size, vllm_enable_sleep_mode: vLLM on the training
             GPUs.
-        gradient_as_bucket_view: DDP's gradients live in its buckets, as our trainers set it; TRL's are there twice.
-        expandable_segments: PYTORCH_CUDA_ALLOC_CONF says so; less fragmentation.
+        gradient_as_bucket_view: True if DDP's gradients live in its buckets, as our trainers set it; TRL holds them
+            twice.
+        expandable_segments: True if PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation.
     """
 
     trainer: str
@@ -98,10 +99,12 @@ class Job:
 
     @property
     def generates(self) -> bool:
+        """True for GRPO and PPO, False for a reward model."""
         return self.trainer != "reward"
 
     @property
     def uses_lora(self) -> bool:
+        """True if adapters are trained, on 4 bits or not."""
         return self.method != "full"
 
     @property
@@ -118,20 +121,19 @@ class Job:
     @property
     def forward_tokens(self) -> int:
         """Tokens of the largest forward."""
-        is_bounded = self.packing and self.max_tokens_per_forward
+        if not (self.packing and self.max_tokens_per_forward):
+            return self.micro_batch_tokens
         # A sequence longer than the bound gets a forward of its own.
-        bound = max(self.max_tokens_per_forward, self.sequence_tokens)
-        return min(self.micro_batch_tokens, bound) if is_bounded else self.micro_batch_tokens
+        return min(self.micro_batch_tokens, max(self.max_tokens_per_forward, self.sequence_tokens))
 
     @property
     def held_tokens(self) -> int:
-        """Tokens whose graph waits for one backward: with GRPO and PPO of all forwards of the micro-batch; the reward
-        trainer's forwards are micro-batches of their own."""
+        """Tokens whose graph waits for one backward: those of the micro-batch, or of a reward trainer's forward."""
         return self.micro_batch_tokens if self.generates else self.forward_tokens
 
     @property
     def scored_tokens(self) -> int:
-        """Tokens of a micro-batch whose log-probability is asked for."""
+        """Completion tokens of a micro-batch, whose log-probabilities are computed."""
         return self.per_device_train_batch_size * self.max_completion_length
 
     def accumulation(self, num_gpus: int) -> int:
@@ -149,10 +151,10 @@ class Job:
 
 
 def check_values(job: Job) -> None:
-    """Settings that cannot work whatever the model and the cards are.
+    """Check the settings that cannot work whatever the model and the cards are.
 
     Raises:
-        ConfigError: Which, and what to do.
+        ConfigError: The setting, and what to do.
     """
     for name, choices in CHOICES.items():
         if getattr(job, name) not in choices:
@@ -162,62 +164,47 @@ def check_values(job: Job) -> None:
     for name in positive:
         if getattr(job, name) < 1:
             raise ConfigError(f"{name} is {getattr(job, name)}. It must be at least 1.")
-    for is_wrong, sentence in _contradictions(job):
-        if is_wrong:
-            raise ConfigError(sentence)
+    for sentence in _contradictions(job):
+        raise ConfigError(sentence)
 
 
-def _contradictions(job: Job) -> list[tuple[bool, str]]:
-    adapters = job.trainer == "ppo" and (job.critic == "adapter" or job.reward_model == "adapter")
-    return [
-        (
-            adapters and not job.uses_lora,
-            f"critic={job.critic}, reward_model={job.reward_model} and method=full: adapters need LoRA. Allow lora, "
-            "or set critic=separate and reward_model=copy.",
-        ),
-        (
-            adapters and job.zero_stage == 3,
-            "Several adapters on one backbone under ZeRO-3: the order of layers changes between roles, which its "
-            "prefetching cannot follow. Use zero_stage 0, 1 or 2.",
-        ),
-        (
-            job.method == "qlora" and job.zero_stage == 3,
-            "A 4-bit base under ZeRO-3 cannot be split by DeepSpeed. Use zero_stage 0, 1 or 2, or method=lora.",
-        ),
-        (
-            job.offload == "all" and job.zero_stage != 3,
-            f"offload=all puts weights into host memory, which is ZeRO-3's; zero_stage is {job.zero_stage}. Use "
-            "offload=optimizer or zero_stage=3.",
-        ),
-        (
-            job.offload == "optimizer" and job.zero_stage == 0,
-            "offload=optimizer is DeepSpeed's, and zero_stage is 0. Use zero_stage=2 or 3.",
-        ),
-        (
-            job.offload != "none" and job.optim != "adamw_torch_fused",
-            f"optim={job.optim} does not run in host memory. Use offload=none, or leave optim alone.",
-        ),
-        (
-            job.checkpoint_every < 0,
-            f"checkpoint_every is {job.checkpoint_every}. Use 0 for no checkpointing, or 1 and more.",
-        ),
-        (
-            job.activation_offloading and job.generates,
-            f"activation_offloading is the reward trainer's, and trainer is {job.trainer}. Remove it.",
-        ),
-        (
-            job.use_vllm and not job.generates,
-            "use_vllm with a reward model: it generates nothing. Remove use_vllm.",
-        ),
-        (
-            job.use_vllm and not 0 < job.vllm_gpu_memory_utilization < 1,
-            f"vllm_gpu_memory_utilization is {job.vllm_gpu_memory_utilization}. It is a share between 0 and 1.",
-        ),
-    ]
+def _contradictions(job: Job) -> Iterator[str]:
+    """Sentences about settings that contradict each other."""
+    stage = job.zero_stage
+    if job.trainer == "ppo" and "adapter" in (job.critic, job.reward_model):
+        if not job.uses_lora:
+            yield (
+                f"critic={job.critic}, reward_model={job.reward_model} and method=full: adapters need LoRA. Allow "
+                "lora, or set critic=separate and reward_model=copy."
+            )
+        if stage == 3:
+            yield (
+                "Several adapters on one backbone under ZeRO-3: the order of layers changes between roles, which its "
+                "prefetching cannot follow. Use zero_stage 0, 1 or 2."
+            )
+    if job.method == "qlora" and stage == 3:
+        yield "A 4-bit base under ZeRO-3 cannot be split by DeepSpeed. Use zero_stage 0, 1 or 2, or method=lora."
+    if job.offload == "all" and stage != 3:
+        yield (
+            f"offload=all puts weights into host memory, which is ZeRO-3's; zero_stage is {stage}. Use "
+            "offload=optimizer or zero_stage=3."
+        )
+    if job.offload == "optimizer" and stage == 0:
+        yield "offload=optimizer is DeepSpeed's, and zero_stage is 0. Use zero_stage=2 or 3."
+    if job.offload != "none" and job.optim != "adamw_torch_fused":
+        yield f"optim={job.optim} does not run in host memory. Use offload=none, or leave optim alone."
+    if job.checkpoint_every < 0:
+        yield f"checkpoint_every is {job.checkpoint_every}. Use 0 for no checkpointing, or 1 and more."
+    if job.activation_offloading and job.generates:
+        yield f"activation_offloading is the reward trainer's, and trainer is {job.trainer}. Remove it."
+    if job.use_vllm and not job.generates:
+        yield "use_vllm with a reward model: it generates nothing. Remove use_vllm."
+    if job.use_vllm and not 0 < job.vllm_gpu_memory_utilization < 1:
+        yield f"vllm_gpu_memory_utilization is {job.vllm_gpu_memory_utilization}. It is a share between 0 and 1."
 
 
 def check_model(job: Job, shape: ModelShape) -> None:
-    """Settings that do not go with the model.
+    """Check that the settings go with the model.
 
     Raises:
         ConfigError: Lengths beyond its positions, or LoRA on projections that it lacks.
@@ -237,10 +224,10 @@ def check_model(job: Job, shape: ModelShape) -> None:
 
 
 def check_batch(job: Job, num_gpus: int) -> None:
-    """A global batch that divides into micro-batches and groups.
+    """Check that the global batch divides into micro-batches and groups.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It does not, or there is no GPU.
     """
     if num_gpus < 1:
         raise ConfigError("There is no GPU in the plan. Give --gpus, such as 4xA40-48GB.")
@@ -258,7 +245,7 @@ def check_batch(job: Job, num_gpus: int) -> None:
 
 
 def changed(job: Job, settings: Mapping[str, Any]) -> Job:
-    """The job with other settings, words from a command line included.
+    """Return the job with other settings; values may be strings from a command line.
 
     Raises:
         ConfigError: An unknown setting, a value of another type, or settings that cannot work together.

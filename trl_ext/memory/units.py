@@ -1,8 +1,6 @@
 """Bytes, and the unit in which they are told: GiB (2**30), never GB."""
 
 GIB = 2**30
-BF16_BYTES = 2
-FP32_BYTES = 4
 
 
 def gib(num_bytes: float) -> float:

@@ -210,9 +210,9 @@ def _forward_and_backward(engine: Engine) -> Places:
     # DeepSpeed's bucket is there while gradients come; under DDP and ZeRO-3 it is resident.
     buckets = {"buckets": states.bucket_bytes(engine) if job.zero_stage in (1, 2) else 0.0}
     rest = {**buckets, "cast weights": act.cast_weight_bytes(shape, job)}
-    top = {"gradients": states.head_gradient_bytes(engine), "layer work": _top_layer_bytes(engine)}
+    top = {"gradients": states.head_gradient_bytes(engine, is_top=True), "layer work": _top_layer_bytes(engine)}
     yield from _layer(engine, "backward of the top layer", plus(held, rest, top))
-    pending = {"gradients": states.tied_gradient_bytes(engine)}
+    pending = {"gradients": states.head_gradient_bytes(engine, is_top=False)}
     num_left = shape.num_layers // engine.num_gpus
     if job.zero_stage == 2 and not engine.frozen and num_left:
         # Rank 0 makes the buffer of its share for the first gradient of it: a norm's. Norms are shared out on their

@@ -6,24 +6,15 @@ of its share master 4, Adam 8, gradients 2, their flat copy 2, and fp32 gradient
 31.45 GiB by formula, 31.50 counted.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-
 from trl_ext.memory.formulas.engines import Engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import (
-    ModelShape,
-    attention_linears,
     backbone_params,
     embedding_params,
     expert_params,
-    head_params,
     largest_weight,
     mlp_linears,
-    num_dense_layers,
     quantised_weights,
-    shared_linears,
 )
 
 # bitsandbytes NF4: half a byte, an 8-bit scale for 64 weights, an fp32 scale for 256 of those (double quantisation).
@@ -81,67 +72,6 @@ def host_bytes(engine: Engine) -> float:
     return float(optimizer + weights)
 
 
-# Rank 0's share of ZeRO-1 and 2 ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Rank 0's share of the flattened list of all weights, in elements.
-
-    Args:
-        num: Its part of the list.
-        touched: Of all weights that it holds or cuts, whole.
-        largest: Of the largest piece of one weight in it.
-        num_pieces: Weights that it holds or cuts.
-    """
-
-    num: float
-    touched: float
-    largest: float
-    num_pieces: int
-
-
-def share_of(engine: Engine) -> Share:
-    """Rank 0's share. ZeRO-1 and 2 split the list of weights, not each of them.
-
-    A weight that a share cuts is kept whole in the share's gradient buffer (`copy_grads_in_partition` of DeepSpeed's
-    stage_1_and_2.py sizes it by whole parameters), and a share's gradients are cast to fp64 one by one for their norm
-    (`get_grad_norm_direct`). Both are largest where the embedding table lies, which comes first: rank 0. Norms and
-    biases are a list of their own, too short to matter; adapters are too small to be cut. Llama-3-8B over 8: 1,003.8 M
-    of the list, of which the table is 525.3 M; with the last weight that it cuts, whole, it touches 1,039.7 M.
-    """
-    if engine.frozen:
-        each = engine.trained / engine.num_gpus
-        return Share(each, each, min(each, 64.0 * max(engine.shape.hidden, engine.shape.intermediate)), 2)
-    return _first_share(engine.shape, engine.trained / engine.num_gpus, engine.has_head)
-
-
-@lru_cache(maxsize=256)
-def _first_share(shape: ModelShape, num: float, has_head: bool) -> Share:
-    left, touched, largest, num_pieces = num, 0.0, 0.0, 0
-    for weight in _weights_in_order(shape, has_head):
-        if left <= 0:
-            break
-        largest = max(largest, min(weight, left))
-        touched, left, num_pieces = touched + weight, left - weight, num_pieces + 1
-    return Share(num, max(touched, num), largest, num_pieces)
-
-
-def _weights_in_order(shape: ModelShape, has_head: bool) -> Iterator[int]:
-    """Elements of each weight, as `model.parameters()` lists them; no norms and biases."""
-    yield embedding_params(shape)
-    for layer in range(shape.num_layers):
-        is_dense = layer < num_dense_layers(shape)
-        mlp = mlp_linears(shape, shape.intermediate) if is_dense else shared_linears(shape)
-        yield from (linear.fan_in * linear.fan_out for linear in [*attention_linears(shape), *mlp])
-        experts = shape.experts
-        if experts is not None and not is_dense:
-            yield from (experts.num * width * shape.hidden for width in (1, 2 * experts.intermediate))
-            yield experts.num * experts.intermediate * shape.hidden
-    if has_head and head_params(shape):
-        yield head_params(shape)
-
-
 # Gradients ---------------------------------------------------------------------------------------------------------
 
 
@@ -158,8 +88,19 @@ def gradient_bytes(engine: Engine) -> float:
 
 
 def share_gradient_bytes(engine: Engine) -> float:
-    """ZeRO-1 and 2: rank 0's share of the gradients, with every weight that it cuts whole; nothing if they leave."""
-    return 0.0 if engine.job.offload != "none" else 2.0 * share_of(engine).touched
+    """Gradients that rank 0 keeps under ZeRO-1 and 2, with the embedding table whole; nothing if they are offloaded.
+
+    DeepSpeed splits the list of weights, not each of them, and keeps the gradient of a weight that a share cuts whole
+    (`copy_grads_in_partition` of its stage_1_and_2.py). The table comes first in the list: rank 0 has the most.
+    """
+    if engine.job.offload != "none":
+        return 0.0
+    return 2.0 * max(engine.trained / engine.num_gpus, _trained_table(engine))
+
+
+def _trained_table(engine: Engine) -> int:
+    """Elements of the embedding table, 0 if it is frozen."""
+    return 0 if engine.frozen else embedding_params(engine.shape)
 
 
 def standing_gradient_bytes(engine: Engine) -> float:
@@ -192,19 +133,15 @@ def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
     return kept, kept + value_bytes(job) * up
 
 
-def head_gradient_bytes(engine: Engine) -> float:
-    """The head's gradient while the layers go backward: whole below ZeRO-2, which has reduced it. A tied one waits in
-    autograd, under every stage, for the embedding's (`tied_gradient_bytes`)."""
-    if engine.shape.tied:
-        return tied_gradient_bytes(engine)
-    is_there = engine.has_head and not engine.job.uses_lora and is_kept(engine)
-    return float(head_params(engine.shape) * value_bytes(engine.job)) if is_there else 0.0
+def head_gradient_bytes(engine: Engine, *, is_top: bool) -> float:
+    """The gradient of the head while the layers go backward: whole below ZeRO-2, which has reduced it.
 
-
-def tied_gradient_bytes(engine: Engine) -> float:
-    """A tied head's gradient: autograd adds the embedding's to it before anyone sees it."""
-    is_there = engine.has_head and not engine.job.uses_lora and engine.shape.tied
-    return float(embedding_params(engine.shape) * value_bytes(engine.job)) if is_there else 0.0
+    A tied one waits in autograd, under every stage and beyond the top layer, for the embedding's.
+    """
+    is_there = engine.shape.tied or (is_top and is_kept(engine))
+    if not (is_there and engine.has_head) or engine.job.uses_lora:
+        return 0.0
+    return float(embedding_params(engine.shape) * value_bytes(engine.job))
 
 
 def embedding_gradient_bytes(engine: Engine) -> float:
@@ -219,8 +156,7 @@ def embedding_gradient_bytes(engine: Engine) -> float:
 
 def later_gradient_bytes(engine: Engine) -> float:
     """Gradients that this micro-batch has made before the embedding's, if it is the first: all others below ZeRO-2."""
-    table = 0 if engine.frozen else embedding_params(engine.shape)
-    return float((engine.trained - table) * value_bytes(engine.job)) if is_kept(engine) else 0.0
+    return float((engine.trained - _trained_table(engine)) * value_bytes(engine.job)) if is_kept(engine) else 0.0
 
 
 def bottom_gradient_bytes(engine: Engine) -> float:
@@ -251,19 +187,18 @@ def reduction_bytes(engine: Engine) -> float:
 
 
 def step_bytes(engine: Engine) -> float:
-    """What the optimizer step holds beyond weights, gradients and state.
+    """Copies that the optimizer step makes of gradients; none with DDP's fused Adam.
 
-    ZeRO-1 and 2: first one gradient after the other in fp64 for the norm, 8 bytes; then a flat copy of the share (none
-    of a single piece) and its fp32 gradients, 2 + 4. ZeRO-3: the latter two, one sub-group at a time. The fused Adam
-    of DDP needs nothing. Llama-3-8B over 8: the table in fp64, 3.9 GiB, against 5.6.
+    ZeRO-1 and 2: first one gradient after the other in fp64 for the norm, 8 bytes (rank 0's largest is its part of the
+    embedding table); then a flat copy of the share and its fp32 gradients, 2 + 4. ZeRO-3: the latter two, one
+    sub-group at a time. Llama-3-8B over 8: the table in fp64, 3.9 GiB, against 5.6.
     """
-    job = engine.job
+    job, share = engine.job, engine.trained / engine.num_gpus
     if job.zero_stage == 0 or job.offload != "none":
         return 0.0
     if job.zero_stage == 3:
-        return 6.0 * min(engine.trained / engine.num_gpus, job.sub_group_size)
-    share = share_of(engine)
-    return max(8 * share.largest, (6 if share.num_pieces > 1 else 4) * share.num)
+        return 6.0 * min(share, job.sub_group_size)
+    return max(8.0 * min(share, _trained_table(engine)), 6.0 * share)
 
 
 # What ZeRO-3 has gathered ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from trl_ext.memory import Job, find_card, find_shape
 from trl_ext.memory.cards import Hardware
-from trl_ext.memory.models.known import MODELS
+from trl_ext.memory.models.find import MODELS
 from trl_ext.memory.models.shapes import ModelShape
 
 NAMES = {

@@ -17,9 +17,9 @@ class Link:
     """How cards of one machine talk.
 
     Args:
-        name: For the reader.
+        name: Kind and generation, for the reader.
         gb_s: Bytes that a card sends and receives in a collective, 1e9 a second (estimated).
-        host_gb_s: Between a card and pinned host memory, 1e9 bytes a second (estimated).
+        host_gb_s: Rate between a card and pinned host memory, 1e9 bytes a second (estimated).
     """
 
     name: str
@@ -28,7 +28,7 @@ class Link:
 
     @property
     def is_fast(self) -> bool:
-        """NVLink: fast enough to gather weights in every micro-batch."""
+        """True for NVLink: fast enough to gather weights in every micro-batch."""
         return self.name.startswith("NVLink")
 
 
@@ -47,11 +47,11 @@ class Card:
     """A GPU.
 
     Args:
-        name: As in `--gpus`, with the printed GB.
-        total_gib: What torch calls its total memory.
-        bandwidth_gb_s: Of its memory, 1e9 bytes a second (data sheet).
-        bf16_tflops: Dense bf16 with fp32 sums, 1e12 operations a second (data sheet).
-        link: To its neighbours in the usual machine.
+        name: Its name in `--gpus`, with the printed GB.
+        total_gib: Its total memory as torch tells it.
+        bandwidth_gb_s: The rate of its memory, 1e9 bytes a second (data sheet).
+        bf16_tflops: The rate of dense bf16 with fp32 sums, 1e12 operations a second (data sheet).
+        link: The link to its neighbours in the usual machine.
         capability: CUDA compute capability (data sheet).
     """
 
@@ -64,7 +64,7 @@ class Card:
 
     @property
     def usable_gib(self) -> float:
-        """What is left for tensors beside the CUDA context, its kernels and NCCL."""
+        """GiB left for tensors beside the CUDA context, its kernels and NCCL."""
         return self.total_gib - CONTEXT_GIB
 
 
@@ -103,8 +103,8 @@ class Hardware:
     """Cards of one kind in one machine.
 
     Args:
-        num_gpus: How many.
-        card: Which.
+        num_gpus: The number of cards.
+        card: Their kind.
         host_gib: The machine's memory; None if unknown, and then it refuses nothing.
     """
 
@@ -117,7 +117,7 @@ class Hardware:
 
 
 def find_card(name: str) -> Card:
-    """The card called `name`: "A40-48GB", "a40", "RTX 4090", "A100-80".
+    """Find the card called `name`: "A40-48GB", "a40", "RTX 4090", "A100-80".
 
     Raises:
         ConfigError: No card or more than one has that name.
@@ -159,16 +159,12 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
         raise ConfigError(
             f"--gpu_memory_gib {gpu_memory_gib} leaves nothing beside {CONTEXT_GIB} GiB of CUDA context."
         )
-    return Hardware(count, _card_with(name, gpu_memory_gib), host_gib)
-
-
-def _card_with(name: str, total_gib: float) -> Card:
     try:
-        known = find_card(name)
+        card = replace(find_card(name), total_gib=gpu_memory_gib)
     except ConfigError:
         # The slowest current link and a modest rate: times are then upper bounds, memory is as given.
-        return Card(name, total_gib, 600, 100, PCIE4_NO_P2P, (8, 0))
-    return replace(known, total_gib=total_gib)
+        card = Card(name, gpu_memory_gib, 600, 100, PCIE4_NO_P2P, (8, 0))
+    return Hardware(count, card, host_gib)
 
 
 def _plain(name: str) -> str:
@@ -176,7 +172,7 @@ def _plain(name: str) -> str:
 
 
 def _spellings(card: Card) -> set[str]:
-    """Ways to write a card: with and without its GB, with and without RTX."""
+    """Return the ways to write a card: with and without its GB, with and without RTX."""
     full = _plain(card.name)
     short = _plain(card.name.rpartition("-")[0])
     return {form for word in (full, short) for form in (word, word.removeprefix("rtx"))}

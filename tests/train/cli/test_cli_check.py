@@ -24,8 +24,7 @@ from trl_ext.doctor.nvml import Cards
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.files.launch import SHIPPED, engine_fields
-from trl_ext.memory.models.find import find_shape
-from trl_ext.memory.models.known import MODELS
+from trl_ext.memory.models.find import MODELS, find_shape
 
 RULES = [
     {"rule": "answer", "gold": "answer", "kind": "exact"},

@@ -171,13 +171,12 @@ def read_plan(path: str | Path) -> Plan:
         shape = dict(stored["shape"])
         shape["experts"] = Experts(**shape["experts"]) if shape["experts"] else None
         machine = stored["hardware"]
-        hardware = Hardware(machine["num_gpus"], _card_from(machine["card"]), machine["host_gib"])
+        card = machine["card"]
+        if isinstance(card, str):
+            card = next(one for one in CARDS if one.name == card)
+        else:
+            card = Card(**{**card, "link": Link(**card["link"]), "capability": tuple(card["capability"])})
+        hardware = Hardware(machine["num_gpus"], card, machine["host_gib"])
         return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error}. Write it again with `trl-ext plan`.") from error
-
-
-def _card_from(stored: str | dict[str, Any]) -> Card:
-    if isinstance(stored, str):
-        return next(card for card in CARDS if card.name == stored)
-    return Card(**{**stored, "link": Link(**stored["link"]), "capability": tuple(stored["capability"])})

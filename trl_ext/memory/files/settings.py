@@ -50,12 +50,8 @@ def recipe(job: Job, model: str, num_gpus: int, deepspeed_file: str | None = Non
 def _adapters(job: Job) -> dict[str, Any]:
     if not job.uses_lora:
         return {}
-    keys: dict[str, Any] = {
-        "use_peft": True,
-        "lora_r": job.lora_r,
-        "lora_dropout": job.lora_dropout,
-        "lora_target_modules": list(job.lora_target_modules),
-    }
+    keys = {"use_peft": True, **_same(job, "lora_r", "lora_dropout")}
+    keys["lora_target_modules"] = list(job.lora_target_modules)
     if job.trainer == "reward":
         keys["lora_task_type"] = "SEQ_CLS"  # with CAUSAL_LM the score head stays random
     if job.method == "qlora":
@@ -65,23 +61,21 @@ def _adapters(job: Job) -> dict[str, Any]:
 
 def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
     # No prompt length: TRL's trainers have none. The plan holds for prompts up to the one it was made for.
-    keys: dict[str, Any] = {"max_completion_length": job.max_completion_length, "num_generations": job.num_generations}
-    if job.trainer == "grpo":
-        keys["beta"] = job.beta
+    keys = _same(job, "max_completion_length", "num_generations", *(["beta"] if job.trainer == "grpo" else []))
     if job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
         keys["steps_per_generation"] = job.steps_per_generation
     if job.use_vllm:
-        keys |= {
-            "use_vllm": True,
-            "vllm_mode": "colocate",
-            "vllm_gpu_memory_utilization": job.vllm_gpu_memory_utilization,
-            "vllm_tensor_parallel_size": job.vllm_tensor_parallel_size,
-            "vllm_enable_sleep_mode": job.vllm_enable_sleep_mode,
-            "vllm_max_model_length": job.sequence_tokens,
-        }
+        keys |= {"use_vllm": True, "vllm_mode": "colocate"}
+        keys |= _same(job, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+        keys["vllm_max_model_length"] = job.sequence_tokens
     elif job.zero_stage == 3:
         keys["ds3_gather_for_generation"] = job.ds3_gather_for_generation
     return keys
+
+
+def _same(job: Job, *names: str) -> dict[str, Any]:
+    """Settings whose key in a recipe is their name in `Job`."""
+    return {name: getattr(job, name) for name in names}
 
 
 def deepspeed(job: Job) -> dict[str, Any] | None:

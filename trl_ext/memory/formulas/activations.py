@@ -21,7 +21,7 @@ TOKEN_CHUNK, VOCAB_CHUNK = 4096, 32768  # TRL's fused head computes logits in ti
 
 
 class Mode(Enum):
-    """How weights meet activations."""
+    """The dtypes of weights and of the arithmetic, with all weights trained or adapters."""
 
     BF16 = "bf16 weights"
     AUTOCAST = "fp32 weights, bf16 autocast"
@@ -30,7 +30,7 @@ class Mode(Enum):
 
 
 def mode_of(job: Job) -> Mode:
-    """The way a job computes: DeepSpeed's bf16 engine turns autocast off and casts adapters to bf16."""
+    """Return a job's mode: DeepSpeed's bf16 engine turns autocast off and casts adapters to bf16."""
     if job.uses_lora:
         return Mode.LORA_BF16 if job.zero_stage or job.method == "qlora" else Mode.LORA_AUTOCAST
     return Mode.BF16 if job.zero_stage or job.dtype == "bfloat16" else Mode.AUTOCAST
@@ -38,11 +38,11 @@ def mode_of(job: Job) -> Mode:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """What a family holds beyond a Llama, in multiples of H per token and layer.
+    """Bytes that a family holds beyond a Llama, in multiples of H per token and layer.
 
     Args:
-        saved: Saved for backward, by mode; modes left out have nothing.
-        peak: Above what is saved, at the peak of a layer's backward, by mode.
+        saved: Multiples saved for backward, by mode; modes left out have nothing.
+        peak: Multiples above what is saved, at the peak of a layer's backward, by mode.
     """
 
     saved: Mapping[Mode, float] = field(default_factory=dict)
@@ -54,9 +54,8 @@ _INPUTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate
 
 
 def _by_training(trained: float, frozen: float) -> dict[Mode, float]:
-    """The same with and without autocast."""
-    whole = {Mode.BF16: trained, Mode.AUTOCAST: trained}
-    return whole | {Mode.LORA_BF16: frozen, Mode.LORA_AUTOCAST: frozen}
+    """One number for all weights and one for adapters, with and without autocast."""
+    return {mode: frozen if mode.name.startswith("LORA") else trained for mode in Mode}
 
 
 # Gemma's norms multiply in fp32 and keep it; Gemma 2 and 3 have two more of them in a layer, after the blocks. Phi-3
@@ -74,8 +73,10 @@ EXTRAS = {
 
 
 def mlp_bytes(shape: ModelShape) -> float:
-    """Saved by the MLP: gate, its activation, up, product, 8I. In a mixture k experts a token, each with its input
-    and output, 8I + 4H + 34, and 4 bytes of router per expert; the mean over the layers."""
+    """Bytes a token that the MLP saves, as the mean over the layers: gate, its activation, up, product, 8I.
+
+    In a mixture k experts a token, each with its input and output, 8I + 4H + 34, and 4 bytes of router per expert.
+    """
     dense = 8.0 * shape.intermediate
     experts = shape.experts
     if experts is None:
@@ -96,7 +97,7 @@ def mlp_width(shape: ModelShape) -> int:
 
 
 def attention_bytes(shape: ModelShape, is_trained: bool) -> float:
-    """Saved by attention: queries and output, keys and values, log-sum-exp; norms on queries and keys if any."""
+    """Bytes a token that attention saves: queries, output, keys, values, log-sum-exp, norms on queries and keys."""
     heads = shape.num_heads + shape.num_kv_heads
     widths = shape.q_width + shape.kv_width
     saved = 4.0 * widths + 4 * shape.num_heads + 8
@@ -106,7 +107,7 @@ def attention_bytes(shape: ModelShape, is_trained: bool) -> float:
 
 
 def saved_bytes(shape: ModelShape, job: Job) -> float:
-    """A: saved by one layer for each token, without checkpointing.
+    """Bytes a token that one layer saves without checkpointing.
 
     bf16 weights: 16H + 4*nq*d + 4*nkv*d + 8I + 4*nq + 8. Llama-3-8B: 200,840. Autocast adds 10H of fp32 residual
     stream; under LoRA the frozen norms keep 4H less, and each adapter its 2r.
@@ -121,10 +122,10 @@ def saved_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def lora_bytes(shape: ModelShape, job: Job) -> float:
-    """Saved by the adapters of a layer: 2r each, and with dropout a mask and a copy of each input, 3 bytes a value.
+    """Bytes a token that the adapters of a layer save: 2r each, and with dropout a mask and a copy of each input.
 
-    These stand in place of the inputs themselves, 2 bytes a value, which q, k and v share, and gate and up; attention
-    keeps the input of o anyway. Estimated from CUDA's fused dropout.
+    Those are 3 bytes a value, in place of the inputs themselves, 2 bytes a value, which q, k and v share, and gate and
+    up; attention keeps the input of o anyway. Estimated from CUDA's fused dropout.
     """
     linears = [linear for linear, _ in lora_linears(shape, job.lora_target_modules)]
     saved = 2.0 * job.lora_r * len(linears)
@@ -136,23 +137,23 @@ def lora_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def padding_bytes(shape: ModelShape, job: Job) -> float:
-    """The tax on padded batches: with a mask, keys and values are repeated for every query head (estimated)."""
+    """Bytes a token that padded batches add: a mask repeats keys and values for every query head (estimated)."""
     return 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width)
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> int:
-    """c: a checkpointed layer's input: 2H, and 4H where the residual stream is fp32."""
+    """Bytes a token of a checkpointed layer's input: 2H, and 4H where the residual stream is fp32."""
     return (4 if has_fp32_weights(job) else 2) * shape.hidden
 
 
 def has_fp32_weights(job: Job) -> bool:
-    """The model stays in float32, so that autocast casts every weight at use: TRL's default outside DeepSpeed."""
+    """True if weights stay in float32 and autocast casts them at every use: TRL's default without DeepSpeed."""
     return job.dtype == "float32" and not job.zero_stage and job.method != "qlora"
 
 
 def cast_weight_bytes(shape: ModelShape, job: Job) -> float:
-    """bf16 copies of fp32 weights that the graph keeps: those of the layer in backward, and of every layer that was
-    not checkpointed. Llama-3-8B, checkpointed: 0.41 GiB."""
+    """Bytes of the bf16 copies of fp32 weights that the graph keeps: of the layer in backward, and of every layer that
+    was not checkpointed. Llama-3-8B, checkpointed: 0.41 GiB."""
     if not has_fp32_weights(job):
         return 0.0
     every, num_layers = job.checkpoint_every, shape.num_layers
@@ -161,7 +162,7 @@ def cast_weight_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def work_bytes(shape: ModelShape, job: Job) -> float:
-    """W: held by the layer whose backward runs, for each token, at its peak in the MLP.
+    """Bytes a token that the layer whose backward runs holds at its peak in the MLP.
 
     Llama-3-8B: 266,904 in bf16, 300,184 under autocast, 345,616 with fp32 adapters of rank 64.
     """
@@ -176,7 +177,7 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
-    """Of all layers at the start of backward, for each token: checkpoints, and what uncheckpointed layers saved.
+    """Bytes a token at the start of backward: of the checkpoints, and of what uncheckpointed layers saved.
 
     Every n-th layer is checkpointed, L/n of them rounded up.
     """
@@ -187,31 +188,33 @@ def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
 
 
 def no_grad_bytes(shape: ModelShape, job: Job) -> float:
-    """Of a forward without gradients, for each token: one layer at a time. bf16 weights: 6I + 8H + 4d; a fused
-    projection of gate and up lives as long as its halves, 2I more, and under LoRA is added up whole, 4I more."""
-    hidden, width, head = shape.hidden, mlp_width(shape), shape.head_dim
-    fused = (4 if job.uses_lora else 2) * width if shape.fused else 0
-    return (
-        fused
-        + {
-            Mode.BF16: 6 * width + 8 * hidden + 4 * head,
-            Mode.AUTOCAST: 6 * width + 16 * hidden + 8 * head,
-            Mode.LORA_BF16: 8 * width + 8 * hidden + 4 * head,
-            Mode.LORA_AUTOCAST: 8 * width + 12 * hidden + 4 * head,
-        }[mode_of(job)]
-    )
+    """Bytes a token of a forward without gradients, which holds one layer at a time: 6I + 8H + 4d with bf16 weights.
+
+    A fused projection of gate and up lives as long as its halves, 2I more, and under LoRA is added up whole, 4I more.
+    """
+    mlps = (8 if job.uses_lora else 6) + ((4 if job.uses_lora else 2) if shape.fused else 0)
+    hiddens, heads = {
+        Mode.BF16: (8, 4),
+        Mode.AUTOCAST: (16, 8),
+        Mode.LORA_BF16: (8, 4),
+        Mode.LORA_AUTOCAST: (12, 4),
+    }[mode_of(job)]
+    return mlps * mlp_width(shape) + hiddens * shape.hidden + heads * shape.head_dim
 
 
 def cast_cache_bytes(shape: ModelShape, job: Job) -> float:
-    """bf16 copies of trained fp32 weights that autocast keeps until its block ends: of the whole model, since the
-    forward is one block. Frozen weights are cast at each use."""
+    """Bytes of the bf16 copies of trained fp32 weights that autocast keeps until its block ends: of the whole model,
+    since the forward is one block. Frozen weights are cast at each use."""
     return 2.0 * quantised_weights(shape) if has_fp32_weights(job) and not job.uses_lora else 0.0
 
 
 def head_forward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
-    """TRL's fused head over `num_scored` tokens: a tile of logits in bf16, a copy of the hidden states (2H; from an
-    fp32 stream two and the cast one, 10H) and 28 bytes of sums a token; and of an fp32 head the tile's weights in
-    bf16. The tile has TRL's width, whatever the vocabulary is. 4,096 tokens and more: 256 MiB."""
+    """Bytes of TRL's fused head over `num_scored` tokens.
+
+    A tile of logits in bf16, a copy of the hidden states (2H; from an fp32 stream two and the cast one, 10H) and 28
+    bytes of sums a token; and of an fp32 head the tile's weights in bf16. The tile has TRL's width, whatever the
+    vocabulary is. 4,096 tokens and more: 256 MiB.
+    """
     is_fp32 = has_fp32_weights(job)
     tile = 2 * min(num_scored, TOKEN_CHUNK) * VOCAB_CHUNK
     weights = 2 * min(VOCAB_CHUNK, shape.vocab) * shape.hidden if is_fp32 else 0
@@ -219,8 +222,8 @@ def head_forward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
 
 
 def head_backward_bytes(shape: ModelShape, job: Job, num_scored: int) -> float:
-    """Its backward: fp32 gradients of the hidden states (4H a token), and of the head if it is trained: 4VH summed in
-    fp32 and, for a bf16 head, 2VH cast. Llama-3-8B, trained: 2.9 GiB for that alone."""
+    """Bytes of the fused head's backward: fp32 gradients of the hidden states (4H a token), and of a trained head 4VH
+    summed in fp32 and, if it is bf16, 2VH cast. Llama-3-8B, trained: 2.9 GiB for that alone."""
     each = 0 if job.uses_lora else 4 if has_fp32_weights(job) else 6
     gradients = each * shape.vocab * shape.hidden + num_scored * 4 * shape.hidden
     return head_forward_bytes(shape, job, num_scored) + gradients

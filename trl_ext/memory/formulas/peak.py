@@ -139,8 +139,6 @@ def _score(setup: Setup) -> Places:
     """Forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights until they end."""
     shape, job, policy = setup.shape, setup.job, setup.engines[0]
     yield "a layer's forward", _layer_forward(policy)
-    work = {"layer work": 13.0 * shape.hidden * job.forward_tokens}
-    yield "forward of the embedding", {**work, "gathered weights": states.gathered_bytes(policy, "embedding")}
     if num_scoring_passes(job):
         num_scored = min(job.scored_tokens, job.forward_tokens)
         head = act.head_forward_bytes(shape, job, num_scored) + job.forward_tokens * 8 * shape.hidden
@@ -186,11 +184,9 @@ def _update(setup: Setup) -> Places:
 def _gradients_of_others(setup: Setup, engine: Engine) -> float:
     """Gradients of engines that do not go backward now: of earlier micro-batches; and without DeepSpeed those of the
     engine before, whose optimizer steps last."""
-    job, is_second = setup.job, engine is not setup.engines[0]
-    if job.zero_stage == 3:
-        return 0.0
-    waits = job.num_backwards(setup.num_gpus) > (2 if is_second and job.zero_stage else 1)
-    if not (waits or (is_second and not job.zero_stage)):
+    job = setup.job
+    is_left = not job.zero_stage and engine is not setup.engines[0]
+    if job.zero_stage == 3 or not (is_left or job.num_backwards(setup.num_gpus) > 1):
         return 0.0
     return sum(states.standing_gradient_bytes(other) for other in setup.engines if other is not engine)
 
@@ -243,14 +239,8 @@ def _head(engine: Engine, num_held: int) -> Places:
     yield "forward of the head", {**tail, "head": forward, "cast weights": act.cast_cache_bytes(shape, job)}
     has_bucket = job.trainer == "ppo" and job.critic == "head" and job.zero_stage in (1, 2)
     bucket = states.bucket_bytes(engine) if has_bucket else 0.0
-    yield (
-        "backward of the head",
-        {
-            **tail,
-            "head": act.head_backward_bytes(shape, job, job.scored_tokens),
-            "buckets": bucket,
-        },
-    )
+    backward = act.head_backward_bytes(shape, job, job.scored_tokens)
+    yield "backward of the head", {**tail, "head": backward, "buckets": bucket}
 
 
 def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Places:
@@ -268,20 +258,13 @@ def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Pla
 
 
 def _top_layer_bytes(engine: Engine) -> float:
-    """Work of the top layer beyond what is held: all of a recomputed layer; of one that was not checkpointed only what
-    backward adds, or the last norm's backward over all tokens, 24H, if that is more: the policy's losses reach it with
-    the scored ones. Without any checkpoint the first layer's input needs no gradient below DeepSpeed's adapters, and
-    its norm keeps 4H less. Of two joint adapters the other one holds its last norm's fp32 input and what its head has
-    scored meanwhile, 4H and 2H a token.
+    """Work of the top layer beyond what is held: all of a recomputed layer, or what backward adds to a saved one.
+
+    Of two joint adapters the other one holds its last norm's fp32 input and what its head has scored meanwhile, 4H and
+    2H a token.
     """
     shape, job = engine.shape, engine.job
-    work = act.work_bytes(shape, job)
-    if job.checkpoint_every != 1:
-        work -= act.saved_bytes(shape, job)
-        if not engine.has_head:
-            work = max(work, 24.0 * shape.hidden)
-        if not job.checkpoint_every and act.mode_of(job) is act.Mode.LORA_BF16:
-            work -= 4.0 * shape.hidden
+    work = act.work_bytes(shape, job) - (act.saved_bytes(shape, job) if job.checkpoint_every != 1 else 0.0)
     other = (4.0 * job.forward_tokens + 2.0 * job.scored_tokens) * shape.hidden
     return job.forward_tokens * work + (other if _is_joint(job) else 0.0)
 
@@ -313,12 +296,7 @@ def _step(setup: Setup) -> Places:
         else:
             own = states.share_gradient_bytes(engine) if job.zero_stage < 3 else 0.0
             gradients = own + _gradients_of_others(setup, engine)
-        terms = {"step copies": states.step_bytes(engine), "gradients": gradients}
-        if engine.job.uses_lora and engine.job.checkpoint_every:
-            # transformers lets the embedding's output require gradients, so that it stands with its own, 4H a token,
-            # until the next forward.
-            terms["layer work"] = 4.0 * setup.shape.hidden * job.forward_tokens
-        yield "the optimizer step", terms
+        yield "the optimizer step", {"step copies": states.step_bytes(engine), "gradients": gradients}
 
 
 # Beyond what is allocated ------------------------------------------------------------------------------------------

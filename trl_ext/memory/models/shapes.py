@@ -145,12 +145,6 @@ def num_dense_layers(shape: ModelShape) -> int:
     return shape.num_layers if shape.experts is None else shape.experts.num_dense_layers
 
 
-def norm_params(shape: ModelShape) -> int:
-    """Norms and sinks of one layer."""
-    on_heads = {"": 0, "head": 2 * shape.head_dim, "full": shape.q_width + shape.kv_width}[shape.qk_norm]
-    return shape.num_norms * shape.hidden + on_heads + shape.num_sinks
-
-
 @lru_cache(maxsize=64)
 def model_linears(shape: ModelShape) -> tuple[tuple[Linear, int], ...]:
     """Every kind of projection in the layers, and how often it occurs in the model."""
@@ -185,8 +179,9 @@ def backbone_params(shape: ModelShape) -> int:
     """Everything but the head: embeddings, layers and the last norm."""
     sparse_layers = shape.num_layers - num_dense_layers(shape)
     projections = sum(linear.num_params * count for linear, count in model_linears(shape))
-    rest = shape.num_layers * norm_params(shape) + sparse_layers * expert_params(shape)
-    return embedding_params(shape) + projections + rest + shape.hidden
+    on_heads = {"": 0, "head": 2 * shape.head_dim, "full": shape.q_width + shape.kv_width}[shape.qk_norm]
+    norms = shape.num_layers * (shape.num_norms * shape.hidden + on_heads + shape.num_sinks) + shape.hidden
+    return embedding_params(shape) + projections + norms + sparse_layers * expert_params(shape)
 
 
 def lm_params(shape: ModelShape) -> int:
@@ -238,18 +233,14 @@ def lora_linears(shape: ModelShape, targets: tuple[str, ...] = ALL_LINEAR) -> tu
 def lora_params(shape: ModelShape, rank: int, targets: tuple[str, ...] = ALL_LINEAR) -> int:
     """Parameters of one adapter: rank * (inputs + outputs) on each target. Llama-3-8B, all, rank 16: 41,943,040."""
     on_linears = sum(rank * (linear.fan_in + linear.fan_out) * count for linear, count in lora_linears(shape, targets))
-    sparse_layers = shape.num_layers - num_dense_layers(shape)
-    return on_linears + (sparse_layers * expert_lora_params(shape, rank) if targets == ALL_LINEAR else 0)
-
-
-def expert_lora_params(shape: ModelShape, rank: int) -> int:
-    """Adapters on the router and on all experts of one layer, the fused gate and up with twice the rank."""
-    experts = shape.experts
-    if experts is None or not experts.has_adapters:
-        return 0
-    hidden, width = shape.hidden, experts.intermediate
+    experts, hidden = shape.experts, shape.hidden
+    if experts is None or not experts.has_adapters or targets != ALL_LINEAR:
+        return on_linears
+    # Adapters on the router and on every expert, on the fused gate and up with twice the rank.
+    width = experts.intermediate
     per_expert = 2 * rank * (hidden + 2 * width) + rank * (width + hidden)
-    return experts.num * per_expert + rank * (hidden + experts.num)
+    per_layer = experts.num * per_expert + rank * (hidden + experts.num)
+    return on_linears + (shape.num_layers - num_dense_layers(shape)) * per_layer
 
 
 def kv_bytes_per_token(shape: ModelShape, bytes_per_value: int = 2) -> int:

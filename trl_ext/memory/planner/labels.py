@@ -1,11 +1,6 @@
-"""Names of plans and of refusals."""
+"""Names of techniques and of plans."""
 
-from dataclasses import replace
-
-from trl_ext.memory.estimate import Estimate
-from trl_ext.memory.formulas.generation import vllm_weight_bytes
 from trl_ext.memory.job import Job
-from trl_ext.memory.units import gib
 
 
 def technique(job: Job) -> str:
@@ -29,9 +24,3 @@ def label(job: Job, num_gpus: int) -> str:
     batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"
     name = technique(job) if num_gpus > 1 or job.zero_stage else technique(job).replace("DDP", "one GPU")
     return f"{name}, {batch}, {every}"
-
-
-def vllm_reason(one: Estimate) -> str:
-    """Why vLLM cannot start in what is left."""
-    weights = gib(vllm_weight_bytes(one.shape, replace(one.job, vllm_tensor_parallel_size=1)))
-    return f"vLLM's {weights:.1f} GiB of weights and its cache do not fit into what training leaves"

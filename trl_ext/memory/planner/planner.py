@@ -13,12 +13,14 @@ from typing import Any
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, parse_gpus
 from trl_ext.memory.estimate import Estimate, estimate
+from trl_ext.memory.formulas.generation import vllm_weight_bytes
 from trl_ext.memory.job import Job, changed
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
-from trl_ext.memory.planner.labels import label, technique, vllm_reason
+from trl_ext.memory.planner.labels import label, technique
 from trl_ext.memory.planner.search import Search, make_search, opt_ins_of, ppo_defaults, unalias, unaliased
+from trl_ext.memory.units import in_gib
 
 NUM_PLANS = 5
 WORTH_AN_OPT_IN = 2.0  # an opt-in is mentioned beside plans that fit if it is so many times faster
@@ -70,7 +72,11 @@ class Refusal:
     @property
     def reason(self) -> str:
         """The technique and its GiB, as "ZeRO-2, all weights: 120 GiB at the optimizer step ...", and `why`."""
-        reason = f"{technique(self.estimate.job)}: {self.estimate.reason() or vllm_reason(self.estimate)}"
+        reason = self.estimate.reason()
+        if not reason:
+            weights = vllm_weight_bytes(self.estimate.shape, replace(self.estimate.job, vllm_tensor_parallel_size=1))
+            reason = f"vLLM's {in_gib(weights)} of weights and its cache do not fit into what training leaves"
+        reason = f"{technique(self.estimate.job)}: {reason}"
         return f"{reason}. {self.why}" if self.why else reason
 
 
@@ -193,8 +199,9 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
                 plans.append(Plan(min(found, key=lambda one: one.step_s), opt_ins))
                 fits_whole = True
             else:
-                frugal = choices.most_frugal(variant, technique_job)
-                jobs = [job for one in frugal for job in _startable(variant, one)]
+                jobs = choices.most_frugal(variant, technique_job)
+                if variant.job.use_vllm:  # in the ways in which vLLM can start, if there are any
+                    jobs = [job for one in jobs for job in list(choices.vllm_choices(variant, one)) or [one]]
                 refused.append(Refusal(min(map(variant.estimate, jobs), key=lambda one: one.need_bytes)))
     if not plans and allow & {"shorter", "fewer"}:
         plans = list(_smaller(search, allow))
@@ -217,11 +224,6 @@ def _beats(one: Plan, other: Plan) -> bool:
 
 def _complexity(job: Job) -> tuple[int, bool, int]:
     return choices.TECHNIQUES.index((job.zero_stage, job.offload)), job.activation_offloading, -job.checkpoint_every
-
-
-def _startable(search: Search, job: Job) -> list[Job]:
-    """The job itself, or with vLLM the ways in which vLLM can start, if there are any."""
-    return list(choices.vllm_choices(search, job)) or [job] if job.use_vllm else [job]
 
 
 def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:

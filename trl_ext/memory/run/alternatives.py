@@ -100,7 +100,11 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
         written = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
         yield "allocator", written, replace(job, expandable_segments=True)
     yield from _smaller_forwards(job, search.hardware.num_gpus)
-    yield from _checkpointed(job)
+    for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
+        if not (offloads and job.generates):
+            written = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
+            written += ", every layer" if job.checkpoint_every > 1 else ""
+            yield "checkpointing", written, replace(job, checkpoint_every=every, activation_offloading=offloads)
     if job.use_vllm:
         if not job.vllm_enable_sleep_mode:
             yield "vllm", "vllm_enable_sleep_mode=True", replace(job, vllm_enable_sleep_mode=True)
@@ -122,16 +126,6 @@ def _smaller_forwards(job: Job, num_gpus: int) -> Iterator[tuple[str, str, Job]]
     budget = 2 * job.sequence_tokens  # one pair
     if not job.generates and job.packing and job.forward_tokens > budget:
         yield "budget", f"max_tokens_per_forward={budget}", replace(job, max_tokens_per_forward=budget)
-
-
-def _checkpointed(job: Job) -> Iterator[tuple[str, str, Job]]:
-    for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
-        if offloads and job.generates:
-            continue
-        written = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
-        if job.checkpoint_every > 1:
-            written += ", every layer"
-        yield "checkpointing", written, replace(job, checkpoint_every=every, activation_offloading=offloads)
 
 
 def _later_stages(search: Search) -> list[Job]:

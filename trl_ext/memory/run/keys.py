@@ -74,22 +74,14 @@ def job_of_run(
         fields["max_prompt_length"] = prompt_tokens or GUESSED_PROMPT_TOKENS
         fields |= _generation(keys)
     if trainer == "ppo":
-        fields["critic"] = critic_of(keys)
+        default = "separate" if keys.get("value_model") else "adapter" if keys.get("use_peft") else "head"
+        fields["critic"] = str(keys.get("critic") or default)
     return changed(Job(trainer), fields)
 
 
 def given_fields(given: frozenset[str]) -> frozenset[str]:
     """Fields of `Job` that given arguments decide."""
     return frozenset(DECIDED_BY.get(name, name) for name in given)
-
-
-def critic_of(keys: Mapping[str, Any]) -> str:
-    """PPO's critic, as the trainer chooses it."""
-    if keys.get("critic"):
-        return str(keys["critic"])
-    if keys.get("value_model"):
-        return "separate"
-    return "adapter" if keys.get("use_peft") else "head"
 
 
 def loaded_dtype(keys: Mapping[str, Any]) -> str:

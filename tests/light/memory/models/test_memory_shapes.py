@@ -6,8 +6,7 @@ import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.models.families import FAMILIES, shape_from_config
-from trl_ext.memory.models.find import find_shape
-from trl_ext.memory.models.known import ALIASES, MODELS, TYPICAL
+from trl_ext.memory.models.find import ALIASES, MODELS, TYPICAL, find_shape
 from trl_ext.memory.models.shapes import (
     active_params,
     head_params,

@@ -17,7 +17,7 @@ class Engine:
     Args:
         shape: The model's.
         job: The run as this engine is trained: a separate critic has all its weights trained, LoRA beside it or not.
-        num_gpus: Over which the engine is trained.
+        num_gpus: GPUs over which the engine is trained.
         role: "policy" or "critic".
         trained: Parameters trained.
         frozen: Parameters frozen in the same module.
@@ -45,7 +45,7 @@ class FrozenCopy:
     Args:
         role: "reference" or "reward model".
         num_params: Its parameters.
-        value_bytes: Of one of them.
+        value_bytes: Bytes of one parameter.
     """
 
     role: str
@@ -58,7 +58,7 @@ class FrozenCopy:
 
 
 def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
-    """What is trained, in the order of the backward passes: one engine, or two with PPO's separate critic."""
+    """Return the engines in the order of their backward passes: one, or two with PPO's separate critic."""
     adapter = lora_params(shape, job.lora_r, job.lora_target_modules) if job.uses_lora else 0
     whole, head = lm_params(shape), shape.hidden + 1
     if job.trainer == "reward":
@@ -75,7 +75,7 @@ def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
 
 
 def _engine(shape: ModelShape, job: Job, num_gpus: int, role: str, num_params: int, num_adapter_params: int) -> Engine:
-    """A model of `num_params`, trained whole or by its adapters, as the job says."""
+    """Build the engine of a model of `num_params`, trained whole or by its adapters, as the job says."""
     if not job.uses_lora:
         return Engine(shape, job, num_gpus, role, num_params)
     quantised = quantised_weights(shape) if job.method == "qlora" else 0
@@ -83,7 +83,7 @@ def _engine(shape: ModelShape, job: Job, num_gpus: int, role: str, num_params: i
 
 
 def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
-    """What stands beside the trained models."""
+    """Return the models and adapters that stand beside the trained ones."""
     copies = []
     if not job.uses_lora and (job.trainer == "ppo" or (job.trainer == "grpo" and job.beta != 0)):
         copies.append(FrozenCopy("reference", lm_params(shape), 4 if job.dtype == "float32" else 2))
@@ -97,7 +97,7 @@ def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
 
 
 def num_scoring_passes(job: Job) -> int:
-    """Forwards without gradients over each completion: reference, reward model, values, old log-probabilities."""
+    """Count forwards without gradients over a completion: reference, reward model, values, old log-probabilities."""
     if not job.generates:
         return 0
     is_ppo = job.trainer == "ppo"

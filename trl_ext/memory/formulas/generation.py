@@ -15,7 +15,7 @@ WORKSPACE_BYTES = 1.5 * GIB  # vLLM's activations and CUDA graphs within its sha
 
 
 def cache_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
-    """Keys and values of all completions that one GPU generates at once, at their full length.
+    """Bytes of the keys and values of all completions that one GPU generates at once, at their full length.
 
     transformers grows the cache by concatenation, so one layer is there twice. Llama-3-8B, 16 completions of 2,048
     tokens: 4.1 GiB.
@@ -25,17 +25,17 @@ def cache_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
 
 
 def sampling_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
-    """Logits of the next token of every completion: bf16, fp32, and two fp32 copies while sampling."""
+    """Bytes of the next token's logits for every completion: bf16, fp32, and two fp32 copies while sampling."""
     return float(job.generated_at_once(num_gpus) * shape.vocab * 14)
 
 
 def vllm_bytes(card: Card, job: Job) -> float:
-    """vLLM's share of a card while it generates."""
+    """Bytes of vLLM's share of a card while it generates."""
     return job.vllm_gpu_memory_utilization * card.total_gib * GIB
 
 
 def vllm_weight_bytes(shape: ModelShape, job: Job) -> float:
-    """vLLM's own copy of the weights on one GPU."""
+    """Bytes of vLLM's own copy of the weights on one GPU."""
     return 2.0 * lm_params(shape) / job.vllm_tensor_parallel_size
 
 
@@ -46,8 +46,10 @@ def vllm_cache_tokens(shape: ModelShape, card: Card, job: Job) -> int:
 
 
 def check_vllm(shape: ModelShape, card: Card, job: Job, num_gpus: int) -> None:
-    """Raises:
-    ConfigError: vLLM's share holds no completion beside its weights, or its groups do not divide the GPUs.
+    """Check that vLLM can start.
+
+    Raises:
+        ConfigError: vLLM's share holds no completion beside its weights, or its groups do not divide the GPUs.
     """
     if not job.use_vllm:
         return

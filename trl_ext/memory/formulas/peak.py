@@ -35,7 +35,7 @@ class Footprint:
 
     Args:
         phase: One of PHASES.
-        what: For the reader: "backward of the top layer".
+        what: The place, for the reader: "backward of the top layer".
         terms: Bytes by term; they add up.
     """
 
@@ -71,7 +71,7 @@ class Setup:
 
 
 def plus(*parts: Terms) -> Terms:
-    """Terms added by name, those of zero left out."""
+    """Add terms by name and leave out those of zero."""
     total: Terms = {}
     for part in parts:
         for name, value in part.items():
@@ -80,7 +80,7 @@ def plus(*parts: Terms) -> Terms:
 
 
 def footprints(setup: Setup) -> Iterator[Footprint]:
-    """Every place where memory may peak, in the order of a step."""
+    """Yield the footprint at every place where memory may peak, in the order of a step."""
     job, base = setup.job, resident(setup)
     phases = {"update": _update, "step": _step}
     if job.generates:
@@ -95,7 +95,7 @@ def footprints(setup: Setup) -> Iterator[Footprint]:
 
 
 def resident(setup: Setup) -> Terms:
-    """What is there in every phase, from the second optimizer step on: Adam's state appears in the first."""
+    """Bytes by term that every phase holds, from the second optimizer step on: the first one makes Adam's state."""
     job, terms = setup.job, Terms()
     for engine in setup.engines:
         own = {f"{engine.role} weights": states.weight_bytes(engine), "optimizer": states.optimizer_bytes(engine)}
@@ -136,7 +136,8 @@ def _generate(setup: Setup) -> Places:
 
 
 def _score(setup: Setup) -> Places:
-    """Forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights until they end."""
+    """Yield the places of forwards without gradients. Under autocast the policy's own leave bf16 copies of its weights
+    until they end."""
     shape, job, policy = setup.shape, setup.job, setup.engines[0]
     yield "a layer's forward", _layer_forward(policy)
     if num_scoring_passes(job):
@@ -152,7 +153,7 @@ def _layer_forward(engine: Engine) -> Terms:
 
 
 def _weight_push(setup: Setup) -> Places:
-    """vLLM's weights are awake. ZeRO-3 gathers one weight after the other, but all of them at once to merge LoRA."""
+    """Yield the place where weights go to an awake vLLM: ZeRO-3 gathers one at a time, but all to merge LoRA."""
     shape, job = setup.shape, setup.job
     largest = 2.0 * shape.vocab * shape.hidden
     if job.zero_stage == 3:
@@ -169,8 +170,8 @@ def _weight_push(setup: Setup) -> Places:
 
 
 def _update(setup: Setup) -> Places:
-    """Forward and backward of each engine in turn. Those that come after the first find its gradients, unless it has
-    stepped before."""
+    """Yield the places of forward and backward, one engine after the other. Those after the first find its gradients,
+    unless it has stepped before."""
     for place, engine in enumerate(setup.engines):
         # An engine that has scored and goes backward later keeps what it has fetched ahead.
         later = [states.gathered_bytes(other, "forward") for other in setup.engines[place + 1 :]]
@@ -231,8 +232,8 @@ def _is_joint(job: Job) -> bool:
 
 
 def _head(engine: Engine, num_held: int) -> Places:
-    """The fused head, forward (with all of autocast's copies) and backward. DeepSpeed makes its bucket for the first
-    gradient: of a value head on the same hidden states, if there is one, or else later."""
+    """Yield the fused head's forward, with all of autocast's copies, and its backward. DeepSpeed makes its bucket for
+    the first gradient: that of a value head on the same hidden states, if there is one."""
     shape, job = engine.shape, engine.job
     tail = {"layer work": num_held * 8.0 * shape.hidden, "gathered weights": states.gathered_bytes(engine, "forward")}
     forward = act.head_forward_bytes(shape, job, job.scored_tokens)
@@ -244,9 +245,9 @@ def _head(engine: Engine, num_held: int) -> Places:
 
 
 def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Places:
-    """Two points in a layer's MLP: its product's backward, with the most activations; and one with fewer of them but
-    all else. That is the backward of the projection up, when 6I a token have gone, 2H have come, and so has its
-    gradient; with adapters, which have small ones, the end of the recomputation, 4I and 8H."""
+    """Yield two places in a layer's MLP: its product's backward, with the most activations, and one with fewer of them
+    but all else. The latter is the backward of the projection up, when 6I a token have gone, 2H have come, and so has
+    its gradient; with adapters, which have small ones, the end of the recomputation, 4I and 8H."""
     shape, job = engine.shape, engine.job
     kept, up = states.mlp_gradient_bytes(engine)
     gathered = {"gathered weights": states.gathered_bytes(engine, place)}
@@ -270,8 +271,8 @@ def _top_layer_bytes(engine: Engine) -> float:
 
 
 def _embedding(engine: Engine, terms: Terms) -> Places:
-    """The table's gradient comes last. Rank 0 of ZeRO-1 and 2 copies it into its share, and ZeRO-1 reduces all
-    gradients only now."""
+    """Yield the places of the table's gradient, which comes last. Rank 0 of ZeRO-1 and 2 copies it into its share, and
+    ZeRO-1 reduces all gradients only now."""
     job = engine.job
     table = {"embedding gradient": states.embedding_gradient_bytes(engine)}
     table["gradients"] = states.later_gradient_bytes(engine)
@@ -287,8 +288,8 @@ def _embedding(engine: Engine, terms: Terms) -> Places:
 
 
 def _step(setup: Setup) -> Places:
-    """The step of each optimizer. DeepSpeed holds its own share of the gradients; without it, all gradients of all
-    engines are there."""
+    """Yield the step of each optimizer. DeepSpeed holds its own share of the gradients; without it, all gradients of
+    all engines are there."""
     job = setup.job
     for engine in setup.engines:
         if job.zero_stage == 0:
@@ -303,7 +304,7 @@ def _step(setup: Setup) -> Places:
 
 
 def slack_share(job: Job) -> float:
-    """What the allocator reserves beyond what is allocated, as a share, with native segments or expandable ones.
+    """Share of the allocated bytes that the allocator reserves besides, with native segments or expandable ones.
 
     The most that replays of 14 runs of an 8B model through a replica of it gave, rounded up (`twin.allocator`; not yet
     measured on a card). ZeRO-3 gave 2 to 14 and 0 to 12.5 %, but has a stream more than the replica.
@@ -318,10 +319,10 @@ def slack_share(job: Job) -> float:
 
 
 def slack_bytes(footprint: Footprint, job: Job) -> float:
-    """Fragmentation beside a footprint; vLLM's share has an allocator of its own."""
+    """Bytes of fragmentation beside a footprint; vLLM's share has an allocator of its own."""
     return slack_share(job) * (footprint.num_bytes - footprint.terms.get("vLLM", 0.0))
 
 
 def usable_bytes(hardware: Hardware) -> float:
-    """What a card has for tensors."""
+    """Bytes that a card has for tensors."""
     return hardware.card.usable_gib * GIB

@@ -26,8 +26,10 @@ HOST_BYTES_PER_TRAINED = 18  # master 4, Adam 8, fp32 gradients 4, a bf16 copy 2
 
 
 def weight_bytes(engine: Engine) -> float:
-    """Weights on one GPU, without DeepSpeed's master copy. Frozen ones have 2 bytes (4 if DDP loads them in float32),
-    0.516 in NF4."""
+    """Bytes of the weights on one GPU, without DeepSpeed's master copy.
+
+    Frozen ones have 2 bytes (4 if DDP loads them in float32), 0.516 in NF4.
+    """
     job = engine.job
     each = 4 if job.dtype == "float32" and not job.zero_stage else 2
     frozen = (engine.frozen - engine.quantised) * each + engine.quantised * NF4_BYTES
@@ -45,7 +47,7 @@ def value_bytes(job: Job) -> int:
 
 
 def optimizer_bytes(engine: Engine) -> float:
-    """Adam's state, and under DeepSpeed the fp32 master weights, on one GPU."""
+    """Bytes of Adam's state, and under DeepSpeed of the fp32 master weights, on one GPU."""
     job, is_8bit = engine.job, engine.job.optim == "adamw_bnb_8bit"
     if job.offload != "none":
         return 0.0
@@ -55,7 +57,7 @@ def optimizer_bytes(engine: Engine) -> float:
 
 
 def bucket_bytes(engine: Engine) -> float:
-    """Where gradients wait for their reduction.
+    """Bytes of the buckets in which gradients wait for their reduction.
 
     DDP's are there from the start, of all gradients, and hold them or, without `gradient_as_bucket_view`, a second
     copy. DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come.
@@ -66,7 +68,7 @@ def bucket_bytes(engine: Engine) -> float:
 
 
 def host_bytes(engine: Engine) -> float:
-    """Host memory while training, over all processes of the machine."""
+    """Bytes of host memory while training, over all processes of the machine."""
     optimizer = HOST_BYTES_PER_TRAINED * engine.trained if engine.job.offload != "none" else 0
     weights = 2 * (engine.trained + engine.frozen) if engine.job.offload == "all" else 0
     return float(optimizer + weights)
@@ -76,7 +78,7 @@ def host_bytes(engine: Engine) -> float:
 
 
 def gradient_bytes(engine: Engine) -> float:
-    """All gradients at the end of a micro-batch.
+    """Bytes of all gradients at the end of a micro-batch.
 
     DDP and ZeRO-1 keep them whole (DDP's live in its buckets), ZeRO-2 its share, ZeRO-3 a flat share that is there
     always. With the optimizer in host memory they leave as they come.
@@ -104,12 +106,12 @@ def _trained_table(engine: Engine) -> int:
 
 
 def standing_gradient_bytes(engine: Engine) -> float:
-    """Gradients that wait for the end of an accumulation: whole, or under ZeRO-2 rank 0's share."""
+    """Bytes of gradients that wait for the end of an accumulation: whole, or under ZeRO-2 rank 0's share."""
     return share_gradient_bytes(engine) if engine.job.zero_stage == 2 else gradient_bytes(engine)
 
 
 def is_kept(engine: Engine) -> bool:
-    """True if a gradient stands from where backward makes it on: whole, and added to no earlier one."""
+    """True if a gradient stays from where backward makes it on: whole, and added to no earlier one."""
     is_whole = engine.job.zero_stage < 2 and not _live_in_buckets(engine)
     return is_whole and engine.job.num_backwards(engine.num_gpus) == 1
 
@@ -120,9 +122,12 @@ def _live_in_buckets(engine: Engine) -> bool:
 
 
 def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
-    """Gradients of the widest MLP while a layer goes backward: what is kept of that of the projection down, and what
-    stands when that of up comes to it. DeepSpeed's bucket takes those that are not larger than it, and a large one
-    waits for the next."""
+    """Bytes of the gradients of the widest MLP while a layer goes backward.
+
+    Returns:
+        The bytes kept of the projection down's, and the bytes that are there once that of up has come. DeepSpeed's
+        bucket takes those that are not larger than it, and a large one waits for the next.
+    """
     if engine.frozen:
         return 0.0, 0.0
     shape, job = engine.shape, engine.job
@@ -145,8 +150,8 @@ def head_gradient_bytes(engine: Engine, *, is_top: bool) -> float:
 
 
 def embedding_gradient_bytes(engine: Engine) -> float:
-    """The embedding table's gradient, as backward makes it. A tied head's is added to it into a third one; beside one
-    alone ZeRO-3 makes its share of the reduced one."""
+    """Bytes of the embedding table's gradient, as backward makes it. A tied head's is added to it into a third one;
+    beside one alone ZeRO-3 makes its share of the reduced one."""
     if engine.frozen:
         return 0.0
     is_split = engine.job.zero_stage == 3
@@ -155,13 +160,14 @@ def embedding_gradient_bytes(engine: Engine) -> float:
 
 
 def later_gradient_bytes(engine: Engine) -> float:
-    """Gradients that this micro-batch has made before the embedding's, if it is the first: all others below ZeRO-2."""
+    """Bytes of the gradients that this micro-batch, if it is the first, has made before the embedding's: all others
+    below ZeRO-2."""
     return float((engine.trained - _trained_table(engine)) * value_bytes(engine.job)) if is_kept(engine) else 0.0
 
 
 def bottom_gradient_bytes(engine: Engine) -> float:
-    """Gradients that stand of this micro-batch when the bottom layer goes backward. Of adapters under ZeRO-2, those of
-    other layers have filled rank 0's share by then."""
+    """Bytes of this micro-batch's gradients when the bottom layer goes backward. Under ZeRO-2 the adapters of other
+    layers have filled rank 0's share by then."""
     made = later_gradient_bytes(engine)
     if made and not engine.frozen:
         made -= value_bytes(engine.job) * quantised_weights(engine.shape) / engine.shape.num_layers
@@ -169,9 +175,11 @@ def bottom_gradient_bytes(engine: Engine) -> float:
 
 
 def reduction_bytes(engine: Engine) -> float:
-    """Gradients while ZeRO-1 and 2 reduce the last of them, beyond those that earlier micro-batches have left: ZeRO-1
-    all of them and rank 0's share, ZeRO-2 the table's and the share. A table that goes into the bucket is gone; one
-    that does not is sent by slices of one rank each, flattened together until they are more than a bucket."""
+    """Bytes of gradients while ZeRO-1 and 2 reduce the last, beyond those that earlier micro-batches have left.
+
+    ZeRO-1 holds all of them and rank 0's share, ZeRO-2 the table's and the share. A table that goes into the bucket is
+    gone; one that does not is sent by slices of one rank each, flattened together until they are more than a bucket.
+    """
     job, table = engine.job, embedding_params(engine.shape)
     if job.offload != "none":
         return 0.0 if engine.frozen else 2.0 * table

@@ -88,13 +88,11 @@ def unaliased(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _global_batch(settings: Mapping[str, Any], num_gpus: int) -> int:
     """The given global batch, or what micro-batch and accumulation make, or about 64 that divides over the GPUs."""
-    micro = settings.get("per_device_train_batch_size")
-    steps = settings.get("gradient_accumulation_steps")
     if "global_batch" in settings:
         return int(settings["global_batch"])
-    if steps is not None:
-        return int(micro or 1) * int(steps) * num_gpus
-    row = int(micro or 1) * num_gpus
+    row = int(settings.get("per_device_train_batch_size") or 1) * num_gpus
+    if (steps := settings.get("gradient_accumulation_steps")) is not None:
+        return row * int(steps)
     group = int(settings.get("num_generations", 8))
     step = row * group if row % group else row
     return max(1, round(64 / step)) * step

@@ -1,16 +1,15 @@
 """TRL: its trainers and its config where they must bend for a moment."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from trl_ext.compat.swap import swapped
 from trl_ext.compat.versions import is_older
 from trl_ext.errors import SupportError
 
 if TYPE_CHECKING:  # a config alone does not need TRL's trainers
-    from transformers import GenerationConfig
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -30,25 +29,16 @@ def check_fused_head(device_type: str) -> None:
         )
 
 
-@contextmanager
-def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> Iterator[None]:
+def sampling_temperature(trainer: "GRPOTrainer", temperature: float) -> AbstractContextManager[None]:
     """Let a TRL trainer generate at another temperature, 0 for greedy, within the block."""
-    owner, name = (trainer.vllm_generation, "temperature") if trainer.use_vllm else (trainer, "generation_config")
-    before = getattr(owner, name)
-    setattr(owner, name, temperature if trainer.use_vllm else _with_temperature(before, temperature))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-def _with_temperature(config: "GenerationConfig", temperature: float) -> "GenerationConfig":
-    changed = copy.deepcopy(config)
+    if trainer.use_vllm:
+        return swapped(trainer.vllm_generation, temperature=temperature)
+    changed = copy.deepcopy(trainer.generation_config)
     if temperature == 0:
         changed.update(do_sample=False, temperature=None, top_p=None, top_k=None, min_p=None)
     else:
         changed.update(do_sample=True, temperature=temperature)
-    return changed
+    return swapped(trainer, generation_config=changed)
 
 
 def print_samples(logs: Any, num: int, step: int) -> None:
@@ -67,12 +57,6 @@ class _NoGroup(int):
         return False
 
 
-@contextmanager
-def without_groups(config: "GRPOConfig") -> Iterator[None]:
+def without_groups(config: "GRPOConfig") -> AbstractContextManager[None]:
     """Let TRL's GRPOConfig accept any num_generations inside the block."""
-    given = config.num_generations
-    config.num_generations = _NoGroup(1)
-    try:
-        yield
-    finally:
-        config.num_generations = given
+    return swapped(config, num_generations=_NoGroup(1))

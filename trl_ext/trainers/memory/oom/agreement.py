@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import DistributedType
 
+from trl_ext.compat.swap import swapped
 from trl_ext.errors import OutOfMemoryError
 from trl_ext.trainers.memory.oom.errors import is_out_of_memory
 
@@ -66,7 +67,7 @@ class Agreement:
             OutOfMemoryError: Another rank failed, and not all can cut; the rank itself raises the allocator's error.
         """
         bare = getattr(model, "module", model)
-        plain, had_own = bare.forward, "forward" in vars(bare)
+        plain = bare.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -85,14 +86,8 @@ class Agreement:
             # Out here no variable holds the error, whose traceback holds the activations.
             raise SplitNeeded
 
-        bare.forward = forward
-        try:
+        with swapped(bare, forward=forward):
             yield
-        finally:
-            if had_own:
-                bare.forward = plain
-            else:
-                del bare.forward
 
 
 def why_ranks_cannot_agree(accelerator: Any) -> str:

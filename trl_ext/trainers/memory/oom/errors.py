@@ -81,29 +81,25 @@ class Place:
 
     words: str
     phase: str = ""
-    functions: frozenset[str] = frozenset()
+    functions: tuple[str, ...] = ()
     why_whole: str = "only a forward is taken again"
 
 
-def _place(words: str, phase: str, functions: str, why_whole: str = "only a forward is taken again") -> Place:
-    return Place(words, phase, frozenset(functions.split()), why_whole)
-
-
-FORWARD = _place("in the forward", "update", "compute_loss _critic_step")
-BACKWARD = _place("in the backward", "update", "backward", "in the backward gradients are already on their way")
+FORWARD = Place("in the forward", "update", ("compute_loss", "_train_critic"))
+BACKWARD = Place("in the backward", "update", ("backward",), "in the backward gradients are already on their way")
 # The first one of which a function is on: a backward within an evaluation is none, a step of DeepSpeed's is in what
 # accelerate calls a backward.
 PLACES = (
-    _place("in the rehearsal", "update", "rehearse rehearsal", "it is there to find this out"),
-    _place("while evaluating", "score", "evaluate evaluation_loop"),
-    _place("while saving", "", "_save_checkpoint save_model"),
-    _place("while generating", "generate", "_generate"),
-    _place("while scoring", "score", "_calculate_rewards _generate_and_score_completions"),
-    _place("at the optimizer step", "step", "step start_critic create_optimizer"),
+    Place("in the rehearsal", "update", ("rehearse",), "it is there to find this out"),
+    Place("while evaluating", "score", ("evaluate", "evaluation_loop")),
+    Place("while saving", "", ("_save_checkpoint", "save_model")),
+    Place("while generating", "generate", ("_generate",)),
+    Place("while scoring", "score", ("_calculate_rewards", "_generate_and_score_completions")),
+    Place("at the optimizer step", "step", ("step", "on_train_begin", "create_optimizer")),
     BACKWARD,
     FORWARD,
 )
-ELSEWHERE = _place("outside the training step", "", "")
+ELSEWHERE = Place("outside the training step")
 
 
 def place_of(error: BaseException) -> Place:
@@ -112,4 +108,4 @@ def place_of(error: BaseException) -> Place:
     while traceback is not None:
         names.add(traceback.tb_frame.f_code.co_name)
         traceback = traceback.tb_next
-    return next((place for place in PLACES if names & place.functions), ELSEWHERE)
+    return next((place for place in PLACES if not names.isdisjoint(place.functions)), ELSEWHERE)

@@ -5,8 +5,7 @@ process nothing. After it the run keeps the smaller size.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from transformers import Trainer
 from transformers.utils import logging
 
+from trl_ext.compat.swap import swapped
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.memory.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
 from trl_ext.trainers.memory.oom.chunks import Chunks, cut
@@ -45,7 +45,10 @@ class Rescue:
         self._halvings: dict[str, int] = defaultdict(int)
         self._has_warned = False
         self.chunks = chunks
-        self.why_not = _why_not(trainer) or why_not
+        splits = getattr(trainer.args, "memory_on_oom", "split") == "split"
+        self.why_not = (
+            (why_ranks_cannot_agree(trainer.accelerator) or why_not) if splits else "memory_on_oom is 'raise'"
+        )
         self.share: Any = 1.0
         self.serving: Forward | None = None
         self.batch: Any = None
@@ -67,10 +70,11 @@ class Rescue:
         at_start, sizes, has_failed = MetricsRollback(self._trainer), [], False
         waiting = [whole] if self.why_not else cut(self.chunks, whole, self._halvings[role])
         while waiting:
-            before = MetricsRollback(self._trainer)
+            before, chunk = MetricsRollback(self._trainer), waiting[0]
+            self.batch = chunk
             try:
-                with self._on(waiting[0], whole):
-                    attempt(waiting[0], len(waiting) == 1)
+                with swapped(self, share=1.0 if chunk is whole else self.chunks.share(chunk, whole)):
+                    attempt(chunk, len(waiting) == 1)
             except SplitNeeded:
                 has_failed = True
             else:
@@ -110,44 +114,17 @@ class Rescue:
                 raise
         raise SplitNeeded
 
-    @contextmanager
-    def serve(self, forward: Forward) -> Iterator[None]:
-        """Let `forward` answer for `compute_loss` inside the block."""
-        self.serving = forward
-        try:
-            yield
-        finally:
-            self.serving = None
-
-    @contextmanager
-    def _on(self, chunk: Any, whole: Any) -> Iterator[None]:
-        self.batch = chunk  # stays after the block: the message tells what ran last
-        self.share = 1.0 if chunk is whole else self.chunks.share(chunk, whole)
-        try:
-            yield
-        finally:
-            self.share = 1.0
-
     def _warn(self, sizes: list[int]) -> None:
         if self._has_warned or not self._trainer.accelerator.is_main_process:
             return
         self._has_warned = True
         advice = self.chunks.advice(len(sizes))
+        sizes = [size for size in sizes if size]
+        parts = f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else " + ".join(map(str, sizes))
         logger.warning(
-            f"Out of memory in a forward of {sum(sizes)} rows; from here they run as {_in_words(sizes)} with the same "
+            f"Out of memory in a forward of {sum(sizes)} rows; from here they run as {parts} with the same "
             f"gradients.{f' Set {advice} for the next run.' if advice else ''}"
         )
-
-
-def _in_words(sizes: list[int]) -> str:
-    sizes = [size for size in sizes if size]
-    return f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else " + ".join(map(str, sizes))
-
-
-def _why_not(trainer: Any) -> str:
-    if getattr(trainer.args, "memory_on_oom", "split") != "split":
-        return "memory_on_oom is 'raise'"
-    return why_ranks_cannot_agree(trainer.accelerator)
 
 
 class OutOfMemoryRescue(Trainer):
@@ -199,7 +176,7 @@ class OutOfMemoryRescue(Trainer):
             if is_last:
                 forward(chunk)
                 return
-            with gradients_unsynced(self.accelerator, model), rescue.serve(forward):
+            with gradients_unsynced(self.accelerator, model), swapped(rescue, serving=forward):
                 # The plain Trainer's step: forward, scaling and backward, without generation and step counters.
                 Trainer.training_step(self, model, chunk, num_items_in_batch)
             losses[-1] = losses[-1].detach()

@@ -76,36 +76,33 @@ def _content(
     numbers: Numbers,
     plan: Plan | None,
 ) -> dict[str, Any]:
-    rescue = trainer._rescue
+    rescue, accelerator = trainer._rescue, trainer.accelerator
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
+    optional = [name for name in ("deepspeed", "peft", "vllm", "flash_attn") if is_installed(name)]
     return {
         "error": str(error),
         "place": place.words,
         "step": trainer.state.global_step + 1,
-        "rank": trainer.accelerator.process_index,
-        "processes": trainer.accelerator.num_processes,
+        "rank": accelerator.process_index,
+        "processes": accelerator.num_processes,
         "forward": None if running is None else {"rows": running[0], "tokens": running[1]},
         "pieces": rescue.num_chunks,
         "not_split_because": rescue.why_not or None,
         "gib": {name: getattr(numbers, name) for name in numbers.__slots__},
         "settings": {name: getattr(trainer.args, name) for name in SETTINGS if hasattr(trainer.args, name)},
-        "distributed": _distributed(trainer.accelerator),
+        "distributed": {
+            "type": getattr(accelerator.distributed_type, "value", str(accelerator.distributed_type)),
+            "zero_stage": None if plugin is None else plugin.zero_stage,
+        },
         "model": getattr(trainer.model.config, "_name_or_path", "") or type(trainer.model).__name__,
         "plan": None if plan is None else {"label": plan.label, **plan.estimate.as_dict()},
-        "versions": _versions(),
+        "versions": {
+            "trl_ext": __version__,
+            "python": platform.python_version(),
+            **installed_versions("torch", "trl", "transformers", "accelerate", *optional),
+        },
         **_card(),
     }
-
-
-def _distributed(accelerator: Any) -> dict[str, Any]:
-    plugin = getattr(accelerator.state, "deepspeed_plugin", None)
-    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    return {"type": kind, "zero_stage": None if plugin is None else plugin.zero_stage}
-
-
-def _versions() -> dict[str, str]:
-    packages = [name for name in ("deepspeed", "peft", "vllm", "flash_attn") if is_installed(name)]
-    found = installed_versions("torch", "trl", "transformers", "accelerate", *packages)
-    return {"trl_ext": __version__, "python": platform.python_version(), **found}
 
 
 def _card() -> dict[str, Any]:

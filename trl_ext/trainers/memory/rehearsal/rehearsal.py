@@ -4,8 +4,7 @@ What would run out of memory after hours, when the longest rows happen to meet, 
 as if nothing had been: weights, optimizer, random numbers, metrics and counters are as they were.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from trl_ext.memory.units import in_gib
 from trl_ext.monitor.memory.audit import SCARCE_FRAC, MemoryAudit, MemoryMeter
 from trl_ext.monitor.memory.callback import MemoryWatch
 from trl_ext.monitor.memory.source import MemorySource, source_of
+from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.memory.oom.errors import is_out_of_memory
 from trl_ext.trainers.memory.oom.message import cheapest_change, explained
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch
@@ -43,7 +43,7 @@ def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
     source = source_of(trainer.accelerator.device)
     if source is None:
         return
-    plan = _plan(trainer)
+    plan = getattr(trainer.args, "memory_plan", None)
     trainer.add_callback(
         MemoryWatch(
             MemoryMeter(source, phases),
@@ -96,30 +96,17 @@ def rehearse(trainer: Any, source: MemorySource | None) -> None:
         source.reset()
     with nothing_remains(trainer):
         try:
-            for is_last in _ends_of_steps(trainer):
-                with _micro_step(trainer, is_last):
+            if trainer.args.gradient_accumulation_steps > 1 or getattr(trainer, "_max_tokens", None) is not None:
+                with gradients_unsynced(trainer.accelerator, trainer.model_wrapped):
                     trainer._rehearse(batch)
+            trainer.accelerator.gradient_state._set_sync_gradients(True)
+            trainer._rehearse(batch)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise _in_words(error, trainer, batch) from error
             error.add_note("This was the rehearsal before step 1. memory_rehearsal=False leaves it out.")
             raise
     _report(trainer, batch, source)
-
-
-def _ends_of_steps(trainer: Any) -> list[bool]:
-    """One entry for each micro-batch that is rehearsed: True where its gradients are reduced."""
-    several_rows = getattr(trainer, "_max_tokens", None) is not None
-    return [False, True] if trainer.args.gradient_accumulation_steps > 1 or several_rows else [True]
-
-
-@contextmanager
-def _micro_step(trainer: Any, is_last: bool) -> Iterator[None]:
-    """Synchronise gradients for the last micro-batch of a step alone, as transformers.Trainer does."""
-    trainer.accelerator.gradient_state._set_sync_gradients(is_last)
-    is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
-    with nullcontext() if is_last or is_deepspeed else trainer.accelerator.no_sync(trainer.model_wrapped):
-        yield
 
 
 # Reasons not to rehearse, and the result ----------------------------------------------------------------------------
@@ -141,7 +128,7 @@ def _why_not(trainer: Any) -> str:
 
 def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemoryError:
     """Say what was rehearsed with which settings, what the plan predicted, and what would fit."""
-    args, plan = trainer.args, _plan(trainer)
+    args, plan = trainer.args, getattr(trainer.args, "memory_plan", None)
     text = (
         f"Out of memory in the rehearsal, before step 1: {batch.what}, the largest micro-batch that may come, do not "
         f"fit (per_device_train_batch_size={args.per_device_train_batch_size}, "
@@ -194,10 +181,6 @@ def state_bytes_to_come(trainer: Any) -> float:
         return 0.0
     each = 2 if is_8bit else 8
     return sum(getattr(p, "ds_numel", p.numel()) for p in weights) * each / trainer.accelerator.num_processes
-
-
-def _plan(trainer: Any) -> Any:
-    return getattr(trainer.args, "memory_plan", None)
 
 
 def _largest(trainer: Any, numbers: list[float]) -> list[float]:

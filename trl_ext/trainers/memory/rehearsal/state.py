@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from accelerate.utils import DistributedType
 
+from trl_ext.compat.swap import restored, swapped
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.trainers.memory.rehearsal.zero import drop_gradients, steps_held
+from trl_ext.trainers.memory.rehearsal.zero import drop_gradients
 from trl_ext.trainers.token_counts import TokenCounts
 
 # Numbers that a training step of TRL's trainers or ours counts up, where the trainer has them.
@@ -28,7 +29,6 @@ _COUNTERS = (
     "entropy_coef",
     "_micro_batch",
 )
-_MISSING = object()
 
 
 def _own_critic(trainer: Any) -> Any:
@@ -56,17 +56,22 @@ def nothing_remains(trainer: Any) -> Iterator[None]:
     """Let the trainer go forward and backward inside the block, and restore it after."""
     is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
     models, critic = trained_models(trainer), _own_critic(trainer)
+    gradient_state = trainer.accelerator.gradient_state
+    cards = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with ExitStack() as stack:
-        stack.enter_context(_random_states())
-        stack.enter_context(_modes(models))
-        stack.enter_context(_restored(trainer, _COUNTERS))
-        stack.enter_context(_thrown_away(trainer))
-        stack.enter_context(_sync_restored(trainer.accelerator.gradient_state))
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.enter_context(torch.random.fork_rng(devices=cards))
+        for module in (module for model in models for module in model.modules()):
+            stack.callback(setattr, module, "training", module.training)
+        stack.enter_context(restored(trainer, *_COUNTERS))
+        stack.enter_context(swapped(trainer, **_thrown_away(trainer)))
+        stack.callback(gradient_state._set_sync_gradients, gradient_state.sync_gradients)
         if critic is not None:
-            stack.enter_context(_restored(critic, ("backward_and_step",)))
-            critic.backward_and_step = critic.backward
+            stack.enter_context(swapped(critic, backward_and_step=critic.backward))
         if is_deepspeed:
-            stack.enter_context(steps_held(models))
+            for engine in models:  # accelerate calls `step` within backward
+                stack.enter_context(swapped(engine, step=lambda *args, **kwargs: None))
         try:
             yield
         finally:
@@ -78,10 +83,9 @@ def nothing_remains(trainer: Any) -> Iterator[None]:
             torch.clear_autocast_cache()
 
 
-@contextmanager
-def _thrown_away(trainer: Any) -> Iterator[None]:
-    """Replace metrics and counters inside the block by ones that are thrown away."""
-    replaced = {
+def _thrown_away(trainer: Any) -> dict[str, Any]:
+    """Return what stands in for metrics, counters and inputs of the trainer, and is thrown away."""
+    return {
         "_metrics": {mode: defaultdict(list) for mode in ("train", "eval")},
         "_clock": PhaseClock(),
         "_tokens": TokenCounts(),
@@ -91,53 +95,3 @@ def _thrown_away(trainer: Any) -> Iterator[None]:
         "current_gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
         "_is_rehearsing": True,
     }
-    with _restored(trainer, tuple(replaced)):
-        vars(trainer).update(replaced)
-        yield
-
-
-@contextmanager
-def _restored(thing: Any, names: tuple[str, ...]) -> Iterator[None]:
-    """Restore attributes of the instance after the block; absent ones are absent again."""
-    before = {name: vars(thing).get(name, _MISSING) for name in names}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is _MISSING:
-                vars(thing).pop(name, None)
-            else:
-                vars(thing)[name] = value
-
-
-@contextmanager
-def _sync_restored(state: Any) -> Iterator[None]:
-    before = state.sync_gradients
-    try:
-        yield
-    finally:
-        state._set_sync_gradients(before)
-
-
-@contextmanager
-def _modes(models: list[Any]) -> Iterator[None]:
-    """Restore after the block which modules train and which evaluate."""
-    before = [(module, module.training) for model in models for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextmanager
-def _random_states() -> Iterator[None]:
-    """Restore the generators of Python, numpy and torch after the block, on the CPU and on this rank's card."""
-    python, numpy = random.getstate(), np.random.get_state()
-    cards = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    try:
-        with torch.random.fork_rng(devices=cards):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

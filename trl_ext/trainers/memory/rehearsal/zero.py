@@ -3,29 +3,11 @@
 What is reset here is what the engine's own `step` resets when it skips an overflow (DeepSpeed 0.19, ZeRO 1 to 3).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 # What is called or cleared below. Its optimizer for bf16 gradients that are added in fp32 has none of it.
 _STAGE_1_OR_2 = ("averaged_gradients", "all_grad_tensors", "_release_preflattened_grad_buffers", "micro_step_id")
 _STAGE_3 = ("averaged_gradients", "grad_partitions_flat_buffer", "_offload_boundary_param_ids", "micro_step_id")
-
-
-@contextmanager
-def steps_held(engines: list[Any]) -> Iterator[None]:
-    """Make the engines' `step`, which accelerate calls within backward, do nothing inside the block."""
-    before = [vars(engine).get("step") for engine in engines]
-    for engine in engines:
-        engine.step = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        for engine, step in zip(engines, before, strict=True):
-            if step is None:
-                del engine.step
-            else:
-                engine.step = step
 
 
 def drop_gradients(engine: Any) -> None:

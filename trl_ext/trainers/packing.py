@@ -8,8 +8,10 @@ from transformers.utils import logging
 
 from trl_ext.compat.peft import adds_virtual_tokens
 from trl_ext.errors import ConfigError, PackingError
+from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing import attention
 from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -45,11 +47,16 @@ class PackingSwitch(Trainer):
     Attributes:
         _packs: Whether forwards are flat rows.
         _check_is_due: Whether the self-check must run before the first packed forward.
+        _clock, _tokens: Seconds by phase, and tokens, since the last optimizer step.
+        _metrics: TRL's, lists by name for "train" and "eval".
     """
 
     model: "PreTrainedModel | PeftModel"
     _packs = False
     _check_is_due = False
+    _clock: PhaseClock
+    _tokens: TokenCounts
+    _metrics: Any
 
     def _why_not_packing(self) -> str:
         """Reasons that can be known without a forward; empty if there is none."""
@@ -107,6 +114,26 @@ class PackingSwitch(Trainer):
         if self.accelerator.is_main_process:
             logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
 
-    @property
-    def _is_half_precision(self) -> bool:
-        return self.model.dtype != torch.float32 or self.accelerator.mixed_precision != "no"
+    def _agreed_num_forwards(self, num_rows: int) -> int:
+        """Return the largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
+        counts = self.accelerator.gather(torch.tensor([num_rows], device=self.accelerator.device))
+        return int(counts.max().item())
+
+    def _log_step(self) -> None:
+        """Log tokens over all ranks, and seconds on this one, since the last optimizer step. Collective."""
+        metrics = self._tokens.take(self.accelerator)
+        metrics |= {f"phase/{name}_s": seconds for name, seconds in self._clock.take().items()}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+
+
+def check_options(trainer: Any, model: Any) -> dict[str, Any]:
+    """Return what every self-check of packing needs to know of a trainer and a model that it trains, unwrapped."""
+    accelerator = trainer.accelerator
+    return {
+        "vocab_size": model.config.get_text_config().vocab_size,
+        "device": accelerator.device,
+        "autocast": accelerator.autocast,
+        "half_precision": model.dtype != torch.float32 or accelerator.mixed_precision != "no",
+        "share_prompt": trainer._share_prompt,
+    }

@@ -24,8 +24,8 @@ from tests.multi.programs.zero_worker import (
 )
 from tests.ppo_trainers import LORA, stir
 from trl_ext import PPOConfig, PPOTrainer
+from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.roles import bare_model
 
 ROWS_PER_STEP = NUM_PROMPTS * NUM_GENERATIONS
 # A third of any step's gradient norm or less, so that every step is clipped.
@@ -152,7 +152,7 @@ def train(critic: str, options: argparse.Namespace) -> dict:
     except ConfigError as error:
         return {"refused": str(error)}
     checkpoint = options.resume_from and str(Path(options.resume_from, critic, "checkpoint-1"))
-    models = [bare_model(trainer.model), trainer._ppo_models.value_model]
+    models = [base_model(trainer.model), trainer._ppo_models.value_model]
     forwards = [Forwards(model) for model in models if model is not None]
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()  # as a user does; under ZeRO-3 it gathers the shards

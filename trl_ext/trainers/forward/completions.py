@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import PackedRow, lay_out
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
+from trl_ext.trainers.forward.calls import call_flat
 from trl_ext.trainers.forward.scored_positions import only_positions
 
 
@@ -115,8 +115,7 @@ def score(
     num_forwarded = 0
     for packed in _laid_out(rows, num_forwards, batch, device):
         num_forwarded += packed.num_tokens
-        with packed_forward():
-            outputs = forward(model, packed, compute_aux_loss)
+        outputs = forward(model, packed, compute_aux_loss)
         logps.add(packed, outputs.log_probs)
         if compute_entropy:
             entropies.add(packed, outputs.entropy)
@@ -164,14 +163,7 @@ def score_values(
     num_forwarded = 0
     for packed in _laid_out(rows, num_forwards, batch, device):
         num_forwarded += packed.num_tokens
-        with packed_forward():
-            outputs = model(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                segments=packed.table,
-                use_cache=False,
-                **options,
-            )
+        outputs = call_flat(model, packed, **options)
         values.add(packed, outputs.token_values.index_select(1, _before_scored(packed)))
     assert values.result is not None, "There is at least one row."
     return values.result, num_forwarded
@@ -186,23 +178,16 @@ def _laid_out(
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
-    """Call the model once on a flat row, through TRL's fused head; the segments stand for an attention mask.
+    """Call the model once on a flat row, through TRL's fused head.
 
     The result's fields have one entry a scored token, in the row's order.
     """
     options = {"output_router_logits": True} if compute_aux_loss else {}
     before = _before_scored(packed)
     with only_positions(before):
-        return model(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            # The label of a position is the token after it; a row without scored tokens has one without label.
-            shift_labels=packed.labels.roll(-1, dims=1).index_select(1, before),
-            segments=packed.table,
-            fused_lm_head=True,
-            use_cache=False,
-            **options,
-        )
+        # The label of a position is the token after it; a row without scored tokens has one without label.
+        labels = packed.labels.roll(-1, dims=1).index_select(1, before)
+        return call_flat(model, packed, shift_labels=labels, fused_lm_head=True, **options)
 
 
 def _before_scored(packed: PackedRow) -> torch.Tensor:

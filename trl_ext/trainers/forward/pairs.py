@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import FlatRow, flatten
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
+from trl_ext.trainers.forward.calls import call_flat
 from trl_ext.trainers.forward.pooled_head import row_index, scored_token
 
 # Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
@@ -87,14 +87,7 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
 
 def score_row(model: Callable[..., Any], row: PairRow) -> torch.Tensor:
     """[2N, 1] scores of a row's chosen, then rejected sides: one model call, no attention mask."""
-    with packed_forward():
-        return model(
-            input_ids=row.flat.input_ids,
-            position_ids=row.flat.position_ids,
-            segments=row.flat.table,
-            pool_index=row.pool_index,
-            use_cache=False,
-        ).logits
+    return call_flat(model, row.flat, pool_index=row.pool_index).logits
 
 
 def sides(examples: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:

@@ -10,17 +10,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from accelerate.utils import is_peft_model
-
 from trl_ext.compat.peft import adapter_layers, adapter_state, set_adapter_state
 from trl_ext.errors import ConfigError
 
 ACTOR, CRITIC, REWARD = "actor", "critic", "reward"
-
-
-def bare_model(model: Any) -> Any:
-    """Return the model of transformers under a PeftModel, or the model itself."""
-    return model.get_base_model() if is_peft_model(model) else model
 
 
 class Roles:

@@ -1,4 +1,4 @@
-"""The packing self-check, asked of a causal model with TRL's fused head: the three ways to score the same rows."""
+"""The packing self-check of a causal model with TRL's fused head, or of a critic: rows scored in three ways."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.completions import Unpadded, plan, score, score_values
 from trl_ext.trainers.forward.roles import CRITIC
 
@@ -18,6 +19,7 @@ def check_causal_model(
     autocast: Callable[[], AbstractContextManager],
     half_precision: bool,
     share_prompt: bool,
+    of_critic: bool = False,
 ) -> CheckResult:
     """Score a few short rows alone, padded and packed; collective under ZeRO-3.
 
@@ -28,52 +30,34 @@ def check_causal_model(
         autocast: Makes the context in which training calls the model.
         half_precision: Whether weights or autocast are in bfloat16 or float16.
         share_prompt: As training will plan.
+        of_critic: True to compare a critic's values, not a policy's log-probabilities.
     """
 
     def packed(probes: list[Probe]) -> list[torch.Tensor]:
         batch = _unpadded(probes)
+        rows = plan(batch, share_prompt)
         with autocast():
-            logps = score(model, batch, plan(batch, share_prompt), device).logps
-        return [row[:n] for row, n in zip(logps, batch.num_scored, strict=True)]
+            if of_critic:
+                numbers, _ = score_values(model, batch, rows, device, role=CRITIC)
+            else:
+                numbers = score(model, batch, rows, device).logps
+        return [row[:n] for row, n in zip(numbers, batch.num_scored, strict=True)]
 
     def padded(probes: list[Probe]) -> list[torch.Tensor]:
         batch = _unpadded(probes)
-        ids, mask = _right_padded(batch, device)
+        ids, mask = right_padded(batch.sequences, 0, device)
         with autocast():
-            labels = ids.masked_fill(mask == 0, -100)
-            logps = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
-        ends = zip(logps, batch.sequences, batch.num_scored, strict=True)
-        # The head shifts: the value of token t stands at t - 1.
+            if of_critic:
+                numbers = model(input_ids=ids, attention_mask=mask, use_cache=False, role=CRITIC).token_values
+            else:
+                labels = ids.masked_fill(mask == 0, -100)
+                numbers = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
+        ends = zip(numbers, batch.sequences, batch.num_scored, strict=True)
+        # The head shifts: what belongs to token t stands at t - 1.
         return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
 
-    return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision)
-
-
-def check_values(
-    model: Any,
-    vocab_size: int,
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager],
-    half_precision: bool,
-    share_prompt: bool,
-) -> CheckResult:
-    """Compare a critic's values of a few short rows alone, padded and packed. Arguments as in `check_causal_model`."""
-
-    def packed(probes: list[Probe]) -> list[torch.Tensor]:
-        batch = _unpadded(probes)
-        with autocast():
-            values, _ = score_values(model, batch, plan(batch, share_prompt), device, role=CRITIC)
-        return [row[:n] for row, n in zip(values, batch.num_scored, strict=True)]
-
-    def padded(probes: list[Probe]) -> list[torch.Tensor]:
-        batch = _unpadded(probes)
-        ids, mask = _right_padded(batch, device)
-        with autocast():
-            values = model(input_ids=ids, attention_mask=mask, use_cache=False, role=CRITIC).token_values
-        ends = zip(values, batch.sequences, batch.num_scored, strict=True)
-        return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
-
-    return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision, what="values")
+    what = "values" if of_critic else "log-probabilities"
+    return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision, what)
 
 
 def _unpadded(probes: list[Probe]) -> Unpadded:
@@ -82,11 +66,3 @@ def _unpadded(probes: list[Probe]) -> Unpadded:
         num_scored=tuple(len(p.completion) for p in probes),
         width=max(len(p.completion) for p in probes),
     )
-
-
-def _right_padded(batch: Unpadded, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, [B, longest]. On the right: padding on the left shifts learned positions."""
-    longest = max(map(len, batch.sequences))
-    ids = [s + (0,) * (longest - len(s)) for s in batch.sequences]
-    mask = [(1,) * len(s) + (0,) * (longest - len(s)) for s in batch.sequences]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

@@ -18,6 +18,7 @@ from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
 from trl_ext.compat.peft import base_model
+from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
@@ -34,10 +35,10 @@ from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, sav
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.memory.oom.chunks import CompletionChunks, why_completions_stay_whole
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
-from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory
+from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
-from trl_ext.trainers.packing import PackingSwitch
+from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.token_counts import TokenCounts
 
 
@@ -76,7 +77,10 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         check_dataset(train_dataset, rewards, "train_dataset")
         check_dataset(eval_dataset, rewards, "eval_dataset")
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
-        self._plan_memory(model, rewards, args, train_dataset, kwargs)
+        if self.memory_kind == "grpo":  # PPOTrainer has settled it by now, before its other models load
+            scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
+            given = {"tokenizer": kwargs.get("processing_class"), "dataset": train_dataset}
+            settle_memory("grpo", args, kwargs, model, **given, reward_model="copy" if scores_by_model else "none")
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
@@ -92,24 +96,6 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         keep_gradients_in_buckets(self.accelerator)
         watch_memory(self, ("generate", "score", "update", "step"))
 
-    def _plan_memory(
-        self, model: Any, rewards: list[Any], args: TRLGRPOConfig, dataset: Any, options: dict[str, Any]
-    ) -> None:
-        """Settle what `args.memory` asks for, before anything loads; adapters may come into `options`."""
-        scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
-        inputs = Inputs(
-            model,
-            options.get("peft_config"),
-            options.get("quantization_config"),
-            options.get("processing_class"),
-            dataset,
-            "copy" if scores_by_model else "none",
-        )
-        settled = settle_memory(self.memory_kind, args, inputs)
-        for name in ("peft_config", "quantization_config"):
-            if getattr(settled, name) is not None:
-                options[name] = getattr(settled, name)
-
     def _add_models(self) -> None:
         """Add models that a subclass trains or asks beside TRL's; called before packing is tried."""
 
@@ -124,14 +110,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
-        return check_causal_model(
-            model,
-            vocab_size=self.model.config.get_text_config().vocab_size,
-            device=self.accelerator.device,
-            autocast=self.accelerator.autocast,
-            half_precision=self._is_half_precision,
-            share_prompt=self._share_prompt,
-        )
+        return check_causal_model(model, **check_options(self, self.model))
 
     def _models(self) -> list[PreTrainedModel]:
         """Return the policy and the reference, unwrapped."""
@@ -186,10 +165,14 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         compute_aux_loss: bool,
     ) -> LogProbs:
         """Return the log-probabilities of the whole batch, computed on flat rows."""
-        parts = [
-            self._packed_part(model, ids, mask, width, compute_entropy, compute_aux_loss)
-            for ids, mask in self._parts(input_ids, attention_mask, batch_size)
-        ]
+        # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
+        share, parts = self._share_prompt and not compute_aux_loss, []
+        for ids, mask in self._parts(input_ids, attention_mask, batch_size):
+            batch, rows, num_forwards = self._planned(ids, mask, width, share, compute_aux_loss)
+            with self.accelerator.autocast():
+                part = score(model, batch, rows, ids.device, num_forwards, compute_entropy, compute_aux_loss)
+            self._count(part.num_forwarded, mask, ids)
+            parts.append(part)
         return joined(parts)
 
     def _parts(
@@ -200,23 +183,6 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         size = input_ids.size(0) if self._max_tokens or not batch_size else batch_size
         return zip(input_ids.split(size), attention_mask.split(size), strict=True)
 
-    def _packed_part(
-        self,
-        model: nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        width: int,
-        compute_entropy: bool,
-        compute_aux_loss: bool,
-    ) -> LogProbs:
-        # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
-        share = self._share_prompt and not compute_aux_loss
-        batch, rows, num_forwards = self._planned(input_ids, attention_mask, width, share, compute_aux_loss)
-        with self.accelerator.autocast():
-            result = score(model, batch, rows, input_ids.device, num_forwards, compute_entropy, compute_aux_loss)
-        self._count(result.num_forwarded, attention_mask, input_ids)
-        return result
-
     def _planned(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, share: bool, keep_all: bool = False
     ) -> tuple[Unpadded, list[PlannedRow], int]:
@@ -224,11 +190,6 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         batch = unpad(input_ids, attention_mask, width)
         rows = plan(batch, share, self._max_tokens, keep_all=keep_all)
         return batch, rows, self._agreed_num_forwards(len(rows)) if self._max_tokens else len(rows)
-
-    def _agreed_num_forwards(self, num_rows: int) -> int:
-        """Return the largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
-        counts = self.accelerator.gather(torch.tensor([num_rows], device=self.accelerator.device))
-        return int(counts.max().item())
 
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
         """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
@@ -273,16 +234,11 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
-        plain = self.reward_funcs
-        guarded = [guard(f, name) for f, name in zip(plain, self.reward_func_names, strict=True)]
-        self.reward_funcs = guarded
-        try:
-            with self._clock.phase("score"):
-                rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        finally:
-            self.reward_funcs = plain
+        guarded = [guard(f, name) for f, name in zip(self.reward_funcs, self.reward_func_names, strict=True)]
+        with swapped(self, reward_funcs=guarded), self._clock.phase("score"):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
-        synchronise(plain, self.accelerator)
+        synchronise(self.reward_funcs, self.accelerator)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------
@@ -351,16 +307,9 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         with self._clock.phase("update"):
             loss = super().training_step(model, inputs, num_items_in_batch)
         if self.accelerator.sync_gradients:
-            self._close_step()
+            self._log_step()
         return loss
 
     def _count(self, num_forwarded: int, attention_mask: torch.Tensor, input_ids: torch.Tensor) -> None:
         if self.model.training:
             self._tokens.add(num_forwarded, int(attention_mask.sum().item()), input_ids.numel())
-
-    def _close_step(self) -> None:
-        """Token counts over all ranks, and seconds on this one, since the last optimizer step."""
-        metrics = self._tokens.take(self.accelerator)
-        metrics |= {f"phase/{name}_s": seconds for name, seconds in self._clock.take().items()}
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
+from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import estimate
@@ -53,32 +54,32 @@ class Inputs:
     has_value_model: bool = False
 
 
-def settle_memory(trainer: str, args: Any, inputs: Inputs) -> Inputs:
+def settle_memory(trainer: str, args: Any, options: dict[str, Any], model: Any, **given: Any) -> None:
     """Plan and apply, where `args.memory` asks for it.
 
     Args:
         trainer: "reward", "grpo" or "ppo".
         args: The trainer's config; changed in place, and `memory_plan` set.
-        inputs: What the trainer was given.
-
-    Returns:
-        The inputs, with adapters or a 4-bit base where `memory_allow` let the plan take them.
+        options: Keyword arguments of TRL's trainer. Adapters and a 4-bit base come into them where `memory_allow` let
+            the plan take them.
+        model, given: Other fields of `Inputs`.
 
     Raises:
         ConfigError: Nothing fits, or the plan contradicts the launch or a setting that was given.
     """
     if getattr(args, "memory_setting", None) is None:
-        return inputs
+        return
     if args.memory_setting.hardware is None and args.use_cpu:
         logger.warning("memory=auto plans for GPUs, and use_cpu is set: nothing is planned.")
-        return inputs
+        return
+    inputs = Inputs(model, options.get("peft_config"), options.get("quantization_config"), **given)
     run = describe_run(trainer, args, inputs)
     plan = settle(run, args.memory_setting, args.memory_opt_ins, cards_here)
     changes = apply(plan.job, args, run)
     args.memory_plan = plan
     if args.process_index == 0:
         print(_summary(plan, changes, faster_launch(run, plan, args.memory_opt_ins)), file=sys.stderr)
-    return _with_adapters(plan, inputs)
+    options |= _adapters(plan)
 
 
 def by_name(method: Callable[..., Any], after: str, rest: tuple[Any, ...]) -> dict[str, Any]:
@@ -189,14 +190,10 @@ def decided(
 
 def _shape(args: Any, model: Any) -> ModelShape:
     if not isinstance(model, str):
-        config = _bare(model).config
+        config = base_model(model).config
         return shape_from_config(config.to_dict(), config._name_or_path)
     options = {name: value for name, value in _loading(args).items() if name in ("revision", "trust_remote_code")}
     return shape_from_config(AutoConfig.from_pretrained(model, **options).to_dict(), model)
-
-
-def _bare(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _loading(args: Any) -> dict[str, Any]:
@@ -213,7 +210,7 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
     """Arguments of the model under the names of TRL's ModelConfig; `dtype` is None if it was left open."""
     is_loaded = not isinstance(inputs.model, str)
     keys = {
-        "dtype": str(next(_bare(inputs.model).parameters()).dtype) if is_loaded else _loading(args).get("dtype"),
+        "dtype": str(next(base_model(inputs.model).parameters()).dtype) if is_loaded else _loading(args).get("dtype"),
         "use_peft": False,
         "reward_model": inputs.reward_model == "copy",
         "reward_adapter": inputs.reward_model == "adapter",
@@ -225,7 +222,7 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
     if not hasattr(lora, "r"):  # no adapters, or such that the formulas do not know
         return keys
     targets = lora.target_modules
-    quantized = inputs.quantization_config or getattr(_bare(inputs.model), "quantization_method", None)
+    quantized = inputs.quantization_config or getattr(base_model(inputs.model), "quantization_method", None)
     return keys | {
         "use_peft": True,
         "load_in_4bit": bool(quantized),
@@ -246,7 +243,7 @@ def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
     if not prompts:
         return None
     tokenizer = inputs.tokenizer or AutoTokenizer.from_pretrained(
-        inputs.model if isinstance(inputs.model, str) else _bare(inputs.model).config._name_or_path
+        inputs.model if isinstance(inputs.model, str) else base_model(inputs.model).config._name_or_path
     )
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     texts = (
@@ -339,27 +336,28 @@ def _tell_engine(job: Job, args: Any, before: tuple[int, int]) -> None:
             engine[name] = new
 
 
-def _with_adapters(plan: Plan, inputs: Inputs) -> Inputs:
-    """Add adapters and a 4-bit base where the plan has them by an opt-in."""
+def _adapters(plan: Plan) -> dict[str, Any]:
+    """Return the trainer's arguments for adapters and a 4-bit base, where the plan has them by an opt-in."""
     job = plan.job
+    options: dict[str, Any] = {}
     if "lora" in plan.opt_ins or "qlora" in plan.opt_ins:
         from peft import LoraConfig
 
         targets = "all-linear" if job.lora_target_modules == ALL_LINEAR else list(job.lora_target_modules)
         task = "SEQ_CLS" if job.trainer == "reward" else "CAUSAL_LM"
-        lora = LoraConfig(r=job.lora_r, lora_alpha=2 * job.lora_r, target_modules=targets, task_type=task)
-        inputs = replace(inputs, peft_config=lora)
+        options["peft_config"] = LoraConfig(
+            r=job.lora_r, lora_alpha=2 * job.lora_r, target_modules=targets, task_type=task
+        )
     if "qlora" in plan.opt_ins:
         from transformers import BitsAndBytesConfig
 
-        base = BitsAndBytesConfig(
+        options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype="bfloat16",
         )
-        inputs = replace(inputs, quantization_config=base)
-    return inputs
+    return options
 
 
 def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) -> str:

@@ -5,8 +5,6 @@ advantages and a value loss. The trainer holds its models, the critic and its va
 stands here are the hooks that TRL calls. Legend: B rows, T completion tokens.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,14 +12,15 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 from transformers.trainer_utils import get_last_checkpoint
 
+from trl_ext.compat.peft import base_model
+from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import print_samples
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.forward.completions import LogProbs
-from trl_ext.trainers.forward.roles import bare_model
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
 from trl_ext.trainers.grpo.rewards import raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
-from trl_ext.trainers.memory.plan import Inputs, settle_memory
+from trl_ext.trainers.memory.plan import settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
@@ -112,9 +111,17 @@ class PPOTrainer(GRPOTrainer):
         rules, models = listed(reward_funcs), listed(reward_model)
         check_arguments(args, data_collator)
         check_models(args, model, ref_model, value_model, [*models, *listed(reward_adapter)], rules)
-        kind = "adapter" if reward_adapter else "copy" if models else "none"
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
-        self._settle(args, model, processing_class, train_dataset, kind, value_model, grpo_options)
+        settle_memory(
+            "ppo",
+            args,
+            grpo_options,
+            model,
+            tokenizer=processing_class,
+            dataset=train_dataset,
+            reward_model="adapter" if reward_adapter else "copy" if models else "none",
+            has_value_model=value_model is not None,
+        )
         scorers = (models, reward_processing_classes, reward_adapter)
         given = GivenModels(model, ref_model, value_model, *scorers, processing_class, grpo_options["peft_config"])
         self._ppo_models = PPOModels(self, args, given)
@@ -124,31 +131,8 @@ class PPOTrainer(GRPOTrainer):
         functions, tokenizer = [*rules, *self._ppo_models.rewards], self._ppo_models.tokenizer
         datasets = [with_prompts(dataset, tokenizer) for dataset in (train_dataset, eval_dataset)]
         # TRL would load a reference again by the model's name, which may not be what the model is now.
-        args.beta = self._kl.value if isinstance(model, str) and ref_model is None else 0.0
-        try:
+        with swapped(args, beta=args.beta if isinstance(model, str) and ref_model is None else 0.0):
             super().__init__(model, functions, args, *datasets, tokenizer, **grpo_options)
-        finally:
-            args.beta = self._kl.value
-
-    def _settle(
-        self,
-        args: PPOConfig,
-        model: Any,
-        tokenizer: Any,
-        dataset: Any,
-        reward_model: str,
-        value_model: Any,
-        options: dict[str, Any],
-    ) -> None:
-        """Settle what `args.memory` asks for, before anything loads; adapters may come into `options`."""
-        given = (model, options["peft_config"], options.get("quantization_config"), tokenizer, dataset, reward_model)
-        settled = settle_memory(self.memory_kind, args, Inputs(*given, has_value_model=value_model is not None))
-        options["peft_config"] = settled.peft_config
-        if settled.quantization_config is not None:
-            options["quantization_config"] = settled.quantization_config
-
-    def _plan_memory(self, model: Any, rewards: Any, args: Any, dataset: Any, options: Any) -> None:
-        """Overrides trl_ext.GRPOTrainer._plan_memory: it is settled by then, before the critic."""
 
     def _add_models(self) -> None:
         """Overrides trl_ext.GRPOTrainer._add_models: reference, critic and reward models join the actor."""
@@ -160,7 +144,7 @@ class PPOTrainer(GRPOTrainer):
             self.add_callback(CriticStarts(self._critic))
         self._set_stop_tokens()
         if self.use_vllm:
-            hide_heads_from_vllm(self.vllm_generation, bare_model(self.model))
+            hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
         self._values = CriticValues(self, self._critic, self.args.local_rollout_forward_batch_size)
         self._targets = PPOTargets(self.args, self._kl, self._values, self.accelerator, self.eos_token_ids)
 
@@ -189,7 +173,7 @@ class PPOTrainer(GRPOTrainer):
         result = super()._self_check(model)
         if not isinstance(self._critic, SeparateCritic) or not result.is_exact:
             return result
-        return self._critic.check_packing(share_prompt=self._share_prompt)
+        return self._critic.check_packing()
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -231,7 +215,8 @@ class PPOTrainer(GRPOTrainer):
         accelerator, weights = self.accelerator, self.reward_weights.to(self.accelerator.device)
         rules = torch.zeros(len(prompts) * accelerator.num_processes, 0, device=accelerator.device)
         if self._scoring.num_rules:
-            with self._only_rules():
+            names = ("reward_funcs", "reward_func_names", "reward_processing_classes")
+            with swapped(self, **{name: getattr(self, name)[: self._scoring.num_rules] for name in names}):
                 rules = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         own = rules.split(len(prompts))[accelerator.process_index]
         with self._clock.phase("score"):
@@ -240,19 +225,6 @@ class PPOTrainer(GRPOTrainer):
         per_function = torch.cat([rules, models], dim=1)
         self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)
         return per_function
-
-    @contextmanager
-    def _only_rules(self) -> Iterator[None]:
-        """Hide the reward models from TRL inside the block."""
-        names = ("reward_funcs", "reward_func_names", "reward_processing_classes")
-        everything = {name: getattr(self, name) for name in names}
-        for name, values in everything.items():
-            setattr(self, name, values[: self._scoring.num_rules])
-        try:
-            yield
-        finally:
-            for name, values in everything.items():
-                setattr(self, name, values)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: advantages and returns per token."""
@@ -327,11 +299,8 @@ class PPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl_ext.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
         self._values.forget()
-        self.beta, beta = 0.0, self.beta
-        try:
+        with swapped(self, beta=0.0):
             loss = super()._compute_loss(model, inputs)
-        finally:
-            self.beta = beta
         if "returns" not in inputs:  # evaluation
             return loss
         self._note("loss/policy_avg", loss.detach() * self.current_gradient_accumulation_steps)
@@ -392,7 +361,7 @@ class PPOTrainer(GRPOTrainer):
         """Overrides transformers.Trainer._save: the actor as plain transformers or PEFT, the critic beside it."""
         output_dir = output_dir or str(self.args.output_dir)
         critic = self._critic.gathered(state_dict)
-        with hidden_from_names(bare_model(self.model)):
+        with hidden_from_names(base_model(self.model)):
             super()._save(output_dir, state_dict and critic_files.without_value_head(state_dict))
         if self.args.should_save:
             critic_files.write_kind(output_dir, self._critic.name)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.pairs import pair_row, score_row
 from trl_ext.trainers.forward.pooled_head import scored_token
 
@@ -38,9 +39,7 @@ def check_reward_model(
 
     def padded(probes: list[Probe]) -> list[torch.Tensor]:
         sequences = [probe.prompt + probe.completion for probe in probes]
-        longest = max(map(len, sequences))
-        ids = torch.tensor([s + (pad_token_id,) * (longest - len(s)) for s in sequences], device=device)
-        mask = torch.tensor([(1,) * len(s) + (0,) * (longest - len(s)) for s in sequences], device=device)
+        ids, mask = right_padded(sequences, pad_token_id, device)
         with autocast(), _inputs_of(head) as seen:
             scores = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         ends = [scored_token(s, pad_token_id) for s in sequences]

@@ -33,10 +33,10 @@ from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in_buckets
 from trl_ext.trainers.memory.oom.chunks import PairChunks
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
-from trl_ext.trainers.memory.plan import Inputs, by_name, settle_memory
+from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
-from trl_ext.trainers.packing import PackingSwitch
+from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.batches import PairCollator, PairSizes, RowsOfPairs, StepSampler
 from trl_ext.trainers.reward.config import RewardConfig
@@ -98,12 +98,11 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         preference_data.check_columns(train_dataset, "train_dataset")
         preference_data.check_columns(eval_dataset, "eval_dataset")
         kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)
-        quantization = kwargs.pop("quantization_config", None)
-        settled = settle_memory(self.memory_kind, args, Inputs(model, peft_config, quantization))
-        if settled.peft_config is not None:
-            kwargs["peft_config"] = for_reward_model(settled.peft_config)
-        if settled.quantization_config is not None:
-            kwargs["quantization_config"] = settled.quantization_config
+        if peft_config is not None:
+            kwargs["peft_config"] = peft_config
+        settle_memory("reward", args, kwargs, model)
+        if "peft_config" in kwargs:
+            kwargs["peft_config"] = for_reward_model(kwargs["peft_config"])
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
         self._padded_collator = self.data_collator
         if is_peft_model(self.model):
@@ -249,12 +248,8 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         return check_reward_model(
             model,
             head=self._models()[0].get_submodule("score"),
-            vocab_size=self.model.config.get_text_config().vocab_size,
             pad_token_id=self._pad_token_id,
-            device=self.accelerator.device,
-            autocast=self.accelerator.autocast,
-            half_precision=self._is_half_precision,
-            share_prompt=self._share_prompt,
+            **check_options(self, self.model),
         )
 
     @property
@@ -271,7 +266,10 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
             else:
                 loss = self._row_by_row(model, inputs["rows"], num_items_in_batch)
         if self.accelerator.sync_gradients:
-            self._close_step()
+            if self._step_stats:
+                self._log_stats(combined(torch.stack(self._step_stats)))
+                self._step_stats = []
+            self._log_step()
         return loss
 
     def _row_by_row(self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any) -> torch.Tensor:
@@ -320,7 +318,10 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
     def _packed_loss(
         self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
     ) -> tuple[torch.Tensor, SequenceClassifierOutput]:
-        scores = [score_row(model, row).view(2, -1) for row in self._agreed(rows)]
+        forwarded = rows
+        if self._max_tokens is not None and not self.model.training:  # training has agreed before
+            forwarded = self._filled_up(rows, self._agreed_num_forwards(len(rows)))
+        scores = [score_row(model, row).view(2, -1) for row in forwarded]
         center = self.args.center_rewards_coefficient
         of_rows = [pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=False)]
         # Surplus forwards have no pair, and stay in the graph with nothing to say.
@@ -333,13 +334,6 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         else:
             loss = losses.mean()
         return loss, SequenceClassifierOutput(logits=torch.cat([chosen, rejected])[:, None])
-
-    def _agreed(self, rows: list[PairRow]) -> list[PairRow]:
-        """In evaluation under a budget every rank has its own number of rows; training has agreed before."""
-        if self._max_tokens is None or self.model.training:
-            return rows
-        counts = self.accelerator.gather(torch.tensor([len(rows)], device=self.accelerator.device))
-        return self._filled_up(rows, int(counts.max().item()))
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
@@ -381,16 +375,6 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         for row in rows:
             forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens
             self._tokens.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
-
-    def _close_step(self) -> None:
-        """Scores and tokens over all ranks, and seconds on this one, since the last optimizer step."""
-        if self._step_stats:
-            self._log_stats(combined(torch.stack(self._step_stats)))
-            self._step_stats = []
-        metrics = self._tokens.take(self.accelerator)
-        metrics |= {f"phase/{name}_s": seconds for name, seconds in self._clock.take().items()}
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
 
     def evaluation_loop(
         self,

@@ -17,8 +17,8 @@ from tests.preferences import pairs
 from tests.reward_trainers import warnings_of
 from tests.rollouts import rollout
 from tests.train.trainers.grpo.test_grpo_step import LOSS_TYPES, WEIGHT_TOLERANCE, prompts, reward
+from trl_ext.compat.peft import base_model
 from trl_ext.errors import OutOfMemoryError
-from trl_ext.trainers.forward.roles import bare_model
 from trl_ext.trainers.memory.oom.agreement import Agreement
 
 torch.set_num_threads(1)
@@ -165,7 +165,7 @@ def test_ppo_learns_in_chunks_what_it_learns_whole(critic, packing, tmp_path):
 
     expected, limited = subject(), subject()
     expected.train()
-    limit = Limit(bare_model(limited.model), at={2})
+    limit = Limit(base_model(limited.model), at={2})
     limited.train()
     assert limit.failed == 1
     assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
@@ -192,7 +192,7 @@ def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
     expected.train()
     is_apart = critic == "separate"
     # The adapter's forward comes second in each micro-batch, and the policy's metrics are written by then.
-    limit = Limit(limited._ppo_models.value_model if is_apart else bare_model(limited.model), at={1})
+    limit = Limit(limited._ppo_models.value_model if is_apart else base_model(limited.model), at={1})
     limited.train()
     assert limit.failed == 1
     assert limited._rescue.num_chunks == (1 if is_apart else 2)

@@ -7,7 +7,7 @@ import torch
 
 from tests import ppo_trainers, tiny
 from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
-from trl_ext.trainers.forward.roles import bare_model
+from trl_ext.compat.peft import base_model
 
 torch.set_num_threads(1)
 
@@ -27,7 +27,7 @@ def whole_batch(trainer):
 def reference_forward(trainer, inputs, role):
     """Per row: log-probabilities or values of its completion, from the row alone and transformers' own forward."""
     results = []
-    model = bare_model(trainer.model)
+    model = base_model(trainer.model)
     for prompt, p_mask, completion, c_mask in zip(
         inputs["prompt_ids"], inputs["prompt_mask"], inputs["completion_ids"], inputs["completion_mask"], strict=True
     ):
@@ -196,7 +196,7 @@ def test_prompts_with_several_completions_share_their_forward(tmp_path):
 
 def critics_gradient(tmp_path, pinned: bool) -> dict:
     trainer = settled("adapter", tmp_path, gradient_checkpointing=True)
-    model = bare_model(trainer.model)
+    model = base_model(trainer.model)
     inputs = whole_batch(trainer)
     enable = (
         model.gradient_checkpointing_enable if pinned else type(model).gradient_checkpointing_enable.__get__(model)

@@ -12,7 +12,7 @@ import trl_ext
 import trl_ext.errors
 from tests import ppo_trainers, tiny
 from tests.ppo_trainers import CRITICS, stir
-from trl_ext.trainers.forward.roles import bare_model
+from trl_ext.compat.peft import base_model
 
 torch.set_num_threads(1)
 
@@ -302,7 +302,7 @@ def test_vllm_is_given_the_actors_names_only(tmp_path):
     pusher = object.__new__(VLLMGeneration)
     pusher.model, pusher._dist = trainer.model, trainer._dist
     pusher.accelerator, pusher.mode = trainer.accelerator, "colocate"
-    with hidden_from_names(bare_model(trainer.model)):
+    with hidden_from_names(base_model(trainer.model)):
         assert {name for name, _ in pusher._iter_named_params()} == names
     assert "value_head.weight" in dict(trainer.model.named_parameters())
 

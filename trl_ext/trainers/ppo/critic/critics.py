@@ -15,13 +15,15 @@ import torch
 from transformers import TrainerCallback
 
 from trl_ext.compat import deepspeed
+from trl_ext.compat.peft import base_model
 from trl_ext.packing.check import CheckResult
-from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, bare_model, pin_roles
+from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles
 from trl_ext.trainers.forward.value_head import add_reward_head, add_token_values, add_value_head
 from trl_ext.trainers.gradient_sync import gradients_unsynced
-from trl_ext.trainers.grpo.self_check import check_values
+from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.memory.oom.rescue import Rescue
+from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter
 
@@ -76,7 +78,7 @@ class HeadCritic(Critic):
     comes_with_log_probs = True
 
     def __init__(self, trainer: GRPOTrainer):
-        model = bare_model(trainer.model)
+        model = base_model(trainer.model)
         self.head = add_value_head(model, dtype=_head_dtype(trainer, model))
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -192,18 +194,11 @@ class SeparateCritic(Critic):
         else:
             critic_files.load_optimizer(self._checkpoint, self.optimizer)
 
-    def check_packing(self, *, share_prompt: bool) -> CheckResult:
+    def check_packing(self) -> CheckResult:
         """Compare packed with alone, as the trainer does for the actor."""
-        accelerator, was_training = self._trainer.accelerator, self.bare.training
+        was_training = self.bare.training
         self.wrapped.eval()
-        result = check_values(
-            self.wrapped,
-            vocab_size=self.bare.config.get_text_config().vocab_size,
-            device=accelerator.device,
-            autocast=accelerator.autocast,
-            half_precision=self.bare.dtype != torch.float32 or accelerator.mixed_precision != "no",
-            share_prompt=share_prompt,
-        )
+        result = check_causal_model(self.wrapped, **check_options(self._trainer, self.bare), of_critic=True)
         self.wrapped.train(was_training)
         return result
 

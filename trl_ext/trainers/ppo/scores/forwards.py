@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from trl_ext.packing.attention import packed_forward
 from trl_ext.packing.layout import flatten
 from trl_ext.packing.plan import Item, PlannedRow, plan_rows
+from trl_ext.trainers.forward.calls import call_flat, right_padded
 from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import row_index, scored_token
@@ -67,14 +67,7 @@ def score_packed(
     own = [segment for segment in row.segments if not segment.is_prefix]
     places = [row_index(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
     flat = flatten(row, sequences, device)
-    with packed_forward():
-        scores = model(
-            input_ids=flat.input_ids,
-            position_ids=flat.position_ids,
-            segments=flat.table,
-            pool_index=torch.tensor(places, device=device),
-            use_cache=False,
-        ).logits
+    scores = call_flat(model, flat, pool_index=torch.tensor(places, device=device)).logits
     return [segment.item for segment in own], scores[:, 0]
 
 
@@ -82,8 +75,5 @@ def score_padded(
     model: Callable[..., Any], batch: list[int], sequences: Sequences, pad_token_id: int, device: torch.device
 ) -> tuple[list[int], torch.Tensor]:
     """Return the sequences of a batch, padded on the right, and their scores [n], by one model call."""
-    rows = [sequences[i] for i in batch]
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [pad_token_id] * (width - len(row)) for row in rows], device=device)
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+    ids, mask = right_padded([sequences[i] for i in batch], pad_token_id, device)
     return batch, model(input_ids=ids, attention_mask=mask).logits[:, 0]

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.utils import logging
 
+from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.pooled_head import scored_token
-from trl_ext.trainers.forward.roles import REWARD, bare_model
+from trl_ext.trainers.forward.roles import REWARD
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, num_positions
 
@@ -45,7 +46,7 @@ class SharedRewardModel(CompletionScorer):
     def attach(self, trainer: GRPOTrainer) -> None:
         """Score with the trainer's actor, which has the adapter now."""
         self._trainer = trainer
-        self.model = bare_model(trainer.model)
+        self.model = base_model(trainer.model)
         self.wrapped = self._call
         self._num_positions = num_positions(self.model)
 

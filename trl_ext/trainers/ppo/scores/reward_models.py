@@ -16,10 +16,10 @@ from accelerate.utils import is_peft_model
 from transformers.utils import logging
 from trl.data_utils import apply_chat_template, is_conversational
 
+from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing import attention
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
-from trl_ext.trainers.forward.roles import bare_model
 from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
 from trl_ext.trainers.reward.self_check import check_reward_model
 
@@ -200,7 +200,7 @@ class RewardModel(CompletionScorer):
     def __init__(self, model: Any, tokenizer: Any, name: str, **options: Any):
         super().__init__(tokenizer, name, **options)
         self.wrapped = model
-        self.model = bare_model(model)
+        self.model = base_model(model)
         if self.model.config.num_labels != 1:
             raise ConfigError(
                 f"A reward model has one label; {name} has {self.model.config.num_labels}. Give a reward model, "

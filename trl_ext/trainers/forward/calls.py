@@ -1,0 +1,27 @@
+"""Two ways to call a model on several sequences: one flat row, or a batch padded on the right."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from trl_ext.packing.attention import packed_forward
+from trl_ext.packing.layout import FlatRow
+
+
+def call_flat(model: Callable[..., Any], row: FlatRow, **options: Any) -> Any:
+    """Call the model once on a flat row; the segments stand for an attention mask."""
+    with packed_forward():
+        return model(
+            input_ids=row.input_ids, position_ids=row.position_ids, segments=row.table, use_cache=False, **options
+        )
+
+
+def right_padded(
+    sequences: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids and attention mask, [B, longest]. Padding on the left would shift learned positions."""
+    longest = max(map(len, sequences))
+    ids = [[*s, *[pad_token_id] * (longest - len(s))] for s in sequences]
+    mask = [[1] * len(s) + [0] * (longest - len(s)) for s in sequences]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

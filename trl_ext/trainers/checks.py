@@ -1,6 +1,7 @@
 """Before the first step: a bad dataset or a bad launch costs a sentence, not a run."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -19,25 +20,20 @@ def check_dataset(dataset: Any, reward_funcs: list[Any], role: str) -> None:
         reward_funcs: Those with an attribute `columns` (a RuleSet) say what they need.
         role: "train_dataset" or "eval_dataset", for the message.
     """
-    if isinstance(dataset, dict):
-        for name, part in dataset.items():
-            check_dataset(part, reward_funcs, f"{role}['{name}']")
-        return
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        return  # None, or something that TRL refuses with a sentence of its own
-    columns = columns_of(dataset, role)
-    if "prompt" not in columns:
-        raise DataError(
-            f"{role} has no column 'prompt', only {_listed(columns)}. Rename the column that holds the prompts: "
-            "dataset.rename_column('<name>', 'prompt')."
-        )
-    for rules in reward_funcs:
-        missing = sorted(set(getattr(rules, "columns", ())) - set(columns))
-        if missing:
+    for name, columns in columns_of_all(dataset, role):
+        if "prompt" not in columns:
             raise DataError(
-                f"{role} has no column {_listed(missing)}, which {getattr(rules, '__name__', rules)} scores against; "
-                f"it has {_listed(columns)}. Rename a column of the dataset or name another one in the rule."
+                f"{name} has no column 'prompt', only {_listed(columns)}. Rename the column that holds the prompts: "
+                "dataset.rename_column('<name>', 'prompt')."
             )
+        for rules in reward_funcs:
+            missing = sorted(set(getattr(rules, "columns", ())) - set(columns))
+            if missing:
+                raise DataError(
+                    f"{name} has no column {_listed(missing)}, which {getattr(rules, '__name__', rules)} scores "
+                    f"against; it has {_listed(columns)}. Rename a column of the dataset or name another one in the "
+                    "rule."
+                )
 
 
 def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: int) -> None:
@@ -51,12 +47,18 @@ def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: in
         )
 
 
-def sample_of_prompts(dataset: Any) -> list[Any]:
-    """Return prompts to measure: all of them, or evenly spaced ones of a large dataset; none of a stream."""
+def sample_of_prompts(dataset: Any, num_longest: int | None = None) -> list[Any]:
+    """Return prompts to measure: all of them, or evenly spaced ones of a large dataset; none of a stream.
+
+    Args:
+        dataset: The training rows.
+        num_longest: How many of these to return, those of the most characters; None for all.
+    """
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return []
     stride = -(-len(dataset) // MAX_PROMPTS_MEASURED)
-    return list(dataset.select(range(0, len(dataset), stride))["prompt"])
+    prompts = list(dataset.select(range(0, len(dataset), stride))["prompt"])
+    return prompts if num_longest is None else sorted(prompts, key=lambda prompt: len(str(prompt)))[-num_longest:]
 
 
 def check_launch(args: Any) -> None:
@@ -76,6 +78,16 @@ def check_launch(args: Any) -> None:
             f"The launcher started {started} processes, but each believes in a world of {args.world_size} and would "
             "train a model of its own. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."
         )
+
+
+def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name for messages and the columns of a dataset, or of each in a dict of them."""
+    if isinstance(dataset, dict):
+        for name, part in dataset.items():
+            yield from columns_of_all(part, f"{role}['{name}']")
+    elif isinstance(dataset, (Dataset, IterableDataset)):
+        yield role, columns_of(dataset, role)
+    # Else it is None, or something that TRL refuses with a sentence of its own.
 
 
 def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:

@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 
-# dapo, cispo, vespo: token sum over the token count of the generation batch. grpo, sapo, luspo: mean over rows of
-# row-wise terms. dr_grpo: token sum over rows times the longest completion. bnpo divides by the tokens of the
-# micro-batch, so there the split is part of the loss.
-SPLIT_INVARIANT_LOSSES = frozenset({"dapo", "cispo", "vespo", "grpo", "sapo", "luspo", "dr_grpo"})
+# The loss of a micro-batch is a mean over its rows, or a sum over its tokens divided by its rows; ...
+MEAN_OVER_ROWS = frozenset({"grpo", "sapo", "luspo", "dr_grpo"})
+# ... a sum over its tokens divided by a constant of the optimizer step; ...
+SUM_OVER_TOKENS = frozenset({"dapo", "cispo", "vespo"})
+# ... or a mean over its tokens, where the split is part of the loss.
+MEAN_OVER_TOKENS = frozenset({"bnpo"})
 
 
 def split_is_free(args: Any, has_entropy_bonus: bool, has_aux_loss: bool) -> bool:
     """True when moving rows between micro-batches of one optimizer step leaves its gradient as it is."""
     return (
-        args.loss_type in SPLIT_INVARIANT_LOSSES
+        args.loss_type in MEAN_OVER_ROWS | SUM_OVER_TOKENS
         # These three are means or quantiles over the tokens of a micro-batch.
         and not has_entropy_bonus
         and not has_aux_loss

@@ -78,7 +78,9 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, role: str = ACTOR, **kwargs: Any) -> Any:
         if role != ACTOR:
-            return _role_forward(self, role, *args, **kwargs)
+            with nullcontext() if self.roles is None else self.roles.as_role(role):
+                hidden = self.base_model(*args, **kwargs)[0]
+            return TokenValues(token_values=getattr(self, self.role_heads[role])(hidden))
         if self.roles is not None or not kwargs.get("fused_lm_head"):
             return self.forward_actor(*args, **kwargs)
         with outputs_of(self.base_model) as seen:
@@ -87,12 +89,6 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
 
     model.forward = MethodType(forward, model)
     return head
-
-
-def _role_forward(self: Any, role: str, *args: Any, **kwargs: Any) -> TokenValues:
-    with nullcontext() if self.roles is None else self.roles.as_role(role):
-        hidden = self.base_model(*args, **kwargs)[0]
-    return TokenValues(token_values=getattr(self, self.role_heads[role])(hidden))
 
 
 def add_reward_head(model: Any, head: nn.Linear) -> None:

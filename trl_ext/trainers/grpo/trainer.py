@@ -90,7 +90,10 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         if self._max_tokens is not None:
-            self._check_budget(self._max_tokens)
+            prompts = sample_of_prompts(self.train_dataset)
+            if prompts and self.max_completion_length is not None:
+                longest = max(map(len, self._tokenize_prompts(prompts)[0]))
+                check_budget(longest, self.max_completion_length, self._max_tokens)
         if getattr(args, "packing", True):
             self._start_packing()
         keep_gradients_in_buckets(self.accelerator)
@@ -116,12 +119,6 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         """Return the policy and the reference, unwrapped."""
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
         return [base_model(self.accelerator.unwrap_model(model)) for model in models]
-
-    def _check_budget(self, max_tokens: int) -> None:
-        prompts = sample_of_prompts(self.train_dataset)
-        if prompts and self.max_completion_length is not None:
-            longest = max(map(len, self._tokenize_prompts(prompts)[0]))
-            check_budget(longest, self.max_completion_length, max_tokens)
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -1,7 +1,7 @@
 """The settings `memory*`, which our configs share, and which settings of a config were given."""
 
 import os
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Self
 
 from trl_ext.errors import ConfigError
@@ -95,8 +95,8 @@ def _given(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozense
     passed = dict(zip(known, args, strict=False)) | kwargs
     if not known.keys() <= passed.keys():
         return frozenset(passed)
-    return frozenset(name for name, value in passed.items() if name in known and value != _default(known[name]))
-
-
-def _default(one: "Field[Any]") -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
+    given = set()
+    for name, one in known.items():
+        if passed[name] != (one.default if one.default_factory is MISSING else one.default_factory()):
+            given.add(name)
+    return frozenset(given)

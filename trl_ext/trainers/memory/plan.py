@@ -239,7 +239,7 @@ def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
     rows = inputs.dataset
     if "input_ids" in (getattr(rows, "column_names", None) or ()):
         return max(map(len, rows["input_ids"]), default=None)
-    prompts = sorted(sample_of_prompts(rows), key=lambda prompt: len(str(prompt)))[-NUM_LONGEST:]
+    prompts = sample_of_prompts(rows, num_longest=NUM_LONGEST)
     if not prompts:
         return None
     tokenizer = inputs.tokenizer or AutoTokenizer.from_pretrained(

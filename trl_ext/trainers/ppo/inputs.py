@@ -125,17 +125,6 @@ def load_classifier(model: Any, args: Any) -> Any:
     return AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **options)
 
 
-def load_tokenizer(model: Any) -> Any:
-    """Load the tokenizer beside the actor's weights, set up for generation."""
-    path = model if isinstance(model, str) else model.config._name_or_path
-    return AutoTokenizer.from_pretrained(path, truncation_side="left", padding_side="left")
-
-
-def reward_name(model: Any, index: int) -> str:
-    """Return the name of a reward model in logs: the last part of its path."""
-    return Path(model.config._name_or_path).name or f"reward_model_{index}"
-
-
 def tokenizer_of(model: Any, given: Any, fallback: Any) -> Any:
     """Return the tokenizer given for a reward model, or the one beside its weights, or the actor's."""
     if given is not None:
@@ -174,9 +163,9 @@ def keep_token_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Let the prompts of rows carry their `input_ids`, where the dataset has them, without padding."""
     if not rows or "input_ids" not in rows[0] or not isinstance(rows[0].get("prompt"), str):
         return list(rows)
-    return [{**row, "prompt": TokenizedPrompt(row["prompt"], _unpadded(row))} for row in rows]
-
-
-def _unpadded(row: dict[str, Any]) -> list[int]:
-    mask = row.get("attention_mask")
-    return row["input_ids"] if mask is None else [t for t, m in zip(row["input_ids"], mask, strict=True) if m]
+    kept = []
+    for row in rows:
+        ids, mask = row["input_ids"], row.get("attention_mask")
+        real = ids if mask is None else [t for t, m in zip(ids, mask, strict=True) if m]
+        kept.append({**row, "prompt": TokenizedPrompt(row["prompt"], real)})
+    return kept

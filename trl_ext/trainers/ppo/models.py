@@ -1,10 +1,11 @@
 """The models that PPO has beside the actor: reference, reward models and critic."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import is_peft_model
-from transformers import set_seed
+from transformers import AutoTokenizer, set_seed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from trl_ext.errors import ConfigError
@@ -16,8 +17,6 @@ from trl_ext.trainers.ppo.inputs import (
     choose_critic,
     listed,
     load_classifier,
-    load_tokenizer,
-    reward_name,
     tokenizer_of,
 )
 from trl_ext.trainers.ppo.reference import choose_adapter, choose_reference, prepare_frozen
@@ -76,7 +75,10 @@ class PPOModels:
             # The actor's forward uses some of the trained weights and the critic's the others: together all.
             args.ddp_find_unused_parameters = False
         set_seed(args.seed)  # a new `score` is drawn at random
-        self.tokenizer = given.tokenizer or load_tokenizer(given.actor)
+        path = given.actor if isinstance(given.actor, str) else given.actor.config._name_or_path
+        self.tokenizer = given.tokenizer or AutoTokenizer.from_pretrained(
+            path, truncation_side="left", padding_side="left"
+        )
         self.value_model = None if given.value_model is None else load_classifier(given.value_model, args)
         self.rewards = [] if args.score_mode == "rules_only" else self._load_rewards()
         self.reference: Any = None
@@ -98,7 +100,8 @@ class PPOModels:
         for i, (given, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
             model = load_classifier(given, args)
             tokenizer = tokenizer_of(model, tokenizer, self.tokenizer)
-            scorers.append(RewardModel(model, tokenizer, reward_name(model, i), **options))
+            name = Path(model.config._name_or_path).name or f"reward_model_{i}"
+            scorers.append(RewardModel(model, tokenizer, name, **options))
         adapters = listed(self._given.reward_adapter)
         return scorers + [SharedRewardModel(folder, self.tokenizer, **options) for folder in adapters]
 

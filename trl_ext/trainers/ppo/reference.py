@@ -42,11 +42,8 @@ def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
         if not isinstance(model, str) and is_peft_model(model):
             add_reference_adapter(model, args.ref_adapter_name)
         return None
-    return None if isinstance(model, str) else copied_reference(model)
-
-
-def copied_reference(model: Any) -> Any:
-    """Return a frozen copy of the actor as it is now."""
+    if isinstance(model, str):
+        return None
     if is_deepspeed_zero3_enabled():
         raise ConfigError(
             "Under ZeRO-3 the weights of a loaded model are spread over the processes, so it cannot be copied. Give "

@@ -335,11 +335,9 @@ class PPOTrainer(GRPOTrainer):
 
     def _train_critic(self, critic: SeparateCritic, actor: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Forward and backward of a separate critic; return its value loss."""
-
-        def loss_of(chunk: dict[str, Any]) -> torch.Tensor:
-            return self._value_loss(self._values.forwarded(actor, chunk), chunk)
-
-        return critic.train_on(inputs, self._rescue, loss_of)
+        return critic.train_on(
+            inputs, self._rescue, lambda chunk: self._value_loss(self._values.forwarded(actor, chunk), chunk)
+        )
 
     # Rehearsal ----------------------------------------------------------------------------------------------------
 

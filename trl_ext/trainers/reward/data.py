@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import DataError
 from trl_ext.rewards.preference.gaps import rule_gaps
-from trl_ext.trainers.checks import columns_of
+from trl_ext.trainers.checks import columns_of, columns_of_all
 from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
 
 logger = logging.get_logger(__name__)
@@ -39,9 +39,9 @@ def check_pairs(dataset: Any, role: str) -> None:
         role: What the message calls it, such as "train_dataset".
     """
     check_columns(dataset, role)
-    rows: Any = enumerate([next(iter(dataset))]) if isinstance(dataset, IterableDataset) else _rows(dataset)
+    rows: Any = [next(iter(dataset))] if isinstance(dataset, IterableDataset) else _rows(dataset)
     found: dict[str, list[int]] = {}
-    for index, row in rows:
+    for index, row in enumerate(rows):
         for problem in problems(row):
             found.setdefault(problem, []).append(index)
     if found:
@@ -50,20 +50,14 @@ def check_pairs(dataset: Any, role: str) -> None:
 
 def check_columns(dataset: Any, role: str) -> None:
     """Raise DataError unless the dataset has rows, and columns that make a pair."""
-    if isinstance(dataset, dict):
-        for name, part in dataset.items():
-            check_columns(part, f"{role}['{name}']")
-        return
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        return  # None, or something that TRL refuses with a sentence of its own
-    columns = set(columns_of(dataset, role))
-    if any(set(names) <= columns for names in (*ACCEPTED, _LEGACY)):
-        return
-    accepted = "; ".join(" and ".join(f"'{name}'" for name in names) for names in ACCEPTED)
-    raise DataError(
-        f"{role} has the columns {', '.join(map(repr, sorted(columns)))}, which make no preference pairs. Accepted "
-        f"are: {accepted}; each with or without 'margin'. Rename columns: dataset.rename_column(old, new)."
-    )
+    for name, columns in columns_of_all(dataset, role):
+        if not any(set(names) <= set(columns) for names in (*ACCEPTED, _LEGACY)):
+            accepted = "; ".join(" and ".join(f"'{column}'" for column in names) for names in ACCEPTED)
+            raise DataError(
+                f"{name} has the columns {', '.join(map(repr, sorted(columns)))}, which make no preference pairs. "
+                f"Accepted are: {accepted}; each with or without 'margin'. Rename columns: "
+                "dataset.rename_column(old, new)."
+            )
 
 
 def without_bad_pairs(dataset: Any, role: str) -> Any:
@@ -85,12 +79,14 @@ def without_bad_pairs(dataset: Any, role: str) -> Any:
 
 def problems(row: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with a pair, in words that follow "row 7 has ..."."""
-    chosen, rejected = (row.get("chosen_ids"), row.get("rejected_ids")) if "chosen_ids" in row else _sides(row)
+    keys = ("chosen_ids", "rejected_ids") if "chosen_ids" in row else ("chosen", "rejected")
+    chosen, rejected = (row.get(key, row.get(f"{key}_input_ids")) for key in keys)
     if _is_empty(chosen) or _is_empty(rejected):
         yield "an empty side"
     elif chosen == rejected:
         yield "a chosen side that equals the rejected one"
-    if "margin" in row and not _is_finite(row["margin"]):
+    margin = row.get("margin", 0.0)
+    if not isinstance(margin, (int, float)) or not math.isfinite(margin):
         yield "a margin that is no finite number"
 
 
@@ -246,18 +242,11 @@ def _report(role: str, total: int, num_dropped: int, num_long: int, max_length: 
     logger.warning(f"{role}: {too_long}, {advice}")
 
 
-def _rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
     names = ("chosen", "rejected", "chosen_ids", "rejected_ids", *_LEGACY, "margin")
-    index = 0
     for batch in dataset.select_columns([n for n in names if n in dataset.column_names]).iter(batch_size=1000):
         for values in zip(*batch.values(), strict=True):
-            yield index, dict(zip(batch, values, strict=True))
-            index += 1
-
-
-def _sides(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    chosen, rejected = (row.get(key, row.get(f"{key}_input_ids")) for key in ("chosen", "rejected"))
-    return chosen, rejected
+            yield dict(zip(batch, values, strict=True))
 
 
 def _is_empty(side: Any) -> bool:
@@ -271,10 +260,6 @@ def _is_empty(side: Any) -> bool:
         calls_a_tool = bool(side[-1].get("tool_calls"))
         return not calls_a_tool and (not content or (isinstance(content, str) and not content.strip()))
     return False
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _sentence(found: dict[str, list[int]], role: str) -> str:

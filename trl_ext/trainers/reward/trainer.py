@@ -327,11 +327,13 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         # Surplus forwards have no pair, and stay in the graph with nothing to say.
         losses = torch.cat(of_rows + [s.sum(dim=0) for s in scores[len(rows) :]])
         chosen, rejected = torch.cat(scores, dim=1)
-        self._note(pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows)))
+        stats = pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows))
         if self._max_tokens is not None and self.model.training:
+            self._step_stats.append(stats)  # one value a step; there are no micro-batches of TRL's
             # The mean over all pairs of the step: ranks' gradients are averaged, hence their number.
             loss = losses.sum() / num_items_in_batch * self.accelerator.num_processes
         else:
+            self._log_stats(stats)
             loss = losses.mean()
         return loss, SequenceClassifierOutput(logits=torch.cat([chosen, rejected])[:, None])
 
@@ -352,13 +354,6 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         TRLRewardTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
 
     # Metrics ------------------------------------------------------------------------------------------------------
-
-    def _note(self, stats: torch.Tensor) -> None:
-        """TRL's metrics, one value a micro-batch as in TRL; under a budget, where there are none, one a step."""
-        if self._max_tokens is not None and self.model.training:
-            self._step_stats.append(stats)
-        else:
-            self._log_stats(stats)
 
     def _log_stats(self, local: torch.Tensor) -> None:
         mode = "train" if self.model.training else "eval"

@@ -40,11 +40,6 @@ class Agreement:
         """True if there is no other rank."""
         return bool(self._accelerator.num_processes == 1)
 
-    def prepare(self) -> None:
-        """Allocate what `exchange` sends, while there is memory."""
-        if self._flags is None and not self.is_alone:
-            self._flags = torch.zeros(2, dtype=torch.int32, device=self._accelerator.device)
-
     def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
         """True if any rank failed, and True if any rank cannot cut its chunk. Collective."""
         assert self._flags is not None
@@ -66,6 +61,8 @@ class Agreement:
             SplitNeeded: A rank failed, and all can cut.
             OutOfMemoryError: Another rank failed, and not all can cut; the rank itself raises the allocator's error.
         """
+        if self._flags is None:  # allocated while there is memory
+            self._flags = torch.zeros(2, dtype=torch.int32, device=self._accelerator.device)
         bare = getattr(model, "module", model)
         plain = bare.forward
 

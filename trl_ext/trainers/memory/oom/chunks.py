@@ -9,15 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from trl_ext.trainers.forward.group_order import split_is_free
+from trl_ext.trainers.forward.group_order import MEAN_OVER_ROWS, MEAN_OVER_TOKENS, SUM_OVER_TOKENS
 from trl_ext.trainers.forward.pairs import PairRow
-
-# The loss of a micro-batch is a mean over its rows, or a sum over its tokens divided by its rows; ...
-MEAN_OVER_ROWS = frozenset({"grpo", "sapo", "luspo", "dr_grpo"})
-# ... a sum over its tokens divided by a constant of the optimizer step; ...
-SUM_OVER_TOKENS = frozenset({"dapo", "cispo", "vespo"})
-# ... or a mean over its tokens.
-MEAN_OVER_TOKENS = frozenset({"bnpo"})
 
 
 class Chunks(Protocol):
@@ -119,10 +112,6 @@ def why_completions_stay_whole(trainer: Any) -> str:
         return "the entropy bonus is a mean over all tokens of the micro-batch"
     if trainer.aux_loss_enabled:
         return "the load-balancing loss counts all tokens of the micro-batch together"
-    # The same question is asked where rows change places between micro-batches.
-    has_bonus = trainer._entropy_bonus_enabled
-    is_free = split_is_free(args, has_entropy_bonus=has_bonus, has_aux_loss=trainer.aux_loss_enabled)
-    assert is_free or args.loss_type in MEAN_OVER_TOKENS
     return ""
 
 

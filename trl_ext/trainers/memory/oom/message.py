@@ -39,7 +39,10 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
         trainer: The trainer in which it rose.
     """
     place, numbers = place_of(error), numbers_of(error)
-    running, plan, accelerator = _running(trainer, place), _plan(trainer), trainer.accelerator
+    plan, accelerator, rescue = _plan(trainer), trainer.accelerator, trainer._rescue
+    running = None
+    if rescue.batch is not None and place in (FORWARD, BACKWARD):  # a micro-batch, or the chunk of one
+        running = rescue.chunks.num_rows(rescue.batch), rescue.chunks.num_tokens(rescue.batch)
     snapshot = write_snapshot(trainer, error, place, running, numbers, plan)
     where = f"step {trainer.state.global_step + 1}"
     if accelerator.num_processes > 1:
@@ -47,7 +50,7 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
     if running is not None:
         rows, tokens = running
         where += f", 1 row of {tokens:,} tokens" if rows == 1 else f", {rows} rows of {tokens:,} tokens together"
-    why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(trainer._rescue)
+    why_whole = place.why_whole if place is not FORWARD else _why_forward_stays_whole(rescue)
     try:
         hints = _general(place) if plan is None else _planned(plan, place, numbers)
     except ConfigError:  # settings that the formulas refuse, which the run did not
@@ -79,14 +82,6 @@ def _plan(trainer: Any) -> Plan | None:
 
 
 # Where ------------------------------------------------------------------------------------------------------------
-
-
-def _running(trainer: Any, place: Place) -> tuple[int, int] | None:
-    """Rows and tokens of the micro-batch, or the chunk of one, that was forwarded."""
-    rescue = trainer._rescue
-    if rescue.batch is None or place not in (FORWARD, BACKWARD):
-        return None
-    return rescue.chunks.num_rows(rescue.batch), rescue.chunks.num_tokens(rescue.batch)
 
 
 def _card(numbers: Numbers) -> str:

@@ -104,7 +104,6 @@ class Rescue:
             return compute()
         is_stuck = self.chunks.num_rows(self.batch) < 2
         if not self._agreement.is_alone:
-            self._agreement.prepare()
             with self._agreement.over(model, is_stuck):
                 return compute()
         try:

@@ -130,8 +130,7 @@ def longest_prompt(trainer: Any) -> int:
     """Tokens of the longest prompt in the training set and in the plan; 1 if neither knows."""
     plan = getattr(trainer.args, "memory_plan", None)
     planned = 1 if plan is None else plan.job.max_prompt_length
-    by_characters = sorted(sample_of_prompts(trainer.train_dataset), key=lambda prompt: len(str(prompt)))
-    prompts = by_characters[-MAX_TOKENIZED:]
+    prompts = sample_of_prompts(trainer.train_dataset, num_longest=MAX_TOKENIZED)
     measured = max(map(len, trainer._tokenize_prompts(prompts)[0])) if prompts else 1
     return max(planned, measured)
 

@@ -12,11 +12,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from transformers.utils import logging
 from trl.data_utils import apply_chat_template, is_conversational
 
-from trl_ext.compat.peft import base_model
+from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing import attention
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
@@ -217,7 +216,7 @@ class RewardModel(CompletionScorer):
         self._check_is_due = self.packs
 
     def _start_packing(self) -> bool:
-        if is_peft_model(self.wrapped) and self.wrapped.active_peft_config.is_prompt_learning:
+        if adds_virtual_tokens(self.wrapped):
             return self._pad_instead("prompt tuning puts virtual tokens before every row")
         try:
             add_pooled_head(self.model)

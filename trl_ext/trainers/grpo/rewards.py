@@ -9,6 +9,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 logger = logging.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class GuardedReward:
     """Calls a reward function, keeps its exception, and lets no infinity through.
 
@@ -37,16 +39,16 @@ class GuardedReward:
         name: For messages.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
-        self.function = function
-        self.name = name
-        self.error: Exception | None = None
+    function: Callable[..., Any]
+    name: str
+    error: Exception | None = None
 
     def __call__(self, **kwargs: Any) -> list[float | None]:
         try:
             return self._checked(self.function(**kwargs), len(kwargs["completions"]))
         except Exception as error:  # whatever user code raises: it is raised again on all ranks
-            return self._keep(error, len(kwargs["completions"]))
+            self.error = error
+            return [0.0] * len(kwargs["completions"])
 
     def _checked(self, rewards: Any, expected: int) -> list[float | None]:
         values = list(rewards)
@@ -63,10 +65,6 @@ class GuardedReward:
             )
         return finite
 
-    def _keep(self, error: Exception, expected: int) -> list[float | None]:
-        self.error = error
-        return [0.0] * expected
-
 
 class AsyncGuardedReward(GuardedReward):
     """Guards an `async def` reward function; TRL awaits all of them together."""
@@ -75,7 +73,8 @@ class AsyncGuardedReward(GuardedReward):
         try:
             return self._checked(await self.function(**kwargs), len(kwargs["completions"]))
         except Exception as error:  # as above
-            return self._keep(error, len(kwargs["completions"]))
+            self.error = error
+            return [0.0] * len(kwargs["completions"])
 
 
 def guard(function: Any, name: str) -> Any:
@@ -151,11 +150,11 @@ def load_state(functions: Sequence[Any], checkpoint: str) -> None:
             rules.load_state_dict(states[rules.name])
 
 
+@dataclass(eq=False)
 class RuleStates(TrainerCallback):
     """Saves the state of rule sets that have one beside the weights."""
 
-    def __init__(self, functions: Sequence[Any]):
-        self.functions = functions
+    functions: Sequence[Any]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         states = {rules.name: rules.state_dict() for rules in _rule_sets(self.functions) if rules.normalise}

@@ -5,6 +5,7 @@ them generates again, with newer weights. And its sampler deals the first epoch'
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.data import Sampler
 from trl_ext.errors import ConfigError
 
 
+@dataclass(eq=False)
 class EpochSampler(Sampler):
     """A sampler whose generator draws once an epoch, put at the epoch that is asked for.
 
@@ -21,8 +23,7 @@ class EpochSampler(Sampler):
         sampler: TRL's RepeatSampler.
     """
 
-    def __init__(self, sampler: Any):
-        self.sampler = sampler
+    sampler: Any
 
     def set_epoch(self, epoch: int) -> None:
         """Put the generator where `epoch` passes leave it."""

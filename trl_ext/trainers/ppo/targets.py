@@ -4,6 +4,7 @@ Legend: B rows, T completion tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def counted_tokens(rollouts: dict[str, Any]) -> torch.Tensor:
     return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
 
 
+@dataclass(frozen=True)
 class PPOTargets:
     """Turns TRL's rollouts into PPO's: advantages, returns and old values per token.
 
@@ -37,19 +39,11 @@ class PPOTargets:
         eos_token_ids: The tokens that end a completion.
     """
 
-    def __init__(
-        self,
-        args: PPOConfig,
-        kl: AdaptiveKL,
-        values: CriticValues,
-        accelerator: Accelerator,
-        eos_token_ids: Sequence[int],
-    ):
-        self._args = args
-        self._kl = kl
-        self._values = values
-        self._accelerator = accelerator
-        self._eos_token_ids = eos_token_ids
+    args: PPOConfig
+    kl: AdaptiveKL
+    values: CriticValues
+    accelerator: Accelerator
+    eos_token_ids: Sequence[int]
 
     @torch.no_grad()
     def complete(
@@ -70,14 +64,14 @@ class PPOTargets:
         # What nothing could score teaches nothing: its tokens are in no loss and in no statistic.
         rollouts["completion_mask"] = rollouts["completion_mask"] * (~scores.isnan())[:, None]
         mask = counted_tokens(rollouts)
-        rollouts["num_items_in_batch"] = self._accelerator.gather(mask.sum()).sum()
-        logps, values = self._values.with_log_probs(rollouts, is_training=is_training)
+        rollouts["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+        logps, values = self.values.with_log_probs(rollouts, is_training=is_training)
         if logps is not None:
             rollouts["old_per_token_logps"] = logps
         ref_logps = rollouts.pop("ref_per_token_logps", None)
         kl = torch.zeros_like(mask, dtype=torch.float32)
         if ref_logps is not None and logps is not None:
-            kl = torch.where(mask.bool(), kl_estimate(logps, ref_logps, self._args.kl_estimator), 0.0)
+            kl = torch.where(mask.bool(), kl_estimate(logps, ref_logps, self.args.kl_estimator), 0.0)
         metrics = self._objective(scores, kl, num_updates, is_training=is_training)
         if not is_training:
             return metrics
@@ -86,12 +80,12 @@ class PPOTargets:
 
     def _missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:
         """Return [B], above 0 for completions that were cut off."""
-        if self._args.missing_eos_penalty is None:
+        if self.args.missing_eos_penalty is None:
             return 0.0
         ids = rollouts["completion_ids"]
-        is_end = torch.isin(ids, torch.tensor(self._eos_token_ids, device=ids.device))
+        is_end = torch.isin(ids, torch.tensor(self.eos_token_ids, device=ids.device))
         has_end = (is_end & rollouts["completion_mask"].bool()).any(dim=1)
-        return self._args.missing_eos_penalty * (~has_end).float()
+        return self.args.missing_eos_penalty * (~has_end).float()
 
     def _objective(
         self, scores: torch.Tensor, kl: torch.Tensor, num_updates: int, *, is_training: bool
@@ -102,16 +96,16 @@ class PPOTargets:
         num, score, divergence, everything = self._total(sums.double()).tolist()
         metrics = {"ppo/unscored_frac": 1 - num / everything}
         if num:
-            penalty = -self._kl.value * divergence / num
+            penalty = -self.kl.value * divergence / num
             metrics["objective/scores"] = score / num
             metrics["objective/kl"] = divergence / num
             metrics["objective/non_score_reward"] = penalty
             metrics["objective/rlhf_reward"] = score / num + penalty
         if is_training:
-            metrics["ppo/kl_coef"] = self._kl.value
+            metrics["ppo/kl_coef"] = self.kl.value
             metrics["episode"] = num_updates * everything
             if num:
-                self._kl.update(divergence / num, int(everything))
+                self.kl.update(divergence / num, int(everything))
         return metrics
 
     def _add_targets(
@@ -123,10 +117,10 @@ class PPOTargets:
         mask: torch.Tensor,
     ) -> dict[str, float]:
         """Add advantages, returns and old values, [B, T] each, to the rollouts; return their statistics."""
-        rewards = shaped_rewards(scores, kl, mask, self._kl.value)
-        if self._args.whiten_rewards:
+        rewards = shaped_rewards(scores, kl, mask, self.kl.value)
+        if self.args.whiten_rewards:
             rewards = whiten(rewards, mask, shift_mean=False, total=self._total)
-        advantages, returns = generalized_advantages(rewards, values, mask, self._args.gamma, self._args.lam)
+        advantages, returns = generalized_advantages(rewards, values, mask, self.args.gamma, self.args.lam)
         rollouts |= {
             "advantages": whiten(advantages, mask, total=self._total),
             "returns": returns,
@@ -144,4 +138,4 @@ class PPOTargets:
 
     def _total(self, x: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over ranks. Collective."""
-        return self._accelerator.reduce(x, reduction="sum")
+        return self.accelerator.reduce(x, reduction="sum")

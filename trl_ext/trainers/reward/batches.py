@@ -6,6 +6,7 @@ ours.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +35,7 @@ class PairSizes:
         self.costs = [forward_cost([Item(0, s, c - s), Item(0, s, r - s)], hidden_size) for c, r, s in pairs]
 
 
+@dataclass(eq=False)
 class StepSampler(Sampler[Rows]):
     """Yields, for this rank, `accumulation` batches an optimizer step; a batch is a list of rows of pair indices.
 
@@ -49,23 +51,13 @@ class StepSampler(Sampler[Rows]):
         clock: Charged with the phase `layout`.
     """
 
-    def __init__(
-        self,
-        batches: BatchSampler,
-        sizes: PairSizes,
-        accumulation: int,
-        rank: int,
-        num_ranks: int,
-        max_tokens: int,
-        clock: PhaseClock,
-    ):
-        self.batches = batches
-        self.sizes = sizes
-        self.accumulation = accumulation
-        self.rank = rank
-        self.num_ranks = num_ranks
-        self.max_tokens = max_tokens
-        self.clock = clock
+    batches: BatchSampler
+    sizes: PairSizes
+    accumulation: int
+    rank: int
+    num_ranks: int
+    max_tokens: int
+    clock: PhaseClock
 
     @property
     def sampler(self) -> Any:
@@ -110,11 +102,11 @@ class StepSampler(Sampler[Rows]):
         return [rows[a:b] for a, b in pairwise(cuts)]
 
 
+@dataclass(eq=False)
 class RowsOfPairs(Dataset):
     """A dataset of pairs that is asked for whole rows: `rows[(3, 8)]` is the list of pairs 3 and 8."""
 
-    def __init__(self, pairs: Any):
-        self.pairs = pairs
+    pairs: Any
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -123,6 +115,7 @@ class RowsOfPairs(Dataset):
         return [self.pairs[i] for i in row]
 
 
+@dataclass(eq=False)
 class PairCollator:
     """Makes `{"rows": [PairRow, ...]}` of pairs, or of rows of pairs that were planned already.
 
@@ -134,19 +127,11 @@ class PairCollator:
         padded: A collator of pairs whose outputs stand beside `rows`, for a `compute_metrics` that asks for inputs.
     """
 
-    def __init__(
-        self,
-        share_prompt: bool,
-        pad_token_id: int | None,
-        max_tokens: int | None,
-        clock: PhaseClock,
-        padded: Callable[[list[Any]], dict[str, Any]] | None = None,
-    ):
-        self.share_prompt = share_prompt
-        self.pad_token_id = pad_token_id
-        self.max_tokens = max_tokens
-        self.clock = clock
-        self.padded = padded
+    share_prompt: bool
+    pad_token_id: int | None
+    max_tokens: int | None
+    clock: PhaseClock
+    padded: Callable[[list[Any]], dict[str, Any]] | None = None
 
     def __call__(self, examples: Sequence[Any]) -> dict[str, Any]:
         # A loader's worker process has no part in the trainer's clock, and must not touch the card.

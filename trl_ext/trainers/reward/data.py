@@ -6,6 +6,7 @@ dropped or shortened, and counted, and every pair is told how many tokens its si
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.compute as pc
@@ -123,16 +124,17 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
     return dataset
 
 
+@dataclass(frozen=True)
 class Fits:
     """A filter, True where both sides of a pair hold at most `max_length` tokens."""
 
-    def __init__(self, max_length: int):
-        self.max_length = max_length
+    max_length: int
 
     def __call__(self, chosen_ids: Sequence[int], rejected_ids: Sequence[int]) -> bool:
         return max(len(chosen_ids), len(rejected_ids)) <= self.max_length
 
 
+@dataclass(frozen=True)
 class Shortening:
     """Cuts the oldest shared tokens of a pair until both sides fit, or leaves it as it is where that is not enough.
 
@@ -141,9 +143,8 @@ class Shortening:
         keep_first: Token id that stays if it is the first one.
     """
 
-    def __init__(self, max_length: int, keep_first: int | None):
-        self.max_length = max_length
-        self.keep_first = keep_first
+    max_length: int
+    keep_first: int | None
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         chosen, rejected = row["chosen_ids"], row["rejected_ids"]

@@ -5,6 +5,7 @@ gradients. Legend: B rows, N pairs.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,7 @@ def cut(chunks: Chunks, batch: Any, halvings: int) -> list[Any]:
 # Completions ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class CompletionChunks:
     """Cuts micro-batches of GRPO and PPO: dicts of tensors and lists with one entry a row.
 
@@ -53,8 +55,7 @@ class CompletionChunks:
         args: The trainer's.
     """
 
-    def __init__(self, args: Any):
-        self._args = args
+    args: Any
 
     def num_rows(self, batch: dict[str, Any]) -> int:
         return len(batch["completion_ids"])
@@ -71,9 +72,9 @@ class CompletionChunks:
         return [_part(batch, slice(0, middle)), _part(batch, slice(middle, rows))]
 
     def share(self, chunk: dict[str, Any], whole: dict[str, Any]) -> Any:
-        if self._args.loss_type in SUM_OVER_TOKENS:
+        if self.args.loss_type in SUM_OVER_TOKENS:
             return 1.0
-        if self._args.loss_type in MEAN_OVER_TOKENS:
+        if self.args.loss_type in MEAN_OVER_TOKENS:
             return _counted(chunk) / _counted(whole)
         return self.num_rows(chunk) / self.num_rows(whole)
 
@@ -81,9 +82,9 @@ class CompletionChunks:
         return self.num_rows(batch) < 2  # every rank has as many
 
     def advice(self, num_chunks: int) -> str:
-        if self._args.loss_type in MEAN_OVER_TOKENS:
+        if self.args.loss_type in MEAN_OVER_TOKENS:
             return ""  # fewer rows in a micro-batch are another loss
-        return _smaller_micro_batch(self._args, num_chunks)
+        return _smaller_micro_batch(self.args, num_chunks)
 
 
 def _part(batch: dict[str, Any], rows: slice) -> dict[str, Any]:
@@ -118,6 +119,7 @@ def why_completions_stay_whole(trainer: Any) -> str:
 # Pairs ------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class PairChunks:
     """Cuts micro-batches of the reward trainer: `{"rows": [PairRow]}`.
 
@@ -129,11 +131,10 @@ class PairChunks:
             pairs of the optimizer step.
     """
 
-    def __init__(self, args: Any, make_row: Callable[[Sequence[Any]], PairRow], fills: bool, is_mean: bool):
-        self._args = args
-        self._make_row = make_row
-        self._fills = fills
-        self._is_mean = is_mean
+    args: Any
+    make_row: Callable[[Sequence[Any]], PairRow]
+    fills: bool
+    is_mean: bool
 
     def num_rows(self, batch: dict[str, Any]) -> int:
         return len(_pairs(batch))
@@ -144,19 +145,19 @@ class PairChunks:
     def halves(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         pairs = _pairs(batch)
         middle = (len(pairs) + 1) // 2
-        parts = [part for part in (pairs[:middle], pairs[middle:]) if part or self._fills]
-        return [{**batch, "rows": [self._make_row(part)]} for part in parts] or [batch]
+        parts = [part for part in (pairs[:middle], pairs[middle:]) if part or self.fills]
+        return [{**batch, "rows": [self.make_row(part)]} for part in parts] or [batch]
 
     def share(self, chunk: dict[str, Any], whole: dict[str, Any]) -> float:
-        return self.num_rows(chunk) / self.num_rows(whole) if self._is_mean else 1.0
+        return self.num_rows(chunk) / self.num_rows(whole) if self.is_mean else 1.0
 
     def is_smallest_everywhere(self, batch: dict[str, Any]) -> bool:
-        return not self._fills and self.num_rows(batch) < 2
+        return not self.fills and self.num_rows(batch) < 2
 
     def advice(self, num_chunks: int) -> str:
-        budget = getattr(self._args, "max_tokens_per_forward", None)
+        budget = getattr(self.args, "max_tokens_per_forward", None)
         if budget is None:
-            return _smaller_micro_batch(self._args, num_chunks)
+            return _smaller_micro_batch(self.args, num_chunks)
         return f"max_tokens_per_forward={budget // num_chunks}"
 
 

@@ -43,7 +43,8 @@ def rollout_batch(trainer: Any) -> MicroBatch:
     As many prompts are different as may meet in one micro-batch: only where the trainer puts group mates side by side
     is a prompt shared here, too.
     """
-    num_rows, width = trainer.args.per_device_train_batch_size, trainer.max_completion_length
+    args, width = trainer.args, trainer.max_completion_length
+    num_rows = args.per_device_train_batch_size
     config = trainer.model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     width = int(min(width, positions - 1))
@@ -54,10 +55,7 @@ def rollout_batch(trainer: Any) -> MicroBatch:
     # Different even where they are one token long.
     prompt_ids[:, 0] = torch.arange(len(prompt_ids)) % config.vocab_size
     completion_ids = torch.randint(config.vocab_size, (num_rows, width), generator=dice)
-    args = trainer.args
-    rows_of_generation = (
-        args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
-    )
+    rows_of_generation = num_rows * args.steps_per_generation * trainer.accelerator.num_processes
     inputs = {
         "prompt_ids": prompt_ids[groups],
         "prompt_mask": torch.ones(num_rows, prompt, dtype=torch.long),

@@ -8,6 +8,7 @@ separate   a model of its own with its own optimizer, under DeepSpeed with its o
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -267,14 +268,14 @@ class SeparateCritic(Critic):
         self._checkpoint = checkpoint
 
 
+@dataclass(eq=False)
 class CriticStarts(TrainerCallback):
     """Prepares a separate critic when the actor's optimizer and schedule stand."""
 
-    def __init__(self, critic: SeparateCritic):
-        self._critic = critic
+    critic: SeparateCritic
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._critic.prepare()
+        self.critic.prepare()
 
 
 def _head_dtype(trainer: Any, model: Any) -> torch.dtype:

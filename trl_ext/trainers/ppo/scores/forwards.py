@@ -29,23 +29,18 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) ->
         groups: One key per sequence; equal keys share the tokens that all of them begin with.
         max_tokens: Most tokens of a row.
     """
-    items = _items(sequences, groups)
+    first: dict[Any, int] = {}
+    shared: dict[Any, int] = {}  # leaves every member of a group a token of its own
+    for i, (ids, group) in enumerate(zip(sequences, groups, strict=True)):
+        head = first.setdefault(group, i)
+        shared[group] = min(shared.get(group, len(ids) - 1), num_shared_tokens(sequences[head], ids))
+    items = [Item(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, groups, strict=True)]
     fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
     rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens), fitting) if fitting else []
     for i, item in enumerate(items):
         if item.length > max_tokens:
             rows += renumbered(plan_rows([item]), [i])
     return rows
-
-
-def _items(sequences: Sequences, groups: Sequence[Any]) -> list[Item]:
-    """Return what to place: the shared beginning of a group leaves every member a token of its own."""
-    first: dict[Any, int] = {}
-    shared: dict[Any, int] = {}
-    for i, (ids, group) in enumerate(zip(sequences, groups, strict=True)):
-        head = first.setdefault(group, i)
-        shared[group] = min(shared.get(group, len(ids) - 1), num_shared_tokens(sequences[head], ids))
-    return [Item(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, groups, strict=True)]
 
 
 def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:

@@ -1,6 +1,7 @@
-"""Two ways to call a model on several sequences: one flat row, or a batch padded on the right."""
+"""Calls of a model on several sequences: one flat row, or a batch padded on the right; and a look at such calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,3 +26,14 @@ def right_padded(
     ids = [[*s, *[pad_token_id] * (longest - len(s))] for s in sequences]
     mask = [[1] * len(s) + [0] * (longest - len(s)) for s in sequences]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+@contextmanager
+def calls_of(module: torch.nn.Module) -> Iterator[list[tuple[tuple[Any, ...], Any]]]:
+    """Collect the positional arguments and the result of each of the module's forwards inside the block."""
+    seen: list[tuple[tuple[Any, ...], Any]] = []
+    handle = module.register_forward_hook(lambda _module, args, output: seen.append((args, output)))
+    try:
+        yield seen
+    finally:
+        handle.remove()

@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.calls import calls_of
 from trl_ext.trainers.forward.roles import ACTOR, CRITIC, REWARD, Roles
 
 NAME = "value_head"
@@ -83,9 +84,10 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
             return TokenValues(token_values=getattr(self, self.role_heads[role])(hidden))
         if self.roles is not None or not kwargs.get("fused_lm_head"):
             return self.forward_actor(*args, **kwargs)
-        with outputs_of(self.base_model) as seen:
+        with calls_of(self.base_model) as seen:
             outputs = self.forward_actor(*args, **kwargs)
-        return ActorOutput(**outputs, token_values=getattr(self, NAME)(seen[-1][0]))
+        _, hidden = seen[-1]
+        return ActorOutput(**outputs, token_values=getattr(self, NAME)(hidden[0]))
 
     model.forward = MethodType(forward, model)
     return head
@@ -142,14 +144,3 @@ def hide_heads_from_vllm(vllm_generation: Any, model: Any) -> None:
             push()
 
     vllm_generation.sync_weights = push_actor
-
-
-@contextmanager
-def outputs_of(module: nn.Module) -> Iterator[list[Any]]:
-    """Collect what the module's forwards return inside the block."""
-    seen: list[Any] = []
-    handle = module.register_forward_hook(lambda _module, _args, output: seen.append(output))
-    try:
-        yield seen
-    finally:
-        handle.remove()

@@ -148,7 +148,12 @@ def describe_run(trainer: str, args: Any, inputs: Inputs) -> Run:
     Raises:
         ConfigError: The model's family is unknown to the formulas.
     """
-    shape = _shape(args, inputs.model)
+    if isinstance(inputs.model, str):
+        options = {name: value for name, value in _loading(args).items() if name in ("revision", "trust_remote_code")}
+        shape = shape_from_config(AutoConfig.from_pretrained(inputs.model, **options).to_dict(), inputs.model)
+    else:
+        config = base_model(inputs.model).config
+        shape = shape_from_config(config.to_dict(), config._name_or_path)
     engine = _engine(args)
     keys = vars(args) | _model_keys(args, inputs)
     prompt_tokens = None if trainer == "reward" else _prompt_tokens(args, inputs)
@@ -186,14 +191,6 @@ def decided(
         if not split_is_free(args, has_entropy_bonus=wants_entropy, has_aux_loss=shape.experts is not None):
             given |= {MICRO}
     return given
-
-
-def _shape(args: Any, model: Any) -> ModelShape:
-    if not isinstance(model, str):
-        config = base_model(model).config
-        return shape_from_config(config.to_dict(), config._name_or_path)
-    options = {name: value for name, value in _loading(args).items() if name in ("revision", "trust_remote_code")}
-    return shape_from_config(AutoConfig.from_pretrained(model, **options).to_dict(), model)
 
 
 def _loading(args: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trl_ext.trainers.ppo.inputs import (
     load_classifier,
     tokenizer_of,
 )
-from trl_ext.trainers.ppo.reference import choose_adapter, choose_reference, prepare_frozen
+from trl_ext.trainers.ppo.reference import choose_reference, prepare_frozen
 from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
 from trl_ext.trainers.ppo.scores.reward_adapter import SharedRewardModel
 from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, RewardModel
@@ -114,7 +114,12 @@ class PPOModels:
     def choose_reference(self) -> None:
         """Settle which adapter is trained and what the KL is measured from; adapters of the actor may change."""
         given, args = self._given, self._args
-        choose_adapter(given.actor, args.model_adapter_name)
+        name, adapters = args.model_adapter_name, getattr(given.actor, "peft_config", {})
+        if name is not None:
+            if not is_peft_model(given.actor) or name not in adapters:
+                listed_names = ", ".join(adapters) or "it has none"
+                raise ConfigError(f"model_adapter_name='{name}' is none of the model's adapters: {listed_names}.")
+            given.actor.set_adapter(name)
         self.reference = choose_reference(given.actor, given.reference, given.is_peft, args)
 
     def prepare_reference(self) -> Any:

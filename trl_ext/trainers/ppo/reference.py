@@ -13,16 +13,6 @@ from trl_ext.errors import ConfigError
 ADAPTER = "ref"  # the name under which TRL looks for it
 
 
-def choose_adapter(model: Any, name: str | None) -> None:
-    """Make the named adapter the one that is trained."""
-    if name is None:
-        return
-    if not is_peft_model(model) or name not in model.peft_config:
-        listed = ", ".join(getattr(model, "peft_config", {})) or "it has none"
-        raise ConfigError(f"model_adapter_name='{name}' is none of the model's adapters: {listed}.")
-    model.set_adapter(name)
-
-
 def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
     """Return the reference model that has to be brought along; None where TRL finds one, or none is needed.
 

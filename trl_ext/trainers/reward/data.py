@@ -25,6 +25,7 @@ ACCEPTED = (
     ("chosen", "rejected"),
     ("chosen_ids", "rejected_ids"),
 )
+_SIDES = ["chosen_ids", "rejected_ids"]
 # What TRL called the last ones before, and still takes.
 _LEGACY = ("chosen_input_ids", "rejected_input_ids")
 # Added to a tokenised dataset. `row` is the pair's number in the dataset that the user gave.
@@ -117,21 +118,11 @@ def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first:
     num_dropped = None if is_stream else _num_longer(dataset, max_length)
     if num_dropped != 0:
         dataset = _apply(
-            dataset.filter, Fits(max_length), dataset, f"Filtering {role}", ["chosen_ids", "rejected_ids"]
+            dataset.filter, lambda c, r: max(len(c), len(r)) <= max_length, dataset, f"Filtering {role}", _SIDES
         )
     if num_long is not None and num_dropped is not None:
         _report(role, len(dataset) + num_dropped, num_dropped, num_long, max_length, policy)
     return dataset
-
-
-@dataclass(frozen=True)
-class Fits:
-    """A filter, True where both sides of a pair hold at most `max_length` tokens."""
-
-    max_length: int
-
-    def __call__(self, chosen_ids: Sequence[int], rejected_ids: Sequence[int]) -> bool:
-        return max(len(chosen_ids), len(rejected_ids)) <= self.max_length
 
 
 @dataclass(frozen=True)
@@ -163,7 +154,7 @@ def add_shared_tokens(dataset: Any) -> Any:
     """Return the dataset with the column `shared_tokens`; idempotent."""
     if SHARED in (dataset.column_names or ()):
         return dataset
-    return _apply(dataset.map, _shared, dataset, "Comparing the sides", ["chosen_ids", "rejected_ids"])
+    return _apply(dataset.map, lambda c, r: {SHARED: num_shared_tokens(c, r)}, dataset, "Comparing the sides", _SIDES)
 
 
 def add_rule_gaps(dataset: Any, rules: Any, role: str) -> Any:
@@ -200,10 +191,6 @@ def check_budget(dataset: Dataset, pair_tokens: Sequence[int], max_tokens: int, 
         f"the first is row {name} with {pair_tokens[first]} tokens, the longest has {longest}. Set it to at least "
         f"{longest}, or lower max_length."
     )
-
-
-def _shared(chosen_ids: Sequence[int], rejected_ids: Sequence[int]) -> dict[str, int]:
-    return {SHARED: num_shared_tokens(chosen_ids, rejected_ids)}
 
 
 def _apply(

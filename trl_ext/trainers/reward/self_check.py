@@ -1,13 +1,13 @@
 """The packing self-check, asked of a reward model: the three ways to score the same sequences."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
-from trl_ext.trainers.forward.calls import right_padded
+from trl_ext.trainers.forward.calls import calls_of, right_padded
 from trl_ext.trainers.forward.pairs import pair_row, score_row
 from trl_ext.trainers.forward.pooled_head import scored_token
 
@@ -40,32 +40,23 @@ def check_reward_model(
     def padded(probes: list[Probe]) -> list[torch.Tensor]:
         sequences = [probe.prompt + probe.completion for probe in probes]
         ids, mask = right_padded(sequences, pad_token_id, device)
-        with autocast(), _inputs_of(head) as seen:
+        with autocast(), calls_of(head) as seen:
             scores = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         ends = [scored_token(s, pad_token_id) for s in sequences]
-        return _numbers([hidden[end] for hidden, end in zip(seen[-1], ends, strict=True)], scores)
+        (states, *_), _ = seen[-1]
+        return _numbers([hidden[end] for hidden, end in zip(states, ends, strict=True)], scores)
 
     def packed(probes: list[Probe]) -> list[torch.Tensor]:
         sides = [list(probe.prompt + probe.completion) for probe in probes]
         pairs = [{"chosen_ids": c, "rejected_ids": r} for c, r in zip(sides[0::2], sides[1::2], strict=True)]
-        with autocast(), _inputs_of(head) as seen:
+        with autocast(), calls_of(head) as seen:
             scores = score_row(model, pair_row(pairs, share_prompt, pad_token_id).to(device))
-        numbers = _numbers(list(seen[-1]), scores)
+        (states, *_), _ = seen[-1]
+        numbers = _numbers(list(states), scores)
         # The row's ends are all chosen sides, then all rejected ones.
         return [numbers[(i // 2) + (i % 2) * len(pairs)] for i in range(len(sides))]
 
     return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision, what="scores")
-
-
-@contextmanager
-def _inputs_of(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """What the module is called with inside the block."""
-    seen: list[torch.Tensor] = []
-    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def _numbers(hidden: list[torch.Tensor], scores: torch.Tensor) -> list[torch.Tensor]:

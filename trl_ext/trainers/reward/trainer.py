@@ -302,7 +302,9 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any
     ) -> Any:
         rows = [row.to(self.accelerator.device) for row in inputs["rows"]]
-        self._count(rows)
+        for row in rows if self.model.training else ():
+            forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens
+            self._tokens.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
         if self._packs:
             loss, outputs = self._packed_loss(model, rows, num_items_in_batch)
         else:
@@ -363,13 +365,6 @@ class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
         for name, value in stats.metrics().items():
             self._metrics[mode][name].append(value)
-
-    def _count(self, rows: list[PairRow]) -> None:
-        if not self.model.training:
-            return
-        for row in rows:
-            forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens
-            self._tokens.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
 
     def evaluation_loop(
         self,

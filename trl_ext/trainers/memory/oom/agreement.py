@@ -35,11 +35,6 @@ class Agreement:
         self._accelerator = accelerator
         self._flags: torch.Tensor | None = None
 
-    @property
-    def is_alone(self) -> bool:
-        """True if there is no other rank."""
-        return bool(self._accelerator.num_processes == 1)
-
     def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
         """True if any rank failed, and True if any rank cannot cut its chunk. Collective."""
         assert self._flags is not None

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 import torch
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from accelerate.utils.memory import should_reduce_batch_size
 
 from trl_ext.errors import TrlExtError
 from trl_ext.memory.units import GIB, gib
@@ -20,11 +20,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(error)
-
-
-def release() -> None:
-    """Give back what nothing refers to any more, graphs in reference cycles included."""
-    clear_device_cache(garbage_collection=True)
 
 
 @dataclass(frozen=True, slots=True)

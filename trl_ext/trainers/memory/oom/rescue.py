@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 from transformers import Trainer
 from transformers.utils import logging
 
@@ -17,7 +18,7 @@ from trl_ext.compat.swap import swapped
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.memory.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
 from trl_ext.trainers.memory.oom.chunks import Chunks, cut
-from trl_ext.trainers.memory.oom.errors import is_out_of_memory, release
+from trl_ext.trainers.memory.oom.errors import is_out_of_memory
 from trl_ext.trainers.memory.oom.message import explained
 from trl_ext.trainers.memory.oom.rollback import MetricsRollback
 
@@ -82,7 +83,7 @@ class Rescue:
                 continue
             # Here, where the exception and with it the failed graph is gone.
             before.roll_back()
-            release()
+            clear_device_cache(garbage_collection=True)  # graphs in reference cycles included
             self._halvings[role] += 1
             waiting = [half for chunk in waiting for half in self.chunks.halves(chunk)]
         if len(sizes) > 1:
@@ -103,7 +104,7 @@ class Rescue:
         if self.why_not or self.chunks.is_smallest_everywhere(self.batch):
             return compute()
         is_stuck = self.chunks.num_rows(self.batch) < 2
-        if not self._agreement.is_alone:
+        if self._trainer.accelerator.num_processes > 1:
             with self._agreement.over(model, is_stuck):
                 return compute()
         try:

@@ -120,10 +120,8 @@ def _why_not(trainer: Any) -> str:
     optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
     if optim in _STEP_IN_BACKWARD or "layerwise" in optim:
         return f"optim={optim} changes weights within backward"
-    if kind == DistributedType.DEEPSPEED:
-        reasons = [why_not(engine) for engine in trained_models(trainer)]
-        return next(filter(None, reasons), "") or trainer._why_not_rehearse()
-    return trainer._why_not_rehearse()
+    engines = trained_models(trainer) if kind == DistributedType.DEEPSPEED else []
+    return next(filter(None, map(why_not, engines)), "") or trainer._why_not_rehearse()
 
 
 def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemoryError:

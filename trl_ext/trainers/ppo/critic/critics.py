@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from trl_ext.compat import deepspeed
@@ -89,10 +90,10 @@ class HeadCritic(Critic):
         return critic_files.value_head_of(state_dict, self.head)
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:
-        critic_files.write_head(output_dir, weights)
+        save_file(weights, Path(output_dir) / critic_files.FOLDER / critic_files.SCORE)
 
     def load(self, checkpoint: str) -> None:
-        critic_files.load_head(checkpoint, self.head)
+        self.head.load_state_dict(load_file(Path(checkpoint) / critic_files.FOLDER / critic_files.SCORE))
 
 
 class AdapterCritic(HeadCritic):
@@ -190,10 +191,13 @@ class SeparateCritic(Critic):
         self.wrapped.train()
         if self._checkpoint is None:
             return
+        folder = Path(self._checkpoint) / critic_files.FOLDER
         if trainer.is_deepspeed_enabled:
-            self.wrapped.load_checkpoint(str(Path(self._checkpoint) / critic_files.FOLDER / "engine"))
+            self.wrapped.load_checkpoint(str(folder / "engine"))
         else:
-            critic_files.load_optimizer(self._checkpoint, self.optimizer)
+            # The optimizer moves its state to where its parameters are.
+            state = torch.load(folder / critic_files.OPTIMIZER, map_location="cpu", weights_only=True)
+            self.optimizer.load_state_dict(state)
 
     def check_packing(self) -> CheckResult:
         """Compare packed with alone, as the trainer does for the actor."""
@@ -256,13 +260,14 @@ class SeparateCritic(Critic):
         self.bare.save_pretrained(Path(output_dir) / critic_files.FOLDER, state_dict=weights)
 
     def load(self, checkpoint: str) -> None:
-        critic_files.load_model(checkpoint, self.bare)
+        fresh = type(self.bare).from_pretrained(Path(checkpoint) / critic_files.FOLDER, dtype=self.bare.dtype)
+        self.bare.load_state_dict(fresh.state_dict())
 
     def save_training_state(self, checkpoint: str) -> None:
         if self._trainer.is_deepspeed_enabled:
             self.wrapped.save_checkpoint(str(Path(checkpoint) / critic_files.FOLDER / "engine"))
         elif self._trainer.args.should_save:
-            critic_files.save_optimizer(checkpoint, self.optimizer)
+            torch.save(self.optimizer.state_dict(), Path(checkpoint) / critic_files.FOLDER / critic_files.OPTIMIZER)
 
     def resume_from(self, checkpoint: str) -> None:
         self._checkpoint = checkpoint

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -20,9 +19,9 @@ from trl_ext.trainers.forward.roles import CRITIC, REWARD
 from trl_ext.trainers.forward.value_head import NAME
 
 FOLDER = "critic"
-_ADAPTER, _ADAPTER_CONFIG, _SCORE = "adapter_model.safetensors", "adapter_config.json", "score.safetensors"
+_ADAPTER, _ADAPTER_CONFIG, SCORE = "adapter_model.safetensors", "adapter_config.json", "score.safetensors"
 _SCORE_IN_ADAPTER = "base_model.model.score."
-_KIND, _STATE, _OPTIMIZER = "critic.json", "ppo.json", "optimizer.pt"
+_KIND, _STATE, OPTIMIZER = "critic.json", "ppo.json", "optimizer.pt"
 
 
 def without_value_head(state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -58,26 +57,6 @@ def read_state(checkpoint: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def save_optimizer(checkpoint: str, optimizer: Any) -> None:
-    torch.save(optimizer.state_dict(), Path(checkpoint) / FOLDER / _OPTIMIZER)
-
-
-def load_optimizer(checkpoint: str, optimizer: Any) -> None:
-    path = Path(checkpoint) / FOLDER / _OPTIMIZER
-    # The optimizer moves its state to where its parameters are.
-    optimizer.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-
-
-def load_model(checkpoint: str, model: Any) -> None:
-    """Load a separate critic's weights into its model."""
-    fresh = type(model).from_pretrained(Path(checkpoint) / FOLDER, dtype=model.dtype)
-    model.load_state_dict(fresh.state_dict())
-
-
-def write_head(output_dir: str, head: dict[str, Any]) -> None:
-    save_file(head, Path(output_dir) / FOLDER / _SCORE)
-
-
 def complete_adapter(output_dir: str, head: dict[str, Any]) -> None:
     """Turn the critic's LoRA, as PEFT has just saved it, into one with its head; drop the frozen reward adapter."""
     folder = Path(output_dir) / FOLDER
@@ -102,10 +81,6 @@ def check(checkpoint: str, kind: str) -> None:
         raise ConfigError(
             f"The checkpoint {checkpoint} holds critic='{found}'. Set critic='{found}' to resume from it."
         )
-
-
-def load_head(checkpoint: str, head: nn.Linear) -> None:
-    head.load_state_dict(load_file(Path(checkpoint) / FOLDER / _SCORE))
 
 
 def load_adapter(checkpoint: str, model: Any, head: nn.Linear) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from trl_ext.trainers.forward.calls import calls_of
 from trl_ext.trainers.forward.completions import score_values
 from trl_ext.trainers.forward.roles import CRITIC
-from trl_ext.trainers.forward.value_head import outputs_of
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
 
@@ -48,9 +48,9 @@ class CriticValues:
         if self._trainer._packs or not self._critic.comes_with_log_probs:
             yield
             return
-        with outputs_of(model) as outputs:
+        with calls_of(model) as calls:
             yield
-        values = [o.token_values[:, -width - 1 : -1] for o in outputs if o.get("token_values") is not None]
+        values = [o.token_values[:, -width - 1 : -1] for _, o in calls if o.get("token_values") is not None]
         if values:
             self._noted.append(torch.cat(values))
 

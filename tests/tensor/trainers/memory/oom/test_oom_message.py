@@ -4,12 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from transformers import TrainerCallback
 
 from tests.plans import FULL, named_stage, planned
 from trl_ext.memory.run.alternatives import alternatives
 from trl_ext.memory.units import gib
 from trl_ext.trainers.memory.oom.errors import ELSEWHERE, PLACES, place_of
 from trl_ext.trainers.memory.oom.message import GENERAL, cheapest_change, explained
+from trl_ext.trainers.memory.rehearsal import rehearsal
+from trl_ext.trainers.ppo.trainer import PPOTrainer
+from trl_ext.trainers.reward.trainer import RewardTrainer
 
 
 def trainer(folder, memory_plan=None) -> SimpleNamespace:
@@ -79,6 +84,13 @@ def test_without_a_plan_the_micro_batch_becomes_smaller_and_then_there_are_gener
 def test_a_place_is_known_by_each_of_its_functions(place):
     for name in place.functions:
         assert place_of(raised_in(name)) is place
+
+
+def test_every_function_that_tells_a_place_exists():
+    """A renamed method would move its errors to "outside the training step" without a word."""
+    owners = (PPOTrainer, RewardTrainer, Accelerator, torch.optim.Optimizer, TrainerCallback, rehearsal)
+    names = [name for place in PLACES for name in place.functions]
+    assert not [name for name in names if not any(hasattr(owner, name) for owner in owners)]
 
 
 def test_what_rises_nowhere_in_particular_is_elsewhere():

@@ -112,16 +112,9 @@ class PPOTrainer(GRPOTrainer):
         check_arguments(args, data_collator)
         check_models(args, model, ref_model, value_model, [*models, *listed(reward_adapter)], rules)
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
-        settle_memory(
-            "ppo",
-            args,
-            grpo_options,
-            model,
-            tokenizer=processing_class,
-            dataset=train_dataset,
-            reward_model="adapter" if reward_adapter else "copy" if models else "none",
-            has_value_model=value_model is not None,
-        )
+        inputs: dict[str, Any] = {"tokenizer": processing_class, "dataset": train_dataset}
+        inputs["reward_model"] = "adapter" if reward_adapter else "copy" if models else "none"
+        settle_memory("ppo", args, grpo_options, model, has_value_model=value_model is not None, **inputs)
         scorers = (models, reward_processing_classes, reward_adapter)
         given = GivenModels(model, ref_model, value_model, *scorers, processing_class, grpo_options["peft_config"])
         self._ppo_models = PPOModels(self, args, given)

@@ -8,7 +8,7 @@ that can be killed (`pool`). An exception in a rule ends the run with a RuleErro
 silent 0.0 would train on it for days; `on_error="floor"` goes on instead.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class RuleSet:
         on_error: What an exception in a rule does. "stop": it ends the run, on all ranks, with a RuleError. "floor":
             it is reported once, and the row earns the rule's floor.
         normalise: Divide totals by their running standard deviation, after taking off their running mean. For PPO;
-            GRPO does it per group. Our trainers reduce the state over ranks and save it in checkpoints.
+            GRPO does it per group. Our trainers pool the totals of all ranks after each batch of the training, and
+            save the statistics in checkpoints.
 
     Example:
         >>> rules = RuleSet([Answer(), Length(high=24, weight=0.1, gate="answer")])
@@ -59,7 +60,7 @@ class RuleSet:
     _gates: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
     _judge: Judge = field(init=False, repr=False, compare=False)
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
-    _new: list[float] | None = field(init=False, repr=False, compare=False, default=None)
+    _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
 
     def __post_init__(self) -> None:
         self.rules = checked_rules(self.rules)
@@ -162,24 +163,25 @@ class RuleSet:
 
     def state_dict(self) -> dict[str, list[float]]:
         """The state that a checkpoint must hold for a resumed run to score alike."""
-        return {"moments": [self._moments.count, self._moments.mean, self._moments.squares]}
+        seen = self._moments.merged(self._unshared)
+        return {"moments": [seen.count, seen.mean, seen.squares]}
 
     def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
         """Restore what `state_dict()` returned."""
-        self._moments = Moments(*state["moments"])
+        self._moments, self._unshared = Moments(*state["moments"]), Moments()
 
-    def synchronise(self, gather: Any) -> None:
-        """Merge the totals that all ranks have seen into each rank's running mean and deviation.
+    def synchronise(self, gather: Callable[[list[float]], list[list[float]]] | None) -> None:
+        """Merge the totals that all ranks have scored since the last call into each rank's running statistics.
 
-        From the first call on the set learns of new totals in this method only.
+        A set that nobody synchronises goes on with the totals of its own process.
 
         Args:
-            gather: A function from a list of three numbers to the lists of all ranks, in their order.
+            gather: A function from a list of three numbers to the lists of all ranks, in their order. None forgets the
+                totals since the last call: those of an evaluation are no part of a training's statistics.
         """
-        seen = Moments.of(self._new or [])
-        parts = gather([seen.count, seen.mean, seen.squares])
+        mine, self._unshared = self._unshared, Moments()
+        parts = [] if gather is None else gather([mine.count, mine.mean, mine.squares])
         self._moments = self._moments.merged(merged(Moments(*part) for part in parts))
-        self._new = []
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
@@ -193,13 +195,9 @@ class RuleSet:
         return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
     def _normalised(self, totals: list[float | None]) -> list[float | None]:
-        known = [total for total in totals if total is not None]
-        result = [None if total is None else self._moments.normalised(total) for total in totals]
-        if self._new is None:  # Nobody calls `synchronise`: this process's totals are all there is.
-            self._moments = self._moments.merged(Moments.of(known))
-        else:
-            self._new += known
-        return result
+        seen = self._moments.merged(self._unshared)
+        self._unshared = self._unshared.merged(Moments.of(total for total in totals if total is not None))
+        return [None if total is None else seen.normalised(total) for total in totals]
 
     def _log(self, found: list[Column], composed: list[Composed], extras: Mapping[str, Any]) -> None:
         log_metric, log_extra = extras.get("log_metric"), extras.get("log_extra")

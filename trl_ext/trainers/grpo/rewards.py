@@ -127,8 +127,11 @@ def start_scoring(
             continue
 
 
-def synchronise(functions: Sequence[Any], accelerator: Any) -> None:
-    """Share the running totals of rule sets that normalise by them, so that every rank knows them all. Collective."""
+def synchronise(functions: Sequence[Any], accelerator: Any, *, is_training: bool) -> None:
+    """Share the running totals of rule sets that normalise by them, so that every rank knows them all. Collective.
+
+    The totals of an evaluation are forgotten: it leaves the training as it was.
+    """
 
     def gather(numbers: Sequence[float]) -> list[list[float]]:
         mine = torch.tensor([numbers], dtype=torch.float64).to(accelerator.device)
@@ -136,7 +139,7 @@ def synchronise(functions: Sequence[Any], accelerator: Any) -> None:
 
     for rules in _rule_sets(functions):
         if rules.normalise:
-            rules.synchronise(gather)
+            rules.synchronise(gather if is_training else None)
 
 
 def load_state(functions: Sequence[Any], checkpoint: str) -> None:

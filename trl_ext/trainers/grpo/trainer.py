@@ -235,7 +235,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         with swapped(self, reward_funcs=guarded), self._clock.phase("score"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
-        synchronise(self.reward_funcs, self.accelerator)
+        synchronise(self.reward_funcs, self.accelerator, is_training=self.model.training)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------

@@ -136,19 +136,55 @@ def test_normalised_totals_are_measured_against_all_totals_before():
     assert rules(completions=["x", "x"], given=[5.0, None]) == [pytest.approx(expected), None]
 
 
-def test_two_synchronised_ranks_normalise_as_one_process():
-    alone = RuleSet([Given()], normalise=True)
-    alone(completions=["x"] * 4, given=[1.0, 2.0, 6.0, 7.0])
-    ranks = [RuleSet([Given()], normalise=True) for _ in range(2)]
-    for rules in ranks:
-        rules.synchronise(lambda own: [own, own])  # before the first step, as a trainer does
-    for rules, given in zip(ranks, ([1.0, 2.0], [6.0, 7.0]), strict=True):
-        rules(completions=["x"] * 2, given=given)
-    sent = [[part.count, part.mean, part.squares] for part in (Moments.of([1.0, 2.0]), Moments.of([6.0, 7.0]))]
-    for rules in ranks:
-        rules.synchronise(lambda own: sent)
-    expected = alone(completions=["x"], given=[4.5])
-    assert [rules(completions=["x"], given=[4.5]) for rules in ranks] == [[pytest.approx(expected[0])]] * 2
+BATCHES = (([1.0, 2.0], [6.0, 7.0]), ([5.0, None], [0.5, 3.0]), ([2.0, 2.0], [None, None]), ([9.0, 4.0], [1.0, 8.0]))
+
+
+def set_of(state=None) -> RuleSet:
+    rules = RuleSet([Given()], normalise=True)
+    if state is not None:
+        rules.load_state_dict(state)
+    return rules
+
+
+def synchronised(ranks: list[RuleSet], batch) -> None:
+    """What a trainer does after each batch: each rank sends the moments of its own totals."""
+    seen = [Moments.of(given for given in rank if given is not None) for rank in batch]
+    sent = [[part.count, part.mean, part.squares] for part in seen]
+    for rules, expected in zip(ranks, sent, strict=True):
+
+        def gather(own, expected=expected):
+            assert own == pytest.approx(expected)
+            return sent
+
+        rules.synchronise(gather)
+
+
+@pytest.mark.parametrize("resumed_after", [None, 0, 1, 2, 3])
+def test_two_synchronised_ranks_hold_the_statistics_of_one_process(resumed_after):
+    alone, ranks = set_of(), [set_of(), set_of()]
+    for number, batch in enumerate(BATCHES):
+        whole = alone(completions=["x"] * 4, given=[*batch[0], *batch[1]])
+        parts = [rules(completions=["x"] * 2, given=given) for rules, given in zip(ranks, batch, strict=True)]
+        assert [*parts[0], *parts[1]] == [
+            total if total is None else pytest.approx(total, abs=1e-9) for total in whole
+        ]
+        synchronised(ranks, batch)
+        if number == resumed_after:
+            ranks = [set_of(rules.state_dict()) for rules in ranks]
+            alone = set_of(alone.state_dict())
+        expected = alone.state_dict()["moments"]
+        for rules in ranks:
+            assert rules.state_dict()["moments"] == pytest.approx(expected, abs=1e-9)
+
+
+def test_an_evaluation_leaves_the_statistics_of_the_training():
+    rules = set_of()
+    rules(completions=["x"] * 2, given=[1.0, 2.0])
+    rules.synchronise(lambda own: [own])
+    before = rules.state_dict()
+    rules(completions=["x"] * 2, given=[100.0, 200.0])
+    rules.synchronise(None)
+    assert rules.state_dict() == before
 
 
 def test_a_resumed_set_normalises_like_the_uninterrupted_one():

@@ -1,0 +1,31 @@
+"""Running statistics of a rule set on two ranks: equal on both, and a resumed run's those of the uninterrupted one."""
+
+import json
+
+import pytest
+
+from tests.multi.programs.normalised_worker import NUM_STEPS
+from tests.multi.trainers.test_fail_together import launch
+from tests.multi.warm import warm_python
+
+ROWS_PER_STEP = 4
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("normalised")
+    done = launch("-m", "tests.multi.programs.normalised_worker", str(folder), python=str(warm_python()))
+    assert done.returncode == 0, done.stdout[-3000:]
+    return json.loads((folder / "facts.json").read_text())
+
+
+def test_both_ranks_know_all_totals_of_the_training(facts):
+    first, second = facts["whole"]["moments"]
+    assert first == second
+    assert first[0] == NUM_STEPS * ROWS_PER_STEP
+
+
+def test_a_resumed_run_scores_like_the_uninterrupted_one(facts):
+    assert facts["resumed"]["moments"] == facts["whole"]["moments"]
+    assert facts["resumed"]["rewards"] == facts["whole"]["rewards"]
+    assert len(set(facts["whole"]["rewards"])) == NUM_STEPS

@@ -28,6 +28,15 @@ def split_is_free(args: Any, has_entropy_bonus: bool, has_aux_loss: bool) -> boo
     )
 
 
+def stays_in_step(args: Any) -> bool:
+    """True when optimizer steps and generations begin together, so that `regroup` keeps every row in its step.
+
+    Else an optimizer step begins or ends within a generation, at another place each time.
+    """
+    per_step, generated = args.gradient_accumulation_steps, args.steps_per_generation
+    return per_step % generated == 0 or generated % per_step == 0
+
+
 def regroup(micro_batches: list[dict[str, Any]], per_step: int) -> list[dict[str, Any]]:
     """Sort the rows within each optimizer step by prompt, groups in order of appearance.
 

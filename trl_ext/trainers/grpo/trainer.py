@@ -26,7 +26,7 @@ from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
 from trl_ext.trainers.checks import check_budget, check_dataset, check_launch, sample_of_prompts
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
-from trl_ext.trainers.forward.group_order import regroup, split_is_free
+from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_in_step
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
@@ -197,12 +197,12 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or not self._packs or not self._share_prompt:
             return inputs
-        if not split_is_free(self.args, self._entropy_bonus_enabled, self.aux_loss_enabled):
+        is_free = split_is_free(self.args, self._entropy_bonus_enabled, self.aux_loss_enabled)
+        if not is_free or not stays_in_step(self.args):
             return inputs
         place = next(i for i, batch in enumerate(self._buffered_inputs) if batch is inputs)
         per_step = min(self.args.gradient_accumulation_steps, self.args.steps_per_generation)
-        if self.args.steps_per_generation % per_step == 0:
-            self._buffered_inputs = regroup(self._buffered_inputs, per_step)
+        self._buffered_inputs = regroup(self._buffered_inputs, per_step)
         return self._buffered_inputs[place]
 
     # Loss ---------------------------------------------------------------------------------------------------------

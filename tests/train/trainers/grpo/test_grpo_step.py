@@ -98,6 +98,21 @@ def test_a_step_is_trls_under_its_options(changes, tmp_path):
     assert difference(tmp_path, **changes) <= WEIGHT_TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(gradient_accumulation_steps=6, steps_per_generation=4),
+        dict(gradient_accumulation_steps=3, steps_per_generation=2),
+        dict(gradient_accumulation_steps=3, steps_per_generation=2, num_iterations=2, steps=3),
+        dict(gradient_accumulation_steps=2, steps_per_generation=3),
+        dict(gradient_accumulation_steps=4, steps_per_generation=2, num_iterations=2),
+    ],
+    ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()),
+)
+def test_steps_are_trls_when_generations_begin_within_a_step(changes, tmp_path):
+    assert difference(tmp_path, **{"steps": 2, **changes}) <= WEIGHT_TOLERANCE
+
+
 @pytest.mark.parametrize("coefficient", [0.0, 0.1])
 def test_a_step_is_trls_for_a_mixture_of_experts_and_its_auxiliary_loss(coefficient, tmp_path):
     assert difference(tmp_path, family="qwen3_moe", router_aux_loss_coef=coefficient) <= WEIGHT_TOLERANCE

@@ -12,16 +12,17 @@ from trl_ext.errors import ConfigError, DataError
 MAX_PROMPTS_MEASURED = 20_000
 
 
-def check_dataset(dataset: Any, reward_funcs: list[Any], role: str) -> None:
+def check_dataset(dataset: Any, reward_funcs: list[Any], role: str, needs_prompt: bool = True) -> None:
     """Raise DataError unless `dataset` has rows, a prompt, and the columns that the rules ask for.
 
     Args:
         dataset: Map-style or iterable; a dict of them; None is fine.
         reward_funcs: Those with an attribute `columns` (a RuleSet) say what they need.
         role: "train_dataset" or "eval_dataset", for the message.
+        needs_prompt: False where an environment makes the prompts; rows without one are then fine.
     """
     for name, columns in columns_of_all(dataset, role):
-        if "prompt" not in columns:
+        if needs_prompt and "prompt" not in columns:
             raise DataError(
                 f"{name} has no column 'prompt', only {_listed(columns)}. Rename the column that holds the prompts: "
                 "dataset.rename_column('<name>', 'prompt')."
@@ -59,6 +60,17 @@ def sample_of_prompts(dataset: Any, num_longest: int | None = None) -> list[Any]
     stride = -(-len(dataset) // MAX_PROMPTS_MEASURED)
     prompts = list(dataset.select(range(0, len(dataset), stride))["prompt"])
     return prompts if num_longest is None else sorted(prompts, key=lambda prompt: len(str(prompt)))[-num_longest:]
+
+
+def longest_prompt_tokens(trainer: Any, num_longest: int | None = None) -> int | None:
+    """Return the tokens of the training set's longest prompt; None where no row tells before the run.
+
+    That is the case for a stream, and for environments, which append to the prompts what their `reset` returns.
+    """
+    if trainer.environment_factories is not None:
+        return None
+    prompts = sample_of_prompts(trainer.train_dataset, num_longest)
+    return max(map(len, trainer._tokenize_prompts(prompts)[0])) if prompts else None
 
 
 def check_launch(args: Any) -> None:

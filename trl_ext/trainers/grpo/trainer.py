@@ -24,7 +24,7 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
-from trl_ext.trainers.checks import check_budget, check_dataset, check_launch, sample_of_prompts
+from trl_ext.trainers.checks import check_budget, check_dataset, check_launch, longest_prompt_tokens
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
 from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_in_step
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
@@ -74,9 +74,10 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         check_fused_head(args.device.type)
         check_launch(args)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        check_dataset(train_dataset, rewards, "train_dataset")
-        check_dataset(eval_dataset, rewards, "eval_dataset")
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
+        needs_prompt = kwargs.get("environment_factory") is None
+        check_dataset(train_dataset, rewards, "train_dataset", needs_prompt)
+        check_dataset(eval_dataset, rewards, "eval_dataset", needs_prompt)
         if self.memory_kind == "grpo":  # PPOTrainer has settled it by now, before its other models load
             scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
             given = {"tokenizer": kwargs.get("processing_class"), "dataset": train_dataset}
@@ -90,9 +91,8 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         if self._max_tokens is not None:
-            prompts = sample_of_prompts(self.train_dataset)
-            if prompts and self.max_completion_length is not None:
-                longest = max(map(len, self._tokenize_prompts(prompts)[0]))
+            longest = longest_prompt_tokens(self)
+            if longest is not None and self.max_completion_length is not None:
                 check_budget(longest, self.max_completion_length, self._max_tokens)
         if getattr(args, "packing", True):
             self._start_packing()

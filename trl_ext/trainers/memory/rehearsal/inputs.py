@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
-from trl_ext.trainers.checks import sample_of_prompts
+from trl_ext.trainers.checks import longest_prompt_tokens
 from trl_ext.trainers.forward.group_order import split_is_free
 from trl_ext.trainers.forward.pairs import num_tokens_of_pair
 
@@ -48,7 +48,7 @@ def rollout_batch(trainer: Any) -> MicroBatch:
     config = trainer.model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     width = int(min(width, positions - 1))
-    prompt = int(min(longest_prompt(trainer), positions - width))
+    prompt = int(min(prompt_tokens(trainer), positions - width))
     dice = torch.Generator().manual_seed(0)
     groups = torch.tensor(_groups(trainer, num_rows))
     prompt_ids = torch.randint(config.vocab_size, (int(groups.max()) + 1, prompt), generator=dice)
@@ -124,13 +124,11 @@ def _groups(trainer: Any, num_rows: int) -> list[int]:
     return [(worst + row) // size - worst // size for row in range(num_rows)]
 
 
-def longest_prompt(trainer: Any) -> int:
+def prompt_tokens(trainer: Any) -> int:
     """Tokens of the longest prompt in the training set and in the plan; 1 if neither knows."""
     plan = getattr(trainer.args, "memory_plan", None)
     planned = 1 if plan is None else plan.job.max_prompt_length
-    prompts = sample_of_prompts(trainer.train_dataset, num_longest=MAX_TOKENIZED)
-    measured = max(map(len, trainer._tokenize_prompts(prompts)[0])) if prompts else 1
-    return max(planned, measured)
+    return max(planned, longest_prompt_tokens(trainer, num_longest=MAX_TOKENIZED) or 1)
 
 
 # Pairs --------------------------------------------------------------------------------------------------------------

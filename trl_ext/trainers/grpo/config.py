@@ -26,7 +26,8 @@ class GRPOConfig(MemoryFields, TRLGRPOConfig):
         default=None,
         metadata={
             "help": "Most tokens in one forward; a micro-batch above it is cut into several forwards. Bounds the "
-            "memory peak without changing the loss. Unset: one forward per micro-batch."
+            "memory peak without changing the loss, and is refused beside the auxiliary loss of a mixture of experts "
+            "(router_aux_loss_coef), which it would change. Unset: one forward per micro-batch."
         },
     )
     eval_temperature: float | None = field(

@@ -24,7 +24,7 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
-from trl_ext.trainers.checks import check_budget, check_dataset, check_launch, longest_prompt_tokens
+from trl_ext.trainers.checks import check_auxiliary_loss, check_budget, check_dataset, check_launch, longest_prompt_tokens
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
 from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_in_step
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
@@ -91,6 +91,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         if self._max_tokens is not None:
+            check_auxiliary_loss(self)
             longest = longest_prompt_tokens(self)
             if longest is not None and self.max_completion_length is not None:
                 check_budget(longest, self.max_completion_length, self._max_tokens)

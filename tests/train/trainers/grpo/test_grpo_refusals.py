@@ -112,6 +112,12 @@ def test_a_budget_smaller_than_a_completion_is_refused_when_the_config_is_parsed
         trainer(tmp_path, max_tokens_per_forward=8)
 
 
+@pytest.mark.parametrize("coefficient", [None, 0.1], ids=["the model's own", "given"])
+def test_a_budget_is_refused_beside_an_auxiliary_loss_that_it_would_change(coefficient, tmp_path):
+    with pytest.raises(ConfigError, match=r"max_tokens_per_forward=100 .* load-balancing loss"):
+        trainer(tmp_path, "qwen3_moe", max_tokens_per_forward=100, router_aux_loss_coef=coefficient)
+
+
 def test_a_budget_without_packing_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Remove one of the two"):
         trainer(tmp_path, max_tokens_per_forward=100, packing=False)

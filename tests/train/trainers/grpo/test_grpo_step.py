@@ -124,6 +124,13 @@ def test_a_step_is_trls_with_a_token_budget(tmp_path):
     assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
 
 
+def test_a_step_is_trls_with_a_token_budget_for_a_mixture_without_its_auxiliary_loss(tmp_path):
+    mixture = dict(family="qwen3_moe", router_aux_loss_coef=0.0)
+    theirs = weights_after(trl, tmp_path, **mixture)
+    ours = weights_after(trl_ext, tmp_path, **mixture, max_tokens_per_forward=24)
+    assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
+
+
 def test_a_step_is_trls_with_a_reference_model(tmp_path):
     folder = tmp_path / "model"
     tiny.model("llama").save_pretrained(folder)

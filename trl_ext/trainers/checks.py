@@ -46,8 +46,8 @@ def check_auxiliary_loss(trainer: Any) -> None:
     if trainer.aux_loss_enabled:
         raise ConfigError(
             f"max_tokens_per_forward={trainer.args.max_tokens_per_forward} cuts a micro-batch into forwards, which "
-            f"would change its load-balancing loss (router_aux_loss_coef={trainer.router_aux_loss_coef}). Unset it and "
-            "lower per_device_train_batch_size instead, or set router_aux_loss_coef=0."
+            f"would change its load-balancing loss (router_aux_loss_coef={trainer.router_aux_loss_coef}). Unset it "
+            "and lower per_device_train_batch_size instead, or set router_aux_loss_coef=0."
         )
 
 

@@ -20,8 +20,9 @@ class TokenCounts:
 
     def take(self, accelerator: Any) -> dict[str, float]:
         """Return the metrics since the last call, over all ranks, and start over. Collective."""
-        local = torch.tensor(self._counts, dtype=torch.float64, device=accelerator.device)
-        forwarded, raw, padded = accelerator.reduce(local, reduction="sum").tolist()
+        # Integers: float32 would round, and not every device has float64.
+        local = torch.tensor(self._counts, dtype=torch.int64, device=accelerator.device)
+        forwarded, raw, padded = map(float, accelerator.reduce(local, reduction="sum").tolist())
         self._counts = [0, 0, 0]
         if not forwarded:  # everything came by a way that is not counted
             return {}

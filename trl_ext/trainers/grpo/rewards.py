@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import gather_object
 from torch import nn
 from transformers import TrainerCallback
@@ -127,15 +126,15 @@ def start_scoring(
             continue
 
 
-def synchronise(functions: Sequence[Any], accelerator: Any, *, is_training: bool) -> None:
+def synchronise(functions: Sequence[Any], *, is_training: bool) -> None:
     """Share the running totals of rule sets that normalise by them, so that every rank knows them all. Collective.
 
     The totals of an evaluation are forgotten: it leaves the training as it was.
     """
 
     def gather(numbers: Sequence[float]) -> list[list[float]]:
-        mine = torch.tensor([numbers], dtype=torch.float64).to(accelerator.device)
-        return accelerator.gather(mine).tolist()
+        # As objects: float32 would round them, and not every device has float64.
+        return gather_object([list(numbers)])
 
     for rules in _rule_sets(functions):
         if rules.normalise:

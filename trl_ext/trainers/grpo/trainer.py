@@ -24,7 +24,13 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
-from trl_ext.trainers.checks import check_auxiliary_loss, check_budget, check_dataset, check_launch, longest_prompt_tokens
+from trl_ext.trainers.checks import (
+    check_auxiliary_loss,
+    check_budget,
+    check_dataset,
+    check_launch,
+    longest_prompt_tokens,
+)
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
 from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_in_step
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
@@ -236,7 +242,7 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         with swapped(self, reward_funcs=guarded), self._clock.phase("score"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
-        synchronise(self.reward_funcs, self.accelerator, is_training=self.model.training)
+        synchronise(self.reward_funcs, is_training=self.model.training)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------

@@ -145,10 +145,10 @@ def generalized_advantages(
 
     Source: arXiv:1506.02438, equations 11 to 16.
     """
-    counted = mask.bool()
-    values_kept = _kept(values.double(), counted)
+    counted, wide_values, wide_rewards = wide(mask).bool(), wide(values), wide(rewards)
+    values_kept = _kept(wide_values, counted)
     order = counted.byte().argsort(dim=1, descending=True, stable=True)  # counted tokens first, in their order
-    r, v = _kept(rewards.double(), counted).gather(1, order), values_kept.gather(1, order)
+    r, v = _kept(wide_rewards, counted).gather(1, order), values_kept.gather(1, order)
     next_v = F.pad(v[:, 1:], (0, 1))
     dense = _decayed_sums(r + gamma * next_v - v, gamma * lam)
     advantages = torch.zeros_like(dense).scatter(1, order, dense)
@@ -170,10 +170,10 @@ def whiten(
     Returns:
         [B, T], 0 where mask is 0.
     """
-    counted = mask.bool()
-    count, means, squares = _moments(values[None], counted, total)
+    counted, wide_values = wide(mask).bool(), wide(values)
+    count, means, squares = _moments(wide_values[None], counted, total)
     variance = squares[0] / (count - 1).clamp(min=1)
-    whitened = (values.double() - means[0]) * torch.rsqrt(variance + _EPSILON)
+    whitened = (wide_values - means[0]) * torch.rsqrt(variance + _EPSILON)
     return _narrow(_kept(whitened if shift_mean else whitened + means[0], counted), values)
 
 
@@ -191,8 +191,9 @@ def explained_variance(
     Returns:
         1 - Var(returns - values) / Var(returns) over the counted tokens of all ranks; 0 where the returns do not vary.
     """
-    pair = torch.stack([returns.double() - values.double(), returns.double()])
-    count, means, squares = _moments(pair, mask.bool(), total)
+    wide_returns, wide_values = wide(returns), wide(values)
+    pair = torch.stack([wide_returns - wide_values, wide_returns])
+    count, means, squares = _moments(pair, wide(mask).bool(), total)
     varies = squares[1] > count * (_LEAST_SPREAD * means[1]).square()
     return _narrow(torch.where(varies, 1 - squares[0] / squares[1], 0.0), values)
 
@@ -205,7 +206,6 @@ def _moments(
     Two passes in float64: the sum of squares less the squared sum would lose everything to a large mean.
     """
     total = total or (lambda tensor: tensor)
-    x = x.double()
     sums = total(torch.cat([counted.sum().double()[None], _kept(x, counted).sum((1, 2))]))
     count, means = sums[0], sums[1:] / sums[0]  # NaN where nothing counts: no token is there to show it
     squares = total(_kept(x - means[:, None, None], counted).square().sum((1, 2)))
@@ -222,13 +222,18 @@ def _decayed_sums(x: torch.Tensor, decay: float) -> torch.Tensor:
     return x
 
 
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Return x in float64, on the CPU where its device has none (Apple's)."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
 def _kept(x: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
     return torch.where(counted, x, 0.0)  # a product would let NaN and infinity through
 
 
 def _narrow(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return x in the dtype of `like`, or in float32 where that is narrower."""
-    return x.to(torch.promote_types(like.dtype, torch.float32))
+    """Return x on the device of `like` and in its dtype, or in float32 where that is narrower."""
+    return x.to(torch.promote_types(like.dtype, torch.float32)).to(like.device)
 
 
 # Value loss -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from trl_ext.trainers.ppo.equations import (
     kl_estimate,
     shaped_rewards,
     whiten,
+    wide,
 )
 
 
@@ -93,7 +94,7 @@ class PPOTargets:
         """Return means over the scored completions of all ranks; in training steer the KL coefficient."""
         known = ~scores.isnan()
         sums = torch.stack([known.sum(), scores.nansum(), kl[known].sum(), torch.tensor(len(scores)).to(known.device)])
-        num, score, divergence, everything = self._total(sums.double()).tolist()
+        num, score, divergence, everything = self._total(wide(sums)).tolist()
         metrics = {"ppo/unscored_frac": 1 - num / everything}
         if num:
             penalty = -self.kl.value * divergence / num
@@ -133,7 +134,7 @@ class PPOTargets:
         }
 
     def _mean_over_tokens(self, x: torch.Tensor, mask: torch.Tensor) -> float:
-        total, count = self._total(torch.stack([(x * mask).sum(), mask.sum()]).double()).tolist()
+        total, count = self._total(wide(torch.stack([(x * mask).sum(), mask.sum()]))).tolist()
         return total / max(count, 1)
 
     def _total(self, x: torch.Tensor) -> torch.Tensor:

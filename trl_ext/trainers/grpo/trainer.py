@@ -309,9 +309,13 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""
         with self._clock.phase("update"):
-            loss = super().training_step(model, inputs, num_items_in_batch)
+            loss = self._train_others(model, super().training_step(model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self._log_step()
+        return loss
+
+    def _train_others(self, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+        """Train models that a subclass has beside the actor on the micro-batch; return the loss with theirs."""
         return loss
 
     def _count(self, num_forwarded: int, attention_mask: torch.Tensor, input_ids: torch.Tensor) -> None:

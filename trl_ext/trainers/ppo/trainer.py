@@ -317,12 +317,10 @@ class PPOTrainer(GRPOTrainer):
         """Log the mean over ranks. Collective."""
         self._metrics["train"][name].append(self.accelerator.reduce(value.float(), reduction="mean").item())
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer.training_step: a separate critic goes backward when the actor has."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
+    def _train_others(self, model: Any, loss: torch.Tensor) -> torch.Tensor:
+        """Overrides trl_ext.GRPOTrainer._train_others: a separate critic goes backward when the actor has."""
         if isinstance(self._critic, SeparateCritic):
-            with self._clock.phase("update"):
-                loss = loss + self._train_critic(self._critic, model, self._micro_batch)
+            loss = loss + self._train_critic(self._critic, model, self._micro_batch)
         self._micro_batch = None
         return loss
 

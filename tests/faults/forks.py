@@ -39,6 +39,11 @@ class Ending:
     result: dict[str, Any] | None
     log: str
 
+    def well(self) -> dict[str, Any]:
+        """Return the result of a run that has to end well."""
+        assert self.result is not None, f"exit code {self.code}\n{self.log[-4000:]}"
+        return self.result
+
     @property
     def error(self) -> str:
         """The sentence after "error:"; empty if there is none."""
@@ -53,9 +58,13 @@ def in_fork(folder: Path, work: Callable[[], dict[str, Any] | None]) -> Ending:
     child = os.fork()
     if child == 0:
         be_the_child(folder, work)
-    code = wait(child)
-    result = folder / RESULT
-    return Ending(code, json.loads(result.read_text()) if result.is_file() else None, (folder / LOG).read_text())
+    return ending_of(folder, wait(child))
+
+
+def ending_of(folder: Path, code: int) -> Ending:
+    """Read what a process has left in its folder."""
+    result, log = folder / RESULT, folder / LOG
+    return Ending(code, json.loads(result.read_text()) if result.is_file() else None, log.read_text())
 
 
 def be_the_child(folder: Path, work: Callable[[], dict[str, Any] | None]) -> None:
@@ -81,7 +90,7 @@ def be_the_child(folder: Path, work: Callable[[], dict[str, Any] | None]) -> Non
 def go_to(folder: Path) -> None:
     """Work in this folder from now on, and print into its log."""
     os.chdir(folder)
-    log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -59,7 +59,7 @@ def trainer(kind: str, library: Any = trl_ext, **changes: Any) -> Any:
     Args:
         kind: One of KINDS.
         library: trl_ext, or trl for a run of TRL's own.
-        changes: Of the settings; `model`, `classifier`, `rules`, `rows`, `ref_model` and `peft_config` are the objects.
+        changes: Of the settings; `model`, `rules`, `rows` and `peft_config` are the objects.
     """
     model = changes.pop("model", None)
     if kind == "reward":
@@ -114,7 +114,7 @@ def length_rules(high: int = 3, normalise: bool = True) -> Any:
 
 
 def pairs(seed: int = 0) -> Dataset:
-    """Fifteen steps' epoch would hide what happens at its end: six steps of eight pairs."""
+    """Six steps of eight pairs each, so that a run reaches the second epoch."""
     draw = random.Random(seed)
     names = ("prompt", "chosen", "rejected")
     rows = [{name: words(draw, 12) for name in names} for _ in range(48)]

@@ -1,6 +1,6 @@
 """`python -m tests.faults.killed KIND FOLDER QUARTER`: kill a trainer's run at many points, and resume each.
 
-Writes `killed.json` into the folder: one entry a point, as `Killed` holds it.
+Writes `killed.json` into the folder: one entry a point, as `Killed` holds it. QUARTER is 0 to 3, or "all".
 """
 
 import gc
@@ -9,11 +9,13 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 
 from tests.faults import jobs, points
-from tests.faults.forks import LOG, Ending, counted_run, in_fork, resume, run_with_victims
+from tests.faults.forks import Ending, counted_run, in_fork, resume, run_with_victims
+from tests.faults.jobs import OUTPUT_DIR, STEPS
 
 FILE = "killed.json"
 
@@ -26,9 +28,9 @@ class Killed:
         part: "chosen" or "random".
         point: Where.
         code: Exit code of the first run.
-        found: Folders that the second found.
+        found: Files and folders that the second found.
         resumed: Exit code of the second.
-        differences: Of the second run's outcome from that of one which nobody killed.
+        differences: Between the second run's outcome and that of the run which nobody killed.
         error: The last lines of the second's log if it failed.
     """
 
@@ -40,42 +42,46 @@ class Killed:
     differences: list[str]
     error: str
 
+    @classmethod
+    def of(
+        cls, part: str, point: str, code: int, found: list[str], whole: list[dict[str, Any]], second: list[Ending]
+    ) -> Self:
+        """Compare the second run with the whole one; both of as many processes."""
+        resumed = max((ending.code for ending in second), key=abs)
+        if not all(ending.result for ending in second):
+            return cls(part, point, code, found, resumed, ["no result"], "\n".join(e.log[-2000:] for e in second))
+        pairs = enumerate(zip(whole, second, strict=True))
+        found_out = [f"rank {i}: {name}" for i, (one, e) in pairs for name in jobs.differences(one, e.result or {})]
+        return cls(part, point, code, found, resumed, found_out, "")
+
 
 def main(kind: str, folder: Path, quarter: int | None) -> None:
     """Write what became of every point of the quarter; of all points for None."""
+    trainer, whole = started(kind, folder)
+    calls = {int(step): counts for step, counts in whole.pop("calls").items()}
+    chosen = points.chosen(kind, files_in(folder / "whole" / OUTPUT_DIR / f"checkpoint-{STEPS}"))
+    parts = [("chosen", point) for point in chosen] + [("random", point) for point in points.at_random(kind)]
+    tried = {str(folder / f"{i:03}"): part for i, part in enumerate(parts) if quarter in (None, i % 4)}
+    victims = {name: point for name, (_, point) in tried.items()}
+    again = in_fork(folder / "again", lambda: run_with_victims(trainer, victims, calls)).well()
+    codes = again.pop("codes")
+    assert not jobs.differences(whole, again), f"{kind} does not repeat: {jobs.differences(whole, again)}"
+    results = []
+    for name, (part, point) in tried.items():
+        found = sorted(path.name for path in Path(name, OUTPUT_DIR).iterdir())
+        second = in_fork(Path(name), lambda: resume(trainer))
+        results.append(Killed.of(part, str(point), codes[name], found, [whole], [second]))
+    write(folder, results)
+
+
+def started(kind: str, folder: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:
+    """Build the trainer, and let a fork train in `folder/whole`; return the trainer and what the fork came to."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
-    trainer = jobs.trainer(kind)
+    trainer = jobs.trainer(kind, **changes)
     gc.freeze()  # a fork copies a page on its first write, and collecting writes on all
-    whole = _ended_well(in_fork(folder / "whole", lambda: counted_run(trainer)))
-    calls = {int(step): counts for step, counts in whole.pop("calls").items()}
-    chosen = points.chosen(kind, files_in(folder / "whole" / jobs.OUTPUT_DIR / f"checkpoint-{jobs.STEPS}"))
-    parts = [("chosen", point) for point in chosen] + [("random", point) for point in points.at_random(kind)]
-    tried = {str(folder / f"{i:03}"): part for i, part in enumerate(parts) if quarter in (None, i % 4)}
-    repeated = _ended_well(
-        in_fork(folder / "again", lambda: run_with_victims(trainer, {f: p for f, (_, p) in tried.items()}, calls))
-    )
-    codes = repeated.pop("codes")
-    assert not jobs.differences(whole, repeated), f"{kind} does not repeat: {jobs.differences(whole, repeated)}"
-    results = []
-    for name, (part, point) in tried.items():
-        found = sorted(path.name for path in Path(name, jobs.OUTPUT_DIR).iterdir())
-        second = in_fork(Path(name), lambda: resume(trainer))
-        differences = jobs.differences(whole, second.result) if second.result else ["no result"]
-        error = "" if second.result else second.log[-2000:]
-        results.append(Killed(part, str(point), codes[name], found, second.code, differences, error))
-    (folder / FILE).write_text(json.dumps([asdict(result) for result in results], indent=1))
-
-
-def tail_of(folder: Path) -> str:
-    """Return the end of a run's log."""
-    return (folder / LOG).read_text()[-2000:]
-
-
-def _ended_well(ending: Ending) -> dict:
-    assert ending.result is not None, f"exit code {ending.code}\n{ending.log[-4000:]}"
-    return ending.result
+    return trainer, in_fork(folder / "whole", lambda: counted_run(trainer)).well()
 
 
 def files_in(checkpoint: Path) -> list[str]:
@@ -83,6 +89,10 @@ def files_in(checkpoint: Path) -> list[str]:
     return sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
 
 
+def write(folder: Path, results: list[Killed]) -> None:
+    """Write the results for the test."""
+    (folder / FILE).write_text(json.dumps([asdict(result) for result in results], indent=1))
+
+
 if __name__ == "__main__":
-    kind, folder, quarter = sys.argv[1:]
-    main(kind, Path(folder), None if quarter == "all" else int(quarter))
+    main(sys.argv[1], Path(sys.argv[2]), None if sys.argv[3] == "all" else int(sys.argv[3]))

@@ -20,8 +20,6 @@ METHODS = {"generate": "_generate", "score": "_calculate_rewards", "save": "_sav
 # What the operating system is asked to do with files, by the name that Python's audit gives it.
 FILE_EVENTS = {"mkdir": "os.mkdir", "rename": "os.rename", "remove": "os.remove", "rmdir": "os.rmdir"}
 UNFINISHED = "_unfinished"  # where checkpoints are written
-# With several processes: what the first alone does.
-OF_RANK_0 = (*FILE_EVENTS,)
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,11 @@ class Point:
     what: str
     number: float = 1
     when: str = "after"
+
+    @property
+    def is_of_rank_0(self) -> bool:
+        """True if only the first of several processes meets it: it renames and removes."""
+        return self.what in FILE_EVENTS
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.when} {self.what} {self.number:g}"

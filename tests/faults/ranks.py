@@ -1,16 +1,17 @@
 """`python -m tests.faults.ranks KIND FOLDER EVERY [ZERO_CONFIG]`: what `killed.py` does, for runs of two processes.
 
-A rank dies at the point, or both do; then a launcher would end the other, and so it is here. Every run is made anew,
-for no process in a group can be forked. Writes `killed.json` as `killed.py` does.
+One rank dies at the point or both do, and then the other is killed, as a launcher does. Every run is made anew: no
+process of a group can be forked. Writes `killed.json` as `killed.py` does.
 """
 
 import gc
-import json
 import os
 import signal
 import socket
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,39 +19,43 @@ import torch
 from transformers import TrainerCallback
 
 from tests.faults import jobs, points
-from tests.faults.forks import OUTPUT_DIR, RESULT, be_the_child, counted_run, resume, wait
-from tests.faults.killed import FILE, Killed, files_in, tail_of
+from tests.faults.forks import RESULT, Ending, be_the_child, counted_run, ending_of, resume, wait
+from tests.faults.jobs import OUTPUT_DIR, STEPS
+from tests.faults.killed import Killed, files_in, write
 from tests.faults.points import Point
 
 WORLD_SIZE = 2
+RANKS = range(WORLD_SIZE)
 VICTIMS = ((0,), (1,), (0, 1))
 
 
+@dataclass
 class Meets(TrainerCallback):
     """Has this rank killed at the point, from the beginning of its step on."""
 
-    def __init__(self, trainer: Any, point: Point, calls: dict[int, dict[str, int]]):
-        self._trainer, self._point, self._calls = trainer, point, calls
+    trainer: Any
+    point: Point
+    calls: dict[int, dict[str, int]]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step + 1 == self._point.step:
-            points.meet(self._trainer, self._point, self._calls[self._point.step])
+        if state.global_step + 1 == self.point.step:
+            points.meet(self.trainer, self.point, self.calls[self.point.step])
 
 
-def in_ranks(folder: Path, work: Any, victims: tuple[int, ...] = ()) -> list[int]:
-    """Do `work(rank)` in a process of a group for each rank; return their exit codes.
+def in_ranks(folder: Path, work: Callable[[int], Any], victims: tuple[int, ...] = ()) -> list[Ending]:
+    """Do `work(rank)` in a process of a group for each rank; return how they ended.
 
     Args:
-        folder: Where each rank has a folder for its log and result; all write into the same output folder.
+        folder: Each rank has a folder in it for its log and result; all write into the same output folder.
         work: Of a rank.
-        victims: Ranks that die. When one has, those that are left are killed.
+        victims: Ranks that die. When they have, the others are killed.
     """
     (folder / OUTPUT_DIR).mkdir(parents=True, exist_ok=True)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     children = []
-    for rank in range(WORLD_SIZE):
+    for rank in RANKS:
         own = folder / str(rank)
         own.mkdir(exist_ok=True)
         (own / RESULT).unlink(missing_ok=True)
@@ -61,83 +66,85 @@ def in_ranks(folder: Path, work: Any, victims: tuple[int, ...] = ()) -> list[int
             names = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=WORLD_SIZE, LOCAL_WORLD_SIZE=WORLD_SIZE)
             os.environ.update({name: str(value) for name, value in names.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            be_the_child(own, lambda: work(rank))
+            be_the_child(own, partial(work, rank))
         children.append(child)
-    codes = {}
-    for rank in [*victims, *(rank for rank in range(WORLD_SIZE) if rank not in victims)]:
-        if victims and rank not in victims:
+    codes = {rank: wait(children[rank]) for rank in victims}
+    for rank in set(RANKS) - codes.keys():
+        if victims:
             os.kill(children[rank], signal.SIGKILL)
         codes[rank] = wait(children[rank])
-    return [codes[rank] for rank in range(WORLD_SIZE)]
+    return [ending_of(folder / str(rank), codes[rank]) for rank in RANKS]
 
 
-def main(kind: str, folder: Path, every: int, zero: str | None = None) -> None:
-    """Write what became of every n-th point."""
+@dataclass
+class Runs:
+    """Runs of a trainer by two processes.
+
+    Args:
+        kind: Of trainer.
+        settings: Changes to it.
+        calls: Of each rank, see `points.CallCounts`.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+    calls: list[dict[int, dict[str, int]]] = field(default_factory=list)
+
+    def whole(self, rank: int) -> dict[str, Any]:
+        """Train from the start."""
+        trainer = jobs.trainer(self.kind, **self.settings)
+        return self._leave(trainer, counted_run(trainer))
+
+    def killed(self, point: Point, victims: tuple[int, ...], rank: int) -> None:
+        """Train until the point, or until a victim is dead."""
+        trainer = jobs.trainer(self.kind, **self.settings)
+        if rank in victims:
+            trainer.add_callback(Meets(trainer, point, self.calls[rank]))
+        trainer.train()
+
+    def resumed(self, rank: int) -> dict[str, Any]:
+        """Go on from the newest checkpoint."""
+        trainer = jobs.trainer(self.kind, **self.settings)
+        return self._leave(trainer, resume(trainer))
+
+    def _leave(self, trainer: Any, result: dict[str, Any]) -> dict[str, Any]:
+        trainer.accelerator.wait_for_everyone()
+        trainer.accelerator.end_training()
+        return result
+
+
+def started(kind: str, folder: Path, zero: str | None = None) -> tuple[Runs, list[dict[str, Any]]]:
+    """Train from the start in `folder/whole`; return the runs and what each rank came to."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {"deepspeed": zero} if zero else {}
     if kind == "grpo":
-        jobs.saved_actor(folder=folder / "actor")
-        settings["model"] = str(folder / "actor")
-    gc.freeze()
+        settings["model"] = jobs.saved_actor(folder / "actor")
+    gc.freeze()  # a fork copies a page on its first write, and collecting writes on all
+    runs = Runs(kind, settings)
+    whole = in_ranks(folder / "whole", runs.whole)
+    results = [ending.result for ending in whole]
+    assert all(results), "\n".join(ending.log[-2000:] for ending in whole)
+    runs.calls = [{int(step): counts for step, counts in result.pop("calls").items()} for result in results]
+    return runs, results
 
-    def results(part: Path) -> list[Any]:
-        return [json.loads((part / str(rank) / RESULT).read_text()) for rank in range(WORLD_SIZE)]
 
-    def whole_run(rank: int) -> Any:
-        return leave(trainer := jobs.trainer(kind, **settings), counted_run(trainer))
-
-    codes = in_ranks(folder / "whole", whole_run)
-    assert codes == [0, 0], f"{codes}\n{tail_of(folder / 'whole' / '0')}\n{tail_of(folder / 'whole' / '1')}"
-    whole = results(folder / "whole")
-    calls = [{int(step): counts for step, counts in result.pop("calls").items()} for result in whole]
-    chosen = points.chosen(kind, files_in(folder / "whole" / OUTPUT_DIR / f"checkpoint-{jobs.STEPS}"))
+def main(kind: str, folder: Path, every: int, zero: str | None = None) -> None:
+    """Write what became of every n-th point."""
+    runs, whole = started(kind, folder, zero)
+    chosen = points.chosen(kind, files_in(folder / "whole" / OUTPUT_DIR / f"checkpoint-{STEPS}"))
     parts = [("chosen", point) for point in chosen] + [("random", point) for point in points.at_random(kind)]
     found = []
-    for i, (part, point) in [*enumerate(parts)][::every]:
-        own, victims = folder / f"{i:03}", VICTIMS[i // every % len(VICTIMS)]
-        if point.what in points.OF_RANK_0:
+    for number, (part, point) in enumerate(parts[::every]):
+        own, victims = folder / f"{number:03}", VICTIMS[number % len(VICTIMS)]
+        if point.is_of_rank_0:
             victims = (0,)
-
-        def killed_run(rank: int, point: Point = point, victims: tuple[int, ...] = victims) -> Any:
-            trainer = jobs.trainer(kind, **settings)
-            if rank in victims:
-                trainer.add_callback(Meets(trainer, point, calls[rank]))
-            trainer.train()
-
-        def resumed_run(rank: int) -> Any:
-            return leave(trainer := jobs.trainer(kind, **settings), resume(trainer))
-
-        codes = in_ranks(own, killed_run, victims)
+        first = in_ranks(own, partial(runs.killed, point, victims), victims)
         left = sorted(path.name for path in (own / OUTPUT_DIR).iterdir())
-        resumed = in_ranks(own, resumed_run)
-        is_whole = resumed == [0] * WORLD_SIZE
-        differences = [
-            f"rank {rank}: {name}"
-            for rank, result in enumerate(results(own) if is_whole else [])
-            for name in jobs.differences(whole[rank], result)
-        ]
-        name = f"{point} on ranks {victims}"
-        error = "" if is_whole else "\n".join(tail_of(own / str(rank)) for rank in range(WORLD_SIZE))
-        found.append(
-            Killed(
-                part,
-                name,
-                codes[victims[0]],
-                left,
-                max(resumed, key=abs),
-                differences or ["no result"] * (not is_whole),
-                error,
-            )
-        )
-        (folder / FILE).write_text(json.dumps([asdict(result) for result in found], indent=1))
-
-
-def leave(trainer: Any, result: dict[str, Any]) -> dict[str, Any]:
-    """Leave the group of processes in order; return the result."""
-    trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()
-    return result
+        second = in_ranks(own, runs.resumed)
+        code = min(first[rank].code for rank in victims)
+        found.append(Killed.of(part, f"{point}, ranks {victims}", code, left, whole, second))
+        write(folder, found)
 
 
 if __name__ == "__main__":

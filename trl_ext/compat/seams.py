@@ -73,7 +73,21 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._save_checkpoint",
         ("model", "trial"),
-        "rollouts that are not used up are saved with the rest",
+        "writes into a folder beside its place, which is renamed when whole",
+    ),
+    Seam("trl.trainer.reward_trainer:RewardTrainer._save_checkpoint", ("model", "trial"), "as above"),
+    Seam("transformers:Trainer.train", ("resume_from_checkpoint", "trial"), "gets a whole checkpoint or none"),
+    Seam("transformers:Trainer._get_output_dir", ("trial",), "names the folder beside, while a checkpoint is written"),
+    Seam("transformers:Trainer._push_from_checkpoint", ("checkpoint_folder",), "called when a checkpoint is whole"),
+    Seam("transformers:Trainer.save_model", ("output_dir",), "a full disk is kept until all processes have met"),
+    Seam("transformers:Trainer._save_optimizer_and_scheduler", ("output_dir",), "as above"),
+    Seam("transformers:Trainer._save_scaler", ("output_dir",), "as above"),
+    Seam("transformers:Trainer._save_rng_state", ("output_dir",), "as above"),
+    Seam("transformers:Trainer.create_model_card", ("model_name",), "as above"),
+    Seam(
+        "transformers.trainer_utils:sort_checkpoints",
+        ("output_dir", "use_mtime"),
+        "the order in which save_total_limit removes checkpoints",
     ),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._get_train_sampler",

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
 
 
 @dataclass
-class GRPOConfig(MemoryFields, TRLGRPOConfig):
+class GRPOConfig(MemoryFields, ResumeFields, TRLGRPOConfig):
     """TRL's `GRPOConfig` with packing and with memory that is planned.
 
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
@@ -40,6 +41,7 @@ class GRPOConfig(MemoryFields, TRLGRPOConfig):
 
     def __post_init__(self) -> None:
         self.settle_memory_fields()
+        self.check_resume_fields()
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True)
         longest = math.inf if self.max_completion_length is None else self.max_completion_length

@@ -15,7 +15,6 @@ from typing import Any
 
 from accelerate.utils import gather_object
 from torch import nn
-from transformers import TrainerCallback
 from transformers.utils import logging
 from trl.trainer.utils import is_async_callable
 
@@ -142,7 +141,7 @@ def synchronise(functions: Sequence[Any], *, is_training: bool) -> None:
 
 
 def load_state(functions: Sequence[Any], checkpoint: str) -> None:
-    """Restore the state that RuleStates saved; do nothing for a checkpoint of TRL's own, which has none."""
+    """Restore what `save_state` wrote; do nothing for a checkpoint of TRL's own, which has none."""
     path = Path(checkpoint) / RULES_FILE
     if not path.is_file():
         return
@@ -152,17 +151,11 @@ def load_state(functions: Sequence[Any], checkpoint: str) -> None:
             rules.load_state_dict(states[rules.name])
 
 
-@dataclass(eq=False)
-class RuleStates(TrainerCallback):
-    """Saves the state of rule sets that have one beside the weights."""
-
-    functions: Sequence[Any]
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        states = {rules.name: rules.state_dict() for rules in _rule_sets(self.functions) if rules.normalise}
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if states and state.is_world_process_zero and folder.is_dir():
-            (folder / RULES_FILE).write_text(json.dumps(states))
+def save_state(functions: Sequence[Any], checkpoint: str) -> None:
+    """Write the running statistics of rule sets that have some."""
+    states = {rules.name: rules.state_dict() for rules in _rule_sets(functions) if rules.normalise}
+    if states:
+        (Path(checkpoint) / RULES_FILE).write_text(json.dumps(states))
 
 
 def _rule_sets(functions: Sequence[Any]) -> list[RuleSet]:

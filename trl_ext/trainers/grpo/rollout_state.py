@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from trl_ext.errors import ConfigError
-
 
 @dataclass(eq=False)
 class EpochSampler(Sampler):
@@ -40,30 +38,26 @@ class EpochSampler(Sampler):
         return len(self.sampler)
 
 
-def save_rollouts(folder: str, rank: int, step: int, rollouts: list[dict[str, Any]] | None) -> None:
+def save_rollouts(
+    folder: str, rank: int, num_processes: int, step: int, rollouts: list[dict[str, Any]] | None
+) -> None:
     """Write this rank's micro-batches that wait to be trained on, and how many were drawn since the start."""
-    path = _file(folder, rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"step": step, "rollouts": rollouts}, path)
+    torch.save({"step": step, "rollouts": rollouts, "processes": num_processes}, _file(folder, rank))
 
 
-def load_rollouts(folder: str, rank: int, device: torch.device) -> tuple[int, list[dict[str, Any]] | None] | None:
-    """Return the step and the rollouts that `save_rollouts` wrote; None for a checkpoint of TRL's own.
+def load_rollouts(
+    folder: str, rank: int, num_processes: int, device: torch.device
+) -> tuple[int, list[dict[str, Any]] | None] | None:
+    """Return the step and the rollouts that `save_rollouts` wrote.
 
-    Raises:
-        ConfigError: the checkpoint is of a run with other processes.
+    None where it wrote none, as in a checkpoint of TRL's own, or where another number of processes did.
     """
     path = _file(folder, rank)
     if not path.is_file():
-        if any(Path(folder).glob("rollouts_*.pt")):
-            raise ConfigError(
-                f"The checkpoint {Path(folder).name} has no rollouts for process {rank}: it was saved by fewer "
-                "processes. Resume with as many as it was saved by."
-            )
         return None
     # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
     state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
-    return state["step"], state["rollouts"]
+    return (state["step"], state["rollouts"]) if state.get("processes", num_processes) == num_processes else None
 
 
 def _file(folder: str, rank: int) -> Path:

@@ -3,7 +3,6 @@
 TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
 """
 
-import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +12,6 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
@@ -24,6 +22,8 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
+from trl_ext.trainers.checkpoints.ranks import gathered
+from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import (
     check_auxiliary_loss,
     check_budget,
@@ -36,7 +36,7 @@ from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_i
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.rewards import RuleStates, guard, load_state, raise_together, start_scoring, synchronise
+from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.memory.oom.chunks import CompletionChunks, why_completions_stay_whole
@@ -48,7 +48,7 @@ from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
+class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
     """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
 
     A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any
@@ -93,7 +93,6 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         self._rows_to_score: list[dict[str, Any]] = []
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         self._add_models()
-        self.add_callback(RuleStates(self.reward_funcs))
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         if self._max_tokens is not None:
@@ -251,17 +250,14 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
         return EpochSampler(super()._get_train_sampler(dataset))
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Overrides trl.GRPOTrainer._save_checkpoint: rollouts that are not used up are part of the state."""
-        super()._save_checkpoint(model, trial)
-        if not self.args.save_only_model:
-            assert self.args.steps_per_generation is not None  # set by TRL's config
-            are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
-            rollouts = self._buffered_inputs if are_waiting else None
-            save_rollouts(self._checkpoint_folder(trial), self.accelerator.process_index, self._step, rollouts)
-
-    def _checkpoint_folder(self, trial: Any = None) -> str:
-        return os.path.join(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+    def _save_own_state(self, folder: str) -> None:
+        """Adds rules, and rollouts that are not used up."""
+        assert self.args.steps_per_generation is not None  # set by TRL's config
+        are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        rollouts = self._buffered_inputs if are_waiting else None
+        save_rollouts(folder, self.args.process_index, self.args.world_size, self._step, rollouts)
+        if self.args.should_save:
+            save_state(self.reward_funcs, folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules and rollouts go on from their state, too."""
@@ -269,9 +265,11 @@ class GRPOTrainer(OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
         if checkpoint is None:
             return
         load_state(self.reward_funcs, checkpoint)
-        state = load_rollouts(checkpoint, self.accelerator.process_index, self.accelerator.device)
+        state = load_rollouts(checkpoint, self.args.process_index, self.args.world_size, self.accelerator.device)
         # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
-        if state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation):
+        is_usable = state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation)
+        if all(gathered(self, is_usable)):
+            assert state is not None
             self._step, self._buffered_inputs = state  # type: ignore[assignment]  # TRL's None has no annotation
 
     # Rehearsal ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, cast
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
-from transformers.trainer_utils import get_last_checkpoint
 
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
@@ -264,15 +263,6 @@ class PPOTrainer(GRPOTrainer):
 
     # Training -----------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Overrides transformers.Trainer.train: a checkpoint without its critic is refused before anything loads."""
-        checkpoint = resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(self.args.output_dir)
-        if isinstance(checkpoint, str):
-            critic_files.check(checkpoint, self._critic.name)
-        return super().train(resume_from_checkpoint, *args, **options)
-
     def create_optimizer(self, model: Any = None) -> Any:
         """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
         is_new = self.optimizer is None
@@ -356,15 +346,16 @@ class PPOTrainer(GRPOTrainer):
             critic_files.write_kind(output_dir, self._critic.name)
             self._critic.save(output_dir, critic)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Overrides trl_ext.GRPOTrainer._save_checkpoint: the critic's optimizer and the running statistics."""
-        super()._save_checkpoint(model, trial)
-        if self.args.save_only_model:
-            return
-        folder = self._checkpoint_folder(trial)
+    def _save_own_state(self, folder: str) -> None:
+        """Overrides trl_ext.GRPOTrainer._save_own_state: the critic's optimizer and the running statistics."""
+        super()._save_own_state(folder)
         self._critic.save_training_state(folder)
         if self.args.should_save:
             critic_files.write_state(folder, {"kl": self._kl.state_dict(), "scores": self._scoring.state_dict()})
+
+    def _check_checkpoint(self, folder: str) -> None:
+        """Raises ConfigError unless the checkpoint holds a critic of this kind."""
+        critic_files.check(folder, self._critic.name)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Overrides transformers.Trainer._load_from_checkpoint: the critic's weights as well."""

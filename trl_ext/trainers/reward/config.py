@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
 
@@ -12,7 +13,7 @@ LENGTH_POLICIES = ("drop", "truncate_prompt")
 
 
 @dataclass
-class RewardConfig(MemoryFields, TRLRewardConfig):
+class RewardConfig(MemoryFields, ResumeFields, TRLRewardConfig):
     """TRL's `RewardConfig` with packing and with memory that is planned.
 
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
@@ -42,6 +43,7 @@ class RewardConfig(MemoryFields, TRLRewardConfig):
 
     def __post_init__(self) -> None:
         self.settle_memory_fields()
+        self.check_resume_fields()
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:

@@ -27,6 +27,7 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
@@ -47,7 +48,7 @@ from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class RewardTrainer(OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
+class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
     A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA gets the task type SEQ_CLS, with

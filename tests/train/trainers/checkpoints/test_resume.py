@@ -1,0 +1,151 @@
+"""A run resumes from the newest whole checkpoint of its own, and from no other without being told to."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from datasets import Dataset
+
+from tests import reward_trainers, tiny
+from tests.ppo_trainers import trained_weights
+from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
+from trl_ext.errors import ConfigError
+from trl_ext.rewards import Call
+from trl_ext.trainers.checkpoints.manifest import MANIFEST, Manifest
+
+torch.set_num_threads(1)
+
+STEPS = 3
+
+
+def length_of_text(row) -> float:
+    return float(len(row.text))
+
+
+def number_of_words(row) -> float:
+    return float(len(row.text.split()))
+
+
+def rules(function=length_of_text, **changes) -> RuleSet:
+    return RuleSet([Call(function, isolate=False, name="call", **changes)], normalise=True)
+
+
+def trainer(folder, reward=None, model=None, data=None, **changes):
+    settings = dict(
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        disable_tqdm=True,
+        max_steps=STEPS,
+        save_steps=1,
+        logging_steps=1,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=4,
+        learning_rate=1e-3,
+        save_strategy="steps",
+    )
+    prompts = Dataset.from_dict({"prompt": [tiny.words(5 + i, 6) for i in range(16)]}) if data is None else data
+    args = GRPOConfig(str(folder), **settings | changes)
+    reward = reward or rules()
+    return GRPOTrainer(model or tiny.model("llama"), reward, args, prompts, processing_class=tiny.tokenizer())
+
+
+def resumed(folder, point=True, **changes):
+    """A trainer that has gone on to its end."""
+    found = trainer(folder, **changes)
+    found.train(resume_from_checkpoint=point)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    whole = trainer(folder)
+    whole.train()
+    return folder, trained_weights(whole)
+
+
+@pytest.fixture
+def folder(run, tmp_path):
+    """A copy of the run's folder without its last checkpoint; whoever resumes has one step to go."""
+    copied = shutil.copytree(run[0], tmp_path / "run")
+    shutil.rmtree(copied / f"checkpoint-{STEPS}")
+    return copied
+
+
+def test_a_checkpoint_lists_all_that_lies_in_it_and_nothing_is_left_over(run):
+    for step in range(1, STEPS + 1):
+        checkpoint = run[0] / f"checkpoint-{step}"
+        manifest = Manifest.read(checkpoint)
+        assert {*manifest.files, MANIFEST} == {p.name for p in checkpoint.iterdir()}
+        assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "rules.json", "rollouts_0.pt"} < set(manifest.files)
+        assert manifest.step == step
+    assert not list(run[0].glob("_*"))
+
+
+def test_the_newest_whole_checkpoint_is_taken_and_the_others_are_named(run, folder, caplog):
+    (folder / "checkpoint-2" / "rules.json").unlink()
+    (folder / "checkpoint-7").mkdir()
+    again = resumed(folder)
+    assert all(torch.equal(w, run[1][n]) for n, w in trained_weights(again).items())
+    said = reward_trainers.warnings_of(caplog)
+    assert "Passed over checkpoint-7: it has no manifest.json. Resuming from checkpoint-1." in said
+    assert "Passed over checkpoint-2: rules.json is missing. Resuming from checkpoint-1." in said
+
+
+def test_a_checkpoint_that_only_lacked_its_renaming_is_taken(run, folder):
+    (folder / "_unfinished").mkdir()
+    os.rename(folder / "checkpoint-2", folder / "_unfinished" / "checkpoint-2")
+    shutil.rmtree(folder / "checkpoint-1")
+    again = resumed(folder)
+    assert all(torch.equal(w, run[1][n]) for n, w in trained_weights(again).items())
+    assert not (folder / "_unfinished").exists()
+
+
+def test_a_damaged_checkpoint_that_was_named_is_refused_with_the_one_that_is_whole(folder):
+    path = folder / "checkpoint-2" / "optimizer.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"checkpoint-2: optimizer.pt is damaged. \S+checkpoint-1 is whole\."):
+        resumed(folder, str(folder / "checkpoint-2"))
+
+
+def test_without_a_whole_checkpoint_nothing_begins(folder, tmp_path):
+    for step in (1, 2):
+        (folder / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(
+        ConfigError, match=r"No checkpoint in .* is whole: checkpoint-2: model.safetensors has 0 bytes"
+    ):
+        resumed(folder)
+    with pytest.raises(ConfigError, match=r"There is no checkpoint in .* to resume from"):
+        resumed(tmp_path / "empty")
+
+
+def test_a_checkpoint_without_manifest_needs_the_flag(run, folder):
+    for step in (1, 2):
+        (folder / f"checkpoint-{step}" / MANIFEST).unlink()
+    for point in (True, str(folder / "checkpoint-2")):
+        with pytest.raises(ConfigError, match=r"it has no manifest.json.*resume_despite=manifest"):
+            resumed(folder, point)
+    again = resumed(folder, resume_despite=["manifest"])
+    assert all(torch.equal(w, run[1][n]) for n, w in trained_weights(again).items())
+
+
+OTHERS = {
+    "model": ("rope_theta", lambda: dict(model=tiny.model("llama", rope_theta=500.0))),
+    "rules": (r"rules.rewards\[0\].rules\[0\].weight was 1.0 and is 2.0", lambda: dict(reward=rules(weight=2.0))),
+    "data": ("data.content", lambda: dict(data=Dataset.from_dict({"prompt": [tiny.words(9, 8)] * 16}))),
+    "seed": ("seed.seed was 42 and is 43", lambda: dict(seed=43)),
+    "settings": ("settings.temperature was 1.0 and is 0.7", lambda: dict(temperature=0.7)),
+}
+
+
+@pytest.mark.parametrize("part", OTHERS)
+def test_another_run_is_refused_in_one_sentence_unless_told(part, folder):
+    told, changes = OTHERS[part]
+    with pytest.raises(ConfigError, match=rf"checkpoint-2 is of another run: .*{told}.*resume_despite to {part}"):
+        resumed(folder, **changes())
+    assert resumed(folder, resume_despite=[part], **changes()).state.global_step == STEPS

@@ -1,0 +1,1 @@
+"""Checkpoints that are whole, and that know which run they belong to."""

@@ -1,0 +1,160 @@
+"""Which run a checkpoint belongs to: its model, rules, data, processes, seed and settings, in words that compare.
+
+Values are kept, not hashes of them, wherever they are short: a refusal then names the old one and the new one.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import nn
+
+from trl_ext.trainers.checkpoints.settings import restored_settings, settings_of
+
+# What is compared; `resume_despite` may name these.
+PARTS = ("model", "rules", "data", "processes", "seed", "settings")
+_NUM_ROWS, _NUM_TENSORS, _NUM_VALUES = 64, 64, 256
+# Keys of a model's config that no number of a training step depends on.
+_OPERATIONAL_KEYS = frozenset(
+    "transformers_version dtype torch_dtype use_cache architectures id2label label2id gradient_checkpointing "
+    "output_attentions output_hidden_states return_dict is_encoder_decoder chunk_size_feed_forward "
+    "quantization_config auto_map".split()
+)
+# Fields of a rule set that say where its rules run and what ends them.
+_HOW_RULES_RUN = frozenset({"limits", "isolate"})
+_ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "bias")
+
+
+def fingerprint(trainer: Any) -> dict[str, Any]:
+    """Describe the run of a trainer that has not begun to train, as plain JSON."""
+    functions = getattr(trainer, "reward_funcs", ())
+    found = {
+        "trainer": trainer.memory_kind,
+        "model": {
+            "config": _config_of(trainer.model),
+            "adapters": _adapters_of(trainer.model),
+            "trained": _trained_of(trainer.model),
+            **_sample("frozen", (p for p in trainer.model.parameters() if not p.requires_grad)),
+            **_reference_of(trainer),
+        },
+        "rules": {
+            "rewards": [described(function) for function in functions],
+            "weights": getattr(trainer.args, "reward_weights", None),
+        },
+        "data": data_of(trainer.train_dataset),
+        "processes": trainer.args.world_size,
+        "seed": {"seed": trainer.args.seed, "data_seed": trainer.args.data_seed},
+        "settings": {name: described(value) for name, value in settings_of(trainer.args).items()},
+        "restored": {name: described(value) for name, value in restored_settings(trainer.args).items()},
+    }
+    return json.loads(json.dumps(found, sort_keys=True))
+
+
+def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    """Yield "<name> was <old> and is <new>" for each value that two fingerprints do not share.
+
+    A key that only one of them has is another version's, and no difference.
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old:
+            if key in new:
+                yield from differences(old[key], new[key], f"{where}.{key}" if where else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for i, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from differences(one, other, f"{where}[{i}]")
+    elif old != new:
+        yield f"{where} was {_short(old)} and is {_short(new)}"
+
+
+def described(value: Any) -> Any:
+    """Return a value as JSON: dataclasses by their fields, functions by name, models by a sample of their weights."""
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, nn.Module):
+        return {"type": type(value).__qualname__, **_sample("weights", value.parameters())}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = (f.name for f in dataclasses.fields(value) if f.repr and f.name not in _HOW_RULES_RUN)
+        return {"type": type(value).__qualname__, **{name: described(getattr(value, name)) for name in shown}}
+    if isinstance(value, Mapping):
+        # A list of pairs, so that one more key is a difference.
+        return [[str(key), described(item)] for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if isinstance(value, Sequence):
+        return [described(item) for item in value]
+    return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def data_of(dataset: Any) -> dict[str, Any]:
+    """Return number and columns of the rows and a checksum of some, evenly spaced; of a stream its columns."""
+    if not isinstance(dataset, Dataset):
+        return {"columns": sorted(getattr(dataset, "column_names", None) or ())}
+    num_rows = len(dataset)
+    chosen = sorted({i * (num_rows - 1) // max(_NUM_ROWS - 1, 1) for i in range(_NUM_ROWS)}) if num_rows else []
+    plain = dataset.with_format(None)
+    text = json.dumps([plain[i] for i in chosen], sort_keys=True, default=lambda value: type(value).__name__)
+    return {"rows": num_rows, "columns": sorted(dataset.column_names), "content": _hashed(text.encode())}
+
+
+def _config_of(model: Any) -> dict[str, Any]:
+    config = getattr(model, "config", None)
+    return {} if config is None else _without_operational(config.to_dict())
+
+
+def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {}
+    for key, value in config.items():
+        # Which tokens begin, end and pad a text is settled by the trainer when training begins.
+        if key.startswith("_") or key in _OPERATIONAL_KEYS or key.endswith(("_token_id", "token_index")):
+            continue
+        kept[key] = _without_operational(value) if isinstance(value, dict) else described(value)
+    return kept
+
+
+def _adapters_of(model: Any) -> dict[str, Any]:
+    return {
+        name: {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
+        for name, config in getattr(model, "peft_config", {}).items()
+    }
+
+
+def _trained_of(model: Any) -> dict[str, Any]:
+    shapes = [(n, list(getattr(p, "ds_shape", p.shape))) for n, p in model.named_parameters() if p.requires_grad]
+    return {"tensors": len(shapes), "shapes": _hashed(json.dumps(sorted(shapes)).encode())}
+
+
+def _reference_of(trainer: Any) -> dict[str, str]:
+    """Return a sample of the reference's weights, which no checkpoint holds; nothing where it moves with the model."""
+    reference = getattr(trainer, "ref_model", None)
+    if reference is None or getattr(trainer.args, "sync_ref_model", False):
+        return {}
+    return _sample("reference", reference.parameters())
+
+
+def _sample(name: str, parameters: Iterator[nn.Parameter]) -> dict[str, str]:
+    """Return, by this name, a checksum of a few values of some tensors; nothing where ranks hold parts of them."""
+    tensors = list(parameters)
+    if any(p.numel() == 0 or hasattr(p, "ds_shape") for p in tensors):
+        return {}
+    digest = hashlib.sha256()
+    for tensor in tensors[:: -(-len(tensors) // _NUM_TENSORS) or 1]:
+        flat = tensor.detach().reshape(-1)
+        values = flat[:: -(-flat.numel() // _NUM_VALUES)].cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().tobytes())
+    return {name: digest.hexdigest()[:16]}
+
+
+def _hashed(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,166 @@
+"""What a whole checkpoint holds: `manifest.json`, written last, with the size and the checksum of every file.
+
+A folder with a manifest that agrees with it was written to its end by all processes, and has not changed since. The
+checksum, xxh3, finds damage; it is no signature.
+"""
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import xxhash
+
+MANIFEST = "manifest.json"
+LAYOUT = 1
+_BLOCK_BYTES = 1 << 20
+# transformers', DeepSpeed's, FSDP's names and ours of a file that one process writes for itself.
+_RANK = re.compile(r"(?:^rng_state_|^rollouts_|rank_|^__)(\d+)[_.]")
+
+
+class Damaged(ValueError):
+    """A checkpoint is not what its manifest says, or has none. Its text says why, without the checkpoint's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Size and checksum of a file."""
+
+    size_bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of `manifest.json`.
+
+    Args:
+        step: Optimizer steps taken.
+        files: By path below the checkpoint, with slashes.
+        run: The run that the checkpoint belongs to; see `fingerprint.py`.
+        versions: Package: installed version.
+        parts: Folders over which the checkpoint lies spread, one a machine where disks are not shared; 1 is usual.
+        save_only_model: True: weights without what training needs to go on.
+        layout: Number of this format.
+    """
+
+    step: int
+    files: Mapping[str, FileEntry]
+    run: Mapping[str, Any]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    parts: int = 1
+    save_only_model: bool = False
+    layout: int = LAYOUT
+
+    def write(self, folder: Path) -> None:
+        """Write `manifest.json` with a checksum of its own, and wait until it is on the disk."""
+        text = json.dumps(asdict(self) | {"checksum": self.checksum}, indent=1, sort_keys=True)
+        with (folder / MANIFEST).open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def checksum(self) -> str:
+        """Checksum of all fields."""
+        return _checksum_of(asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return the manifest of a checkpoint.
+
+        Raises:
+            Damaged: there is none, it cannot be read, or it is not what was written.
+        """
+        try:
+            content = json.loads((folder / MANIFEST).read_bytes())
+            checksum = content.pop("checksum")
+            if content["layout"] != LAYOUT:
+                raise Damaged(f"its {MANIFEST} has layout {content['layout']}, which this version does not read")
+            if checksum != _checksum_of(content):
+                raise Damaged(f"its {MANIFEST} is damaged")
+            files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
+            return cls(files=files, **content)
+        except FileNotFoundError:
+            raise Damaged(f"it has no {MANIFEST}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, Damaged):
+                raise
+            raise Damaged(f"its {MANIFEST} is damaged") from error
+        except OSError as error:
+            raise Damaged(f"its {MANIFEST} cannot be read: {error.strerror}") from error
+
+    def check_sizes(self, folder: Path) -> None:
+        """Raise Damaged where a file is missing or has another size; reads no file."""
+        for name, entry in self.files.items():
+            try:
+                size = (folder / name).stat().st_size
+            except OSError:
+                raise Damaged(f"{name} is missing") from None
+            if size != entry.size_bytes:
+                raise Damaged(f"{name} has {size} bytes, not {entry.size_bytes}")
+
+    def check_files(self, folder: Path, names: Iterable[str]) -> None:
+        """Raise Damaged where the content of one of these files is not what was written."""
+        for name in names:
+            try:
+                found = measured(folder / name)
+            except OSError as error:
+                raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+            if found != self.files[name]:
+                raise Damaged(f"{name} is damaged")
+
+
+def measured(path: Path, *, sync: bool = False) -> FileEntry:
+    """Read a file and return its size and checksum; with `sync`, wait until it is on the disk."""
+    digest, size, block = xxhash.xxh3_128(), 0, memoryview(bytearray(_BLOCK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while num_read := file.readinto(block):
+            digest.update(block[:num_read])
+            size += num_read
+        if sync:
+            os.fsync(file.fileno())
+    return FileEntry(size, digest.hexdigest())
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the files below a folder but its manifest, as paths with slashes, in order."""
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if name != MANIFEST)
+
+
+def rank_of(name: str) -> int:
+    """Return the process that wrote a file, judged by the file's name; 0 where the name tells none.
+
+    A guess: processes share the work of reading a checkpoint by it, each what it has just written.
+    """
+    found = _RANK.search(name.rsplit("/", 1)[-1])
+    return int(found.group(1)) if found else 0
+
+
+def share_of(rank: int, ranks: list[int], names: Iterable[str]) -> list[str]:
+    """Return the files that this process reads where `ranks` see the folder; together they read each once."""
+    return [name for name in names if (owner if (owner := rank_of(name)) in ranks else ranks[0]) == rank]
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the file system can do that."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # as on Windows
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:  # not every network file system syncs folders
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest()

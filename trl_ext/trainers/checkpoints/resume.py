@@ -1,0 +1,185 @@
+"""Where a run goes on: the newest whole checkpoint, or the one that was named, if it is of this run.
+
+All processes look, each reads a part of the files, and all come to the same end with the same sentence.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.fingerprint import PARTS, differences
+from trl_ext.trainers.checkpoints.manifest import MANIFEST, Damaged, Manifest, share_of
+from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
+from trl_ext.trainers.checkpoints.save import UNFINISHED, is_whole, newest_first, step_of
+from trl_ext.trainers.checkpoints.settings import RESTORED
+
+_NAMED = 3  # differences and reasons that a message names
+
+logger = logging.get_logger(__name__)
+
+
+def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
+    """Return the folder to resume from; None to start afresh. Collective.
+
+    Args:
+        trainer: The trainer.
+        wanted: As of `Trainer.train`: True for the newest whole checkpoint in output_dir, or a folder.
+
+    Raises:
+        ConfigError: there is none, or the one that was named is not whole.
+    """
+    if wanted is None or wanted is False:
+        return None
+    if not isinstance(wanted, bool):
+        folder = Path(wanted)
+        reason = _why_not(trainer, folder)
+        if reason:
+            other, _ = _newest_whole(trainer, folder.parent, leave_out=folder.name)
+            advice = f"{other} is whole" if other else f"No other one in {folder.parent} is whole"
+            raise ConfigError(f"Cannot resume from {folder}: {reason}. {advice}.{_flag(reason)}")
+        return str(wanted)
+    run_dir = Path(trainer.args.output_dir)
+    if trainer.args.process_index == 0:
+        _finish_renaming(run_dir)
+    found, passed = _newest_whole(trainer, run_dir)
+    if found:
+        for line in passed if trainer.args.process_index == 0 else ():
+            logger.warning(f"Passed over {line}. Resuming from {found.name}.")
+        return str(found)
+    if not passed:
+        raise ConfigError(
+            f"There is no checkpoint in {run_dir} to resume from. Check output_dir, or start afresh without "
+            "resume_from_checkpoint."
+        )
+    raise ConfigError(f"No checkpoint in {run_dir} is whole: {_listed(passed)}.{_flag(passed[0])}")
+
+
+def check_run(trainer: Any, checkpoint: str, run: dict[str, Any]) -> None:
+    """Raise ConfigError unless the checkpoint is of this run; say which settings it restores over new values.
+
+    Args:
+        trainer: The trainer.
+        checkpoint: A whole checkpoint.
+        run: The fingerprint of the run that is about to begin.
+    """
+    despite = _despite(trainer)
+    try:
+        manifest = Manifest.read(Path(checkpoint))
+    except Damaged:
+        if "manifest" in despite:
+            return
+        raise
+    old = manifest.run
+    if old["trainer"] != run["trainer"]:
+        raise ConfigError(
+            f"{checkpoint} is of {_TRAINERS.get(old['trainer'], old['trainer'])}, and this is "
+            f"{_TRAINERS[run['trainer']]}. Give the folder as the model of a new run."
+        )
+    if manifest.save_only_model:
+        raise ConfigError(
+            f"{checkpoint} was saved with save_only_model: without optimizer and random state no run goes on from it. "
+            "Give the folder as the model of a new run."
+        )
+    found = {part: list(differences({part: old[part]}, {part: run[part]})) for part in PARTS if part not in despite}
+    found = {part: lines for part, lines in found.items() if lines}
+    if found:
+        lines = [line for lines in found.values() for line in lines]
+        raise ConfigError(
+            f"{checkpoint} is of another run: {_listed(lines)}. Resume with what was, or set resume_despite to "
+            f"{' '.join(found)} to go on all the same."
+        )
+    if trainer.args.process_index == 0:
+        _tell_restored(old["restored"], run["restored"])
+
+
+_TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTrainer"}
+
+
+def _tell_restored(old: dict[str, Any], new: dict[str, Any]) -> None:
+    for name in old.keys() & new.keys():
+        if old[name] == new[name]:
+            continue
+        if name in RESTORED:
+            logger.warning(f"{name} is {new[name]}, but the checkpoint's {old[name]} goes on: optimizers restore it.")
+        else:
+            logger.warning(f"{name} was {old[name]} and is {new[name]}: the new value counts from here on.")
+
+
+def _newest_whole(trainer: Any, run_dir: Path, leave_out: str = "") -> tuple[Path | None, list[str]]:
+    """Return the newest whole checkpoint, and "<name>: <reason>" of each newer one. Collective."""
+    passed: list[str] = []
+    for name in of_rank_0(trainer, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
+        reason = _why_not(trainer, run_dir / name)
+        if not reason:
+            return run_dir / name, passed
+        passed.append(f"{name}: {reason}")
+    return None, passed
+
+
+def _why_not(trainer: Any, folder: Path) -> str:
+    """Return why no run can resume from a folder, the same on all processes; "" if it can. Collective."""
+    if "manifest" in _despite(trainer):
+        return "" if all(gathered(trainer, folder.is_dir())) else "not every process sees the folder"
+    rank = trainer.args.process_index
+    manifest, reason = _manifest_of(folder)
+    told = gathered(trainer, (reason, manifest and manifest.checksum))
+    blind = [str(other) for other, (_, checksum) in enumerate(told) if checksum is None]
+    if blind:
+        first = next(reason for reason, _ in told if reason)
+        if len(blind) == len(told):
+            return first
+        return f"process {', '.join(blind)} does not see it whole ({first}); output_dir must be on a shared disk"
+    assert manifest is not None
+    reason = ""
+    try:
+        if manifest.parts > 1:
+            raise Damaged(
+                f"its parts lie on {manifest.parts} disks that are not shared: copy the folders of all machines into "
+                "one that all of them see"
+            )
+        group = [other for other, (_, checksum) in enumerate(told) if checksum == manifest.checksum]
+        if rank == group[0]:
+            manifest.check_sizes(folder)
+        manifest.check_files(folder, share_of(rank, group, manifest.files))
+    except Damaged as error:
+        reason = str(error)
+    return next((text for text in gathered(trainer, reason) if text), "")
+
+
+def _manifest_of(folder: Path) -> tuple[Manifest | None, str]:
+    if not folder.is_dir():
+        return None, "there is no such folder"
+    try:
+        return Manifest.read(folder), ""
+    except Damaged as error:
+        return None, str(error)
+
+
+def _finish_renaming(run_dir: Path) -> None:
+    """Move a checkpoint that was whole but not yet in its place, as a kill between two renamings leaves it."""
+    for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        final = run_dir / staged.name
+        if step_of(staged) is not None and is_whole(staged) and not final.exists():
+            os.rename(staged, final)
+
+
+def _despite(trainer: Any) -> tuple[str, ...]:
+    return tuple(getattr(trainer.args, "resume_despite", None) or ())
+
+
+def _flag(reason: str) -> str:
+    if f"has no {MANIFEST}" not in reason:
+        return ""
+    return (
+        " TRL's own trainers and earlier versions write none, so that nobody knows whether the checkpoint is whole "
+        "and of this run; resume_despite=manifest takes it as it is."
+    )
+
+
+def _listed(lines: list[str]) -> str:
+    more = f"; and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
+    return "; ".join(lines[:_NAMED]) + more

@@ -1,0 +1,252 @@
+"""Writing a checkpoint into a folder beside its place, complete on all processes, and moving it there at once.
+
+A failure of one process to write is a failure of all: they agree after every stage, so that either all go on or none.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+from transformers.utils import logging
+
+from trl_ext.compat.versions import installed_versions
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.manifest import Damaged, Manifest, files_in, measured, share_of, sync_folder
+from trl_ext.trainers.checkpoints.ranks import gathered, leaders, of_rank_0
+from trl_ext.version import __version__
+
+# Checkpoints that are being written or removed. Not `checkpoint-*`, so that nobody takes one for whole, and with a
+# leading `_`, which uploads to the hub leave out.
+UNFINISHED = "_unfinished"
+_PACKAGES = ("trl", "transformers", "accelerate", "torch", "datasets")
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(eq=False)
+class WriteErrors:
+    """Keeps what went wrong when this process wrote: nothing may escape before all processes have met."""
+
+    error: Exception | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep an error of the disk that the block raises."""
+        try:
+            yield
+        except (OSError, SafetensorError, RuntimeError) as error:
+            if not _is_of_disk(error):
+                raise
+            self.error = self.error or error
+
+    def keeping(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function, which keeps such errors, and does nothing once there was one."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.error is None:
+                with self.kept():
+                    return function(*args, **kwargs)
+            return None
+
+        return call
+
+
+@dataclass(eq=False)
+class Saver:
+    """Saves the checkpoints of a run.
+
+    Args:
+        trainer: The trainer, for its processes and settings.
+        run_dir: Folder of the checkpoints.
+    """
+
+    trainer: Any
+    run_dir: Path
+    _leaders: list[int] = field(init=False)
+    _size_bytes: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._leaders = leaders(self.trainer, self.run_dir / UNFINISHED)
+        if len(set(self._leaders)) > 1 and self.trainer.args.process_index == 0:
+            logger.warning(
+                f"{self.run_dir} is not one folder for all processes: {len(set(self._leaders))} machines write each a "
+                "part of a checkpoint. To resume, all of them need to see all of it: put output_dir on a shared disk."
+            )
+
+    def save(self, step: int, run: dict[str, Any], write: Callable[[Path, WriteErrors], None]) -> Path | None:
+        """Save a checkpoint. Collective.
+
+        Args:
+            step: Optimizer steps taken.
+            run: The run's fingerprint.
+            write: Writes all files but the manifest into the folder that it is given.
+
+        Returns:
+            The checkpoint's folder; None where it could not be written, an earlier one stands, and that was said.
+
+        Raises:
+            ConfigError: it could not be written, and no earlier one stands.
+        """
+        staged = self.run_dir / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        final, entries, errors = self.run_dir / staged.name, {}, WriteErrors()
+
+        def measure() -> None:
+            names = share_of(self._rank, self._group, files_in(staged))
+            entries.update({name: measured(staged / name, sync=True) for name in names})
+
+        def finish() -> None:
+            if self._is_leader:
+                self._finish(staged, final, Manifest(step, entries, run, **self._facts()))
+
+        def write_together() -> None:
+            try:
+                write(staged, errors)
+            except (OSError, SafetensorError, RuntimeError) as error:
+                if not is_sharded(self.trainer) or not _is_of_disk(error):
+                    raise
+                # The other processes wait within their write for this one, and end when it ends.
+                raise ConfigError(f"The checkpoint of step {step} could not be written: {error}.") from error
+
+        for stage in (lambda: self._make_room(staged), write_together, measure, finish):
+            with errors.kept():
+                stage()
+            told = gathered(self.trainer, (errors.error and f"process {self._rank}: {errors.error}", entries))
+            failures = [text for text, _ in told if text]
+            if failures:
+                self._give_up(step, failures)
+                return None
+            for rank in self._group:
+                entries |= told[rank][1]
+        return final
+
+    # Of this process ------------------------------------------------------------------------------------------------
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.args.process_index
+
+    @property
+    def _group(self) -> list[int]:
+        """Processes that see the same folder."""
+        return [rank for rank, leader in enumerate(self._leaders) if leader == self._leaders[self._rank]]
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._leaders[self._rank] == self._rank
+
+    # Stages ---------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, staged: Path) -> None:
+        """Remove what an earlier save has left, and refuse to begin what cannot be finished."""
+        if not self._is_leader:
+            return
+        self._clear()
+        staged.mkdir(parents=True)
+        free_bytes = shutil.disk_usage(staged).free
+        # DeepSpeed and FSDP write with all processes waiting for each other: a disk that fills up meanwhile ends the
+        # run. Some network file systems say 0 of themselves.
+        if is_sharded(self.trainer) and 0 < free_bytes < self._size_bytes:
+            raise OSError(
+                errno.ENOSPC, f"{free_bytes:,} bytes are free, the last checkpoint took {self._size_bytes:,}"
+            )
+
+    def _facts(self) -> dict[str, Any]:
+        args = self.trainer.args
+        return {
+            "versions": {"trl_ext": __version__, **installed_versions(*_PACKAGES)},
+            "parts": 1 if args.save_on_each_node else len(set(self._leaders)),
+            "save_only_model": args.save_only_model,
+        }
+
+    def _finish(self, staged: Path, final: Path, manifest: Manifest) -> None:
+        """Write the manifest and move the folder to its place; what stands there is removed after that."""
+        manifest.check_sizes(staged)
+        manifest.write(staged)
+        for folder in (staged, *(path for path in staged.rglob("*") if path.is_dir())):
+            sync_folder(folder)
+        if final.exists():
+            os.rename(final, staged.with_name(f"replaced-{final.name}"))
+        os.rename(staged, final)
+        sync_folder(self.run_dir)
+        self._size_bytes = sum(entry.size_bytes for entry in manifest.files.values())
+        self._clear()
+
+    def _give_up(self, step: int, failures: list[str]) -> None:
+        """Remove what was written, and say it; without an earlier checkpoint that stands, end the run."""
+        if self._is_leader:
+            self._clear()
+        standing = of_rank_0(self.trainer, newest_whole(self.run_dir))
+        sentence = f"The checkpoint of step {step} could not be written: {'; '.join(failures)}."
+        if standing is None:
+            raise ConfigError(f"{sentence} There is no earlier one in {self.run_dir}. Make room or set output_dir.")
+        if self._rank == 0:
+            logger.warning(f"{sentence} Training goes on; {standing} stands.")
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.run_dir / UNFINISHED, ignore_errors=True)
+
+    # Rotation -------------------------------------------------------------------------------------------------------
+
+    def rotate(self, newest: Path) -> None:
+        """Remove the oldest whole checkpoints above save_total_limit; never the newest one, nor the best.
+
+        A folder leaves `checkpoint-*` by one renaming before its files are deleted.
+        """
+        limit, best = self.trainer.args.save_total_limit, self.trainer.state.best_model_checkpoint
+        if not self._is_leader or not limit or limit < 0:
+            return
+        kept = {newest} | ({Path(best)} if best else set())
+        old = [path for path in map(Path, sort_checkpoints(str(self.run_dir), use_mtime=True)) if path not in kept]
+        old = [path for path in old if is_whole(path)]
+        for path in old[: max(len(old) + len(kept) - limit, 0)]:
+            bin_ = self.run_dir / UNFINISHED / f"removed-{path.name}"
+            bin_.parent.mkdir(exist_ok=True)
+            os.rename(path, bin_)
+        self._clear()
+
+
+def is_sharded(trainer: Any) -> bool:
+    """Return True if processes save together, and wait for each other meanwhile."""
+    return (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled) and trainer.args.world_size > 1
+
+
+def is_whole(folder: Path) -> bool:
+    """Return True if the manifest is there, and all files have their size."""
+    try:
+        Manifest.read(folder).check_sizes(folder)
+    except Damaged:
+        return False
+    return True
+
+
+def newest_whole(run_dir: Path) -> str | None:
+    """Return the name of the checkpoint of the highest step whose files have their sizes; None if there is none."""
+    return next((path.name for path in newest_first(run_dir) if is_whole(path)), None)
+
+
+def newest_first(run_dir: Path) -> list[Path]:
+    """Return the folders `checkpoint-<step>`, of the highest step first."""
+    found = [
+        path for path in run_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(path) is not None and path.is_dir()
+    ]
+    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step in a checkpoint's name; None where there is none."""
+    number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    return int(number) if number.isdecimal() else None
+
+
+def _is_of_disk(error: Exception) -> bool:
+    """Return True for what a failed write raises: torch has no class of its own for it."""
+    if isinstance(error, RuntimeError):
+        return any(word in str(error) for word in ("PytorchStreamWriter", "inline_container", "basic_ios"))
+    return True

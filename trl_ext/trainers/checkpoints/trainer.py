@@ -1,0 +1,87 @@
+"""What the three trainers share of saving and resuming."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from trl_ext.compat.swap import swapped
+from trl_ext.trainers.checkpoints.fingerprint import fingerprint
+from trl_ext.trainers.checkpoints.manifest import MANIFEST
+from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint
+from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded
+
+# Methods that write files, and that processes do not wait for each other in.
+_WRITERS = ("create_model_card", "save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
+
+
+class WholeCheckpoints(Trainer):
+    """Mixed into a trainer: its checkpoints are whole or absent, and it resumes from whole ones of its own run.
+
+    Attributes:
+        memory_kind: "grpo", "ppo" or "reward".
+    """
+
+    memory_kind: str
+    _run: dict[str, Any] | None = None
+    _savers: dict[str, Saver] | None = None
+
+    def _save_own_state(self, folder: str) -> None:
+        """Write what this trainer needs to go on, beside what transformers and TRL write."""
+
+    def _check_checkpoint(self, folder: str) -> None:
+        """Raise ConfigError for a checkpoint that this trainer cannot go on from, before it is compared."""
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+        """Overrides transformers.Trainer.train: only a whole checkpoint of this run is resumed from."""
+        if args or options.get("trial") is not None:  # a search has settings and checkpoints of its own
+            return super().train(resume_from_checkpoint, *args, **options)
+        if isinstance(resume_from_checkpoint, str) and not Path(resume_from_checkpoint, MANIFEST).is_file():
+            self._check_checkpoint(resume_from_checkpoint)
+        checkpoint = find_checkpoint(self, resume_from_checkpoint)
+        self._run = fingerprint(self)
+        if checkpoint is not None:
+            self._check_checkpoint(checkpoint)
+            check_run(self, checkpoint, self._run)
+        return super().train(checkpoint, *args, **options)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Overrides transformers.Trainer._save_checkpoint: written beside its place, and moved there when whole."""
+        run_dir, best = self._get_output_dir(trial=trial), self.state.best_model_checkpoint
+        self._run = self._run or fingerprint(self)
+        self._savers = self._savers or {}
+        if run_dir not in self._savers:
+            self._savers[run_dir] = Saver(self, Path(run_dir))
+        saver = self._savers[run_dir]
+
+        def write(folder: Path, errors: WriteErrors) -> None:
+            writers = () if is_sharded(self) else _WRITERS
+            keeping = {name: errors.keeping(getattr(self, name)) for name in writers}
+            elsewhere = {"_get_output_dir": lambda trial: str(folder.parent), "_push_from_checkpoint": lambda _: None}
+            with swapped(self, **keeping, **elsewhere):
+                super(WholeCheckpoints, self)._save_checkpoint(model, trial)
+            if not self.args.save_only_model:
+                self._save_own_state(str(folder))
+            self._name_best(run_dir, folder)
+
+        saved = saver.save(self.state.global_step, self._run, write)
+        if saved is None:
+            self.state.best_model_checkpoint = best
+            return
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(saved))
+        saver.rotate(saved)
+
+    def _name_best(self, run_dir: str, folder: Path) -> None:
+        """Let the state name the best checkpoint where it will stand, in memory and in the file."""
+        best = f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+        final = os.path.join(run_dir, best)
+        if not self.state.best_global_step or not (folder.name == best or os.path.isdir(final)):
+            return
+        self.state.best_model_checkpoint = final
+        if self.args.should_save:
+            self.state.save_to_json(str(folder / TRAINER_STATE_NAME))

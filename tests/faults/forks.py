@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from tests.faults import points
 from tests.faults.jobs import OUTPUT_DIR, outcome
 from tests.faults.points import Point
+from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import user_errors
 
 LIMIT_S = 120  # of a run that takes one or two, on a machine that is busy
@@ -172,7 +173,11 @@ def run_with_victims(trainer: Any, chosen: dict[str, Point], calls: dict[int, di
 
 
 def resume(trainer: Any) -> dict[str, Any]:
-    """Go on from the newest checkpoint, or start afresh where there is none."""
-    has_one = any(Path(OUTPUT_DIR).glob("checkpoint-*"))
-    trainer.train(resume_from_checkpoint=True if has_one else None)
+    """Go on from the newest whole checkpoint, or start afresh where the trainer says that there is none."""
+    try:
+        trainer.train(resume_from_checkpoint=True)
+    except ConfigError as error:
+        if not str(error).startswith("There is no checkpoint"):
+            raise
+        trainer.train()
     return outcome(trainer)

@@ -141,6 +141,11 @@ SEAMS = (
     ),
     Seam("trl.trainer.reward_trainer:RewardTrainer.training_step", (), "timed as the phase `update`"),
     Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._load_optimizer_and_scheduler",
+        ("checkpoint",),
+        "called with the checkpoint to resume from, when its state is loaded; `num_tokens` goes on from there",
+    ),
+    Seam(
         "transformers:Trainer.training_step",
         ("model", "inputs", "num_items_in_batch"),
         "called once a row under a token budget, through TRL's, which passes everything on",

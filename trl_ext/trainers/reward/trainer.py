@@ -271,6 +271,8 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
                 self._log_stats(combined(torch.stack(self._step_stats)))
                 self._step_stats = []
             self._log_step()
+            if self.args.include_num_input_tokens_seen == "no":  # else transformers counts there
+                self.state.num_input_tokens_seen = self._total_train_tokens
         return loss
 
     def _row_by_row(self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any) -> torch.Tensor:
@@ -387,6 +389,12 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         self._judged = []
         return output
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Overrides trl.RewardTrainer._load_optimizer_and_scheduler: `num_tokens` is counted on, not from 0."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._total_train_tokens = self.state.num_input_tokens_seen
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Overrides trl.RewardTrainer.floating_point_ops: of the tokens that went through the model."""

@@ -107,7 +107,12 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.evaluate",
         ("eval_dataset", "ignore_keys", "metric_key_prefix"),
-        "its seconds are a phase of their own",
+        "looks at the rows that it is given; its seconds are a phase of their own",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.get_train_dataloader",
+        (),
+        "refuses rows and settings with which no step is taken",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.__init__",
@@ -132,7 +137,7 @@ SEAMS = (
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.get_train_dataloader",
         (),
-        "under a token budget, rows planned over the pairs that its sampler would deal out",
+        "under a token budget, rows planned over the pairs that its sampler would deal out; refuses no steps",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.get_batch_samples",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import nn
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
@@ -27,7 +27,6 @@ from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import (
     check_auxiliary_loss,
     check_budget,
-    check_dataset,
     check_launch,
     longest_prompt_tokens,
 )
@@ -45,6 +44,8 @@ from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
+from trl_ext.trainers.rows.prompts import PromptChecks
+from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.token_counts import TokenCounts
 
 
@@ -81,9 +82,9 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
         check_launch(args)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
-        needs_prompt = kwargs.get("environment_factory") is None
-        check_dataset(train_dataset, rewards, "train_dataset", needs_prompt)
-        check_dataset(eval_dataset, rewards, "eval_dataset", needs_prompt)
+        self._row_checks = PromptChecks(model, rewards, args, kwargs)
+        self._row_checks.look_at(train_dataset, "train_dataset")
+        self._row_checks.look_at(eval_dataset, "eval_dataset")
         if self.memory_kind == "grpo":  # PPOTrainer has settled it by now, before its other models load
             scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
             given = {"tokenizer": kwargs.get("processing_class"), "dataset": train_dataset}
@@ -229,7 +230,9 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
     # Rewards ------------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Overrides trl.GRPOTrainer._generate_and_score_completions: notes the rows, for scoring that starts early."""
+        """Overrides trl.GRPOTrainer._generate_and_score_completions: looks at the rows of a stream; notes
+        rows, for scoring that starts early."""
+        self._row_checks.look_at_batch(inputs, self.accelerator)
         self._rows_to_score = inputs
         return super()._generate_and_score_completions(inputs)
 
@@ -245,6 +248,11 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses rows and settings with which no step is taken."""
+        check_steps(self.train_dataset, self.args)
+        return super().get_train_dataloader()
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
@@ -299,10 +307,11 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
         start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids)
         return output
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Overrides trl.GRPOTrainer.evaluate: its seconds are a phase of their own."""
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Overrides trl.GRPOTrainer.evaluate: rows given to it are looked at; its seconds are a phase of their own."""
+        self._row_checks.look_at(eval_dataset, "eval_dataset")
         with self._clock.phase("evaluate", whole=True):
-            return super().evaluate(*args, **kwargs)
+            return super().evaluate(eval_dataset, *args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""

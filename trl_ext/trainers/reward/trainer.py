@@ -45,6 +45,7 @@ from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, j
 from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
 from trl_ext.trainers.reward.peft import for_reward_model, warn_of_frozen_head
 from trl_ext.trainers.reward.self_check import check_reward_model
+from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.token_counts import TokenCounts
 
 
@@ -153,7 +154,9 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         columns += [name for name in own if name not in columns]
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks."""
+        """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks;
+        refuses rows and settings with which no step is taken."""
+        check_steps(self.train_dataset, self.args)
         loader = super().get_train_dataloader()
         if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):
             return loader

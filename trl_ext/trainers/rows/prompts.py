@@ -1,0 +1,190 @@
+"""Prompts of GRPO and PPO: all rows of a dataset before anything loads, those of a stream before they are answered.
+
+What the tokenizer decides (special tokens, the chat template, the length) is looked at as well: it loads in a moment,
+the model in minutes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
+from transformers import AutoConfig, AutoProcessor
+
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.trainers.checks import check_dataset, columns_of
+from trl_ext.trainers.rows.gold import check_gold
+from trl_ext.trainers.rows.rendering import check_rendered
+from trl_ext.trainers.rows.screen import suspects
+from trl_ext.trainers.rows.sentence import listed, refuse
+from trl_ext.trainers.rows.text import TextCheck
+
+# What TRL calls a reward function with, beside the columns of the dataset.
+ARGUMENTS_OF_REWARDS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
+# Columns that TRL does not hand on to reward functions.
+KEPT_BACK = ("prompt", "completion", "completion_ids")
+# Columns that TRL reads when `remove_unused_columns` drops the others.
+USED = ("prompt", "image", "images")
+_ADVICE = "Drop or mend such rows: dataset.filter(...)."
+_TEMPLATE_ADVICE = "Give a tokenizer with one (tokenizer.chat_template = ...), or prompts that are text."
+
+
+@dataclass(eq=False)
+class PromptChecks:
+    """What a trainer that answers prompts asks of its rows.
+
+    Args:
+        model: Model, or its name or folder.
+        reward_funcs: As TRL's trainer takes them.
+        args: The trainer's config.
+        options: Keyword arguments of TRL's trainer: processing_class, tools, rollout_func, environment_factory.
+    """
+
+    model: Any
+    reward_funcs: list[Any]
+    args: Any
+    options: Mapping[str, Any]
+    has_late_rows: bool = False
+
+    def look_at(self, datasets: Any, role: str) -> None:
+        """Raise DataError for rows that cannot be trained on or evaluated with.
+
+        Args:
+            datasets: Map-style or a stream, or a dict of them; None is fine. A stream's rows come later.
+            role: What the message calls it, such as "train_dataset".
+        """
+        check_dataset(datasets, self.reward_funcs, role, needs_prompt=not self._has_environment)
+        for name, dataset in parts(datasets, role):
+            self._check_columns(columns_of(dataset, name), name)
+            if comes_late(dataset):
+                self.has_late_rows = True
+            else:
+                check_gold(dataset, self.reward_funcs, name)
+                if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
+                    self._check_prompts(dataset, name)
+
+    def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any) -> None:
+        """Raise DataError on all ranks for bad rows of a stream on any of them. Collective: call it on all ranks."""
+        if not self.has_late_rows or self.options.get("rollout_func") is not None:
+            return
+        problems = [self._problem_of_batch(rows)]
+        if accelerator.num_processes > 1:
+            problems = gather_object(problems)
+        for rank, problem in enumerate(problems):
+            if problem:
+                raise DataError(f"On rank {rank} a row came with {problem}. Filter such rows out of the stream.")
+
+    # Inside ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _has_environment(self) -> bool:
+        return self.options.get("environment_factory") is not None
+
+    @cached_property
+    def _config(self) -> Any:
+        if not isinstance(self.model, str):
+            return self.model.config
+        try:
+            return AutoConfig.from_pretrained(self.model, **self._loading())
+        except (OSError, ValueError):  # TRL is about to say so when it loads the model
+            return None
+
+    @cached_property
+    def _processor(self) -> Any:
+        given = self.options.get("processing_class")
+        name = self.model if isinstance(self.model, str) else getattr(self.model.config, "_name_or_path", "")
+        if given is not None or not name:
+            return given
+        try:
+            return AutoProcessor.from_pretrained(name, **self._loading())
+        except (OSError, ValueError):  # as above
+            return None
+
+    def _loading(self) -> dict[str, Any]:
+        given = getattr(self.args, "model_init_kwargs", None) or {}
+        options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
+        return {"trust_remote_code": getattr(self.args, "trust_remote_code", False), **options}
+
+    def _text_check(self, columns: Sequence[str]) -> TextCheck:
+        is_filled = self._has_environment or "image" in columns or "images" in columns
+        return TextCheck.of(self._processor, may_be_blank=is_filled)
+
+    def _check_columns(self, columns: list[str], role: str) -> None:
+        """Raise for columns that TRL would hide behind arguments of its own, keep back or drop."""
+        dropped = set(columns) - set(USED) if self.args.remove_unused_columns else set()
+        taken = [name for name in ARGUMENTS_OF_REWARDS if name in columns and name not in dropped]
+        if taken and any(callable(function) for function in self.reward_funcs):
+            raise DataError(
+                f"{role} has a column {listed(taken)}, and TRL calls reward functions with an argument of that name. "
+                f"Rename it: dataset.rename_column('{taken[0]}', 'own_{taken[0]}')."
+            )
+        for rules in self.reward_funcs:
+            read = [column for column in getattr(rules, "columns", ()) if column in columns]
+            name = getattr(rules, "__name__", rules)
+            if kept := [column for column in read if column in KEPT_BACK]:
+                raise DataError(
+                    f"{name} reads the column {listed(kept)} of {role}, which TRL does not hand on to reward "
+                    "functions. Rename the column, and name it so in the rule."
+                )
+            if gone := [column for column in read if column in dropped]:
+                raise ConfigError(
+                    f"remove_unused_columns=True drops the column {listed(gone)} of {role}, which {name} reads. Set "
+                    "it to False."
+                )
+
+    def _check_prompts(self, dataset: Dataset, role: str) -> None:
+        check = self._text_check(dataset.column_names)
+        found: dict[str, list[int]] = {}
+        first = None
+        for row, prompt in suspects(dataset, "prompt", check):
+            problem = check.problem(prompt, "prompt")
+            if not problem:  # Only a column of any JSON holds both kinds, and all of its rows are suspects.
+                first = prompt if first is None else first
+                problem = _other_kind(prompt, first)
+            if problem:
+                found.setdefault(problem, []).append(row)
+        if found:
+            refuse(found, role, _ADVICE)
+        first = next(iter(dataset.select_columns(["prompt"]).with_format(None)))["prompt"]
+        if problem := self._template_problem(first):
+            refuse({problem: range(len(dataset))}, role, _TEMPLATE_ADVICE)
+        has_more = check.may_be_blank or self.options.get("tools") or hasattr(self._processor, "tokenizer")
+        if self._processor is not None and not has_more:
+            check_rendered(dataset, role, self._processor, self._config, self.args)
+
+    def _template_problem(self, prompt: Any) -> str:
+        is_missing = self._processor is not None and getattr(self._processor, "chat_template", None) is None
+        return "messages, and the tokenizer has no chat template" if is_missing and isinstance(prompt, list) else ""
+
+    def _problem_of_batch(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Return what is wrong with the first bad row, and how its prompt begins; empty if nothing is wrong."""
+        check = self._text_check(list(rows[0]) if rows else [])
+        prompts = [row["prompt"] for row in rows if "prompt" in row or not self._has_environment]
+        for prompt in prompts:
+            problem = check.problem(prompt, "prompt") or _other_kind(prompt, prompts[0])
+            if problem := problem or self._template_problem(prompt):
+                return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
+        return ""
+
+
+def parts(datasets: Any, role: str) -> Iterator[tuple[str, Dataset | IterableDataset]]:
+    """Yield the name for messages and the dataset, or each of a dict of them; nothing for None."""
+    if isinstance(datasets, dict):
+        for name, part in datasets.items():
+            yield from parts(part, f"{role}['{name}']")
+    elif isinstance(datasets, Dataset | IterableDataset):
+        yield role, datasets
+
+
+def comes_late(dataset: Dataset | IterableDataset) -> bool:
+    """Return True for rows that nobody knows before they are asked for: a stream's, and those of a transform."""
+    return isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom"
+
+
+def _other_kind(prompt: Any, first: Any) -> str:
+    if isinstance(prompt, list) == isinstance(first, list):
+        return ""
+    kinds = ("messages", "text") if isinstance(prompt, list) else ("text", "messages")
+    return f"{kinds[0]} as prompt, where the first row has {kinds[1]}"

@@ -1,0 +1,31 @@
+"""Bad rows in a sentence: what is wrong with them, and where they stand."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn
+
+from trl_ext.errors import DataError
+
+_ROWS_NAMED = 3
+
+
+def refuse(found: Mapping[str, Sequence[int]], role: str, advice: str) -> NoReturn:
+    """Raise a DataError that names the rows of each problem.
+
+    Args:
+        found: From a problem, in words that follow "row 7 has", to the numbers of its rows.
+        role: What the dataset is called, such as "train_dataset".
+        advice: The sentence that says what to do.
+    """
+    parts = [f"{named(rows)} {'has' if len(rows) == 1 else 'have'} {problem}" for problem, rows in found.items()]
+    raise DataError(f"{role}: {'; '.join(parts)}. {advice}")
+
+
+def named(rows: Sequence[int]) -> str:
+    """Return "row 7", or "rows 1, 2, 3 and 4 more"."""
+    more = f" and {len(rows) - _ROWS_NAMED} more" if len(rows) > _ROWS_NAMED else ""
+    return f"{'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows[:_ROWS_NAMED]))}{more}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the names in quotes, with commas."""
+    return ", ".join(f"'{name}'" for name in names)

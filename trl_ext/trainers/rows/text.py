@@ -1,0 +1,100 @@
+"""What can be wrong with a text or a list of messages: one owner for the rows of all trainers."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# What a message may hold instead of content.
+INSTEAD_OF_CONTENT = ("tool_calls", "thinking", "reasoning_content")
+# Blank for Python and for Arrow's regular expressions alike.
+_BLANK = r"\s\p{Z}"
+
+
+@dataclass(frozen=True, slots=True)
+class TextCheck:
+    """Tells texts and messages that a model can be trained on from those that it cannot.
+
+    Args:
+        special_tokens: The tokenizer's; a text of nothing else says nothing.
+        bos_token: Fine alone, as the start of a text that the model makes up.
+        may_be_blank: True where something else fills a prompt: an image, an environment.
+    """
+
+    special_tokens: tuple[str, ...] = ()
+    bos_token: str | None = None
+    may_be_blank: bool = False
+
+    @classmethod
+    def of(cls, processor: Any, may_be_blank: bool = False) -> "TextCheck":
+        """Return the check for texts that this tokenizer or processor reads; None knows no special tokens."""
+        tokenizer = getattr(processor, "tokenizer", processor)
+        tokens = tuple(sorted(getattr(tokenizer, "all_special_tokens", ())))
+        return cls(tokens, getattr(tokenizer, "bos_token", None), may_be_blank)
+
+    def problem(self, value: Any, what: str) -> str:
+        """Return what is wrong, in words that follow "row 7 has"; empty if nothing is.
+
+        Args:
+            value: A text or a list of messages; anything else is wrong.
+            what: What the value is called, such as "prompt".
+        """
+        if value is None:
+            return f"no {what} (null)"
+        if isinstance(value, str):
+            return self._problem_of_text(value, what)
+        if not isinstance(value, list):
+            return f"a {what} of type {type(value).__name__}, which is neither text nor a list of messages"
+        if not value:
+            return f"a {what} without messages"
+        return self._problem_of_messages(value, what)
+
+    def nothing_said(self) -> str:
+        """Return a regular expression, in Arrow's dialect, of texts that are blank or special tokens only."""
+        marks = "".join(f"|{re.escape(token)}" for token in self.special_tokens)
+        return rf"\A(?:[{_BLANK}]{marks})*\z"
+
+    def says_something(self, text: str) -> bool:
+        """Return True for a text that is more than blanks and special tokens, and for the BOS token alone."""
+        marks = "|".join(map(re.escape, self.special_tokens))
+        rest = re.sub(marks, "", text) if marks else text
+        return bool(rest.strip()) or (bool(text) and text == self.bos_token)
+
+    def _problem_of_text(self, text: str, what: str) -> str:
+        if found := _unreadable(text):
+            return f"{found} in its {what}"
+        if self.may_be_blank or self.says_something(text):
+            return ""
+        if not text.strip():
+            return f"{'a blank' if text else 'an empty'} {what}"
+        return f"a {what} of special tokens only"
+
+    def _problem_of_messages(self, messages: list[Any], what: str) -> str:
+        says_something = self.may_be_blank
+        for message in messages:
+            if not isinstance(message, Mapping):
+                return f"a {what} that is a list of {type(message).__name__}, not of messages"
+            role, content = message.get("role"), message.get("content")
+            if not isinstance(role, str) or not role.strip():
+                return f"a message without role in its {what}"
+            stands_in = any(message.get(name) for name in INSTEAD_OF_CONTENT)
+            if content is None and not stands_in:
+                return f"a message without content in its {what}"
+            if not isinstance(content, str | list | None):
+                return f"a message in its {what} whose content is of type {type(content).__name__}"
+            if isinstance(content, str) and (found := _unreadable(content)):
+                return f"{found} in its {what}"
+            has_text = isinstance(content, str) and self.says_something(content)
+            says_something = says_something or stands_in or has_text or bool(isinstance(content, list) and content)
+        return "" if says_something else f"a {what} whose messages say nothing"
+
+
+def _unreadable(text: str) -> str:
+    """Return what a tokenizer or a rule may choke on; empty if nothing."""
+    if "\0" in text:
+        return "a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "a character that is no Unicode (half a surrogate pair, or bytes that are no UTF-8)"
+    return ""

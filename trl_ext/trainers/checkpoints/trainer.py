@@ -14,6 +14,7 @@ from trl_ext.trainers.checkpoints.fingerprint import fingerprint
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint
 from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded
+from trl_ext.trainers.checkpoints.secrets import guard_tokens
 
 # Methods that write files, and that processes do not wait for each other in.
 _WRITERS = ("create_model_card", "save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
@@ -29,6 +30,10 @@ class WholeCheckpoints(Trainer):
     memory_kind: str
     _run: dict[str, Any] | None = None
     _savers: dict[str, Saver] | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        guard_tokens(self.args)
 
     def _save_own_state(self, folder: str) -> None:
         """Write what this trainer needs to go on, beside what transformers and TRL write."""

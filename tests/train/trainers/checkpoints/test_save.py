@@ -1,0 +1,180 @@
+"""What is written beside its place, what stays when a write fails, what rotation leaves, and what no file holds."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback
+
+from tests.preferences import pairs
+from tests.reward_trainers import trainer as reward_trainer
+from tests.reward_trainers import warnings_of
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.manifest import MANIFEST, Manifest
+from trl_ext.trainers.checkpoints.save import UNFINISHED, is_whole
+
+torch.set_num_threads(1)
+
+TOKEN = "hf_verysecret"
+SAVES = dict(save_strategy="steps", save_steps=1, max_steps=4, logging_steps=1)
+
+
+def trainer(folder, *callbacks, **changes):
+    return reward_trainer(folder, callbacks=list(callbacks), **{**SAVES, **changes})
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+
+
+class SmallDisk(TrainerCallback):
+    """Writes of more than 60,000 bytes fail in the saves of these steps, in the kernel."""
+
+    def __init__(self, *of_steps: int):
+        self.of_steps = of_steps
+
+    def on_step_end(self, args, state, control, **kwargs):
+        limit = 60_000 if state.global_step in self.of_steps else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
+@pytest.fixture(autouse=True)
+def large_disk():
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+# Failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_does_not_end_training_while_a_checkpoint_stands(tmp_path, caplog):
+    done = trainer(tmp_path, SmallDisk(2, 3))
+    done.train()
+    assert done.state.global_step == 4
+    assert steps(tmp_path) == [1, 4]
+    assert all(map(is_whole, tmp_path.glob("checkpoint-*")))
+    assert not (tmp_path / UNFINISHED).exists()
+    said = [line for line in warnings_of(caplog) if "could not be written" in line]
+    assert [line.split(" could")[0] for line in said] == [f"The checkpoint of step {n}" for n in (2, 3)]
+    assert "File too large" in said[0] and said[0].endswith("Training goes on; checkpoint-1 stands.")
+
+
+def test_a_full_disk_ends_training_where_no_checkpoint_stands(tmp_path):
+    with pytest.raises(ConfigError, match=r"step 1 could not be written: process 0: .*There is no earlier one in"):
+        trainer(tmp_path, SmallDisk(1)).train()
+    assert not steps(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["_save_optimizer_and_scheduler", "_save_rng_state", "_save_scaler"])
+def test_any_other_error_of_a_save_is_not_hidden(method, tmp_path, monkeypatch):
+    def out_of_memory(*_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(Trainer, method, out_of_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer(tmp_path).train()
+
+
+class Looks(TrainerCallback):
+    """Notes which checkpoints there are whenever one is said to be saved."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_save(self, args, state, control, **kwargs):
+        self.seen.append(steps(Path(args.output_dir)))
+
+
+# Place and rotation -----------------------------------------------------------------------------------------------
+
+
+def test_what_stood_in_the_place_of_a_checkpoint_is_replaced(tmp_path):
+    place = tmp_path / "checkpoint-2"
+    place.mkdir()
+    (place / "checkpoint-is-incomplete.txt").write_text("transformers writes this before a save that SIGTERM asks for")
+    trainer(tmp_path, max_steps=2).train()
+    assert is_whole(place)
+    assert not (place / "checkpoint-is-incomplete.txt").exists()
+
+
+def test_a_half_written_checkpoint_is_never_in_its_place(tmp_path, monkeypatch):
+    seen = []
+    write = Manifest.write
+
+    def watched(self, folder):
+        seen.append((folder.parent.name, steps(tmp_path)))
+        write(self, folder)
+
+    monkeypatch.setattr(Manifest, "write", watched)
+    trainer(tmp_path, max_steps=2).train()
+    assert seen == [(UNFINISHED, []), (UNFINISHED, [1])]
+
+
+def test_rotation_keeps_the_newest_and_the_best_and_leaves_alone_what_is_not_whole(tmp_path):
+    class Worsens(TrainerCallback):
+        """Makes the evaluation of step 2 the best one."""
+
+        def on_evaluate(self, args, state, control, metrics, **kwargs):
+            metrics["eval_loss"] = abs(state.global_step - 2.0)
+
+    (tmp_path / "checkpoint-0").mkdir(parents=True)
+    (tmp_path / "checkpoint-0" / "someone's").write_text("file")
+    looks = Looks()
+    evaluates = dict(eval_strategy="steps", eval_steps=1, eval_dataset=None, load_best_model_at_end=True)
+    evaluates["eval_dataset"] = reward_trainer(tmp_path / "rows", pairs(4)).train_dataset
+    done = trainer(tmp_path, Worsens(), looks, save_total_limit=2, max_steps=5, **evaluates)
+    done.train()
+    assert looks.seen == [[0, 1], [0, 1, 2], [0, 2, 3], [0, 2, 4], [0, 2, 5]]
+    assert done.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    for step in (2, 5):
+        state = json.loads((tmp_path / f"checkpoint-{step}" / "trainer_state.json").read_text())
+        assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
+    best = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-2")
+    assert all(torch.equal(p, done.model.state_dict()[n]) for n, p in best.state_dict().items())
+
+
+def test_rotation_never_removes_the_last_whole_checkpoint(tmp_path):
+    looks = Looks()
+    trainer(tmp_path, looks, SmallDisk(2, 3), save_total_limit=1).train()
+    assert looks.seen == [[1], [1], [1], [4]]
+
+
+def test_a_checkpoint_is_one_of_transformers(tmp_path):
+    done = trainer(tmp_path, max_steps=1)
+    done.train()
+    checkpoint = tmp_path / "checkpoint-1"
+    _model, info = AutoModelForSequenceClassification.from_pretrained(checkpoint, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    names = {"config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
+    assert names | {"training_args.bin", "tokenizer.json", MANIFEST} <= {path.name for path in checkpoint.iterdir()}
+
+
+# Hub --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_hub_gets_the_checkpoint_when_it_is_whole(tmp_path, monkeypatch):
+    pushed = []
+    monkeypatch.setattr(Trainer, "init_hf_repo", lambda self, *_: None)
+    push = lambda self, folder: pushed.append((folder, is_whole(Path(folder))))  # noqa: E731
+    monkeypatch.setattr(Trainer, "_push_from_checkpoint", push)
+    done = trainer(tmp_path, max_steps=2, push_to_hub=True, hub_model_id="nobody/nothing")
+    monkeypatch.setattr(done, "_finish_current_push", lambda: None)
+    done.train()
+    assert pushed == [(str(tmp_path / f"checkpoint-{step}"), True) for step in (1, 2)]
+
+
+def test_no_saved_file_holds_the_token_of_the_hub(tmp_path):
+    done = trainer(tmp_path, max_steps=1, hub_token=TOKEN, model_init_kwargs={"token": TOKEN})
+    done.train()
+    done.save_model(str(tmp_path / "final"))
+    shutil.rmtree(tmp_path / "model", ignore_errors=True)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"training_args.bin"} <= {path.name for path in files}
+    assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
+    assert done.args.hub_token == TOKEN
+    loaded = torch.load(tmp_path / "final" / "training_args.bin", weights_only=False)
+    assert loaded.hub_token is None
+    assert loaded.learning_rate == done.args.learning_rate

@@ -28,6 +28,13 @@ PACKABLE = {
 MIXTURE = {
     "qwen3_moe": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
 }
+# Families whose layers are told of their window by the mask alone, and one whose layers make masks of their own. A
+# mixture of PhiMoE's draws random numbers in training: compare it in evaluation mode.
+MASKED = {
+    "phimoe_window": ("phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),
+    "doge": ("doge", {"keep_window_size": 7}),
+    "doge_window": ("doge", {"keep_window_size": 7, "sliding_window": 7}),
+}
 EAGER_ONLY = {
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 7}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),
@@ -57,7 +64,7 @@ STATEFUL = {
 
 def model(name: str, seed: int = 0, **changes) -> torch.nn.Module:
     """A random causal model of the family `name`, in float32."""
-    family, own = {**PACKABLE, **MIXTURE, **EAGER_ONLY, **STATEFUL}[name]
+    family, own = {**PACKABLE, **MIXTURE, **MASKED, **EAGER_ONLY, **STATEFUL}[name]
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[family](**{**_COMMON, **own, **changes})
     # transformers serves soft-capping and attention sinks by eager attention.

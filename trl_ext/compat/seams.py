@@ -236,7 +236,12 @@ SEAMS = (
         "the accelerator's `ddp_handler`: DDP's gradients live in its buckets",
     ),
     Seam("transformers:AttentionInterface.register", ("key", "value"), "packed attention is one more implementation"),
-    Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: none"),
+    Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: its window"),
+    Seam(
+        "transformers.masking_utils:sdpa_mask",
+        ("local_size", "use_vmap"),
+        "arguments of every mask function: the window, and whether a model lays functions of its own over the mask",
+    ),
 )
 
 

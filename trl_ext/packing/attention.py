@@ -10,6 +10,7 @@ Legend: T queries of the flat row, K keys after the prefixes are repeated, H que
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,9 +25,20 @@ from trl_ext.packing.layout import SegmentTable
 SUFFIX = "+packed"
 _FLASH_VERSIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
 
-# Set during a packed forward only, and read only where transformers builds a mask nobody will look at: it saves
-# [T, T] booleans. What is computed never depends on it.
-_mask_unneeded: ContextVar[bool] = ContextVar("mask_unneeded", default=False)
+# Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
+# the segments and the window say everything.
+_packed: ContextVar[bool] = ContextVar("packed", default=False)
+
+
+@dataclass(frozen=True)
+class WindowMask:
+    """Stands for the [T, T] mask of a sliding window in a packed forward.
+
+    Args:
+        size: Keys that a query sees, itself the last.
+    """
+
+    size: int
 
 
 def packed_name(base: str) -> str:
@@ -59,11 +71,11 @@ def is_installed(config: Any) -> bool:
 @contextmanager
 def packed_forward() -> Iterator[None]:
     """Around a model call with `segments`: transformers need not build an attention mask."""
-    token = _mask_unneeded.set(True)
+    token = _packed.set(True)
     try:
         yield
     finally:
-        _mask_unneeded.reset(token)
+        _packed.reset(token)
 
 
 def attend(
@@ -71,7 +83,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | WindowMask | None,
     *,
     base: str,
     segments: SegmentTable | None = None,
@@ -82,7 +94,7 @@ def attend(
     Args:
         query: [B, H, T, D]; B = 1 when `segments` is given.
         key, value: [B, Hkv, T, D].
-        attention_mask: Used only without `segments`.
+        attention_mask: With `segments` a window or None; a model that brings any other mask cannot be packed.
         base: The implementation that serves forwards without `segments`, and picks the kernel for those with.
         segments: Who attends to whom in the flat row.
 
@@ -90,13 +102,14 @@ def attend(
         [B, T, H, D], and None in place of attention weights.
 
     Raises:
-        PackingError: the layer asks for something that segments do not cover (soft-capping, sinks, position bias).
+        PackingError: the layer asks for something that segments do not cover (a mask of its own, soft-capping, sinks,
+            position bias).
     """
     if segments is None:
         return attention_function(base)(module, query, key, value, attention_mask, **kwargs)
     _refuse_extras(module, kwargs)
     scale = kwargs.get("scaling")
-    window = kwargs.get("sliding_window")
+    window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0
     kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout)
     return kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout), None
@@ -217,5 +230,37 @@ def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
         raise PackingError(f"{type(module).__name__} is not causal. Packing is for causal models: set packing=False.")
 
 
+def _window(
+    module: torch.nn.Module, base: str, attention_mask: torch.Tensor | WindowMask | None, kwargs: dict[str, Any]
+) -> int | None:
+    """Return how many keys a query of this layer sees where transformers attends with `base`; None for all.
+
+    flash-attn reads the keyword `sliding_window`, all others the mask; some models (PhiMoE) set only one of them.
+    """
+    if attention_mask is not None and not isinstance(attention_mask, WindowMask):
+        raise PackingError(
+            f"{type(module).__name__} attends through a mask of its own, which packed attention does not know. Set "
+            "packing=False."
+        )
+    if "flash" in base:
+        return kwargs.get("sliding_window")
+    return None if attention_mask is None else attention_mask.size
+
+
 def _mask(*args: Any, base: str, **kwargs: Any) -> Any:
-    return None if _mask_unneeded.get() else mask_function(base)(*args, **kwargs)
+    """Make an attention mask, in the shape that transformers' `AttentionMaskInterface` wants; packed, only its window.
+
+    Raises:
+        PackingError: the mask is neither causal nor a causal sliding window.
+    """
+    if not _packed.get():
+        return mask_function(base)(*args, **kwargs)
+    size = kwargs.get("local_size")
+    is_chunked = size is not None and size == getattr(kwargs["config"], "attention_chunk_size", None)
+    # transformers turns to vmap where a model lays functions of its own over the mask.
+    if is_chunked or kwargs.get("use_vmap"):
+        raise PackingError(
+            f"The attention mask of {type(kwargs['config']).__name__} is neither causal nor a sliding window. Set "
+            "packing=False."
+        )
+    return None if size is None or "flash" in base else WindowMask(size)

@@ -2,12 +2,15 @@
 
 Layers that carry state along the row (Mamba, gated delta nets, short convolutions), attention that ignores unknown
 keywords, and positions counted from the row instead of the segment all run without an error, and are wrong. So a few
-short rows go through the real model, alone and packed, and the log-probabilities or scores are compared.
+short rows go through the real model, alone and packed, and the log-probabilities or scores are compared. Where the
+config names a short window or chunk, two rows go beyond it.
 """
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -17,6 +20,10 @@ HALF_TOLERANCE = 0.03
 
 # A group that shares a prompt, a prompt of one token, a completion of one token, a lone row.
 _SHAPES = ((9, 5), (9, 1), (9, 7), (1, 4), (6, 3), (14, 6))
+# Fields of transformers' configs that bound how far a token sees, or cut a row into parts.
+_WINDOWS = re.compile(r"window(?!_layers|_pattern)|chunk|block_size|local_attention|index_topk")
+# Longer windows would make the check too slow on a CPU; attention takes them from transformers' own masks.
+_LONGEST_WINDOW = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +65,38 @@ class CheckResult:
         )
 
 
-def probes(vocab_size: int, seed: int = 0) -> list[Probe]:
-    """The rows of the check: random tokens, equal on every rank."""
+def probes(vocab_size: int, window: int = 0, seed: int = 0) -> list[Probe]:
+    """The rows of the check: random tokens, equal on every rank.
+
+    Args:
+        vocab_size: Tokens are drawn below it.
+        window: Two more rows go beyond so many tokens, with their common prompt and behind it; 0 for none.
+        seed: Of the tokens.
+    """
     draw = random.Random(seed)
+    shapes = (*_SHAPES, (window + 2, 7), (window + 2, 4)) if window else _SHAPES
     prompts: dict[int, tuple[int, ...]] = {}
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(draw.randrange(vocab_size) for _ in range(count))
 
-    return [Probe(prompts.setdefault(p, tokens(p)), tokens(c)) for p, c in _SHAPES]
+    return [Probe(prompts.setdefault(p, tokens(p)), tokens(c)) for p, c in shapes]
+
+
+def longest_window(config: Any) -> int:
+    """Return the longest window or chunk that a model's config names and that the check can go beyond; 0 for none."""
+    fields = [value for name, value in config.to_dict().items() if _WINDOWS.search(name)]
+    values = [one for field in fields for one in (field if isinstance(field, list) else [field])]
+    positions = getattr(config, "max_position_embeddings", None)
+    most = _LONGEST_WINDOW if not isinstance(positions, int) else min(_LONGEST_WINDOW, positions - 9)
+    return max((one for one in values if type(one) is int and 0 < one <= most), default=0)
 
 
 def check(
     alone: Callable[[Probe], torch.Tensor],
     padded: Callable[[list[Probe]], list[torch.Tensor]],
     packed: Callable[[list[Probe]], list[torch.Tensor]],
-    vocab_size: int,
+    config: Any,
     half_precision: bool,
     what: str = "log-probabilities",
 ) -> CheckResult:
@@ -83,11 +106,12 @@ def check(
         alone: The numbers of one row, forwarded by itself without padding: its tokens' log-probabilities, say.
         padded: The same for several rows in one padded batch: how much rounding is usual for this model.
         packed: The same for several rows in one flat forward.
-        vocab_size: Tokens are drawn below it.
+        config: The model's, of its text part: tokens are of its vocabulary, and rows go beyond its windows.
         half_precision: Allow for bfloat16 or float16 rounding.
         what: What the numbers are, for the message.
     """
-    rows = probes(vocab_size)
+    vocab_size = config.vocab_size
+    rows = probes(vocab_size, longest_window(config))
     # The neighbour that changes stands first, so that whatever leaks reaches all that follow.
     changed = [Probe(rows[0].prompt, tuple((t + 1) % vocab_size for t in rows[0].completion)), *rows[1:]]
     tolerance = FLOAT32_TOLERANCE

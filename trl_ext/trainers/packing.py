@@ -131,7 +131,7 @@ def check_options(trainer: Any, model: Any) -> dict[str, Any]:
     """Return what every self-check of packing needs to know of a trainer and a model that it trains, unwrapped."""
     accelerator = trainer.accelerator
     return {
-        "vocab_size": model.config.get_text_config().vocab_size,
+        "config": model.config.get_text_config(),
         "device": accelerator.device,
         "autocast": accelerator.autocast,
         "half_precision": model.dtype != torch.float32 or accelerator.mixed_precision != "no",

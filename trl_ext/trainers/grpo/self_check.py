@@ -14,7 +14,7 @@ from trl_ext.trainers.forward.roles import CRITIC
 
 def check_causal_model(
     model: Any,
-    vocab_size: int,
+    config: Any,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager],
     half_precision: bool,
@@ -25,7 +25,7 @@ def check_causal_model(
 
     Args:
         model: With packed attention installed, wrapped as training will call it, in evaluation mode.
-        vocab_size: Tokens are drawn below it.
+        config: The model's, of its text part.
         device: Where the model's inputs go.
         autocast: Makes the context in which training calls the model.
         half_precision: Whether weights or autocast are in bfloat16 or float16.
@@ -57,7 +57,7 @@ def check_causal_model(
         return [row[len(s) - 1 - n : len(s) - 1] for row, s, n in ends]
 
     what = "values" if of_critic else "log-probabilities"
-    return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision, what)
+    return check(lambda probe: padded([probe])[0], padded, packed, config, half_precision, what)
 
 
 def _unpadded(probes: list[Probe]) -> Unpadded:

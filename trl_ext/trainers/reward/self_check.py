@@ -15,7 +15,7 @@ from trl_ext.trainers.forward.pooled_head import scored_token
 def check_reward_model(
     model: Any,
     head: torch.nn.Module,
-    vocab_size: int,
+    config: Any,
     pad_token_id: int,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager],
@@ -29,7 +29,7 @@ def check_reward_model(
     Args:
         model: With packed attention and pooled head installed, wrapped as training will call it, in evaluation mode.
         head: Its layer `score`.
-        vocab_size: Tokens are drawn below it.
+        config: The model's, of its text part.
         pad_token_id: The model's.
         device: Where the model's inputs go.
         autocast: Makes the context in which training calls the model.
@@ -56,7 +56,7 @@ def check_reward_model(
         # The row's ends are all chosen sides, then all rejected ones.
         return [numbers[(i // 2) + (i % 2) * len(pairs)] for i in range(len(sides))]
 
-    return check(lambda probe: padded([probe])[0], padded, packed, vocab_size, half_precision, what="scores")
+    return check(lambda probe: padded([probe])[0], padded, packed, config, half_precision, what="scores")
 
 
 def _numbers(hidden: list[torch.Tensor], scores: torch.Tensor) -> list[torch.Tensor]:

@@ -244,7 +244,7 @@ class RewardModel(CompletionScorer):
         result = check_reward_model(
             self.wrapped,
             head=self.model.score,
-            vocab_size=self.model.config.get_text_config().vocab_size,
+            config=self.model.config.get_text_config(),
             pad_token_id=self._pad_token_id,
             device=self.device,
             autocast=self._autocast,

@@ -53,7 +53,7 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._calculate_rewards",
         ("inputs", "prompts", "completions", "completion_ids_list"),
-        "lets all ranks fail together when a reward raises on one",
+        "lets all ranks fail together when a reward raises on one; tokenizers of reward models have a stand-in",
     ),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._generate",
@@ -133,6 +133,16 @@ SEAMS = (
         "trl.trainer.reward_trainer:RewardTrainer.compute_loss",
         ("model", "inputs", "return_outputs", "num_items_in_batch"),
         "scores flat rows; TRL's own for padded batches",
+    ),
+    Seam(
+        "trl.trainer.reward_trainer:RewardTrainer._save",
+        ("output_dir", "state_dict"),
+        "writes beside the weights what the model was trained to read",
+    ),
+    Seam(
+        "transformers.utils.hub:cached_file",
+        ("path_or_repo_id", "filename"),
+        "finds that file in a folder or on the hub; OSError where there is none",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.get_train_dataloader",

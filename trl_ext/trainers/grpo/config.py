@@ -7,6 +7,7 @@ from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
+from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
 
@@ -39,6 +40,16 @@ class GRPOConfig(MemoryFields, ResumeFields, TRLGRPOConfig):
         },
     )
 
+    reward_model_eos: str = field(
+        default="auto",
+        metadata={
+            "help": "Whether plain text that a reward model scores ends in EOS, where its folder has no "
+            "reward_input.json that tells. auto, append: finished answers do, as in the training by TRL's "
+            "RewardTrainer; auto says so. never: for a model that was trained without.",
+            "choices": EOS_CHOICES,
+        },
+    )
+
     def __post_init__(self) -> None:
         self.settle_memory_fields()
         self.check_resume_fields()
@@ -53,3 +64,7 @@ class GRPOConfig(MemoryFields, ResumeFields, TRLGRPOConfig):
             )
         if self.eval_temperature is not None and self.eval_temperature < 0:
             raise ConfigError(f"eval_temperature={self.eval_temperature} is negative. Use 0 for greedy decoding.")
+        if self.reward_model_eos not in EOS_CHOICES:
+            raise ConfigError(
+                f"reward_model_eos={self.reward_model_eos!r} is unknown. Set it to one of {', '.join(EOS_CHOICES)}."
+            )

@@ -35,6 +35,7 @@ from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_i
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
 from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.grpo.self_check import check_causal_model
@@ -92,8 +93,10 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
+        given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         self._add_models()
+        self._reward_encoders = make_encoders(self, given_rewards)
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         if self._max_tokens is not None:
@@ -239,11 +242,13 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
-        """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
+        """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them; a reward
+        model reads what it was trained on."""
         guarded = [guard(f, name) for f, name in zip(self.reward_funcs, self.reward_func_names, strict=True)]
-        with swapped(self, reward_funcs=guarded), self._clock.phase("score"):
+        tokenizers = stand_ins(self, self._reward_encoders, prompts, completions, completion_ids_list)
+        with swapped(self, reward_funcs=guarded, reward_processing_classes=tokenizers), self._clock.phase("score"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
+        raise_together([*guarded, *tokenizers], self.accelerator.num_processes, self.accelerator.process_index)
         synchronise(self.reward_funcs, is_training=self.model.training)
         return rewards
 

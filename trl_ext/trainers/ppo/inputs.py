@@ -129,7 +129,11 @@ def tokenizer_of(model: Any, given: Any, fallback: Any) -> Any:
     """Return the tokenizer given for a reward model, or the one beside its weights, or the actor's."""
     if given is not None:
         return given
-    path = model.config._name_or_path
+    return tokenizer_in(model.config._name_or_path, fallback)
+
+
+def tokenizer_in(path: str, fallback: Any) -> Any:
+    """Return the tokenizer of a folder or hub repository, or the fallback where a folder has none."""
     has_own = path and (not Path(path).is_dir() or (Path(path) / "tokenizer_config.json").is_file())
     return AutoTokenizer.from_pretrained(path) if has_own else fallback
 

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, set_seed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.reward_input import read_record
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, SeparateCritic
@@ -17,6 +18,7 @@ from trl_ext.trainers.ppo.inputs import (
     choose_critic,
     listed,
     load_classifier,
+    tokenizer_in,
     tokenizer_of,
 )
 from trl_ext.trainers.ppo.reference import choose_reference, prepare_frozen
@@ -94,16 +96,23 @@ class PPOModels:
             max_tokens_per_forward=args.reward_tokens_per_forward,
             autocast=lambda: trainer.accelerator.autocast(),
             agree=lambda num_forwards: trainer._agreed_num_forwards(num_forwards),
+            eos=args.reward_model_eos,
             chat_template_kwargs=args.chat_template_kwargs,
+            policy_tokenizer=self.tokenizer,
+            stop_ids=lambda: trainer.eos_token_ids,
         )
         scorers: list[CompletionScorer] = []
         for i, (given, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
             model = load_classifier(given, args)
             tokenizer = tokenizer_of(model, tokenizer, self.tokenizer)
             name = Path(model.config._name_or_path).name or f"reward_model_{i}"
-            scorers.append(RewardModel(model, tokenizer, name, **options))
-        adapters = listed(self._given.reward_adapter)
-        return scorers + [SharedRewardModel(folder, self.tokenizer, **options) for folder in adapters]
+            record = read_record(given if isinstance(given, str) else model.config._name_or_path)
+            scorers.append(RewardModel(model, tokenizer, name, record=record, **options))
+        for folder in listed(self._given.reward_adapter):
+            # The actor's tokens, with the pad token and the chat template of the adapter's training.
+            tokenizer = tokenizer_in(folder, self.tokenizer)
+            scorers.append(SharedRewardModel(folder, tokenizer, record=read_record(folder), **options))
+        return scorers
 
     def scoring(self, num_rules: int) -> Scoring:
         """Make what turns the verdicts of so many rules and of these reward models into scores."""

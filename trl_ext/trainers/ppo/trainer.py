@@ -212,7 +212,8 @@ class PPOTrainer(GRPOTrainer):
                 rules = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         own = rules.split(len(prompts))[accelerator.process_index]
         with self._clock.phase("score"):
-            models = accelerator.gather(self._scoring.ask_models(prompts, completions, own, weights).contiguous())
+            asked = self._scoring.ask_models(prompts, completions, completion_ids_list, own, weights)
+            models = accelerator.gather(asked.contiguous())
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
         per_function = torch.cat([rules, models], dim=1)
         self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)

@@ -31,6 +31,7 @@ from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
+from trl_ext.trainers.forward.reward_input import training_record
 from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in_buckets
 from trl_ext.trainers.memory.oom.chunks import PairChunks
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
@@ -134,6 +135,8 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         dataset = dataset.with_format(None)  # Python numbers, whatever tensors the user's own code reads
         preference_data.check_pairs(dataset, role)
         dataset = preference_data.add_row_numbers(preference_data.without_bad_pairs(dataset, role))
+        if is_train:
+            self._input_record = training_record(dataset, processing_class, args.max_length)
         if self._rules is not None and not is_train:
             dataset = preference_data.add_rule_gaps(dataset, self._rules, role)
         unlimited = copy.copy(args)
@@ -230,6 +233,12 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
     def _collator(self) -> PairCollator:
         assert isinstance(self.data_collator, PairCollator)  # asked for only where no other one was given
         return self.data_collator
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Overrides transformers.Trainer._save: what the model was trained to read is written beside it."""
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            self._input_record.write(output_dir or str(self.args.output_dir))
 
     # Packing ------------------------------------------------------------------------------------------------------
 

@@ -282,7 +282,7 @@ def test_reference_reward_and_actor_share_one_backbone(tmp_path):
     alone.save_pretrained(tmp_path / "reward")
     trainer = ppo_trainers.trainer("adapter", tmp_path, reward_funcs=None, reward_adapter=str(tmp_path / "reward"))
     prompts, completions = ["w3 w4", "w3 w4", "w9"], [" w5 w6", " w7", " w8 w8 w8"]
-    texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
+    texts = [f"{prompt}{completion}<eos>" for prompt, completion in zip(prompts, completions, strict=True)]
     with torch.no_grad():
         expected = [alone(input_ids=tiny.tokenizer()(t, return_tensors="pt")["input_ids"]).logits[0, 0] for t in texts]
     trainer.model.train()

@@ -59,7 +59,8 @@ def counts(request):
 
 
 def scorer(model, tokenizer=None, **changes) -> RewardModel:
-    return RewardModel(model, tokenizer or tiny.tokenizer(), "tiny", **changes)
+    """A reward model that was trained without EOS; which ids others read, test_reward_input.py says."""
+    return RewardModel(model, tokenizer or tiny.tokenizer(), "tiny", eos="never", **changes)
 
 
 def alone(model, texts, tokenizer=None, pad_token_id=0) -> torch.Tensor:

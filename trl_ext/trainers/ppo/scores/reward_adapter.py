@@ -36,7 +36,7 @@ class SharedRewardModel(CompletionScorer):
 
     Args:
         folder: Where the adapter lies; its name is the score's name in logs.
-        tokenizer: The actor's: the adapter was trained on the same base model.
+        tokenizer: With the actor's tokens: the adapter was trained on the same base model.
         options: As for CompletionScorer.
     """
 

@@ -2,7 +2,8 @@
 
 TRL pads the local batch to its longest row and scores it in one forward, which is where long completions run out of
 memory. Here sequences are laid into flat rows behind one copy of their prompt; models that are not exact that way
-get padded batches, of bounded tokens as well. What text is scored, and at which token, is as in TRL.
+get padded batches, of bounded tokens as well. Which token ids are scored, `trl_ext/trainers/forward/reward_input.py`
+says.
 
 Legend: N completions.
 """
@@ -13,12 +14,12 @@ from typing import Any
 
 import torch
 from transformers.utils import logging
-from trl.data_utils import apply_chat_template, is_conversational
 
 from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing import attention
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
+from trl_ext.trainers.forward.reward_input import RewardEncoder, is_main_process
 from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
 from trl_ext.trainers.reward.self_check import check_reward_model
 
@@ -30,7 +31,7 @@ _SURPLUS = [0, 0]
 
 
 class CompletionScorer:
-    """Makes texts of completions, tokens of texts, and forwards of tokens.
+    """Makes token ids of completions, and forwards of token ids.
 
     Args:
         tokenizer: The reward model's own; need not be the policy's. Not changed.
@@ -40,17 +41,18 @@ class CompletionScorer:
         autocast: Makes the context of every forward.
         agree: Takes this rank's number of forwards and returns the largest of all ranks, which each of them then
             makes: forwards of ZeRO-3 are collectives. Called once per call on every rank, whatever is to be scored.
-        chat_template_kwargs: For the chat template of conversations.
+        reading: For RewardEncoder, which makes the token ids.
 
     Attributes:
+        encoder: Makes the token ids.
         model: The bare model.
         wrapped: What forwards are called through; set it to what accelerate or DeepSpeed made of `model`.
         packs: True if forwards are flat rows.
-        error: What the last call raised while it made text and tokens, where `agree` is given: then nothing is scored,
+        error: What the last call raised while it made token ids, where `agree` is given: then nothing is scored,
             and the caller raises it on all ranks.
 
     Raises:
-        ConfigError: neither pad nor EOS token, or a budget below one token.
+        ConfigError: a budget below one token, or what RewardEncoder refuses.
     """
 
     model: Any
@@ -66,39 +68,39 @@ class CompletionScorer:
         max_tokens_per_forward: int | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         agree: Callable[[int], int] | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        **reading: Any,
     ):
         if max_tokens_per_forward is not None and max_tokens_per_forward < 1:
             raise ConfigError(
                 f"max_tokens_per_forward={max_tokens_per_forward} of the reward model {name} holds no token. Set it "
                 f"to the tokens that fit into one forward, such as {DEFAULT_MAX_TOKENS}."
             )
-        pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        if pad_token_id is None:
-            raise ConfigError(
-                f"The tokenizer of the reward model {name} has neither a pad nor an EOS token. Set "
-                "tokenizer.pad_token."
-            )
-        self.tokenizer = tokenizer
+        self.encoder = RewardEncoder(tokenizer, name, **reading)
         self.name = self.__name__ = name  # the second is what TRL's logs take
         self.error: Exception | None = None
-        self._pad_token_id: int = pad_token_id
+        self._pad_token_id = self.encoder.pad_token_id
         self._max_tokens = max_tokens_per_forward or DEFAULT_MAX_TOKENS
         self._autocast = autocast
         self._agree = agree
-        self._template_kwargs = chat_template_kwargs or {}
         self._warned_of_cut = False
 
     def _prepare(self) -> None:
         """Get ready to score; called first in every call."""
         raise NotImplementedError
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], keep: Any = None) -> torch.Tensor:
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        keep: Any = None,
+        completion_ids: Sequence[Sequence[int]] | None = None,
+    ) -> torch.Tensor:
         """Return scores of completions, [N] float32 on the model's device. Collective under `agree`.
 
         Args:
             prompts, completions: N strings each, or N lists of messages each.
             keep: N truth values; the score of the others is NaN and costs nothing. None keeps all.
+            completion_ids: As sampled; None for completions that are finished.
 
         Raises:
             ConfigError: conversations for a tokenizer without chat template.
@@ -107,7 +109,8 @@ class CompletionScorer:
         self._prepare()
         self.error = None
         try:
-            sequences = self._tokenize(self._texts([prompts[i] for i in kept], [completions[i] for i in kept]))
+            ids = None if completion_ids is None else [completion_ids[i] for i in kept]
+            sequences = self._fitting(self.encoder([prompts[i] for i in kept], [completions[i] for i in kept], ids))
         except Exception as error:  # whatever a chat template raises; the other ranks are on their way to `agree`
             if self._agree is None:
                 raise
@@ -122,31 +125,12 @@ class CompletionScorer:
         """The device that the model's inputs go to."""
         return self.model.device
 
-    # Text ------------------------------------------------------------------------------------------------------------
-
-    def _texts(self, prompts: list[Any], completions: list[Any]) -> list[str]:
-        if not prompts or not is_conversational({"prompt": prompts[0]}):
-            return [p + c for p, c in zip(prompts, completions, strict=True)]
-        if not self.tokenizer.chat_template:
-            raise ConfigError(
-                f"The tokenizer of the reward model {self.name} has no chat template, and the prompts are "
-                "conversations. Set tokenizer.chat_template to the one that the reward model was trained with."
-            )
-        messages = [{"messages": p + c} for p, c in zip(prompts, completions, strict=True)]
-        return [apply_chat_template(m, self.tokenizer, **self._template_kwargs)["text"] for m in messages]
-
-    def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        """Return token ids of every text; empty ones become one pad token, cut ones keep their last tokens."""
-        if not texts:
-            return []
-        # A lone surrogate, which JSON from a tool can smuggle in, is no Unicode and stops fast tokenizers.
-        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        sequences = self.tokenizer(text=texts, add_special_tokens=False)["input_ids"]
-        sequences = [list(ids) or [self._pad_token_id] for ids in sequences]
+    def _fitting(self, sequences: list[list[int]]) -> list[list[int]]:
+        """Return the sequences, those beyond the model's positions without their first tokens."""
         limit = self._num_positions
-        if limit is None or max(map(len, sequences)) <= limit:
+        if not sequences or limit is None or max(map(len, sequences)) <= limit:
             return sequences
-        if not self._warned_of_cut and _is_main_process():
+        if not self._warned_of_cut and is_main_process():
             logger.warning(
                 f"A sequence of {max(map(len, sequences))} tokens is longer than the {limit} positions of the reward "
                 f"model {self.name}. Such sequences lose their first tokens before they are scored. Shorten prompts "
@@ -193,7 +177,7 @@ class RewardModel(CompletionScorer):
         tokenizer, name, options: As for CompletionScorer.
 
     Raises:
-        ConfigError: more or fewer than one label, neither pad nor EOS token, or a budget below one token.
+        ConfigError: more or fewer than one label, or what CompletionScorer refuses.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, **options: Any):
@@ -226,7 +210,7 @@ class RewardModel(CompletionScorer):
         return True
 
     def _pad_instead(self, reason: str) -> bool:
-        if _is_main_process():
+        if is_main_process():
             logger.warning(
                 f"The reward model {self.name} scores padded batches, without packing: {reason.rstrip('.')}."
             )
@@ -266,8 +250,3 @@ def num_positions(model: Any) -> int | None:
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             return limit - module.padding_idx - 1
     return limit
-
-
-def _is_main_process() -> bool:
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

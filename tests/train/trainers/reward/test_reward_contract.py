@@ -1,0 +1,250 @@
+"""A reward model of our RewardTrainer scores the same in training and wherever a completion is scored with it."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import trl_ext
+from tests import ppo_trainers, tiny
+from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
+from tests.rollouts import rollout
+from trl_ext.errors import ConfigError, RuleError
+from trl_ext.packing import attention
+from trl_ext.trainers.forward.reward_input import RECORD_FILE, RewardInputRecord, read_record
+from trl_ext.trainers.ppo.scores.reward_models import RewardModel
+
+TOLERANCE = 1e-5
+EOS = 2
+
+
+def pairs(num: int, seed: int) -> list[dict[str, str]]:
+    """Ragged prompts; the better answer begins with one of two words, and neither side tells where it ends."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def words(least: int, most: int) -> str:
+        count = int(torch.randint(least, most, (), generator=draw))
+        return tiny.words(*torch.randint(20, tiny.VOCAB, (count,), generator=draw).tolist())
+
+    return [
+        {"prompt": words(1, 9) + " ", "chosen": f"w3 {words(1, 7)}", "rejected": f"w4 {words(1, 7)}"}
+        for _ in range(num)
+    ]
+
+
+def messages(rows: list[dict[str, str]]) -> list[dict[str, list]]:
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    return [{k: [{"role": roles[k], "content": v.strip()}] for k, v in row.items()} for row in rows]
+
+
+class Trained:
+    """A LoRA reward model after some steps, its folder, and its scores of held-out pairs in evaluation."""
+
+    def __init__(self, folder, pad: str, is_chat: bool):
+        ppo_trainers.actor().save_pretrained(folder / "base")
+        train, held_out = pairs(64, 1), pairs(24, 2)
+        if is_chat:
+            train, held_out = messages(train), messages(held_out)
+        tokenizer = chat_tokenizer()
+        tokenizer.pad_token = pad
+        model = AutoModelForSequenceClassification.from_pretrained(folder / "base", num_labels=1, dtype=torch.float32)
+        subject = trainer(
+            folder, train, model=model, processing_class=tokenizer, eval_dataset=Dataset.from_list(held_out),
+            peft_config=LoraConfig(r=8, task_type="SEQ_CLS", target_modules="all-linear"),
+            max_steps=25, per_device_train_batch_size=16, learning_rate=2e-2, max_length=64,
+        )  # fmt: skip
+        subject.train()
+        self.folder = str(folder / "reward")
+        subject.save_model(self.folder)
+        self.base, self.is_chat = folder / "base", is_chat
+        # [2N]: all chosen sides of a batch, then all rejected ones.
+        batches = torch.as_tensor(subject.predict(subject.eval_dataset).predictions).view(-1, 2, 4)
+        self.scores = torch.cat([batches[:, 0].flatten(), batches[:, 1].flatten()])
+        self.prompts = [row["prompt"] for row in held_out] * 2
+        self.completions = [row[side] for side in ("chosen", "rejected") for row in held_out]
+        text = [c[0]["content"] if is_chat else c for c in self.completions]
+        self.truncated_ids = [tokenizer(t)["input_ids"] for t in text]
+        self.finished_ids = [[*ids, EOS] for ids in self.truncated_ids]
+
+    def model(self):
+        model = AutoModelForSequenceClassification.from_pretrained(self.base, num_labels=1, dtype=torch.float32)
+        return PeftModel.from_pretrained(model, self.folder).eval()
+
+    def tokenizer(self):
+        return AutoTokenizer.from_pretrained(self.folder)
+
+    def through_ppo(self, ids, *, packs: bool = True) -> torch.Tensor:
+        """By PPO's frozen reward model."""
+        tokenizer = self.tokenizer()
+        subject = RewardModel(self.model(), tokenizer, "rm", record=read_record(self.folder))
+        if not packs:
+            attention.uninstall(subject.model.config)
+            subject.packs = subject._check_is_due = False
+        scores = subject(self.prompts, self.completions, None, ids)
+        assert subject.packs == packs
+        return scores
+
+    def through_adapter(self, ids, folder) -> torch.Tensor:
+        """By PPO's actor with the reward model as one more adapter."""
+        data = Dataset.from_dict({"prompt": self.prompts})
+        subject = ppo_trainers.trainer(
+            "adapter", folder, model=str(self.base), reward_funcs=None, reward_adapter=self.folder, data=data,
+            response_length=16,
+        )  # fmt: skip
+        return subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
+
+    def through_grpo(self, ids, folder) -> torch.Tensor:
+        """By TRL's own scoring."""
+        subject = grpo(folder, self.model(), self.tokenizer(), self.prompts)
+        return subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
+
+
+def grpo(folder, reward, reward_tokenizer, prompts, **changes):
+    args = trl_ext.GRPOConfig(
+        str(folder), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=4, num_generations=2,
+        max_completion_length=16, save_strategy="no", gradient_checkpointing=False, disable_tqdm=True,
+        max_steps=1, logging_steps=1, **changes,
+    )  # fmt: skip
+    return trl_ext.GRPOTrainer(
+        ppo_trainers.actor(), [reward], args, Dataset.from_dict({"prompt": prompts}), rollout_func=rollout,
+        processing_class=chat_tokenizer(), reward_processing_classes=[reward_tokenizer],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["plain", "chat"])
+def is_chat(request):
+    return request.param == "chat"
+
+
+@pytest.fixture(scope="module", params=["<pad>", "<eos>"])
+def trained(request, is_chat, tmp_path_factory):
+    return Trained(tmp_path_factory.mktemp("trained"), request.param, is_chat)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return (a - b).abs().max().item()
+
+
+def accuracy(scores: torch.Tensor) -> float:
+    chosen, rejected = scores.chunk(2)
+    return (chosen > rejected).float().mean().item()
+
+
+def test_a_score_is_the_same_in_all_trainers(trained, tmp_path):
+    ids = trained.finished_ids
+    assert accuracy(trained.scores) == 1.0
+    for scores in (
+        trained.through_ppo(ids),
+        trained.through_ppo(ids, packs=False),
+        trained.through_ppo(None),
+        trained.through_adapter(ids, tmp_path / "ppo"),
+        trained.through_grpo(ids, tmp_path / "grpo"),
+    ):
+        assert difference(scores, trained.scores) < TOLERANCE
+        assert accuracy(scores) == 1.0
+
+
+def test_a_truncated_answer_is_told_from_a_finished_one_in_all_trainers(trained, tmp_path):
+    """Where the pad token is EOS, the scored token is the one before EOS: no plain text tells the two apart."""
+    ids = trained.truncated_ids
+    packed = trained.through_ppo(ids)
+    for scores in (
+        trained.through_ppo(ids, packs=False),
+        trained.through_adapter(ids, tmp_path / "ppo"),
+        trained.through_grpo(ids, tmp_path / "grpo"),
+    ):
+        assert difference(scores, packed) < TOLERANCE
+    distances = (packed - trained.scores).abs()
+    if trained.tokenizer().pad_token == "<eos>":
+        assert distances.max() < TOLERANCE
+    else:
+        assert distances.min() > 1e-3
+
+
+def test_the_record_lies_beside_the_model(trained):
+    record = read_record(trained.folder)
+    tokenizer = trained.tokenizer()
+    kind = ("conversational", None) if trained.is_chat else ("plain", True)
+    assert record is not None
+    assert (record.format, record.appends_eos, record.max_length) == (*kind, 64)
+    assert (record.eos_token, record.pad_token) == ("<eos>", tokenizer.pad_token)
+
+
+def test_a_checkpoint_holds_the_record(tmp_path):
+    subject = trainer(tmp_path, pairs(8, 0), max_steps=1, save_strategy="steps", save_steps=1)
+    subject.train()
+    assert json.loads((tmp_path / "checkpoint-1" / RECORD_FILE).read_text())["format"] == "plain"
+
+
+# Models of GRPO ------------------------------------------------------------------------------------------------------
+
+
+PROMPTS = [row["prompt"] for row in pairs(4, 3)]
+
+
+class Seen(torch.nn.Module):
+    """A module of a user's own: notes what it is given, scores the number of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = ppo_trainers.classifier().config
+        self.inputs: list[dict] = []
+
+    def forward(self, **inputs):
+        self.inputs.append(inputs)
+        count = inputs["attention_mask"].sum(dim=1, keepdim=True).float()
+        return type("Output", (), {"logits": count})
+
+
+def test_a_module_of_the_users_own_reads_what_trl_gives_it(tmp_path):
+    module = Seen()
+    subject = grpo(tmp_path, module, tiny.tokenizer(), PROMPTS)
+    rewards = subject._calculate_rewards([{}] * 2, ["w3 ", "w3 "], ["w7 w8", "w9"], [[7, 8, EOS], [9, EOS]])
+    assert rewards.tolist() == [[3.0], [2.0]]
+    assert module.inputs[0]["input_ids"].tolist() == [[3, 7, 8], [3, 9, 0]]
+
+
+def test_a_reward_models_metrics_keep_trls_names(tmp_path):
+    ppo_trainers.classifier().save_pretrained(tmp_path / "judge")
+    tiny.tokenizer().save_pretrained(tmp_path / "judge")
+    subject = grpo(tmp_path, str(tmp_path / "judge"), None, PROMPTS)
+    subject.train()
+    assert "rewards/judge/mean" in subject.state.log_history[0]
+
+
+def test_the_record_of_a_model_given_as_a_path_is_read(tmp_path, caplog):
+    ppo_trainers.classifier().save_pretrained(tmp_path / "judge")
+    tiny.tokenizer().save_pretrained(tmp_path / "judge")
+    RewardInputRecord("tokenized", False, "<eos>", "<pad>", None, None).write(str(tmp_path / "judge"))
+    subject = grpo(tmp_path, str(tmp_path / "judge"), None, PROMPTS)
+    finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
+    assert torch.equal(finished, truncated)
+    assert not any("Nothing tells how" in warning for warning in warnings_of(caplog))
+
+
+@pytest.mark.parametrize(("eos", "is_equal"), [("append", False), ("never", True)])
+def test_the_setting_reaches_the_model(eos, is_equal, tmp_path):
+    subject = grpo(tmp_path, ppo_trainers.classifier(), tiny.tokenizer(), PROMPTS, reward_model_eos=eos)
+    finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
+    assert torch.equal(finished, truncated) == is_equal
+
+
+def test_a_setting_without_effect_ends_before_the_first_step(tmp_path):
+    with pytest.raises(ConfigError, match="no reward model scores the completions"):
+        grpo(tmp_path, ppo_trainers.reward, None, PROMPTS, reward_model_eos="never")
+    with pytest.raises(ConfigError, match="no reward model scores the completions"):
+        ppo_trainers.trainer("head", tmp_path, reward_model_eos="never")
+    with pytest.raises(ConfigError, match="reward_model_eos='always' is unknown"):
+        trl_ext.GRPOConfig(str(tmp_path), reward_model_eos="always", use_cpu=True, bf16=False)
+
+
+def test_a_chat_template_that_fails_is_said_with_the_reward_models_name(tmp_path):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no such role') }}"
+    prompts = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    subject = grpo(tmp_path, ppo_trainers.classifier(), tokenizer, prompts)
+    with pytest.raises(RuleError, match=r"(?s)the reward 'LlamaForSequenceClassification' raised.*no such role"):
+        subject._calculate_rewards([{}], prompts[:1], [[{"role": "assistant", "content": "w7"}]], [[7]])

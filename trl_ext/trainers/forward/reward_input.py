@@ -1,0 +1,369 @@
+"""What a reward model reads: one contract for RewardTrainer, PPOTrainer, GRPOTrainer and the reward adapter.
+
+A score means something for token ids made as in training. RewardTrainer, TRL's and ours, makes them like this, and
+whoever asks the model later does the same:
+
+* Plain text: the tokenizer's own special tokens, such as BOS, around the text, and EOS behind it. An answer that
+  stopped by itself gets its EOS; one that was cut off by the length limit gets none.
+* Conversations: the chat template's rendering, without further special tokens. An answer that was cut off ends with
+  its last token, without the mark by which the template closes a message.
+* Where policy and reward model have the same tokens, the sampled ids are handed on as they are, behind the prompt's
+  ids. Otherwise the text is encoded anew.
+* Whatever ended the answer, a chat mark or another EOS token, is replaced by the EOS that training appended.
+* The model scores the last token that is not padding (`pooled_head.scored_token`). Where the pad token is EOS, that is
+  the token before EOS, in training as well: finished plain text then scores like truncated text.
+
+RewardTrainer writes `reward_input.json` beside the weights. A model without that file is taken to be trained as TRL's
+RewardTrainer does; the setting `reward_model_eos` tells if it was not.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers.utils import logging
+from transformers.utils.hub import cached_file
+from trl.data_utils import apply_chat_template, is_conversational
+
+from trl_ext.errors import ConfigError
+
+logger = logging.get_logger(__name__)
+
+RECORD_FILE = "reward_input.json"
+EOS_CHOICES = ("auto", "append", "never")
+FORMATS = ("plain", "conversational", "tokenized")
+_ROWS_LOOKED_AT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RewardInputRecord:
+    """How the training of a reward model made token ids; its fields are the keys of `reward_input.json`.
+
+    Args:
+        format: "plain", "conversational", or "tokenized" where the dataset came with token ids.
+        appends_eos: Whether plain text ended in EOS; None where training saw no plain text, or saw both.
+        eos_token, pad_token: As text.
+        chat_template_sha256: Of the template that wrote conversations; None for other formats.
+        max_length: Most tokens of a side in training; None for any number.
+    """
+
+    format: str
+    appends_eos: bool | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template_sha256: str | None
+    max_length: int | None
+
+    def write(self, folder: str) -> None:
+        """Write the record into a model's folder."""
+        (Path(folder) / RECORD_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def training_record(dataset: Any, tokenizer: Any, max_length: int | None) -> RewardInputRecord:
+    """Return how RewardTrainer makes token ids of this dataset, which is not tokenized by it yet.
+
+    Args:
+        dataset: Preference pairs, text, messages or `chosen_ids` and `rejected_ids`; only its first rows are read.
+        tokenizer: With the pad token that training uses.
+        max_length: Of the config.
+    """
+    first = next(iter(dataset))
+    sides = ("chosen_ids", "rejected_ids") if "chosen_ids" in first else ("chosen_input_ids", "rejected_input_ids")
+    appends: bool | None = True
+    if sides[0] in first:
+        kind = "tokenized"
+        rows = [row[side] for row in dataset.take(_ROWS_LOOKED_AT) for side in sides]
+        ends = {bool(ids) and ids[-1] == tokenizer.eos_token_id for ids in rows}
+        appends = ends.pop() if len(ends) == 1 else None
+    elif is_conversational(first):
+        kind, appends = "conversational", None
+    else:
+        kind = "plain"
+    template = _hashed(tokenizer.chat_template) if kind == "conversational" else None
+    return RewardInputRecord(kind, appends, tokenizer.eos_token, tokenizer.pad_token, template, max_length)
+
+
+def read_record(name: str | None) -> RewardInputRecord | None:
+    """Return the record in a model's folder or hub repository, None where there is none.
+
+    Raises:
+        ConfigError: the file is no such record.
+    """
+    if not name:
+        return None
+    try:
+        file = cached_file(name, RECORD_FILE)
+    except OSError:  # no such file, repository or connection
+        return None
+    try:
+        given = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+        return RewardInputRecord(**{field.name: given[field.name] for field in fields(RewardInputRecord)})
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{RECORD_FILE} of the reward model {name} cannot be read: {error!r}. Save the model again, or remove the "
+            "file and set reward_model_eos."
+        ) from error
+
+
+class RewardEncoder:
+    """Makes the token ids that a reward model reads, of prompts and completions.
+
+    Args:
+        tokenizer: The reward model's own. Not changed.
+        name: What messages call the model.
+        record: How the model was trained; None where nobody wrote it down.
+        eos: The setting `reward_model_eos`: what to assume where the record does not tell.
+        chat_template_kwargs: For the chat template of conversations.
+        policy_tokenizer: Made the completions' ids; None for `tokenizer`.
+        stop_ids: Returns the token ids that end a completion; None for the tokenizer's EOS.
+
+    Attributes:
+        assumes: True if `eos` decides, as no record does.
+        pad_token_id: The token that carries no score.
+
+    Raises:
+        ConfigError: neither pad nor EOS token, another pad token than in training where that changes the scored
+            token, or no EOS token to append.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        name: str,
+        record: RewardInputRecord | None = None,
+        eos: str = "auto",
+        chat_template_kwargs: dict[str, Any] | None = None,
+        policy_tokenizer: Any = None,
+        stop_ids: Callable[[], Collection[int]] | None = None,
+    ):
+        self.name = name
+        self.record = record
+        self.assumes = record is None or record.appends_eos is None
+        self.pad_token_id: int = _pad_token_id(tokenizer, name, record)
+        self._tokenizer = tokenizer
+        self._eos_token_id = _eos_token_id(tokenizer, name, record)
+        self._appends = eos != "never" if self.assumes else bool(record and record.appends_eos)
+        if eos == "append" and self.assumes and self._eos_token_id is None:
+            raise ConfigError(
+                f"reward_model_eos='append', but the tokenizer of the reward model {name} has no EOS token. Set "
+                "tokenizer.eos_token, or reward_model_eos='never'."
+            )
+        self._template_kwargs = chat_template_kwargs or {}
+        self._policy_tokenizer = policy_tokenizer or tokenizer
+        self._stop_ids = stop_ids or (lambda: [tokenizer.eos_token_id])
+        self._suffix = _suffix(tokenizer)
+        self._reads_policy_tokens = _same_tokens(tokenizer, self._policy_tokenizer)
+        self._said: set[str] = set()
+        if eos != "auto" or not self._appends or self._eos_token_id is None:
+            self._said.add("assumed")
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | None = None
+    ) -> list[list[int]]:
+        """Return the token ids of each prompt with its completion, none of them empty.
+
+        Args:
+            prompts, completions: N strings each, or N lists of messages each.
+            completion_ids: As sampled, the token that ended a completion included. None: the completions are
+                finished, as those of a preference pair are.
+
+        Raises:
+            ConfigError: conversations for a tokenizer without chat template.
+        """
+        if not prompts:
+            return []
+        if completion_ids is None:
+            finished = [True] * len(prompts)
+        else:
+            stops = set(self._stop_ids())
+            finished = [len(ids) > 0 and ids[-1] in stops for ids in completion_ids]
+        if is_conversational({"prompt": prompts[0]}):
+            sequences = self._encoded(self._rendered(prompts, completions, finished), add_special_tokens=False)
+        else:
+            sequences = self._plain(prompts, completions, completion_ids, finished)
+        longest, limit = max(map(len, sequences)), self.record.max_length if self.record else None
+        if limit is not None and longest > limit:
+            self._say_once(
+                "long",
+                f"A sequence of {longest} tokens is longer than any that the reward model {self.name} was trained on "
+                f"(max_length={limit}). Shorten prompts or completions, or train it on longer ones.",
+            )
+        return [ids or [self.pad_token_id] for ids in sequences]
+
+    # Plain text ------------------------------------------------------------------------------------------------------
+
+    def _plain(
+        self, prompts: Sequence[str], completions: Sequence[str], ids: Sequence[Sequence[int]] | None, done: list[bool]
+    ) -> list[list[int]]:
+        if self.assumes:
+            self._say_once(
+                "assumed",
+                f"Nothing tells how the reward model {self.name} was trained ({RECORD_FILE}), so finished answers get "
+                "an EOS token, as in TRL's RewardTrainer. Set reward_model_eos='never' if it was trained without, "
+                "else reward_model_eos='append'.",
+            )
+        if ids is not None and self._reads_policy_tokens:
+            heads = [self._prompt_ids(prompt) for prompt in prompts]
+            bodies = [[*head, *self._without_stop(c, d)] for head, c, d in zip(heads, ids, done, strict=True)]
+        else:
+            texts = [self._prompt_text(p) + c for p, c in zip(prompts, completions, strict=True)]
+            bodies = [self._without_suffix(body) for body in self._encoded(texts)]
+        return [self._ended(body, d) for body, d in zip(bodies, done, strict=True)]
+
+    def _ended(self, body: list[int], is_finished: bool) -> list[int]:
+        """Return the ids with EOS, where training appended it, and with what the tokenizer puts behind every text."""
+        if not is_finished:
+            return body + [token for token in self._suffix if token != self._eos_token_id]
+        has_eos = not self._appends or self._eos_token_id is None or body[-1:] == [self._eos_token_id]
+        return body + ([] if has_eos else [self._eos_token_id]) + self._suffix  # type: ignore[list-item]
+
+    def _prompt_ids(self, prompt: str) -> list[int]:
+        # A prompt of a tokenized dataset brings its ids.
+        ids = getattr(prompt, "ids", None)
+        return self._without_suffix(self._encoded([prompt])[0]) if ids is None else list(ids)
+
+    def _prompt_text(self, prompt: str) -> str:
+        # The text of a tokenized prompt holds the policy's BOS, and the reward model's tokenizer adds its own.
+        bos = self._policy_tokenizer.bos_token
+        return prompt.removeprefix(bos) if bos and hasattr(prompt, "ids") else prompt
+
+    def _without_stop(self, ids: Sequence[int], is_finished: bool) -> list[int]:
+        """Return the ids without the special token that ended them; a stop token that is text stays."""
+        is_mark = is_finished and ids[-1] in (*self._policy_tokenizer.all_special_ids, self._eos_token_id)
+        return list(ids[:-1] if is_mark else ids)
+
+    def _without_suffix(self, ids: list[int]) -> list[int]:
+        return ids[: len(ids) - len(self._suffix)]
+
+    # Conversations ---------------------------------------------------------------------------------------------------
+
+    def _rendered(self, prompts: Sequence[Any], completions: Sequence[Any], done: list[bool]) -> list[str]:
+        template = self._tokenizer.chat_template
+        if not template:
+            raise ConfigError(
+                f"The tokenizer of the reward model {self.name} has no chat template, and the prompts are "
+                "conversations. Set tokenizer.chat_template to the one that the reward model was trained with."
+            )
+        known = self.record.chat_template_sha256 if self.record else None
+        if known is not None and known != _hashed(template):
+            self._say_once(
+                "template",
+                f"The chat template of the reward model {self.name} is not the one that it was trained with "
+                f"({RECORD_FILE}). Give its own tokenizer, or set tokenizer.chat_template to that of training.",
+            )
+        return [
+            self._conversation([*prompt, *completion], is_finished)
+            for prompt, completion, is_finished in zip(prompts, completions, done, strict=True)
+        ]
+
+    def _conversation(self, messages: list[Any], is_finished: bool) -> str:
+        example = {"messages": messages}
+        if not is_finished:
+            try:
+                # Ends with the last message's last word, before the template's closing mark.
+                return apply_chat_template(
+                    example, self._tokenizer, continue_final_message=True, **self._template_kwargs
+                )["text"]
+            except ValueError as error:  # a last message without text, or a template that changes it
+                self._say_once(
+                    "closed",
+                    f"A truncated answer looks finished to the reward model {self.name}, since its chat template "
+                    f"cannot leave a message open: {str(error).splitlines()[0]}",
+                )
+        return apply_chat_template(example, self._tokenizer, **self._template_kwargs)["text"]
+
+    # Both ------------------------------------------------------------------------------------------------------------
+
+    def _encoded(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
+        # A lone surrogate, which JSON from a tool can smuggle in, is no Unicode and stops fast tokenizers.
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        return [list(ids) for ids in self._tokenizer(text=texts, **options)["input_ids"]]
+
+    def _say_once(self, topic: str, sentence: str) -> None:
+        if topic not in self._said and is_main_process():
+            logger.warning(sentence)
+        self._said.add(topic)
+
+
+def check_eos_setting(eos: str, encoders: Sequence[RewardEncoder], dataset: Any) -> None:
+    """Raise ConfigError where `reward_model_eos` is set and leaves nothing to decide.
+
+    Args:
+        eos: The setting.
+        encoders: Of all reward models.
+        dataset: The training rows; None or a stream is not looked at.
+    """
+    rows = dataset if isinstance(dataset, Dataset) and "prompt" in dataset.column_names else []
+    if eos == "auto":
+        return
+    if not encoders:
+        reason = "no reward model scores the completions"
+    elif not any(encoder.assumes for encoder in encoders):
+        reason = f"{RECORD_FILE} tells how {', '.join(encoder.name for encoder in encoders)} was trained"
+    elif len(rows) and is_conversational({"prompt": rows[0]["prompt"]}):
+        reason = "the prompts are conversations, whose end the chat template writes"
+    else:
+        return
+    raise ConfigError(f"reward_model_eos='{eos}' has no effect: {reason}. Leave it at 'auto'.")
+
+
+def is_main_process() -> bool:
+    """True on one process of the job, and where there is only one."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _pad_token_id(tokenizer: Any, name: str, record: RewardInputRecord | None) -> int:
+    token = tokenizer.eos_token if tokenizer.pad_token is None else tokenizer.pad_token
+    if token is None:
+        raise ConfigError(
+            f"The tokenizer of the reward model {name} has neither a pad nor an EOS token. Set tokenizer.pad_token."
+        )
+    # Two pad tokens that no text ends in leave the score where it is.
+    if (
+        record is not None
+        and token != record.pad_token
+        and {token, record.pad_token}
+        & {
+            tokenizer.eos_token,
+            record.eos_token,
+        }
+    ):
+        raise ConfigError(
+            f"The reward model {name} was trained with the pad token {record.pad_token!r} ({RECORD_FILE}), its "
+            f"tokenizer has {token!r}: the score would be that of another token. Set tokenizer.pad_token = "
+            f"{record.pad_token!r}."
+        )
+    return tokenizer.convert_tokens_to_ids(token)
+
+
+def _eos_token_id(tokenizer: Any, name: str, record: RewardInputRecord | None) -> int | None:
+    """Return the token that training appended; the tokenizer's own where nobody wrote it down."""
+    if record is None or record.eos_token is None or record.eos_token == tokenizer.eos_token:
+        return tokenizer.eos_token_id
+    if record.eos_token not in tokenizer.get_vocab():
+        raise ConfigError(
+            f"The reward model {name} was trained with the EOS token {record.eos_token!r} ({RECORD_FILE}), which its "
+            "tokenizer does not know. Give the tokenizer that was saved with it."
+        )
+    return tokenizer.convert_tokens_to_ids(record.eos_token)
+
+
+def _suffix(tokenizer: Any) -> list[int]:
+    """Return the special tokens that the tokenizer puts behind every text, such as BERT's [SEP]."""
+    whole, bare = (list(tokenizer(text="a", add_special_tokens=special)["input_ids"]) for special in (True, False))
+    starts = (i for i in range(len(whole) - len(bare) + 1) if whole[i : i + len(bare)] == bare)
+    return whole[next(starts, 0) + len(bare) :]
+
+
+def _same_tokens(a: Any, b: Any) -> bool:
+    return a is b or (len(a) == len(b) and a.get_vocab() == b.get_vocab())
+
+
+def _hashed(template: Any) -> str | None:
+    return None if template is None else hashlib.sha256(str(template).encode()).hexdigest()

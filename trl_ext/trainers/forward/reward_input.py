@@ -219,8 +219,9 @@ class RewardEncoder:
         """Return the ids with EOS, where training appended it, and with what the tokenizer puts behind every text."""
         if not is_finished:
             return body + [token for token in self._suffix if token != self._eos_token_id]
-        has_eos = not self._appends or self._eos_token_id is None or body[-1:] == [self._eos_token_id]
-        return body + ([] if has_eos else [self._eos_token_id]) + self._suffix  # type: ignore[list-item]
+        eos = self._eos_token_id
+        missing = [] if eos is None or not self._appends or body[-1:] == [eos] else [eos]
+        return body + missing + self._suffix
 
     def _prompt_ids(self, prompt: str) -> list[int]:
         # A prompt of a tokenized dataset brings its ids.

@@ -33,12 +33,13 @@ class TokenizerStandIn:
     """
 
     def __init__(self, tokenizer: Any, encoder: RewardEncoder, batch: tuple[Any, Any, Any]):
-        self.name, self.error = encoder.name, None
+        self.name = encoder.name
+        self.error: Exception | None = None
         self._tokenizer, self._encoder = tokenizer, encoder
         try:
             self._sequences = encoder(*batch)
         except Exception as error:  # whatever a chat template raises: it is raised again on all ranks
-            self.error: Exception | None = error
+            self.error = error
             self._sequences = [[encoder.pad_token_id]] * len(batch[0])
 
     def apply_chat_template(self, *args: Any, **options: Any) -> str:

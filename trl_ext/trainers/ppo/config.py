@@ -9,6 +9,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.equations import ESTIMATORS
 from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
+from trl_ext.trainers.ppo.without_effect import check_settings
 
 CRITICS = ("adapter", "head", "separate")
 
@@ -82,7 +83,11 @@ class PPOConfig(GRPOConfig):
         default=None, metadata={"help": "Subtracted from the score of a completion that was cut off."}
     )
     kl_estimator: str = field(
-        default="k1", metadata={"help": "k1: the log-ratio. k3: lower variance, never negative."}
+        default="k1",
+        metadata={
+            "help": "Of the KL in the reward. k1: the log-ratio; its gradient is the KL's. k3: never negative, but in "
+            "the reward it hardly holds the policy back: its gradient is another one and vanishes near the reference."
+        },
     )
     kl_target: float | None = field(
         default=None,
@@ -143,7 +148,8 @@ class PPOConfig(GRPOConfig):
         default=None, metadata={"help": "Adapter of the model that is trained. Unset: the active one."}
     )
     num_sample_generations: int = field(
-        default=10, metadata={"help": "TRL 1.12's; without effect: see log_completions and generate_completions()."}
+        default=10,
+        metadata={"help": "TRL 1.12's. Nothing is sampled for show: see log_completions and generate_completions()."},
     )
     sft_model_path: str = field(
         default="EleutherAI/pythia-160m", metadata={"help": "For scripts: path of the policy."}
@@ -154,6 +160,7 @@ class PPOConfig(GRPOConfig):
     dataset_num_proc: int | None = field(default=None, metadata={"help": "For scripts: processes that tokenize."})
 
     def __post_init__(self) -> None:
+        check_settings(self)
         self._take_old_names()
         if self.num_mini_batches < 1:
             raise ConfigError(f"num_mini_batches={self.num_mini_batches} makes no optimizer step. Use 1 or more.")

@@ -25,7 +25,11 @@ _LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is rou
 
 
 def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) -> torch.Tensor:
-    """Estimate KL(policy || reference) from tokens that the policy sampled; both estimators are unbiased.
+    """Estimate KL(policy || reference) from tokens that the policy sampled.
+
+    The mean of either estimator is the KL. As part of a reward they differ: the policy gradient of k1 is that of
+    KL(policy || reference), of k3 that of KL(policy || reference) - KL(reference || policy), which vanishes to second
+    order near the reference and so hardly holds the policy back.
 
     Args:
         logps, ref_logps: [B, T] log-probabilities of the tokens under the policy and the reference.

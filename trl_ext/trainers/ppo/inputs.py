@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.config import PPOConfig
+from trl_ext.trainers.ppo.without_effect import check_settings_of_reward_models
 
 logger = logging.get_logger(__name__)
 
@@ -25,6 +26,11 @@ def check_arguments(args: Any, data_collator: Any) -> None:
         raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
     if args.fsdp:
         raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Use accelerate_configs/zero3.yaml.")
+    if args.kl_estimator == "k3" and args.beta > 0:
+        logger.warning_once(
+            "kl_estimator='k3' in the reward hardly holds the policy back: its gradient is not the KL's and vanishes "
+            "near the reference. Use k1 unless that is what you want."
+        )
     if data_collator is not None:
         logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
 
@@ -55,6 +61,8 @@ def check_models(
         raise ConfigError("score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.")
     if args.score_mode == "rules_only" and not reward_funcs:
         raise ConfigError("score_mode='rules_only' has no rules. Give reward_funcs, or another score_mode.")
+    if not reward_models:
+        check_settings_of_reward_models(args)
 
 
 def _is_one_object(a: Any, b: Any) -> bool:

@@ -24,12 +24,16 @@ def choose_reference(model: Any, given: Any, is_peft: bool, args: Any) -> Any:
     """
     if args.beta == 0:
         return None
+    has_adapters = not isinstance(model, str) and is_peft_model(model)
+    if args.ref_adapter_name is not None and (given is not None or not has_adapters):
+        reason = "the model has no adapters yet" if given is None else "ref_model is the reference"
+        raise ConfigError(f"ref_adapter_name={args.ref_adapter_name!r} has no effect: {reason}. Leave it out.")
     if given is not None:
         options = args.model_init_kwargs or {}
         model = AutoModelForCausalLM.from_pretrained(given, **options) if isinstance(given, str) else given
         return model.eval().requires_grad_(False)
     if is_peft:
-        if not isinstance(model, str) and is_peft_model(model):
+        if has_adapters:
             add_reference_adapter(model, args.ref_adapter_name)
         return None
     if isinstance(model, str):

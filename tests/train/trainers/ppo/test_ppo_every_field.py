@@ -1,0 +1,253 @@
+"""Every field of PPOConfig changes what is trained, leaves the numbers alone by its nature, or is refused."""
+
+import gc
+from dataclasses import fields
+from functools import partial
+
+import pytest
+import torch
+
+from tests import ppo_trainers, tiny
+from trl_ext import PPOConfig
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.ppo import config as config_module
+from trl_ext.trainers.ppo import inputs
+from trl_ext.trainers.ppo.without_effect import REASONS
+
+torch.set_num_threads(1)
+
+# Two epochs of an update and one of the next, so that ratios leave 1 and there is a KL.
+BASE = dict(max_steps=3, num_ppo_epochs=2, num_generations=2, kl_coef=0.1, learning_rate=1e-2, packing=False)
+SAMPLED = dict(rollout_func=None)
+MODEL = dict(reward_model=partial(ppo_trainers.classifier, 9))
+ADAPTIVE = dict(use_adaptive_entropy=True, entropy_target=9.0)
+
+# A value that changes the trained weights, and the settings that it is changed beside.
+ACTS = {
+    "adam_beta1": (0.1, {}),
+    "adam_beta2": (0.5, {}),
+    "adam_epsilon": (1.0, {}),
+    "beta": (0.5, dict(kl_coef=None)),
+    "cliprange": (1e-3, {}),
+    "cliprange_value": (1e-4, {}),
+    "delta": (1.01, {}),
+    "entropy_coef": (0.1, {}),
+    "entropy_coef_delta": (0.05, ADAPTIVE),
+    "entropy_coef_max": (1e-3, ADAPTIVE),
+    "entropy_target": (9.0, dict(use_adaptive_entropy=True)),
+    "epsilon": (1e-3, {}),
+    "epsilon_high": (1e-3, {}),
+    "gamma": (0.5, {}),
+    "gate_above": (0.5, dict(score_mode="gate", **MODEL)),
+    "generation_kwargs": ({"do_sample": False}, SAMPLED),
+    "gradient_accumulation_steps": (1, {}),
+    "importance_sampling_level": ("sequence", {}),
+    "kl_coef": (0.5, {}),
+    "kl_estimator": ("k3", {}),
+    "kl_horizon": (20, dict(kl_target=1.0, kl_horizon=1000)),
+    "kl_target": (1e-3, dict(kl_estimator="k3", kl_horizon=20, kl_target=9.0, num_ppo_epochs=1)),
+    "lam": (0.5, {}),
+    "learning_rate": (1e-3, {}),
+    "loss_type": ("grpo", {}),
+    "lr_scheduler_kwargs": ({"num_cycles": 2.0}, dict(lr_scheduler_type="cosine")),
+    "lr_scheduler_type": ("linear", {}),
+    "mask_truncated_completions": (True, {}),
+    "max_completion_length": (2, dict(SAMPLED, response_length=None)),
+    "max_grad_norm": (0.01, {}),
+    "max_steps": (2, {}),
+    "min_p": (0.9, SAMPLED),
+    "missing_eos_penalty": (1.0, {}),
+    "neftune_noise_alpha": (5.0, {}),
+    "num_generations": (4, {}),
+    "num_iterations": (1, dict(num_ppo_epochs=None)),
+    "num_mini_batches": (2, {}),
+    "num_ppo_epochs": (1, {}),
+    "num_train_epochs": (1.0, dict(max_steps=-1)),
+    "off_policy_mask_threshold": (1e-6, {}),
+    "optim": ("sgd", {}),
+    "per_device_train_batch_size": (2, {}),
+    "repetition_penalty": (5.0, SAMPLED),
+    "response_length": (2, SAMPLED),
+    "reward_weights": ([0.5], {}),
+    "sapo_temperature_neg": (0.5, dict(loss_type="sapo")),
+    "sapo_temperature_pos": (0.5, dict(loss_type="sapo")),
+    "score_clip": (0.01, MODEL),
+    "score_mean": (1.0, dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0, **MODEL)),
+    "score_mode": ("gate", MODEL),
+    "score_normalisation": ("running", MODEL),
+    "score_std": (0.1, dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0, **MODEL)),
+    "seed": (7, {}),
+    "shuffle_dataset": (False, {}),
+    "stop_token_id": (7, SAMPLED),
+    "temperature": (0.5, {}),
+    "top_entropy_quantile": (0.3, {}),
+    "top_k": (1, SAMPLED),
+    "top_p": (0.1, SAMPLED),
+    "total_episodes": (8, dict(max_steps=-1)),
+    "use_adaptive_entropy": (True, dict(entropy_coef=0.1)),
+    "value_learning_rate": (0.5, {}),
+    "vespo_k_neg": (1.0, dict(loss_type="vespo")),
+    "vespo_k_pos": (1.0, dict(loss_type="vespo")),
+    "vespo_lambda_neg": (1.0, dict(loss_type="vespo")),
+    "vespo_lambda_pos": (1.0, dict(loss_type="vespo")),
+    "vf_coef": (0.01, {}),
+    "warmup_steps": (2, dict(lr_scheduler_type="linear")),
+    "weight_decay": (0.3, {}),
+    "whiten_rewards": (True, {}),
+}
+
+# Settings of which this file trains nothing, by why.
+OTHERS = {
+    "where and when things are written, sent and shown": """
+        output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter
+        include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project
+        trackio_space_id trackio_bucket_id trackio_static_space_id save_only_model save_strategy save_steps
+        save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id
+        hub_strategy hub_always_push hub_revision skip_memory_metrics log_completions log_multimodal
+        num_completions_to_print log_unique_prompts log_completions_hub_repo""",
+    "what a resumed run takes up": """
+        ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint load_best_model_at_end
+        metric_for_best_model greater_is_better""",
+    "when and how an evaluation runs": """
+        eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
+        eval_do_concat_batches eval_use_gather_object eval_accumulation_steps bf16_full_eval fp16_full_eval
+        num_generations_eval eval_temperature""",
+    "precision, memory and speed: the same numbers up to rounding": """
+        bf16 fp16 tf32 activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing
+        gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_liger_kernel
+        liger_kernel_config use_cache torch_empty_cache_steps auto_find_batch_size full_determinism
+        cast_lm_head_to_fp32 pad_to_multiple_of cache_implementation use_transformers_continuous_batching
+        transformers_continuous_batching_config use_transformers_paged packing share_prompt max_tokens_per_forward
+        local_rollout_forward_batch_size reward_tokens_per_forward ds3_gather_for_generation memory memory_allow
+        memory_prompt_length global_batch memory_rehearsal memory_on_oom""",
+    "the processes and how rows reach them": """
+        use_cpu accelerator_config parallelism_config dataloader_drop_last dataloader_num_workers
+        dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+        dataloader_multiprocessing_context dataloader_in_order ddp_find_unused_parameters ddp_bucket_cap_mb
+        ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug local_rank""",
+    "read by scripts": "do_train do_eval do_predict sft_model_path reward_model_path dataset_num_proc",
+    "needs another model, optimizer, dataset or critic than this file's": """
+        optim_args optim_target_modules model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout
+        chat_template_kwargs remove_unused_columns max_tool_calling_iterations stop_token critic ref_adapter_name
+        model_adapter_name""",
+    "the other name of num_mini_batches x gradient_accumulation_steps": "generation_batch_size steps_per_generation",
+    "a bound that the coefficient meets only after it has fallen": "entropy_coef_min",
+    "vLLM": """
+        use_vllm vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url
+        vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization
+        vllm_max_model_length vllm_tensor_parallel_size vllm_importance_sampling_correction
+        vllm_importance_sampling_mode vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
+        vllm_importance_sampling_cap""",
+}
+# Values of the settings that are refused; beside the default, which is always fine.
+REFUSED = {
+    "average_tokens_across_devices": False,
+    "batch_eval_metrics": True,
+    "data_seed": 7,
+    "include_for_metrics": ["inputs"],
+    "label_names": ["x"],
+    "label_smoothing_factor": 0.3,
+    "length_column_name": "size",
+    "multi_objective_aggregation": "normalize_then_sum",
+    "num_sample_generations": 5,
+    "ref_model_mixup_alpha": 0.1,
+    "ref_model_sync_steps": 1,
+    "scale_rewards": "none",
+    "sync_ref_model": True,
+    "train_sampling_strategy": "group_by_length",
+    "use_bias_correction_kl": False,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imports_out_of_the_way():
+    """A training ends with a garbage collection, which takes longer than the training with all imports to look at."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train on fixed rollouts with these settings; the weights. Equal settings are trained once."""
+    known = {}
+
+    def train(settings: dict) -> dict[str, torch.Tensor]:
+        key = repr(sorted(settings.items(), key=str))
+        if key not in known:
+            options = {**BASE, **settings}
+            if "reward_model" in options:
+                options["reward_model"] = options["reward_model"]()
+                options |= dict(reward_processing_classes=tiny.tokenizer(), reward_funcs=ppo_trainers.reward)
+            trainer = ppo_trainers.trainer(
+                "head", tmp_path_factory.mktemp("out"), model=ppo_trainers.decided_actor(), **options
+            )
+            trainer.train()
+            known[key] = ppo_trainers.trained_weights(trainer)
+        return known[key]
+
+    return train
+
+
+def test_every_field_has_its_place():
+    others = [name for names in OTHERS.values() for name in names.split()]
+    assert sorted([*ACTS, *REFUSED, *others]) == sorted(field.name for field in fields(PPOConfig))
+    assert set(REFUSED) == set(REASONS)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_the_setting_changes_what_is_trained(name, trained):
+    value, beside = ACTS[name]
+    assert ppo_trainers.distance(trained(beside), trained({**beside, name: value})) > 1e-5
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_setting_without_effect_is_refused_with_its_reason(name):
+    with pytest.raises(ConfigError, match=rf"^{name}=.* has no effect in PPO: .*{name}"):
+        PPOConfig("out", use_cpu=True, bf16=False, **{name: REFUSED[name]})
+
+
+# TRL itself refuses to synchronise a reference with weight 0 in the loss.
+@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"sync_ref_model"}))
+def test_what_is_refused_has_no_effect_indeed(name, trained, monkeypatch):
+    monkeypatch.setattr(config_module, "check_settings", lambda config: None)
+    assert ppo_trainers.distance(trained({}), trained({name: REFUSED[name]})) == 0
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (dict(kl_horizon=100), "kl_horizon=100 has no effect without kl_target"),
+        (dict(gate_above=0.5), "gate_above=0.5 has no effect without score_mode='gate'"),
+    ],
+)
+def test_a_setting_that_needs_another_one_is_refused_alone(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        PPOConfig("out", use_cpu=True, bf16=False, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(score_clip=1.0), dict(score_normalisation="running"), dict(reward_tokens_per_forward=99)]
+)
+def test_settings_of_reward_models_are_refused_where_there_is_none(changes, tmp_path):
+    with pytest.raises(ConfigError, match="has no effect without a reward model"):
+        ppo_trainers.trainer("head", tmp_path, **changes)
+
+
+def test_an_adapter_as_reference_is_refused_where_there_is_none(tmp_path):
+    with pytest.raises(ConfigError, match="ref_adapter_name='start' has no effect: the model has no adapters yet"):
+        ppo_trainers.trainer("head", tmp_path, ref_adapter_name="start")
+
+
+@pytest.mark.parametrize("changes", [{}, dict(num_sample_generations=0), dict(scale_rewards=True)])
+def test_values_that_say_what_happens_anyway_are_fine(changes):
+    PPOConfig("out", use_cpu=True, bf16=False, **changes)
+
+
+@pytest.mark.parametrize("estimator, times", [("k1", 0), ("k3", 1)])
+def test_k3_in_the_reward_is_warned_about(estimator, times, monkeypatch, tmp_path):
+    said = []
+    monkeypatch.setattr(inputs.logger, "warning_once", said.append)
+    ppo_trainers.trainer("head", tmp_path, kl_estimator=estimator)
+    assert len([text for text in said if "kl_estimator='k3'" in text]) == times

@@ -1,0 +1,80 @@
+"""Settings that PPOConfig inherits and PPO has no use for: another value than the default is refused with its reason.
+
+`tests/train/trainers/ppo/test_ppo_every_field.py` goes through all fields: each changes the training, is refused here,
+or stands on a list of those that leave the numbers alone.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+_GROUPS = "the critic takes the place of GRPO's groups, and advantages are whitened over the whole update"
+_ONE_SCORE = (
+    "the critic predicts one score per completion, the weighted sum of all rewards. Weigh them by reward_weights"
+)
+_KL_IN_LOSS = "it belongs to a KL term in the loss, and PPO's KL is part of the reward (kl_coef, kl_estimator)"
+_REFERENCE = (
+    "PPO measures its KL against one fixed reference. To let the policy go further from it, lower kl_coef or set "
+    "kl_target"
+)
+_ORDER = "GRPO's sampler, which deals whole groups, decides the order of the rows. Use seed and shuffle_dataset"
+_PREDICTIONS = "an evaluation generates and scores completions, and collects no labels and no predictions"
+
+REASONS = {
+    "scale_rewards": f"{_GROUPS} (whiten_rewards scales rewards, too)",
+    "multi_objective_aggregation": _ONE_SCORE,
+    "use_bias_correction_kl": _KL_IN_LOSS,
+    "sync_ref_model": _REFERENCE,
+    "ref_model_mixup_alpha": _REFERENCE,
+    "ref_model_sync_steps": _REFERENCE,
+    "train_sampling_strategy": _ORDER,
+    "length_column_name": _ORDER,
+    "data_seed": _ORDER,
+    "label_smoothing_factor": "there are no labels in PPO's losses",
+    "label_names": _PREDICTIONS,
+    "batch_eval_metrics": _PREDICTIONS,
+    "include_for_metrics": _PREDICTIONS,
+    "average_tokens_across_devices": "the losses are means over the tokens of all processes in any case",
+    "num_sample_generations": "nothing is sampled for show. Set log_completions=True, or call "
+    "trainer.generate_completions()",
+}
+# Values beside the default that say what happens in any case: 0 samples for show, and TRL's old spelling of "group".
+_TRUE_ANYWAY = {"num_sample_generations": (0,), "scale_rewards": (True,)}
+# Settings that only another one brings to work: its name, and whether its value does.
+_NEEDS = {
+    "kl_horizon": ("kl_target", lambda value: value is not None, "kl_target=..., which it steers to"),
+    "gate_above": ("score_mode", lambda value: value == "gate", "score_mode='gate'"),
+}
+# Settings of how reward models are asked.
+_OF_REWARD_MODELS = ("score_normalisation", "score_clip", "reward_tokens_per_forward")
+
+
+def check_settings(config: Any) -> None:
+    """Raise ConfigError for a setting of a PPOConfig, as the user gave it, that cannot have an effect."""
+    for name, reason in REASONS.items():
+        if _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
+            raise ConfigError(f"{_shown(config, name)} has no effect in PPO: {reason}. Leave {name} out.")
+    for name, (other, brings, what) in _NEEDS.items():
+        if _is_given(config, name) and not brings(getattr(config, other)):
+            raise ConfigError(f"{_shown(config, name)} has no effect without {what}. Set both, or leave {name} out.")
+
+
+def check_settings_of_reward_models(config: Any) -> None:
+    """Raise ConfigError for a setting of reward models, where there is none."""
+    for name in _OF_REWARD_MODELS:
+        if _is_given(config, name):
+            raise ConfigError(
+                f"{_shown(config, name)} has no effect without a reward model: it is about reward models' scores. "
+                f"Give a reward_model, or leave {name} out (a RuleSet has clip and normalise of its own)."
+            )
+
+
+def _is_given(config: Any, name: str) -> bool:
+    value = getattr(config, name)
+    default = next(field for field in fields(config) if field.name == name)
+    return bool(value != (default.default_factory() if callable(default.default_factory) else default.default))
+
+
+def _shown(config: Any, name: str) -> str:
+    return f"{name}={getattr(config, name)!r}"

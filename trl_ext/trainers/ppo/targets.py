@@ -77,7 +77,11 @@ class PPOTargets:
         if not is_training:
             return metrics
         assert values is not None, "In training there are values of every rollout."
-        return metrics | self._add_targets(rollouts, scores, kl, values, mask)
+        metrics |= self._add_targets(rollouts, scores, kl, values, mask)
+        # Last: the coefficient that is logged is the one of these rewards.
+        if "objective/kl" in metrics:
+            self.kl.update(metrics["objective/kl"], int(metrics["episode"]) // num_updates)
+        return metrics
 
     def _missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:
         """Return [B], above 0 for completions that were cut off."""
@@ -91,7 +95,7 @@ class PPOTargets:
     def _objective(
         self, scores: torch.Tensor, kl: torch.Tensor, num_updates: int, *, is_training: bool
     ) -> dict[str, float]:
-        """Return means over the scored completions of all ranks; in training steer the KL coefficient."""
+        """Return means over the scored completions of all ranks."""
         known = ~scores.isnan()
         sums = torch.stack([known.sum(), scores.nansum(), kl[known].sum(), torch.tensor(len(scores)).to(known.device)])
         num, score, divergence, everything = self._total(wide(sums)).tolist()
@@ -105,8 +109,6 @@ class PPOTargets:
         if is_training:
             metrics["ppo/kl_coef"] = self.kl.value
             metrics["episode"] = num_updates * everything
-            if num:
-                self.kl.update(divergence / num, int(everything))
         return metrics
 
     def _add_targets(

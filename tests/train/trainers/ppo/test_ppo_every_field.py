@@ -45,7 +45,7 @@ ACTS = {
     "kl_coef": (0.5, {}),
     "kl_estimator": ("k3", {}),
     "kl_horizon": (20, dict(kl_target=1.0, kl_horizon=1000)),
-    "kl_target": (1e-3, dict(kl_estimator="k3", kl_horizon=20, kl_target=9.0, num_ppo_epochs=1)),
+    "kl_target": (1e3, dict(kl_estimator="k3", kl_horizon=20, kl_target=1.0, num_ppo_epochs=1)),
     "lam": (0.5, {}),
     "learning_rate": (1e-3, {}),
     "loss_type": ("grpo", {}),

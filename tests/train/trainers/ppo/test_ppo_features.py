@@ -139,6 +139,19 @@ def test_epochs_and_mini_batches_give_the_steps_that_they_promise(epochs, mini_b
     assert logged(trainer, "episode")[-1] == updates * 2 * accumulation * mini_batches
 
 
+def test_the_coefficient_that_is_logged_is_the_one_in_the_rewards(tmp_path):
+    """With gamma and lam of 1 and a fresh value head, the return of a first token is the sum of all rewards."""
+    trainer = ppo_trainers.trainer(
+        "head", tmp_path, ref_model=ppo_trainers.decided_actor(), kl_coef=0.5, kl_target=0.01, kl_horizon=20,
+        gamma=1.0, lam=1.0,
+    )  # fmt: skip
+    for _ in range(2):
+        returns = rollouts(trainer)["returns"][:, 0].mean().item()
+        metrics = trainer._metrics["train"]
+        assert returns == pytest.approx(metrics["objective/rlhf_reward"][-1], abs=1e-6)
+    assert metrics["ppo/kl_coef"][0] != metrics["ppo/kl_coef"][1]
+
+
 # Scores --------------------------------------------------------------------------------------------------------------
 
 

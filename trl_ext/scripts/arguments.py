@@ -15,6 +15,7 @@ from trl import TrlParser
 
 from trl_ext import resources
 from trl_ext.errors import ConfigError
+from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.recipe import field_types, nearest, read_recipe
 from trl_ext.scripts.value_types import in_words
 
@@ -78,7 +79,8 @@ class StrictParser(TrlParser):
         if unknown := self.unknown_arguments(argv):
             raise unknown_argument(unknown[0], option_names(self))
         try:
-            instances = tuple(self.parse_args_and_config(list(argv)))
+            with refusals("These settings cannot work"):  # such as a package that an argument needs
+                instances = tuple(self.parse_args_and_config(list(argv)))
         except ConfigError:
             raise
         except ValueError as error:

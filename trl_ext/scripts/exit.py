@@ -5,13 +5,22 @@ Our own bugs keep their traceback.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from traceback import walk_tb
 
-from trl_ext.errors import OutOfMemoryError, TrlExtError
+from trl_ext.errors import ConfigError, OutOfMemoryError, TrlExtError
 
 USER_ERROR = 2  # the exit code that argparse uses as well
 OUT_OF_MEMORY = 5
+
+# Packages that look at settings and at a model's files, and say in words what is wrong with them.
+_LIBRARIES = frozenset(
+    "accelerate bitsandbytes datasets deepspeed huggingface_hub numpy peft pydantic safetensors tokenizers torch "
+    "transformers trl vllm".split()
+)
+_REFUSALS = (ValueError, OSError, ImportError, TypeError, AssertionError)
 
 
 @contextmanager
@@ -24,6 +33,86 @@ def user_errors() -> Iterator[None]:
             print(f"\nerror: {error}\n", file=sys.stderr, flush=True)
         sys.exit(OUT_OF_MEMORY)
     except TrlExtError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"\nerror: {error}\n", file=sys.stderr, flush=True)
+        _print_once(f"\nerror: {error}\n")
         sys.exit(USER_ERROR)
+
+
+def _print_once(sentence: str) -> None:
+    """Print to stderr, whichever rank this is, what no other process of this launch on this machine has printed.
+
+    torch's launcher names each process a file, `<attempt>/<local rank>/error.json`, in a folder that it makes for
+    every launch. What was printed is noted there under a lock, which is free again when its holder ends, however it
+    does.
+    """
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not error_file or not Path(error_file).parents[1].is_dir():  # another launcher, or one process
+        print(sentence, file=sys.stderr, flush=True)
+        return
+    import fcntl
+
+    with (Path(error_file).parents[1] / "printed").open("a+", encoding="utf-8") as printed:
+        fcntl.flock(printed, fcntl.LOCK_EX)
+        printed.seek(0)
+        if sentence not in printed.read():
+            print(sentence, file=sys.stderr, flush=True)
+            printed.write(sentence)
+
+
+@contextmanager
+def nothing_left(folder: str | Path) -> Iterator[None]:
+    """Remove a folder, and the parents that were made for it, if a TrlExtError ends the run while it is empty."""
+    path = Path(folder).absolute()
+    made = [part for part in (path, *path.parents) if not part.exists()]
+    try:
+        yield
+    except TrlExtError:
+        with suppress(OSError):  # it was never made, or something was written
+            for part in made:
+                part.rmdir()
+        raise
+
+
+@contextmanager
+def refusals(opening: str = "The run cannot start", has_begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Raise a ConfigError in the place of what a library says about settings or a model's files, in its own words.
+
+    For places before the first step only, where TRL and transformers check and load what the user named. What our own
+    code or the user's raises there goes on as it is.
+
+    Args:
+        opening: First words of the message.
+        has_begun: Tells whether the first step has begun; from then on nothing is changed.
+    """
+    try:
+        yield
+    except Exception as error:
+        sentence = None if has_begun() or isinstance(error, TrlExtError) else _refusal(error, opening)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from error
+
+
+def _refusal(error: Exception, opening: str) -> str | None:
+    """Return the sentence for a library's error, None if it is no refusal."""
+    frames = list(walk_tb(error.__traceback__))
+    places = [(frame.f_globals.get("__name__", ""), line) for frame, line in frames]
+    # Where json or os raised it, what counts is who called them.
+    known_places = (place for place in reversed(places) if place[0].partition(".")[0] not in sys.stdlib_module_names)
+    module, line = next(known_places, ("", 0))
+    library = module.partition(".")[0]
+    if library not in _LIBRARIES:
+        return None
+    from trl_ext.trainers.memory.oom.errors import is_out_of_memory  # imports torch
+
+    if is_out_of_memory(error):
+        return None
+    # Models, tokenizers and configs: any error there is about the folder, be it a KeyError.
+    loaders = (frame.f_locals for frame, _ in frames if frame.f_code.co_name == "from_pretrained")
+    paths = (names.get("pretrained_model_name_or_path") for names in loaders)
+    what = next((f"{path} cannot be loaded" for path in paths if path), None)
+    # torch's RuntimeErrors come from devices and other processes; the others' are about packages and options.
+    known = _REFUSALS if library == "torch" else (*_REFUSALS, RuntimeError)
+    if what is None and not isinstance(error, known):
+        return None
+    words = " ".join(str(error).split()).rstrip(".")
+    return f"{what or opening}: {words} ({type(error).__name__} in {module}, line {line})."

@@ -12,6 +12,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import RewardArguments, build_rewards, described_reward
 
 DESCRIPTION = """\
@@ -76,15 +77,16 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
     from trl_ext.trainers.grpo.trainer import GRPOTrainer
 
-    trainer = GRPOTrainer(
-        model=model_args.model_name_or_path,
-        reward_funcs=rewards,
-        args=training_args,
-        train_dataset=train_rows,
-        eval_dataset=held_out_rows,
-        quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
-    )
+    with refusals():
+        trainer = GRPOTrainer(
+            model=model_args.model_name_or_path,
+            reward_funcs=rewards,
+            args=training_args,
+            train_dataset=train_rows,
+            eval_dataset=held_out_rows,
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+        )
     own_settings = report_settings(training_args, rewards)
     settings = training.report_settings(script_args, training_args, model_args, own_settings)
     training.run(trainer, checkpoint, settings, script_args.dataset_name)

@@ -14,6 +14,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import RewardArguments, build_functions, described_reward
 
 DESCRIPTION = """\
@@ -181,19 +182,20 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
     from trl_ext.trainers.ppo.trainer import PPOTrainer
 
-    trainer = PPOTrainer(
-        training_args,
-        model=model_args.model_name_or_path,
-        ref_model=script_args.ref_model,
-        reward_model=script_args.reward_model,
-        train_dataset=train_rows,
-        value_model=script_args.value_model,
-        eval_dataset=held_out_rows,
-        peft_config=get_peft_config(model_args),
-        reward_funcs=reward_funcs,
-        reward_adapter=script_args.reward_adapter,
-        quantization_config=get_quantization_config(model_args),
-    )
+    with refusals():
+        trainer = PPOTrainer(
+            training_args,
+            model=model_args.model_name_or_path,
+            ref_model=script_args.ref_model,
+            reward_model=script_args.reward_model,
+            train_dataset=train_rows,
+            value_model=script_args.value_model,
+            eval_dataset=held_out_rows,
+            peft_config=get_peft_config(model_args),
+            reward_funcs=reward_funcs,
+            reward_adapter=script_args.reward_adapter,
+            quantization_config=get_quantization_config(model_args),
+        )
     own_settings = report_settings(script_args, training_args, model_args, reward_funcs)
     settings = training.report_settings(script_args, training_args, model_args, own_settings)
     training.run(trainer, checkpoint, settings, script_args.dataset_name)

@@ -84,6 +84,8 @@ def _problems(
         if key == ENV_KEY:
             if not isinstance(value_node, yaml.MappingNode):
                 yield line, f"'{ENV_KEY}' must be a mapping of environment variables."
+            else:
+                yield from _unreadable(value_node)
         elif key not in types_of:
             guess = nearest(key, types_of)
             suggestion = f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
@@ -109,6 +111,9 @@ def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
 
 def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int, str]]:
     item_type = _item_dataclass(hint)
+    if unreadable := list(_unreadable(node)):
+        yield from unreadable
+        return
     value = SafeConstructor().construct_document(node)
     if item_type is not None and isinstance(node, yaml.SequenceNode):
         for item in node.value:
@@ -118,6 +123,17 @@ def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int,
                 yield item.start_mark.line + 1, f"each item of '{key}' must be a mapping."
     elif not fits(hint, value):
         yield node.start_mark.line + 1, f"'{key}' must be {in_words(hint)}, not {_shown(node)}.{_advice(hint, node)}"
+
+
+def _unreadable(node: yaml.Node) -> Iterator[tuple[int, str]]:
+    """Yield what cannot become a value: a tag such as !!python/name, which could run code, or a date of month 13."""
+    try:
+        SafeConstructor().construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        line = (error.problem_mark or node.start_mark).line + 1
+        yield line, f"this value cannot be read: {error.problem}. Write plain values without tags."
+    except ValueError as error:
+        yield node.start_mark.line + 1, f"this value cannot be read: {error}. Write it in quotes if it is text."
 
 
 def _item_dataclass(hint: Any) -> type | None:

@@ -13,6 +13,7 @@ from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import build_rules, described_rules
 
 DESCRIPTION = """\
@@ -148,15 +149,16 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
 
     from trl_ext.trainers.reward.trainer import RewardTrainer
 
-    trainer = RewardTrainer(
-        model=model_args.model_name_or_path,
-        args=training_args,
-        train_dataset=train_pairs,
-        eval_dataset=held_out_pairs,
-        quantization_config=get_quantization_config(model_args),
-        peft_config=get_peft_config(model_args),
-        rules=rules,
-    )
+    with refusals():
+        trainer = RewardTrainer(
+            model=model_args.model_name_or_path,
+            args=training_args,
+            train_dataset=train_pairs,
+            eval_dataset=held_out_pairs,
+            quantization_config=get_quantization_config(model_args),
+            peft_config=get_peft_config(model_args),
+            rules=rules,
+        )
     own_settings = report_settings(script_args, training_args, model_args, rules)
     settings = training.report_settings(script_args, training_args, model_args, own_settings)
     training.run(trainer, checkpoint, settings, script_args.dataset_name)

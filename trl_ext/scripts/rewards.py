@@ -105,8 +105,11 @@ def find_function(name: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        function = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         raise ConfigError(f"The reward function '{name}' cannot be imported: {error}.") from error
     except AttributeError as error:
         raise ConfigError(f"{module_name} has no reward function '{attribute}'. Check --reward_funcs.") from error
+    if not callable(function):
+        raise ConfigError(f"The reward function '{name}' is of type {type(function).__name__} and cannot be called.")
+    return function

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
 from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
 from trl_ext.compat.versions import installed_versions
@@ -17,8 +18,9 @@ from trl_ext.doctor.build_locks import lock_warnings
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.dataset import DatasetSource
-from trl_ext.scripts.exit import user_errors
+from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
+from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.version import __version__
 
 
@@ -44,7 +46,12 @@ def main(
         check_processes()
         parser = make_parser(f"python -m {module}")
         warn_of_build_locks("deepspeed" in parser.given_keys(sys.argv[1:] if argv is None else argv))
-        train(*parser.parse(argv))
+        parsed = parser.parse(argv)
+        training_args = parsed[1]  # the script's own arguments come first
+        check_settings(training_args)
+        check_output_dir(training_args.output_dir)
+        with nothing_left(training_args.output_dir):
+            train(*parsed)
 
 
 # Checks -----------------------------------------------------------------------------------------------------------
@@ -82,6 +89,16 @@ def check_folder(name: str, flag: str) -> None:
     """Refuse a path that is no folder; other names are those of the hub."""
     if name.startswith(("/", "./", "../")) and not Path(name).is_dir():
         raise ConfigError(f"There is no folder {name}. Check --{flag}.")
+
+
+def check_output_dir(name: str) -> None:
+    """Refuse an output_dir that is no folder or cannot be written, before anything is loaded."""
+    path = Path(name).absolute()
+    there = next(part for part in (path, *path.parents) if part.exists())
+    if not there.is_dir():
+        raise ConfigError(f"output_dir {name} cannot be a folder: {there} is a file. Give another --output_dir.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"output_dir {name} cannot be written: {there} is read-only for you. Give another one.")
 
 
 def resume_point(training_args: Any) -> str | bool | None:
@@ -135,6 +152,15 @@ def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, 
 # The run ----------------------------------------------------------------------------------------------------------
 
 
+class FirstStep(TrainerCallback):
+    """Knows whether models, optimizers and checkpoint are ready: from then on an error is no mistake of the user's."""
+
+    has_come = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.has_come = True
+
+
 def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str], dataset_name: str | None) -> None:
     """Train, save, report, and leave the process group together.
 
@@ -147,7 +173,10 @@ def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str]
     from trl_ext.monitor.progress import use_progress_line
 
     use_progress_line(trainer)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    start = FirstStep()
+    trainer.add_callback(start)
+    with refusals(has_begun=lambda: start.has_come):
+        trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model(trainer.args.output_dir)
     trainer.save_state()
     if trainer.is_world_process_zero():

@@ -65,14 +65,6 @@ def test_a_slip_is_one_sentence_and_exit_code_2(argv, sentence, capsys):
     assert "Traceback" not in error
 
 
-def test_only_one_process_of_a_machine_prints_the_sentence(monkeypatch, capsys):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with pytest.raises(SystemExit) as stop:
-        main(["grop"])
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == ""
-
-
 def test_report_renders_a_run_again(tmp_path, capsys):
     log = [{"step": 1, "reward": 0.5, "rewards/answer/mean": 0.25}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))

@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,11 @@ def lock(tmp_path, monkeypatch):
     file.touch()
     os.utime(file, (time.time() - 7_200,) * 2)
     return file
+
+
+def nothing_parsed(parser, argv):
+    """Give the script's arguments, as far as it looks at them before its training."""
+    return None, SimpleNamespace(output_dir="out", fp16=False)
 
 
 def start(argv):
@@ -37,7 +43,7 @@ def test_a_stale_lock_is_a_warning_under_deepspeed(says_so, lock, tmp_path, monk
     else:
         (tmp_path / "recipe.yaml").write_text("deepspeed: zero2.json\n")
         argv += ["--config", str(tmp_path / "recipe.yaml")]
-    monkeypatch.setattr(training.StrictParser, "parse", lambda parser, argv: ())  # DeepSpeed itself is not started
+    monkeypatch.setattr(training.StrictParser, "parse", nothing_parsed)  # DeepSpeed itself is not started
     start(argv)
     said = capsys.readouterr().err
     assert f"warning: {lock} is 2 hours old" in said and f"rm {lock}" in said
@@ -45,7 +51,7 @@ def test_a_stale_lock_is_a_warning_under_deepspeed(says_so, lock, tmp_path, monk
 
 
 def test_other_runs_and_other_ranks_are_silent(lock, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training.StrictParser, "parse", lambda parser, argv: ())
+    monkeypatch.setattr(training.StrictParser, "parse", nothing_parsed)
     start(["--output_dir", str(tmp_path / "out")])
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("LOCAL_RANK", "1")

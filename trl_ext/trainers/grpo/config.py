@@ -10,6 +10,7 @@ from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
+from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers
 
 
 @dataclass
@@ -53,6 +54,8 @@ class GRPOConfig(MemoryFields, ResumeFields, TRLGRPOConfig):
     def __post_init__(self) -> None:
         self.settle_memory_fields()
         self.check_resume_fields()
+        check_numbers(self)
+        check_deepspeed_file(self.deepspeed)
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True)
         longest = math.inf if self.max_completion_length is None else self.max_completion_length
@@ -62,8 +65,6 @@ class GRPOConfig(MemoryFields, ResumeFields, TRLGRPOConfig):
                 f"max_completion_length={self.max_completion_length} and its prompt. Raise the first or lower the "
                 "second."
             )
-        if self.eval_temperature is not None and self.eval_temperature < 0:
-            raise ConfigError(f"eval_temperature={self.eval_temperature} is negative. Use 0 for greedy decoding.")
         if self.reward_model_eos not in EOS_CHOICES:
             raise ConfigError(
                 f"reward_model_eos={self.reward_model_eos!r} is unknown. Set it to one of {', '.join(EOS_CHOICES)}."

@@ -47,6 +47,7 @@ from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.rows.steps import check_steps
+from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
 
@@ -81,6 +82,7 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
             args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
         check_fused_head(args.device.type)
         check_launch(args)
+        check_settings(args)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
         self._row_checks = PromptChecks(model, rewards, args, kwargs)

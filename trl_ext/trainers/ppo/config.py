@@ -10,6 +10,7 @@ from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.ppo.equations import ESTIMATORS
 from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
 from trl_ext.trainers.ppo.without_effect import check_settings
+from trl_ext.trainers.setting_checks import check_numbers
 
 CRITICS = ("adapter", "head", "separate")
 
@@ -161,9 +162,8 @@ class PPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         check_settings(self)
+        check_numbers(self)  # before the old names are taken: the message has the name that was given
         self._take_old_names()
-        if self.num_mini_batches < 1:
-            raise ConfigError(f"num_mini_batches={self.num_mini_batches} makes no optimizer step. Use 1 or more.")
         self._set_steps_per_generation()
         with without_groups(self):
             super().__post_init__()
@@ -171,7 +171,7 @@ class PPOConfig(GRPOConfig):
             setattr(self, old, getattr(self, new))
         self._check_groups()
         self._check_choices()
-        self._check_numbers()
+        self._check_horizon()
         if self.num_total_batches is not None:
             self.max_steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
 
@@ -230,8 +230,6 @@ class PPOConfig(GRPOConfig):
 
     def _check_groups(self) -> None:
         size = cast(int, self.num_generations)
-        if size < 1:
-            raise ConfigError(f"num_generations={size} samples nothing. Use 1 or more.")
         if self.batch_size % size:
             raise ConfigError(
                 f"The {self.batch_size} episodes of an update cannot be split into groups of num_generations={size}. "
@@ -260,19 +258,9 @@ class PPOConfig(GRPOConfig):
                 f"stop_token='eos' and stop_token_id={self.stop_token_id} are both set. Give one of them."
             )
 
-    def _check_numbers(self) -> None:
-        for name in ("gamma", "lam"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} is not in 0 to 1.")
-        for name in ("vf_coef", "missing_eos_penalty", "beta"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} is negative. Use 0 or more.")
+    def _check_horizon(self) -> None:
         if self.kl_target is not None and self.kl_horizon <= self.batch_size:
             raise ConfigError(
                 f"kl_horizon={self.kl_horizon} is not above the {self.batch_size} episodes of an update, "
                 "which would throw the KL coefficient about. Use 10 times the episodes or more."
             )
-        for name in ("total_episodes", "cliprange_value", "value_learning_rate", "local_rollout_forward_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name}={value} must be above 0, or unset.")

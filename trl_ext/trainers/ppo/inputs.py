@@ -11,6 +11,7 @@ from transformers.utils import logging
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.without_effect import check_settings_of_reward_models
+from trl_ext.trainers.setting_checks import check_settings
 
 logger = logging.get_logger(__name__)
 
@@ -24,6 +25,7 @@ def check_arguments(args: Any, data_collator: Any) -> None:
     """Raise ConfigError unless `args` is a PPOConfig that PPOTrainer can run; warn of a collator that is not used."""
     if not isinstance(args, PPOConfig):
         raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
+    check_settings(args)
     if args.fsdp:
         raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Use accelerate_configs/zero3.yaml.")
     if args.kl_estimator == "k3" and args.beta > 0:

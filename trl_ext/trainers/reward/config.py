@@ -8,6 +8,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
+from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers
 
 LENGTH_POLICIES = ("drop", "truncate_prompt")
 
@@ -44,6 +45,8 @@ class RewardConfig(MemoryFields, ResumeFields, TRLRewardConfig):
     def __post_init__(self) -> None:
         self.settle_memory_fields()
         self.check_resume_fields()
+        check_numbers(self)
+        check_deepspeed_file(self.deepspeed)
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:

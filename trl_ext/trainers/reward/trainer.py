@@ -47,6 +47,7 @@ from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_
 from trl_ext.trainers.reward.peft import for_reward_model, warn_of_frozen_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows.steps import check_steps
+from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
 
@@ -87,6 +88,7 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
             name = model if isinstance(model, str) else model.config._name_or_path
             args = RewardConfig(f"{name.split('/')[-1]}-Reward")
         check_launch(args)
+        check_settings(args)
         self._rules = rules
         self._has_own_collator = data_collator is not None
         self._has_train_dataset = False

@@ -124,7 +124,7 @@ def test_a_budget_without_packing_is_refused(tmp_path):
 
 
 def test_a_negative_evaluation_temperature_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="Use 0 for greedy"):
+    with pytest.raises(ConfigError, match="must be at least 0"):
         trainer(tmp_path, eval_temperature=-1.0)
 
 

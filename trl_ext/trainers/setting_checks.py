@@ -1,0 +1,215 @@
+"""Numbers and words of the training arguments that cannot work, refused with their reason before anything is loaded.
+
+TRL and transformers take most of them: the run then ends in a foreign traceback, trains NaN, or does nothing. What
+they refuse with a sentence of their own is left to them.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that a setting may have; None, where a field may be unset, is always fine.
+
+    Args:
+        low, high: The two ends.
+        ends: As in mathematics: "[" and "]" include an end, "(" and ")" leave it out.
+        advice: A sentence after the complaint: why, or what to set instead.
+        unset: A number outside that stands for "not set".
+    """
+
+    low: float
+    high: float = math.inf
+    ends: str = "[)"
+    advice: str = ""
+    unset: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Return True if the value lies within, or stands for unset; NaN never does."""
+        if value == self.unset:
+            return True
+        from_low = value >= self.low if self.ends[0] == "[" else value > self.low
+        return from_low and (value <= self.high if self.ends[1] == "]" else value < self.high)
+
+    def in_words(self) -> str:
+        """Return the end of the sentence "it must be ...", empty where every finite number will do."""
+        low = {"[": f"at least {self.low:g}", "(": f"above {self.low:g}"}[self.ends[0]] if self.low > -math.inf else ""
+        high = {"]": f"at most {self.high:g}", ")": f"below {self.high:g}"}[self.ends[1]]
+        high = high if self.high < math.inf else ""
+        return " and ".join(filter(None, [low, high]))
+
+
+FINITE = Range(-math.inf, ends="()")
+NOT_NEGATIVE = Range(0)
+POSITIVE = Range(0, ends="()")
+FRACTION = Range(0, 1, "[]")
+COUNT = Range(1)
+
+RANGES = {
+    # transformers
+    "learning_rate": NOT_NEGATIVE,
+    "weight_decay": NOT_NEGATIVE,
+    "adam_beta1": Range(0, 1),
+    "adam_beta2": Range(0, 1),
+    "adam_epsilon": NOT_NEGATIVE,
+    "max_grad_norm": Range(0, ends="[]", advice="0 leaves gradients as they are."),
+    "warmup_steps": NOT_NEGATIVE,
+    "neftune_noise_alpha": NOT_NEGATIVE,
+    "max_steps": Range(1, advice="-1 trains for num_train_epochs.", unset=-1),
+    "num_train_epochs": POSITIVE,
+    "per_device_train_batch_size": COUNT,
+    "per_device_eval_batch_size": COUNT,
+    "gradient_accumulation_steps": COUNT,
+    "eval_accumulation_steps": COUNT,
+    "logging_steps": POSITIVE,
+    "save_steps": Range(0, ends="()", advice='To save no checkpoint, set save_strategy="no".'),
+    "eval_steps": NOT_NEGATIVE,
+    "save_total_limit": Range(1, advice="To keep all checkpoints, leave it out."),
+    "ddp_timeout": POSITIVE,
+    # TRL: GRPO
+    "temperature": Range(0, ends="()", advice="Logits are divided by it; eval_temperature=0 evaluates greedily."),
+    "top_p": Range(0, 1, "(]", "1 keeps all tokens."),
+    "top_k": Range(0, advice="0 keeps all tokens."),
+    "min_p": FRACTION,
+    "repetition_penalty": Range(0, ends="()", advice="1 is no penalty."),
+    "num_generations": COUNT,
+    "num_generations_eval": COUNT,
+    "max_completion_length": COUNT,
+    "num_iterations": COUNT,
+    "steps_per_generation": COUNT,
+    "generation_batch_size": COUNT,
+    "beta": Range(0, advice="0 needs no reference model."),
+    "epsilon": Range(0, ends="[]"),
+    "epsilon_high": Range(0, ends="[]"),
+    "delta": Range(0, ends="(]"),
+    "off_policy_mask_threshold": Range(0, ends="(]"),
+    "sapo_temperature_neg": POSITIVE,
+    "sapo_temperature_pos": POSITIVE,
+    "vespo_k_pos": FINITE,
+    "vespo_k_neg": FINITE,
+    "vespo_lambda_pos": FINITE,
+    "vespo_lambda_neg": FINITE,
+    "top_entropy_quantile": Range(0, 1, "[]", "1 keeps all tokens."),
+    "entropy_coef": FINITE,
+    "entropy_coef_min": FINITE,
+    "entropy_coef_max": FINITE,
+    "entropy_coef_delta": NOT_NEGATIVE,
+    "entropy_target": FINITE,
+    "router_aux_loss_coef": FINITE,
+    "ref_model_mixup_alpha": FRACTION,
+    "ref_model_sync_steps": COUNT,
+    "max_tool_calling_iterations": NOT_NEGATIVE,
+    "vllm_gpu_memory_utilization": Range(0, 1, "(]"),
+    "vllm_tensor_parallel_size": COUNT,
+    "vllm_max_model_length": COUNT,
+    "eval_temperature": Range(0, advice="0 decodes greedily."),
+    # TRL: rewards
+    "max_length": COUNT,
+    "pad_to_multiple_of": COUNT,
+    "center_rewards_coefficient": NOT_NEGATIVE,
+    # PPO
+    "response_length": COUNT,
+    "num_ppo_epochs": COUNT,
+    "num_mini_batches": COUNT,
+    "total_episodes": COUNT,
+    "local_rollout_forward_batch_size": COUNT,
+    "reward_tokens_per_forward": COUNT,
+    "stop_token_id": NOT_NEGATIVE,
+    "cliprange": Range(0, ends="(]"),
+    "cliprange_value": Range(0, ends="(]", advice="Unset, values are not clipped."),
+    "kl_coef": Range(0, advice="0 needs no reference model."),
+    "kl_target": POSITIVE,
+    "kl_horizon": POSITIVE,
+    "gamma": FRACTION,
+    "lam": FRACTION,
+    "vf_coef": NOT_NEGATIVE,
+    "missing_eos_penalty": Range(0, advice="It is subtracted from the score."),
+    "value_learning_rate": POSITIVE,
+    "gate_above": FINITE,
+}
+
+# A setting that only counts where another one has this value.
+ONLY_WHERE = {
+    "num_train_epochs": ("max_steps", -1),
+    "logging_steps": ("logging_strategy", "steps"),
+    "save_steps": ("save_strategy", "steps"),
+    "eval_steps": ("eval_strategy", "steps"),
+    "top_k": ("use_vllm", False),  # vLLM has a sign of its own for all tokens, -1
+}
+
+# TRL looks at these words in the first step, after a generation. A test compares them with TRL's source.
+CHOICES = {
+    "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+
+
+def check_numbers(config: Any) -> None:
+    """Raise ConfigError for the first number of a config that is out of its range.
+
+    Args:
+        config: TRL's or ours, also in its own `__post_init__`, where a batch size of 0 would be a ZeroDivisionError.
+    """
+    for name, allowed in RANGES.items():
+        value = getattr(config, name, None)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if allowed.holds(float(value)):  # float: PPO hands TRL an int that compares in a way of its own
+            continue
+        if name in ONLY_WHERE and getattr(config, ONLY_WHERE[name][0], None) != ONLY_WHERE[name][1]:
+            continue
+        words = ", ".join(filter(None, ["" if math.isfinite(value) else "a finite number", allowed.in_words()]))
+        raise ConfigError(f"{name}={value} must be {words}. {allowed.advice}".rstrip())
+
+
+def check_settings(args: Any) -> None:
+    """Raise ConfigError for training arguments that cannot work, whichever class they have.
+
+    Called by the trainers before they load anything: a plain TRL config is fine there, and fields can be set late.
+    """
+    check_numbers(args)
+    for name, choices in CHOICES.items():
+        value = getattr(args, name, choices[0])
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(choices)}.")
+    _check_weights(getattr(args, "reward_weights", None) or ())
+    if args.fp16 and args.device.type == "cpu":
+        raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
+
+
+def _check_weights(weights: Iterable[float]) -> None:
+    for number, weight in enumerate(weights, 1):
+        if not math.isfinite(weight):
+            raise ConfigError(f"reward_weights: weight {number} is {weight}. Give finite numbers.")
+
+
+def check_deepspeed_file(name: Any) -> None:
+    """Raise ConfigError for a DeepSpeed file that is no JSON mapping, or has another stage than the launcher.
+
+    What else it says is compared with the training arguments by transformers, and judged by DeepSpeed.
+    """
+    if not isinstance(name, str) or not Path(name).is_file():
+        return
+    try:
+        content = json.loads(Path(name).read_text(encoding="utf-8"))
+        stage = content.get("zero_optimization", {}).get("stage", 0)
+    except ValueError as error:
+        raise ConfigError(f"The DeepSpeed file {name} is not valid JSON: {error}.") from error
+    except AttributeError:
+        raise ConfigError(f"The DeepSpeed file {name} holds no mapping. Write one JSON object: {{...}}.") from None
+    launched = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", str(stage))
+    if launched != str(stage):
+        raise ConfigError(
+            f"The DeepSpeed file {name} has stage {stage}, but the run was launched with stage {launched}, which "
+            "would be ignored. Give the stage in one place."
+        )

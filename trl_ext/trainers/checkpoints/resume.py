@@ -139,7 +139,7 @@ def _why_not(trainer: Any, folder: Path) -> str:
         if manifest.parts > 1:
             raise Damaged(
                 f"its parts lie on {manifest.parts} disks that are not shared: copy the folders of all machines into "
-                "one that all of them see"
+                "one that all of them see, and resume from that with resume_despite=manifest"
             )
         group = [other for other, (_, checksum) in enumerate(told) if checksum == manifest.checksum]
         if rank == group[0]:

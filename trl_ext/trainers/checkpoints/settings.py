@@ -28,7 +28,9 @@ _OPERATIONAL = frozenset(
     "local_rollout_forward_batch_size reward_tokens_per_forward num_sample_generations sft_model_path "
     "reward_model_path total_episodes reward_weights critic value_learning_rate "
     # The same as other fields, under TRL 1.12's names.
-    "response_length num_ppo_epochs cliprange kl_coef".split()
+    "response_length num_ppo_epochs cliprange kl_coef "
+    # Made of others: of batch, processes and steps_per_generation.
+    "generation_batch_size".split()
 )
 # Settings that a checkpoint brings along: optimizer and schedule restore them, and a new value has no effect.
 RESTORED = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")

@@ -1,0 +1,117 @@
+"""Worker of test_checkpoints: two processes save, resume, fail to write, and have disks of their own.
+
+Each rank leaves `facts-<rank>.json` in the folder that it is given.
+"""
+
+import json
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import TrainerCallback
+
+from tests import tiny
+from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
+from trl_ext.errors import ConfigError
+from trl_ext.rewards import Call
+
+torch.set_num_threads(1)
+
+STEPS = 4
+
+
+def length_of_text(row) -> float:
+    return float(len(row.text))
+
+
+class SmallDisk(TrainerCallback):
+    """On rank 1, writes of more than 100 bytes fail in the save of step 2."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        fails = args.process_index == 1 and state.global_step == 2
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100 if fails else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def trainer(folder, *callbacks, **changes) -> GRPOTrainer:
+    settings = dict(
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        disable_tqdm=True,
+        max_steps=STEPS,
+        save_steps=1,
+        logging_steps=1,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        num_iterations=2,
+        max_completion_length=4,
+        learning_rate=1e-3,
+    )
+    args = GRPOConfig(str(folder), **settings | changes)
+    prompts = Dataset.from_dict({"prompt": [tiny.words(5 + i, 6) for i in range(32)]})
+    rules = RuleSet([Call(length_of_text, isolate=False)], normalise=True)
+    model = tiny.model("llama")
+    return GRPOTrainer(model, rules, args, prompts, processing_class=tiny.tokenizer(), callbacks=list(callbacks))
+
+
+def weights(done: GRPOTrainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in done.model.parameters()])
+
+
+def trained(folder, *callbacks, point=None, **changes) -> GRPOTrainer:
+    done = trainer(folder, *callbacks, **changes)
+    done.train(resume_from_checkpoint=point)
+    return done
+
+
+def refusal(folder, point, **changes) -> str:
+    try:
+        trained(folder, point=point, **changes)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+
+
+def main(folder: Path, of_one_process: str) -> None:
+    whole, facts = weights(trained(folder / "run")), {}
+    state = PartialState()  # as the first trainer's arguments have made it
+    rank = state.process_index
+    for step in (1, 2):
+        resumed = trained(folder / f"resumed-{step}", point=str(folder / "run" / f"checkpoint-{step}"))
+        facts[f"resumed from {step}"] = torch.equal(weights(resumed), whole)
+
+    if rank == 0:
+        shutil.copytree(folder / "run", folder / "damaged")
+        (folder / "damaged" / "checkpoint-4" / "rng_state_1.pth").write_bytes(b"")
+        rollouts = folder / "damaged" / "checkpoint-3" / "rollouts_1.pt"
+        rollouts.write_bytes(rollouts.read_bytes()[:-1] + b"?")
+    state.wait_for_everyone()
+    facts["damaged"] = refusal(folder / "damaged", str(folder / "damaged" / "checkpoint-3"))
+    facts["fell back"] = torch.equal(weights(trained(folder / "damaged", point=True)), whole)
+
+    facts["of one process"] = refusal(folder / "one", of_one_process)
+    facts["despite"] = trained(folder / "one", point=of_one_process, resume_despite=["processes"]).state.global_step
+
+    done = trained(folder / "full", SmallDisk())
+    facts["full disk"] = [done.state.global_step, steps(folder / "full")]
+
+    own = folder / f"disk-{rank}"
+    trained(own, max_steps=2)
+    facts["own disks"] = sorted(path.name for path in (own / "checkpoint-2").iterdir())
+    facts["own disks, resumed"] = refusal(own, point=True)
+    facts["own disks, named"] = refusal(own, point=str(own / "checkpoint-2"))
+    (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

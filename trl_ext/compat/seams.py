@@ -227,6 +227,11 @@ SEAMS = (
     Seam("accelerate.utils.memory:should_reduce_batch_size", ("exception",), "which errors are out of memory"),
     Seam("accelerate.utils.memory:clear_device_cache", ("garbage_collection",), "gives back what a forward held"),
     Seam("trl.models.utils:prepare_deepspeed", ("model", "accelerator"), "reference, reward and value models"),
+    Seam(
+        "peft.tuners.tuners_utils:check_target_module_exists",
+        ("config", "key"),
+        "whether a user's config trains the score head",
+    ),
     Seam("peft.tuners.tuners_utils:BaseTunerLayer.set_adapter", ("adapter_names",), "the state that roles switch"),
     Seam(
         "transformers:PreTrainedModel.gradient_checkpointing_enable",

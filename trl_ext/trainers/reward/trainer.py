@@ -44,7 +44,7 @@ from trl_ext.trainers.reward.batches import PairCollator, PairSizes, RowsOfPairs
 from trl_ext.trainers.reward.config import RewardConfig
 from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, judged
 from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
-from trl_ext.trainers.reward.peft import for_reward_model, warn_of_frozen_head
+from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.setting_checks import check_settings
@@ -54,8 +54,8 @@ from trl_ext.trainers.token_counts import TokenCounts
 class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
-    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA gets the task type SEQ_CLS, with
-    which the score head is trained and saved.
+    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that does not train the score
+    head gets the task type SEQ_CLS, with which the head is trained and saved.
 
     Args:
         rules: A RuleSet that scores the evaluation pairs as well; evaluation then tells the accuracy where the rules
@@ -111,7 +111,7 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
         self._padded_collator = self.data_collator
         if is_peft_model(self.model):
-            warn_of_frozen_head(self.model)
+            warn_of_new_head(self.model)
         if getattr(args, "packing", True):
             self._start_packing()
         if not self._has_own_collator:

@@ -112,7 +112,7 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.get_train_dataloader",
         (),
-        "refuses rows and settings with which no step is taken",
+        "refuses too few rows for one step",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.__init__",
@@ -147,7 +147,7 @@ SEAMS = (
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.get_train_dataloader",
         (),
-        "under a token budget, rows planned over the pairs that its sampler would deal out; refuses no steps",
+        "under a token budget, rows planned over the pairs that its sampler would deal out; refuses too few",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.get_batch_samples",

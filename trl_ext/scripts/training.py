@@ -134,6 +134,16 @@ def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: 
     )
 
 
+def load_rows(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> tuple[Any, Any]:
+    """Return the training rows, and those held out or None; refuse a run that would take no step with them."""
+    from trl_ext.trainers.rows.steps import check_steps
+
+    train_rows, held_out_rows = data_source(script_args, training_args, dataset_args).load()
+    if training_args.memory is None:  # else the plan may choose other batches; the trainer looks again
+        check_steps(train_rows, training_args)
+    return train_rows, held_out_rows
+
+
 def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, Any]:
     """What `from_pretrained` gets; the training arguments' own `model_init_kwargs` win, as in TRL's script.
 

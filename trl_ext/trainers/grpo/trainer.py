@@ -257,7 +257,7 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
     # Resuming -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses rows and settings with which no step is taken."""
+        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses too few rows for one step."""
         check_steps(self.train_dataset, self.args)
         return super().get_train_dataloader()
 

@@ -46,7 +46,9 @@ from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, j
 from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
 from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
+from trl_ext.trainers.rows import pairs as pair_rows
 from trl_ext.trainers.rows.steps import check_steps
+from trl_ext.trainers.rows.tokens import check_tokens
 from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
@@ -100,8 +102,8 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         self._judged: list[JudgedPair] = []
         if self._max_tokens is not None and self._has_own_collator:
             raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
-        preference_data.check_columns(train_dataset, "train_dataset")
-        preference_data.check_columns(eval_dataset, "eval_dataset")
+        pair_rows.check_columns(train_dataset, "train_dataset")
+        pair_rows.check_columns(eval_dataset, "eval_dataset")
         kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)
         if peft_config is not None:
             kwargs["peft_config"] = peft_config
@@ -109,6 +111,8 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         if "peft_config" in kwargs:
             kwargs["peft_config"] = for_reward_model(kwargs["peft_config"])
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
+        for role, dataset in (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset)):
+            check_tokens(dataset, role, ("chosen_ids", "rejected_ids"), self.model.config)
         self._padded_collator = self.data_collator
         if is_peft_model(self.model):
             warn_of_new_head(self.model)
@@ -135,15 +139,16 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         # TRL prepares the training pairs first; an evaluation dataset may be called "train", too.
         is_train, self._has_train_dataset = not self._has_train_dataset, True
         dataset = dataset.with_format(None)  # Python numbers, whatever tensors the user's own code reads
-        preference_data.check_pairs(dataset, role)
-        dataset = preference_data.add_row_numbers(preference_data.without_bad_pairs(dataset, role))
+        pair_rows.check_pairs(dataset, role, processing_class)
+        dataset = preference_data.add_row_numbers(pair_rows.without_bad_pairs(dataset, role, processing_class))
         if is_train:
             self._input_record = training_record(dataset, processing_class, args.max_length)
         if self._rules is not None and not is_train:
             dataset = preference_data.add_rule_gaps(dataset, self._rules, role)
         unlimited = copy.copy(args)
         unlimited.max_length = None
-        dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
+        with pair_rows.refused_by_template(dataset, role, processing_class):
+            dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         policy = getattr(args, "max_length_policy", "drop")
         with args.main_process_first(desc=f"measuring {role}"):
             dataset = preference_data.fit_to_length(
@@ -160,7 +165,7 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
 
     def get_train_dataloader(self) -> DataLoader:
         """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks;
-        refuses rows and settings with which no step is taken."""
+        refuses too few pairs for one step."""
         check_steps(self.train_dataset, self.args)
         loader = super().get_train_dataloader()
         if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):

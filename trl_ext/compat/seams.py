@@ -250,6 +250,28 @@ SEAMS = (
         ("gradient_as_bucket_view",),
         "the accelerator's `ddp_handler`: DDP's gradients live in its buckets",
     ),
+    Seam(
+        "torch.distributed:monitored_barrier",
+        ("group", "timeout", "wait_all_ranks"),
+        "names the processes that do not come; what it says is read, and its processes other than 0 heed the group's "
+        "timeout only",
+    ),
+    Seam(
+        "torch.distributed.distributed_c10d:_set_pg_timeout",
+        ("timeout", "group"),
+        "`ddp_timeout` on CPUs, where transformers does not pass it on",
+    ),
+    Seam("torch.distributed:new_group", ("ranks", "timeout", "backend"), "groups beside the one of training"),
+    Seam(
+        "transformers.trainer_jit_checkpoint:CheckpointManager.setup_signal_handler",
+        (),
+        "taken back: its `_original_sigterm_handler` is what was there before",
+    ),
+    Seam(
+        "torch.distributed.run:get_args_parser",
+        (),
+        "knows `signals_to_handle`, which `trl-ext grpo` sets: it passes SIGTERM and Ctrl-C on itself",
+    ),
     Seam("transformers:AttentionInterface.register", ("key", "value"), "packed attention is one more implementation"),
     Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: its window"),
     Seam(

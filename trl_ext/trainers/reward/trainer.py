@@ -29,6 +29,7 @@ from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_launch
+from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
@@ -53,7 +54,7 @@ from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
+class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
     A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that does not train the score

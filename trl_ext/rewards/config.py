@@ -66,7 +66,7 @@ SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 # Entry points under which packages offer rules by short names.
 GROUP = "trl_ext.rules"
 # A set's keys besides its rules.
-_SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "normalise")
+_SET_KEYS = ("clip", "name", "limits", "isolate", "on_error", "on_unscored", "normalise")
 _COMMON = [item.name for item in dataclasses.fields(Rule)]
 
 KeyPath = tuple[str | int, ...]

@@ -1,6 +1,7 @@
 """Make rows from a batch in TRL's shape: completions as text, columns cut into one mapping per row."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from trl_ext.errors import DataError
@@ -74,6 +75,11 @@ def column_rows(columns: Mapping[str, Sequence[Any]], num_rows: int) -> Iterator
     if not columns:
         return ({} for _ in range(num_rows))
     return (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
+
+
+def is_null(cell: Any) -> bool:
+    """True for None and for NaN, which stands for a missing value in columns of numbers."""
+    return cell is None or (isinstance(cell, float) and isnan(cell))
 
 
 def token_ids(ids: Any) -> tuple[int, ...] | None:

@@ -23,8 +23,10 @@ from trl_ext.rewards.totals.composition import Composed, Composition, gate_chain
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, traces
 from trl_ext.rewards.totals.moments import Moments, merged
+from trl_ext.rewards.totals.unscored import Tally, tally
 
 ON_ERROR = ("stop", "floor")
+ON_UNSCORED = ("error", "warn")
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class RuleSet:
             run.
         on_error: What an exception in a rule does. "stop": it ends the run, on all ranks, with a RuleError. "floor":
             it is reported once, and the row earns the rule's floor.
+        on_unscored: What our trainers do when a rule has a value for no row of the whole first step, so that the other
+            rules alone would be learned. "error": end the run, on all ranks, with a DataError. "warn": say so once.
         normalise: Divide totals by their running standard deviation, after taking off their running mean. For PPO;
             GRPO does it per group. Our trainers pool the totals of all ranks after each batch of the training, and
             save the statistics in checkpoints.
@@ -56,18 +60,21 @@ class RuleSet:
     limits: Limits = field(default_factory=Limits)
     isolate: bool = True
     on_error: str = "stop"
+    on_unscored: str = "error"
     normalise: bool = False
     _gates: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
     _judge: Judge = field(init=False, repr=False, compare=False)
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
+    _tallies: dict[str, Tally] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rules = checked_rules(self.rules)
         self.clip = pair_of("The set", "clip", self.clip)
         self._gates = gate_chains(self.rules)
-        if self.on_error not in ON_ERROR:
-            raise RuleError(f"on_error is {self.on_error!r}. Give one of {', '.join(map(repr, ON_ERROR))}.")
+        for key, choices in (("on_error", ON_ERROR), ("on_unscored", ON_UNSCORED)):
+            if getattr(self, key) not in choices:
+                raise RuleError(f"{key} is {getattr(self, key)!r}. Give one of {', '.join(map(repr, choices))}.")
         self._judge = Judge(self.limits, self.isolate, self.on_error)
         self.__name__ = self.name
         warning = outbid_warning(self.rules)
@@ -101,6 +108,7 @@ class RuleSet:
         """The total of each completion; TRL's call, with the columns as lists and TRL's own arguments among them."""
         found, composed = self._composed(prompts, completions, completion_ids, columns)
         self._log(found, composed, columns)
+        self._count(range(len(self.rules)), found, columns)
         totals = [row.total for row in composed]
         return self._normalised(totals) if self.normalise else totals
 
@@ -132,6 +140,19 @@ class RuleSet:
         if self.normalise:
             raise RuleError("normalise=True is of the sum, and split() has no sum. Build the set without it.")
         return [RuleColumn(self._with_gates(position)) for position in range(len(self.rules))]
+
+    def num_scorable(self, name: str, prompts: Any, columns: Mapping[str, Sequence[Any]]) -> int:
+        """Count the rows of a dataset that the rule of this name can have a value for, whatever the completion."""
+        rule = next(rule for rule in self.rules if rule.name == name)
+        num_rows = len(next(iter(columns.values()))) if columns else len(prompts)
+        # A completion never takes a rule's value away, so that an empty one shows whether the row does.
+        rows = make_rows(prompts, [""] * num_rows, [()] * num_rows, columns)
+        return sum(verdict.value is not None for verdict in self._judge.columns([rule], rows)[0].verdicts)
+
+    def take_tallies(self) -> dict[str, Tally]:
+        """Return how the rows went since the last call, by rule, and count from 0 again."""
+        tallies, self._tallies = self._tallies, {}
+        return tallies
 
     def close(self) -> None:
         """End the workers. They start again when they are needed, and end with the process."""
@@ -194,6 +215,13 @@ class RuleSet:
         composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
         return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
+    def _count(self, positions: Iterable[int], found: Sequence[Column], extras: Mapping[str, Any]) -> None:
+        columns = dataset_columns(extras)
+        for position in positions:
+            name = self.rules[position].name
+            counted = tally(position, self.rules, found, columns)
+            self._tallies[name] = self._tallies.get(name, Tally()) + counted
+
     def _normalised(self, totals: list[float | None]) -> list[float | None]:
         seen = self._moments.merged(self._unshared)
         self._unshared = self._unshared.merged(Moments.of(total for total in totals if total is not None))
@@ -215,7 +243,9 @@ class RuleSet:
         gates = [self.rules[gate] for gate in reversed(self._gates[position])]
         # A name that no rule has: the column is called after its rule, not after this set.
         name = f"{self.name}.{self.rules[position].name}"
-        alone = RuleSet([*gates, self.rules[position]], name=name, on_error=self.on_error)
+        alone = RuleSet(
+            [*gates, self.rules[position]], name=name, on_error=self.on_error, on_unscored=self.on_unscored
+        )
         alone._judge = self._judge  # One cache: a gate is judged once for all columns.
         return alone
 
@@ -238,11 +268,17 @@ class RuleColumn:
         """Dataset columns that the rule and its gates read."""
         return self.rules.columns
 
+    @property
+    def on_unscored(self) -> str:
+        """As of the set that the rule is from."""
+        return self.rules.on_unscored
+
     def __call__(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> list[float | None]:
         """The rule's contribution for each completion."""
         found, composed = self.rules._composed(prompts, completions, completion_ids, columns)
+        self.rules._count([len(found) - 1], found, columns)
         log_metric = columns.get("log_metric")
         if callable(log_metric) and composed:
             # TRL's key of this name is its own: the mean of what this column returns.

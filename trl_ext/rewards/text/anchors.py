@@ -65,8 +65,9 @@ class AnswerReading:
 
 
 def gold_text(cell: Any) -> str | None:
-    """Return a gold column's cell as text; None for a cell that is neither text nor a number."""
-    return str(cell) if isinstance(cell, str | Number) and not isinstance(cell, bool) else None
+    """Return a gold column's cell as text; None for a cell that is neither text nor a number, and for NaN."""
+    is_value = isinstance(cell, str | Number) and not isinstance(cell, bool) and cell == cell
+    return str(cell) if is_value else None
 
 
 def after_think(text: str) -> str:

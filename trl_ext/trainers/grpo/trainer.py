@@ -40,6 +40,7 @@ from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
 from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.grpo.self_check import check_causal_model
+from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.memory.oom.chunks import CompletionChunks, why_completions_stay_whole
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.memory.plan import by_name, settle_memory
@@ -96,6 +97,7 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
+        self._unscored = UnscoredRules()
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         self._add_models()
@@ -247,12 +249,14 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
     ) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them; a reward
         model reads what it was trained on."""
+        self._unscored.begin(self.reward_funcs)
         guarded = [guard(f, name) for f, name in zip(self.reward_funcs, self.reward_func_names, strict=True)]
         tokenizers = stand_ins(self, self._reward_encoders, prompts, completions, completion_ids_list)
         with swapped(self, reward_funcs=guarded, reward_processing_classes=tokenizers), self._clock.phase("score"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         raise_together([*guarded, *tokenizers], self.accelerator.num_processes, self.accelerator.process_index)
         synchronise(self.reward_funcs, is_training=self.model.training)
+        self._unscored.look(self)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ OTHERS = {
         num_completions_to_print log_unique_prompts log_completions_hub_repo""",
     "what a resumed run takes up": """
         ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint load_best_model_at_end
-        metric_for_best_model greater_is_better""",
+        metric_for_best_model greater_is_better resume_despite""",
     "when and how an evaluation runs": """
         eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
         eval_do_concat_batches eval_use_gather_object eval_accumulation_steps bf16_full_eval fp16_full_eval
@@ -129,7 +129,7 @@ OTHERS = {
     "needs another model, optimizer, dataset or critic than this file's": """
         optim_args optim_target_modules model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout
         chat_template_kwargs remove_unused_columns max_tool_calling_iterations stop_token critic ref_adapter_name
-        model_adapter_name""",
+        model_adapter_name reward_model_eos""",
     "the other name of num_mini_batches x gradient_accumulation_steps": "generation_batch_size steps_per_generation",
     "a bound that the coefficient meets only after it has fallen": "entropy_coef_min",
     "vLLM": """

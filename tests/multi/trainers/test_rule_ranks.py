@@ -1,10 +1,10 @@
-"""Running statistics of a rule set on two ranks: equal on both, and a resumed run's those of the uninterrupted one."""
+"""Rules on two ranks: running statistics equal on both and after a resume; what scored nothing is judged together."""
 
 import json
 
 import pytest
 
-from tests.multi.programs.normalised_worker import NUM_STEPS
+from tests.multi.programs.rule_ranks_worker import NUM_STEPS
 from tests.multi.trainers.test_fail_together import launch
 from tests.multi.warm import warm_python
 
@@ -13,8 +13,8 @@ ROWS_PER_STEP = 4
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory) -> dict:
-    folder = tmp_path_factory.mktemp("normalised")
-    done = launch("-m", "tests.multi.programs.normalised_worker", str(folder), python=str(warm_python()))
+    folder = tmp_path_factory.mktemp("rule_ranks")
+    done = launch("-m", "tests.multi.programs.rule_ranks_worker", str(folder), python=str(warm_python()))
     assert done.returncode == 0, done.stdout[-3000:]
     return json.loads((folder / "facts.json").read_text())
 
@@ -29,3 +29,13 @@ def test_a_resumed_run_scores_like_the_uninterrupted_one(facts):
     assert facts["resumed"]["moments"] == facts["whole"]["moments"]
     assert facts["resumed"]["rewards"] == facts["whole"]["rewards"]
     assert len(set(facts["whole"]["rewards"])) == NUM_STEPS
+
+
+def test_a_rule_that_scores_on_one_rank_is_fine(facts):
+    assert facts["one"] == [f"{NUM_STEPS} steps"] * 2
+
+
+def test_a_rule_that_scores_on_no_rank_ends_both_with_one_sentence(facts):
+    first, second = facts["both"]
+    assert first == second
+    assert f"'abstains_on' scored none of the {ROWS_PER_STEP} completions of the first step" in first

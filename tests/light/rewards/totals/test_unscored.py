@@ -1,0 +1,91 @@
+"""What a set remembers of rows that its rules have no value for."""
+
+import math
+
+import pytest
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards import Answer, Length, Math, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards.totals.unscored import Tally
+
+
+class Abstains(Rule):
+    tier = "inline"
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(None, "infra_error", "no service")
+
+
+def scored(rules: RuleSet, gold: list, **columns) -> dict[str, Tally]:
+    rules(completions=["A: 18"] * len(gold), completion_ids=[[1]] * len(gold), answer=gold, **columns)
+    return rules.take_tallies()
+
+
+def test_rows_are_counted_by_rule():
+    tallies = scored(RuleSet([Answer(), Length(high=2)]), ["18", None, "unreadable", "17"])
+    assert (tallies["answer"].num_rows, tallies["answer"].num_scored, tallies["answer"].num_null) == (4, 2, 1)
+    assert tallies["length"] == Tally(4, 4)
+    assert "None is neither text nor a number" in tallies["answer"].reason
+
+
+def test_counts_add_up_until_they_are_taken():
+    rules = RuleSet([Answer()])
+    rules(completions=["A: 18"], answer=["18"])
+    assert scored(rules, ["18", None])["answer"].num_rows == 3
+    assert rules.take_tallies() == {}
+
+
+@pytest.mark.parametrize("kind", ["number", "exact"])
+def test_nan_is_no_gold(kind):
+    rules = RuleSet([Answer(kind=kind), Length(high=2)])
+    assert scored(rules, [math.nan, math.nan])["answer"].num_null == 2
+    assert rules(completions=["nan"], completion_ids=[[1]], answer=[math.nan]) == [1.0], "length's alone"
+
+
+@pytest.mark.parametrize("rule", [Answer(kind="exact"), Math()])
+def test_a_rule_itself_takes_nan_for_no_gold(rule):
+    verdict = rule.score(Row(None, "nan", None, {"answer": math.nan, "solution": math.nan}))
+    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+
+
+def test_rows_that_a_rule_is_not_for_do_not_count():
+    rules = RuleSet([Answer(when={"task": "sums"})])
+    assert scored(rules, [None, "18", None], task=["chat", "sums", "chat"])["answer"] == Tally(1, 1)
+    nothing = scored(rules, [None], task=["chat"])["answer"]
+    assert nothing == Tally() and not nothing.scored_nothing
+
+
+def test_rows_that_another_rule_of_correctness_scored_are_told_apart():
+    rules = RuleSet([Answer(), Answer(gold="other", name="other"), Length(high=2)])
+    tallies = scored(rules, [None, None, None], other=["18", "18", None])
+    assert tallies["answer"].num_covered == 2
+    assert tallies["answer"].scored_nothing and not tallies["other"].scored_nothing
+
+
+def test_a_column_of_a_set_counts_for_its_own_rule():
+    columns = RuleSet([Answer(), Length(high=2, gate="answer")], on_unscored="warn").split()
+    for column in columns:
+        column(completions=["A: 18"], completion_ids=[[1]], answer=[None])
+    assert [list(column.rules.take_tallies()) for column in columns] == [["answer"], ["length"]]
+    assert {column.on_unscored for column in columns} == {"warn"}
+
+
+def test_the_reason_names_the_column_or_what_the_rule_says():
+    null, unreadable = scored(RuleSet([Answer()]), [None])["answer"], scored(RuleSet([Answer()]), ["?"])["answer"]
+    assert null.why(Answer()) == "'answer' is null or NaN in all of these rows"
+    assert unreadable.why(Answer()).startswith("the first such row says gold_invalid: column 'answer'")
+    failed = scored(RuleSet([Abstains()]), ["18"])["abstains"]
+    assert failed.why(Abstains()) == "the first such row says infra_error: no service"
+
+
+def test_whether_a_row_can_be_scored_does_not_depend_on_its_completion():
+    rules = RuleSet([Answer(), Length(high=2)])
+    assert rules.num_scorable("answer", ["?"] * 3, {"answer": ["18", None, "unreadable"]}) == 1
+    assert rules.take_tallies() == {}
+
+
+def test_on_unscored_is_error_or_warn():
+    with pytest.raises(RuleError, match=r"on_unscored is 'stop'\. Give one of 'error', 'warn'"):
+        RuleSet([Answer()], on_unscored="stop")
+    rules = RuleSet.from_dict({"rules": [{"rule": "answer"}], "on_unscored": "warn"})
+    assert rules.on_unscored == "warn" and rules.to_dict()["on_unscored"] == "warn"

@@ -1,0 +1,80 @@
+"""Which rules scored nothing in a batch, and why.
+
+A rule without a value for a row is left out of the row's total, as it must be: no completion is at fault. But where a
+rule has no value for any row, the others are optimised alone, such as length where right answers were meant.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.rewards.judge import Column
+from trl_ext.rewards.rows import is_null
+from trl_ext.rewards.rule import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How the rows went that one rule is for; adds up over batches and ranks.
+
+    Args:
+        num_rows: All of them. Rows that the rule's `when` leaves out do not count.
+        num_scored: Those with a value.
+        num_null: Those without a value in which a column that the rule reads is null or NaN.
+        num_covered: Those without a value that another rule judged right or wrong.
+        reason: Status and detail of the first row without a value; empty where all have one.
+    """
+
+    num_rows: int = 0
+    num_scored: int = 0
+    num_null: int = 0
+    num_covered: int = 0
+    reason: str = ""
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            self.num_rows + other.num_rows,
+            self.num_scored + other.num_scored,
+            self.num_null + other.num_null,
+            self.num_covered + other.num_covered,
+            self.reason or other.reason,
+        )
+
+    @property
+    def num_unscored(self) -> int:
+        """Rows that the rule is for and has no value for."""
+        return self.num_rows - self.num_scored
+
+    @property
+    def scored_nothing(self) -> bool:
+        """True where there were rows for the rule, and it has a value for none of them."""
+        return self.num_rows > 0 == self.num_scored
+
+    def why(self, rule: Rule) -> str:
+        """Say why rows have no value, as a clause."""
+        if 0 < self.num_null == self.num_unscored:
+            return f"{' or '.join(repr(name) for name in rule.columns)} is null or NaN in all of these rows"
+        return f"the first such row says {self.reason}"
+
+
+def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns: Mapping[str, Any]) -> Tally:
+    """Count how the rows of a batch went with the rule at `position`.
+
+    Args:
+        position: The rule's place in `rules` and in `found`.
+        rules: All rules of the set.
+        found: Their verdicts.
+        columns: The columns of the dataset.
+    """
+    rule, verdicts = rules[position], found[position].verdicts
+    is_for = [index for index, verdict in enumerate(verdicts) if verdict.status != "skipped"]
+    unscored = [index for index in is_for if verdicts[index].value is None]
+    others = [column for other, column in zip(rules, found, strict=True) if other.judges_correctness]
+    first = verdicts[unscored[0]] if unscored else None
+    return Tally(
+        num_rows=len(is_for),
+        num_scored=len(is_for) - len(unscored),
+        num_null=sum(any(is_null(columns[name][index]) for name in rule.columns) for index in unscored),
+        num_covered=sum(any(other.verdicts[index].value is not None for other in others) for index in unscored),
+        reason="" if first is None else f"{first.status}: {first.detail or 'no value'}",
+    )

@@ -1,0 +1,148 @@
+"""Rules that score nothing: an error at the first step, said once later.
+
+A step is what an optimizer step learns from: the completions of all ranks, in one batch of generations or several.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate.utils import gather_object
+from datasets import Dataset
+from transformers.utils import logging
+
+from trl_ext.errors import DataError, TrlExtError
+from trl_ext.rewards import Rule, RuleColumn, RuleSet
+from trl_ext.rewards.rows import is_null
+from trl_ext.rewards.shaping import applies
+from trl_ext.rewards.totals.unscored import Tally
+
+# Rows of a dataset that a rule is tried on before it is held to score none: rules in workers take seconds for these.
+MAX_ROWS_TRIED = 256
+_BATCH = 1024
+
+logger = logging.get_logger(__name__)
+# A reward function's place, and the name of one of its rules.
+Key = tuple[int, str]
+
+
+@dataclass(eq=False)
+class UnscoredRules:
+    """Looks after rules that have a value for no row.
+
+    Args:
+        tallies: How the rows of this step went so far, on all ranks, by function and rule.
+        num_batches: Batches of generations so far.
+    """
+
+    tallies: dict[Key, Tally] = field(default_factory=dict)
+    num_batches: int = 0
+    warned: set[Key] = field(default_factory=set)
+
+    def begin(self, functions: list[Any]) -> None:
+        """Forget what the rules have scored for others than the trainer."""
+        for _, rules in _sets_of(functions):
+            rules.take_tallies()
+
+    def look(self, trainer: Any) -> None:
+        """Count what the rules have scored since `begin`; at the end of a step, judge it. Collective.
+
+        Raises:
+            DataError: on all ranks, for a rule that scored nothing in the whole first step, though it is told to be an
+                error, and though nothing shows that it can score other rows of the data.
+        """
+        rules = dict(_rules_of(trainer.reward_funcs))
+        if not rules or not trainer.model.training:
+            return
+        taken = {place: rule_set.take_tallies() for place, rule_set in _sets_of(trainer.reward_funcs)}
+        own = {key: taken[key[0]].get(key[1], Tally()) for key in rules}
+        for part in gather_object([own]) if trainer.accelerator.num_processes > 1 else [own]:
+            for key, tally in part.items():
+                self.tallies[key] = self.tallies.get(key, Tally()) + tally
+        self.num_batches += 1
+        args = trainer.args
+        batches_per_step = -(-args.gradient_accumulation_steps // (args.steps_per_generation * args.num_iterations))
+        if self.num_batches % batches_per_step:
+            return
+        tallies, self.tallies = self.tallies, {}
+        # A resumed run has had its first step.
+        is_first = self.num_batches == batches_per_step and trainer.state.global_step == 0
+        for key, tally in tallies.items():
+            if tally.num_unscored:
+                self._judge(trainer, key, rules[key], tally, is_first=is_first)
+
+    def _judge(self, trainer: Any, key: Key, rule: Rule, tally: Tally, *, is_first: bool) -> None:
+        function, dataset = trainer.reward_funcs[key[0]], trainer.train_dataset
+        why = tally.why(rule)
+        if is_first and tally.scored_nothing and function.on_unscored == "error":
+            if not _can_score(function, rule, dataset, tally, trainer.accelerator):
+                raise DataError(
+                    f"Rule '{rule.name}' scored none of the {tally.num_rows} completions of the first step: {why}. "
+                    "Only the other rewards would be learned. Mend the column or the rule, or give the rule `when`; "
+                    "where this is meant, set on_unscored='warn' for the RuleSet."
+                )
+        # All rows of a dataset have been looked at before the first step, and null ones have been named.
+        is_known = isinstance(dataset, Dataset) and tally.num_null == tally.num_unscored
+        if key in self.warned or (is_known and not tally.scored_nothing):
+            return
+        self.warned.add(key)
+        if trainer.accelerator.is_main_process:
+            logger.warning(
+                f"Rule '{rule.name}' scored {tally.num_scored} of the {tally.num_rows} completions of step "
+                f"{trainer.state.global_step + 1}: {why}. For those only the other rewards count; "
+                f"rules/{rule.name}/none_frac tells how many they are."
+            )
+
+
+def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally, accelerator: Any) -> bool:
+    """True where the rule is only not for the rows of one step. Collective.
+
+    A mixture of tasks has rows for each rule, and a small step may hold none of them: of a dataset, some other row
+    tells; of a stream, whose rows come later, that other rules of correctness have judged all rows in its place.
+    """
+    if not isinstance(dataset, Dataset) or not set(rule.all_columns) <= set(dataset.column_names):
+        return tally.num_covered == tally.num_rows
+    can = _finds_row(function, rule, dataset)
+    return any(gather_object([can])) if accelerator.num_processes > 1 else can
+
+
+def _finds_row(function: RuleSet | RuleColumn, rule: Rule, dataset: Dataset) -> bool:
+    """True if one of the first rows that hold what the rule reads can be scored by it."""
+    rules = function if isinstance(function, RuleSet) else function.rules
+    names = {"prompt"} & set(dataset.column_names) | set(rule.all_columns)
+    left = MAX_ROWS_TRIED
+    for batch in dataset.with_format(None).select_columns(sorted(names)).iter(_BATCH):
+        wanted = list(_rows_for(rule, batch))[:left]
+        columns = {name: [row[name] for row in wanted] for name in rule.all_columns}
+        prompts = [row.get("prompt") for row in wanted]
+        try:
+            if wanted and rules.num_scorable(rule.name, prompts, columns):
+                return True
+        except TrlExtError:  # the rule fails: not a sign that it can score
+            return False
+        left -= len(wanted)
+        if left == 0:
+            break
+    return False
+
+
+def _rows_for(rule: Rule, batch: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for cells in zip(*batch.values(), strict=True):
+        row = dict(zip(batch, cells, strict=True))
+        if applies(rule.when, row) and not any(is_null(row[name]) for name in rule.columns):
+            yield row
+
+
+def _sets_of(functions: list[Any]) -> Iterator[tuple[int, RuleSet]]:
+    """Yield the rule sets, and those behind columns of a set, with their place."""
+    for place, function in enumerate(functions):
+        if isinstance(function, RuleSet | RuleColumn):
+            yield place, function if isinstance(function, RuleSet) else function.rules
+
+
+def _rules_of(functions: list[Any]) -> Iterator[tuple[Key, Rule]]:
+    """Yield the rules whose values reach the loss: all of a set, the last one of a set's column."""
+    for place, rules in _sets_of(functions):
+        is_column = isinstance(functions[place], RuleColumn)
+        for rule in rules.rules[-1:] if is_column else rules.rules:
+            yield (place, rule.name), rule

@@ -46,7 +46,7 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
             "rewards": [described(function) for function in functions],
             "weights": getattr(trainer.args, "reward_weights", None),
         },
-        "data": data_of(trainer.train_dataset),
+        "data": data_of(trainer.train_dataset) | {"tokenizer": _tokenizer_of(trainer.processing_class)},
         "processes": trainer.args.world_size,
         "seed": {"seed": trainer.args.seed, "data_seed": trainer.args.data_seed},
         "settings": {name: described(value) for name, value in settings_of(trainer.args).items()},
@@ -89,6 +89,9 @@ def described(value: Any) -> Any:
         return sorted(map(str, value))
     if isinstance(value, Sequence):
         return [described(item) for item in value]
+    if isinstance(getattr(value, "model", None), nn.Module):  # PPO's reward models
+        frozen = (p for p in value.model.parameters() if not p.requires_grad)
+        return {"type": type(value).__qualname__, **_sample("weights", frozen)}
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
@@ -101,6 +104,15 @@ def data_of(dataset: Any) -> dict[str, Any]:
     plain = dataset.with_format(None)
     text = json.dumps([plain[i] for i in chosen], sort_keys=True, default=lambda value: type(value).__name__)
     return {"rows": num_rows, "columns": sorted(dataset.column_names), "content": _hashed(text.encode())}
+
+
+def _tokenizer_of(processing_class: Any) -> str | None:
+    """Return a checksum of vocabulary and chat template; None where there is no tokenizer."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if not hasattr(tokenizer, "get_vocab"):
+        return None
+    template = getattr(processing_class, "chat_template", None)
+    return _hashed(json.dumps([tokenizer.get_vocab(), template], sort_keys=True).encode())
 
 
 def _config_of(model: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import select
 import shutil
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from tqdm import tqdm
 from transformers import TrainerCallback
 
 from tests.faults import points
@@ -52,14 +55,24 @@ class Ending:
         return lines[-1].removeprefix("error: ") if lines else ""
 
 
-def in_fork(folder: Path, work: Callable[[], dict[str, Any] | None]) -> Ending:
+def prepare() -> None:
+    """Make this process one that can be forked, and whose forks can be killed."""
+    torch.set_num_threads(1)
+    # tqdm's own lock is shared with forks: one that is killed within it would stop all others for ever.
+    tqdm.set_lock(threading.RLock())
+    tqdm.monitor_interval = 0
+    # What was written outlives a kill; only a power cut would need more.
+    os.fsync = lambda fd: None
+
+
+def in_fork(folder: Path, work: Callable[[], dict[str, Any] | None], limit_s: float = LIMIT_S) -> Ending:
     """Do the work in a fork that stands in `folder`, with the exit codes of our scripts."""
     (folder / OUTPUT_DIR).mkdir(parents=True, exist_ok=True)  # as the trainer has made it where it was built
     (folder / RESULT).unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         be_the_child(folder, work)
-    return ending_of(folder, wait(child))
+    return ending_of(folder, wait(child, limit_s))
 
 
 def ending_of(folder: Path, code: int) -> Ending:
@@ -97,11 +110,11 @@ def go_to(folder: Path) -> None:
     os.close(log)
 
 
-def wait(child: int) -> int:
+def wait(child: int, limit_s: float = LIMIT_S) -> int:
     """Return the child's exit code, or HUNG after ending one that does not end."""
     ended = os.pidfd_open(child)
     try:
-        is_hung = not select.select([ended], [], [], LIMIT_S)[0]
+        is_hung = not select.select([ended], [], [], limit_s)[0]
     finally:
         os.close(ended)
     if is_hung:
@@ -172,10 +185,10 @@ def run_with_victims(trainer: Any, chosen: dict[str, Point], calls: dict[int, di
     return outcome(trainer) | {"codes": victims.codes}
 
 
-def resume(trainer: Any) -> dict[str, Any]:
-    """Go on from the newest whole checkpoint, or start afresh where the trainer says that there is none."""
+def resume(trainer: Any, wanted: str | bool = True) -> dict[str, Any]:
+    """Go on from the newest whole checkpoint or the one that is named; start afresh where there is no checkpoint."""
     try:
-        trainer.train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=wanted)
     except ConfigError as error:
         if not str(error).startswith("There is no checkpoint"):
             raise

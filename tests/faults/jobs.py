@@ -59,11 +59,13 @@ def trainer(kind: str, library: Any = trl_ext, **changes: Any) -> Any:
     Args:
         kind: One of KINDS.
         library: trl_ext, or trl for a run of TRL's own.
-        changes: Of the settings; `model`, `rules`, `rows` and `peft_config` are the objects.
+        changes: Of the settings; `model`, `reward_model`, `rules`, `rows`, `processing_class` and
+            `peft_config` are the trainer's arguments.
     """
     model = changes.pop("model", None)
+    tokenizer = changes.pop("processing_class", None) or tiny.tokenizer()
     if kind == "reward":
-        given = {"train_dataset": changes.pop("rows", None) or pairs(), "processing_class": tiny.tokenizer()}
+        given = {"train_dataset": changes.pop("rows", None) or pairs(), "processing_class": tokenizer}
         if "peft_config" in changes:
             given["peft_config"] = changes.pop("peft_config")
         args = library.RewardConfig(OUTPUT_DIR, **COMMON | changes)
@@ -73,18 +75,17 @@ def trainer(kind: str, library: Any = trl_ext, **changes: Any) -> Any:
         rules = changes.pop("rules", None) or [length_rules(), reward]
         given = {"peft_config": changes.pop("peft_config")} if "peft_config" in changes else {}
         args = library.GRPOConfig(OUTPUT_DIR, **COMMON | GRPO | changes)
-        return library.GRPOTrainer(
-            model or saved_actor(), rules, args, rows, processing_class=tiny.tokenizer(), **given
-        )
+        return library.GRPOTrainer(model or saved_actor(), rules, args, rows, processing_class=tokenizer, **given)
     critic = kind.removeprefix("ppo_")
     given = {"reward_funcs": changes.pop("rules", reward)}
     if critic == "adapter":
         given["peft_config"] = LoraConfig(**LORA)
     if critic == "separate":
         given["value_model"] = classifier(5)
-    given |= dict(reward_model=classifier(9), reward_processing_classes=tiny.tokenizer(), train_dataset=rows)
+    rewarding = changes.pop("reward_model", None) or classifier(9)
+    given |= dict(reward_model=rewarding, reward_processing_classes=tiny.tokenizer(), train_dataset=rows)
     args = library.PPOConfig(OUTPUT_DIR, critic=critic, **COMMON | PPO | changes)
-    return stir(library.PPOTrainer(args, tiny.tokenizer(), model or actor(), **given))
+    return stir(library.PPOTrainer(args, tokenizer, model or actor(), **given))
 
 
 def actor(seed: int = 0, **changes: Any) -> Any:
@@ -135,13 +136,16 @@ def outcome(trainer: Any) -> dict[str, Any]:
         "rules": [rules.state_dict() for rules in getattr(trainer, "reward_funcs", ()) if hasattr(rules, "normalise")],
         "randomness": torch.get_rng_state(),
     }
+    if trainer.state.global_step == trainer._initial_global_step:
+        states["randomness"] = None  # restored at the first step, and there was none
     logs = [_compared(log) for log in trainer.state.log_history if "loss" in log]
-    return {"steps": trainer.state.global_step, "logs": logs} | {name: _digest(s) for name, s in states.items()}
+    digests = {name: None if state is None else _digest(state) for name, state in states.items()}
+    return {"steps": trainer.state.global_step, "logs": logs} | digests
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Names of what differs; of the logs, the first step that does."""
-    found = [name for name in one if name != "logs" and one[name] != other[name]]
+    found = [name for name in one if name != "logs" and one[name] != other[name] and other[name] is not None]
     steps = [log["step"] for log, twin in zip(one["logs"], other["logs"], strict=False) if log != twin]
     if steps:
         found.append(f"log of step {steps[0]}")

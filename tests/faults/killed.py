@@ -1,6 +1,7 @@
-"""`python -m tests.faults.killed KIND FOLDER QUARTER`: kill a trainer's run at many points, and resume each.
+"""`python -m tests.faults.killed KIND FOLDER FIRST EVERY`: kill a trainer's run at many points, and resume each.
 
-Writes `killed.json` into the folder: one entry a point, as `Killed` holds it. QUARTER is 0 to 3, or "all".
+Writes `killed.json` into the folder: one entry a point, as `Killed` holds it.
+Points are those from the FIRST on, EVERY so many.
 """
 
 import gc
@@ -11,10 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from tests.faults import jobs, points
-from tests.faults.forks import Ending, counted_run, in_fork, resume, run_with_victims
+from tests.faults.forks import LIMIT_S, Ending, counted_run, in_fork, prepare, resume, run_with_victims
 from tests.faults.jobs import OUTPUT_DIR, STEPS
 
 FILE = "killed.json"
@@ -28,7 +27,7 @@ class Killed:
         part: "chosen" or "random".
         point: Where.
         code: Exit code of the first run.
-        found: Files and folders that the second found.
+        left: Files and folders that the second found.
         resumed: Exit code of the second.
         differences: Between the second run's outcome and that of the run which nobody killed.
         error: The last lines of the second's log if it failed.
@@ -37,33 +36,34 @@ class Killed:
     part: str
     point: str
     code: int
-    found: list[str]
+    left: list[str]
     resumed: int
     differences: list[str]
     error: str
 
     @classmethod
     def of(
-        cls, part: str, point: str, code: int, found: list[str], whole: list[dict[str, Any]], second: list[Ending]
+        cls, part: str, point: str, code: int, left: list[str], whole: list[dict[str, Any]], second: list[Ending]
     ) -> Self:
         """Compare the second run with the whole one; both of as many processes."""
         resumed = max((ending.code for ending in second), key=abs)
         if not all(ending.result for ending in second):
-            return cls(part, point, code, found, resumed, ["no result"], "\n".join(e.log[-2000:] for e in second))
+            return cls(part, point, code, left, resumed, ["no result"], "\n".join(e.log[-2000:] for e in second))
         pairs = enumerate(zip(whole, second, strict=True))
         found_out = [f"rank {i}: {name}" for i, (one, e) in pairs for name in jobs.differences(one, e.result or {})]
-        return cls(part, point, code, found, resumed, found_out, "")
+        return cls(part, point, code, left, resumed, found_out, "")
 
 
-def main(kind: str, folder: Path, quarter: int | None) -> None:
-    """Write what became of every point of the quarter; of all points for None."""
+def main(kind: str, folder: Path, first: int, every: int) -> None:
+    """Write what became of every n-th point from the first one on."""
     trainer, whole = started(kind, folder)
     calls = {int(step): counts for step, counts in whole.pop("calls").items()}
     chosen = points.chosen(kind, files_in(folder / "whole" / OUTPUT_DIR / f"checkpoint-{STEPS}"))
     parts = [("chosen", point) for point in chosen] + [("random", point) for point in points.at_random(kind)]
-    tried = {str(folder / f"{i:03}"): part for i, part in enumerate(parts) if quarter in (None, i % 4)}
+    tried = {str(folder / f"{number:03}"): part for number, part in enumerate(parts[first::every])}
     victims = {name: point for name, (_, point) in tried.items()}
-    again = in_fork(folder / "again", lambda: run_with_victims(trainer, victims, calls)).well()
+    limit_s = LIMIT_S * (1 + len(victims))
+    again = in_fork(folder / "again", lambda: run_with_victims(trainer, victims, calls), limit_s).well()
     codes = again.pop("codes")
     assert not jobs.differences(whole, again), f"{kind} does not repeat: {jobs.differences(whole, again)}"
     results = []
@@ -76,7 +76,7 @@ def main(kind: str, folder: Path, quarter: int | None) -> None:
 
 def started(kind: str, folder: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:
     """Build the trainer, and let a fork train in `folder/whole`; return the trainer and what the fork came to."""
-    torch.set_num_threads(1)
+    prepare()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     trainer = jobs.trainer(kind, **changes)
@@ -95,4 +95,4 @@ def write(folder: Path, results: list[Killed]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), None if sys.argv[3] == "all" else int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

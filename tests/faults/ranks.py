@@ -1,4 +1,4 @@
-"""`python -m tests.faults.ranks KIND FOLDER EVERY [ZERO_CONFIG]`: what `killed.py` does, for runs of two processes.
+"""`python -m tests.faults.ranks KIND FOLDER FIRST EVERY [ZERO_CONFIG]`: as `killed.py`, for two processes.
 
 One rank dies at the point or both do, and then the other is killed, as a launcher does. Every run is made anew: no
 process of a group can be forked. Writes `killed.json` as `killed.py` does.
@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
 from tests.faults import jobs, points
-from tests.faults.forks import RESULT, Ending, be_the_child, counted_run, ending_of, resume, wait
+from tests.faults.forks import RESULT, Ending, be_the_child, counted_run, ending_of, prepare, resume, wait
 from tests.faults.jobs import OUTPUT_DIR, STEPS
 from tests.faults.killed import Killed, files_in, write
 from tests.faults.points import Point
@@ -115,7 +114,7 @@ class Runs:
 
 def started(kind: str, folder: Path, zero: str | None = None) -> tuple[Runs, list[dict[str, Any]]]:
     """Train from the start in `folder/whole`; return the runs and what each rank came to."""
-    torch.set_num_threads(1)
+    prepare()
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {"deepspeed": zero} if zero else {}
     if kind == "grpo":
@@ -129,13 +128,13 @@ def started(kind: str, folder: Path, zero: str | None = None) -> tuple[Runs, lis
     return runs, results
 
 
-def main(kind: str, folder: Path, every: int, zero: str | None = None) -> None:
-    """Write what became of every n-th point."""
+def main(kind: str, folder: Path, first: int, every: int, zero: str | None = None) -> None:
+    """Write what became of every n-th point from the first one on."""
     runs, whole = started(kind, folder, zero)
     chosen = points.chosen(kind, files_in(folder / "whole" / OUTPUT_DIR / f"checkpoint-{STEPS}"))
     parts = [("chosen", point) for point in chosen] + [("random", point) for point in points.at_random(kind)]
     found = []
-    for number, (part, point) in enumerate(parts[::every]):
+    for number, (part, point) in enumerate(parts[first::every]):
         own, victims = folder / f"{number:03}", VICTIMS[number % len(VICTIMS)]
         if point.is_of_rank_0:
             victims = (0,)
@@ -148,4 +147,4 @@ def main(kind: str, folder: Path, every: int, zero: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

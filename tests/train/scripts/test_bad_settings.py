@@ -1,0 +1,227 @@
+"""Each kind of bad setting ends each script in one sentence before step 1: exit code 2, and nothing on disk."""
+
+import json
+import math
+import os
+import shutil
+import traceback
+from importlib.util import find_spec
+
+import pytest
+import torch
+import yaml
+
+from tests import tiny
+from trl_ext.scripts import grpo, ppo, reward
+
+torch.set_num_threads(1)
+NAN, INF = math.nan, math.inf
+SCRIPTS = {"grpo": grpo, "ppo": ppo, "reward": reward}
+ROLLS_OUT = ("grpo", "ppo")
+
+COMMON = dict(max_steps=1, use_cpu=True, bf16=False, report_to="none", save_strategy="no")
+ROLLOUT = dict(rules=[{"rule": "length", "high": 4, "slack": 4}], max_completion_length=4)
+SETTINGS = {
+    "grpo": {**COMMON, **ROLLOUT, "num_generations": 2, "per_device_train_batch_size": 4},
+    "ppo": {**COMMON, **ROLLOUT, "per_device_train_batch_size": 4},
+    "reward": {**COMMON, "per_device_train_batch_size": 4},
+}
+LORA = ["--use_peft", "--lora_target_modules", "q_proj", "v_proj"]
+LAUNCHED_WITH_STAGE = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+
+# A setting, a value, and what the sentence must say.
+VALUES = [
+    ("learning_rate", -1e-3, "learning_rate=-0.001 must be at least 0"),
+    ("learning_rate", NAN, "learning_rate=nan must be a finite number"),
+    ("learning_rate", INF, "learning_rate=inf must be a finite number"),
+    ("per_device_train_batch_size", 0, "per_device_train_batch_size=0 must be at least 1"),
+    ("gradient_accumulation_steps", 0, "gradient_accumulation_steps=0 must be at least 1"),
+    ("max_grad_norm", -1.0, "max_grad_norm=-1.0 must be at least 0"),
+    ("weight_decay", NAN, "weight_decay=nan must be a finite number"),
+    ("adam_beta2", 1.5, "adam_beta2=1.5 must be at least 0 and below 1"),
+    ("warmup_steps", -1, "warmup_steps=-1 must be at least 0"),
+    ("max_steps", 0, "max_steps=0 must be at least 1"),
+    ("save_total_limit", 0, "save_total_limit=0 must be at least 1"),
+    ("logging_steps", 0, "logging_steps=0 must be above 0"),
+    ("fp16", True, "fp16=True has no effect on a CPU"),
+    ("optim", "adam_torsch", "'optim' must be one of"),
+    ("optim", "galore_adamw", "install `galore_torch`"),
+    ("lr_scheduler_type", "cosinus", "'lr_scheduler_type' must be one of"),
+    ("lr_scheduler_kwargs", {"nope": 1}, "unexpected keyword argument 'nope'"),
+    ("max_steps", [1], "'max_steps' must be a whole number, not a list"),
+    ("report_to", "wanddb", "wanddb is not supported"),
+    ("seed", -1, "Seed must be between 0 and 2**32 - 1"),
+    ("dataloader_num_workers", -1, "num_workers option should be non-negative"),
+    ("attn_implementation", "flahs", 'model cannot be loaded: Specified `attn_implementation="flahs"`'),
+    ("dtype", "float19", "got float19"),
+    ("eval_strategy", "steps", "without held-out rows set eval_strategy"),
+    ("output_dir", "{assets}/file", "{assets}/file is a file"),
+    ("output_dir", "{assets}/file/out", "{assets}/file is a file"),
+    ("output_dir", "/proc/nothing/out", "/proc/nothing"),
+    ("model_name_or_path", "{assets}/truncated", "truncated cannot be loaded"),
+    ("model_name_or_path", "{assets}/empty", "empty cannot be loaded"),
+    ("model_name_or_path", "{assets}/no_config", "no_config cannot be loaded"),
+    ("model_name_or_path", "{assets}/no_tokenizer", "no_tokenizer cannot be loaded"),
+    ("model_name_or_path", "{assets}/no_weights", "no_weights cannot be loaded"),
+    ("model_name_or_path", "{assets}/other_shape", "other_shape cannot be loaded"),
+    ("deepspeed", "{assets}/broken.json", "broken.json is not valid JSON"),
+    ("deepspeed", "{assets}/list.json", "list.json holds no mapping"),
+]
+GENERATION = [
+    ("temperature", 0.0, "temperature=0.0 must be above 0"),
+    ("temperature", -1.0, "temperature=-1.0 must be above 0"),
+    ("top_p", 2.0, "top_p=2.0 must be above 0 and at most 1"),
+    ("top_k", -5, "top_k=-5 must be at least 0"),
+    ("min_p", 1.5, "min_p=1.5 must be at least 0 and at most 1"),
+    ("beta", -0.5, "beta=-0.5 must be at least 0"),
+    ("beta", NAN, "beta=nan must be a finite number"),
+    ("epsilon", -0.1, "epsilon=-0.1 must be at least 0"),
+    ("num_generations", 0, "num_generations=0 must be at least 1"),
+    ("max_completion_length", 0, "max_completion_length=0 must be at least 1"),
+    ("num_iterations", 0, "num_iterations=0 must be at least 1"),
+    ("loss_type", "grop", "loss_type='grop' is unknown"),
+    ("reward_weights", [1.0, 2.0], "Number of reward weights (2) must match"),
+    ("reward_weights", [NAN], "reward_weights: weight 1 is nan"),
+    ("reward_funcs", ["math.pi"], "The reward function 'math.pi' is of type float"),
+]
+OWN = {
+    "grpo": [("num_generations", 1, "at least 2 generations"), ("scale_rewards", "grup", "scale_rewards='grup'")],
+    "ppo": [
+        ("gamma", NAN, "gamma=nan must be a finite number"),
+        ("cliprange", 0.0, "cliprange=0.0 must be above 0"),
+        ("value_learning_rate", NAN, "value_learning_rate=nan must be a finite number"),
+        ("kl_coef", -1.0, "kl_coef=-1.0 must be at least 0"),
+        ("num_mini_batches", 0, "num_mini_batches=0 must be at least 1"),
+    ],
+    "reward": [
+        ("max_length", 0, "max_length=0 must be at least 1"),
+        ("center_rewards_coefficient", NAN, "center_rewards_coefficient=nan must be a finite number"),
+        ("chat_template_path", "nowhere", "nowhere cannot be loaded"),
+    ],
+}
+# Lines of YAML that are no value, and what the sentence must say.
+LINES = [
+    ("seed: 1\nseed: 2\n", "the key 'seed' already stands on line"),
+    ('run_name: !!python/object/apply:os.system ["touch pwned"]\n', "could not determine a constructor for the tag"),
+    ("env: {A: !!python/name:os.system }\n", "could not determine a constructor for the tag"),
+    ("run_name: 2001-13-45\n", "month must be in 1..12"),
+]
+FLAGS = [
+    (["--use_peft", "--lora_target_modules", "nothing", "at_all"], "target"),
+    ([*LORA, "--lora_r", "0"], "`r` should be a positive integer"),
+    ([*LORA, "--lora_dropout", "2"], "dropout probability has to be between 0 and 1"),
+    (["--learnig_rate", "1"], "Did you mean --learning_rate?"),
+]
+
+
+def kinds(trainer):
+    """Yield a name, further lines of the recipe, flags and words of the sentence."""
+    values = [*VALUES, *(GENERATION if trainer in ROLLS_OUT else ()), *OWN[trainer]]
+    for name, value, words in values:
+        yield f"{name}={value}", {name: value}, "", [], words
+    for line, words in LINES:
+        yield line.partition("\n")[0], {}, line, [], words
+    for flags, words in FLAGS:
+        yield " ".join(flags), {}, "", flags, words
+
+
+CASES = [
+    pytest.param(trainer, *kind[1:], id=f"{trainer}: {kind[0]}") for trainer in SCRIPTS for kind in kinds(trainer)
+]
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A tiny model, damaged copies of it, prompts, pairs, and DeepSpeed files."""
+    folder = tmp_path_factory.mktemp("assets")
+    tiny.model("llama").save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    for name in ("truncated", "no_config", "no_tokenizer", "no_weights", "other_shape"):
+        shutil.copytree(folder / "model", folder / name)
+    os.truncate(folder / "truncated" / "model.safetensors", 5000)
+    (folder / "no_config" / "config.json").unlink()
+    (folder / "no_weights" / "model.safetensors").unlink()
+    for file in (folder / "no_tokenizer").glob("token*"):
+        file.unlink()
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "other_shape" / "config.json").write_text(
+        json.dumps(config | {"hidden_size": config["hidden_size"] * 2})
+    )
+    (folder / "empty").mkdir()
+    (folder / "file").touch()
+    prompts = [{"prompt": tiny.words(i, i + 1)} for i in range(3, 11)]
+    pairs = [{**row, "chosen": tiny.words(3), "rejected": tiny.words(4, 5)} for row in prompts]
+    for name, rows in (("prompts", prompts), ("pairs", pairs)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "list.json").write_text("[1]")
+    (folder / "stage_2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    (folder / "broken.json").write_text('{"zero')
+    return folder
+
+
+@pytest.fixture
+def run(assets, tmp_path, monkeypatch, capfd):
+    """Run a script in this process: its exit code, as Python ends a program, and its stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(trainer, changes, line="", flags=()):
+        changes = {name: in_words(value, assets) for name, value in changes.items()}
+        rows = assets / ("pairs.jsonl" if trainer == "reward" else "prompts.jsonl")
+        given = dict(model_name_or_path=str(assets / "model"), dataset_name=str(rows), output_dir="runs/out")
+        recipe = {**SETTINGS[trainer], **given, **changes}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe) + line)
+        code = 0
+        try:
+            SCRIPTS[trainer].main(["--config", "recipe.yaml", *flags])
+        except SystemExit as stop:
+            code = stop.code
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        return code, capfd.readouterr().err
+
+    return run
+
+
+def in_words(value, assets):
+    return value.replace("{assets}", str(assets)) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(("trainer", "changes", "line", "flags", "words"), CASES)
+def test_a_bad_setting_is_one_sentence_and_leaves_nothing(run, assets, tmp_path, trainer, changes, line, flags, words):
+    code, said = run(trainer, changes, line, flags)
+    sentence = said.partition("\nerror: ")[2].strip()
+    assert code == 2, said[-3000:]
+    assert in_words(words, assets) in sentence and "\n" not in sentence
+    assert "Traceback" not in said
+    assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml"}
+
+
+@pytest.mark.parametrize("trainer", SCRIPTS)
+def test_a_deepspeed_file_and_another_stage_of_the_launch_contradict(run, assets, trainer, monkeypatch):
+    for name, value in LAUNCHED_WITH_STAGE.items():
+        monkeypatch.setenv(name, value)
+    code, said = run(trainer, {"deepspeed": str(assets / "stage_2.json")})
+    assert code == 2 and "has stage 2, but the run was launched with stage 3" in said
+
+
+@pytest.mark.parametrize("trainer", ROLLS_OUT)
+def test_vllm_that_is_not_installed_is_a_sentence(run, trainer):
+    if find_spec("vllm"):
+        pytest.skip("vLLM is installed")
+    code, said = run(trainer, {"use_vllm": True})
+    assert code == 2 and "error: The run cannot start: vLLM is not available" in said
+
+
+@pytest.mark.parametrize("trainer", SCRIPTS)
+def test_there_are_40_kinds_a_trainer(trainer):
+    assert len({kind[0] for kind in kinds(trainer)}) >= 40
+
+
+@pytest.mark.parametrize("trainer", SCRIPTS)
+def test_settings_that_work_are_not_refused(run, trainer, tmp_path):
+    fine = dict(learning_rate=0.0, max_grad_norm=0.0)
+    rollout = dict(temperature=0.5, top_k=0, beta=0.0, epsilon=0.3, reward_weights=[0.0])
+    code, said = run(trainer, {**fine, **(rollout if trainer in ROLLS_OUT else {})})
+    assert code == 0, said[-3000:]
+    assert (tmp_path / "runs" / "out" / "model.safetensors").is_file()

@@ -6,10 +6,16 @@
     ├── RuleError        a rule is built wrongly or raised while scoring (also a ValueError)
     ├── PackingError     rows cannot be packed, or the model is not exact when packed (also a ValueError)
     ├── SupportError     a version or an optional package is missing (also an ImportError)
-    └── OutOfMemoryError memory ran out and a smaller chunk could not be tried (also a RuntimeError)
+    ├── OutOfMemoryError memory ran out and a smaller chunk could not be tried (also a RuntimeError)
+    └── LostProcessError another process of the run is stopped, dead or cut off (also a RuntimeError)
 
 Each message says what is wrong, with the value, and then what to do. Anything else that escapes is a bug of ours.
+
+Trainers end a process themselves with two exit codes: LOST_PROCESS, and SAVED_ON_SIGNAL after SIGTERM or Ctrl-C.
 """
+
+LOST_PROCESS = 6
+SAVED_ON_SIGNAL = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class TrlExtError(Exception):
@@ -51,3 +57,15 @@ class OutOfMemoryError(TrlExtError, RuntimeError):
         error = cls("Another process ran out of memory in this forward; its message says where, and what would fit.")
         error.is_own = False
         return error
+
+
+class LostProcessError(TrlExtError, RuntimeError):
+    """Another process of this run does not answer, or has ended.
+
+    Attributes:
+        says: True in the processes whose users are told; the sentence would be the same in all.
+    """
+
+    def __init__(self, message: str, says: bool = True):
+        super().__init__(message)
+        self.says = says

@@ -3,7 +3,7 @@ time less for each launch of two ranks.
 
 The launch is accelerate's own. Its `PYTHON_EXEC` names a small program in this process's place, which hands its
 arguments, environment, folder and open files to the server, and ends as the fork does. A fork starts as a fresh Python
-would but for its imports; a signal to the program, or its death, ends the fork.
+would but for its imports; it gets SIGTERM and SIGINT that are sent to the program, whose death ends it.
 """
 
 import array
@@ -37,15 +37,25 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 10.0  # between asking a fork to end and ending it
 # The program in Python's place: needs nothing but the standard library, and starts in 30 ms.
 PROGRAM = """#!{python} -IS
-import array, json, os, socket, sys
+import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({path!r})
 job = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
 files = array.array("i", [0, 1, 2])
 server.sendmsg([len(job).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
 server.sendall(job)
+fork = int.from_bytes(server.recv(4), "big")
+def pass_on(number, frame):
+    try:
+        os.kill(fork, number)
+    except ProcessLookupError:
+        pass
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, pass_on)
 code = int.from_bytes(server.recv(4) or b"\\0\\0\\0\\1", "big", signed=True)
 if code < 0:
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
@@ -104,6 +114,7 @@ def _serve(program: socket.socket):
     arguments, environment, folder, files = _received(program)
     worker = os.fork()
     if worker:
+        program.sendall(worker.to_bytes(4, "big"))
         _wait(worker, program)
     program.close()
     for number, file in enumerate(files):

@@ -4,17 +4,22 @@ The script's parser takes what it knows; the rest must be known to `accelerate l
 process starts, so a typo costs no launch.
 """
 
+import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trl_ext import resources
-from trl_ext.errors import ConfigError
+from trl_ext.errors import LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
 from trl_ext.scripts.arguments import StrictParser, argument_problem, option_names, split_config_flag, unknown_argument
-from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR
+from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR
 
 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
@@ -29,8 +34,11 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     arguments = launch_arguments(module, parser, argv)
+    # PyTorch's launcher would kill the processes 30 seconds after SIGTERM and Ctrl-C, and not tell how they ended.
+    arguments.signals_to_handle = "SIGHUP,SIGQUIT"
     try:
-        launch_command(arguments)
+        with signals_passed_on():
+            launch_command(arguments)
     except ValueError as error:
         # Raised before any process starts: accelerate refuses a combination of launch arguments.
         raise ConfigError(f"accelerate cannot launch this: {error}") from error
@@ -39,9 +47,44 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         # Processes that lose their neighbour fail, too, and may be noticed in the same moment.
-        code = OUT_OF_MEMORY if OUT_OF_MEMORY in codes else error.get_first_failure()[1].exitcode
-        return _report_exit(code)
+        for code in (OUT_OF_MEMORY, SAVED_ON_SIGNAL, USER_ERROR):
+            if code in codes:
+                return _report_exit(code)
+        rank, first = error.get_first_failure()
+        return _report_exit(first.exitcode, f"process {rank}")
     return 0
+
+
+@contextmanager
+def signals_passed_on() -> Iterator[None]:
+    """Pass SIGTERM and Ctrl-C on to the processes of the block, which save and end; a second Ctrl-C kills them."""
+    import psutil
+
+    from trl_ext.trainers.ending.signals import SAME_PRESS_S
+
+    first_s = math.inf
+
+    def pass_on(number: int, frame: Any) -> None:
+        nonlocal first_s
+        processes = psutil.Process().children()
+        if not processes:  # none was started yet, or all are gone
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+        is_second = number == signal.SIGINT and time.monotonic() - first_s > SAME_PRESS_S
+        if number == signal.SIGINT:
+            first_s = min(first_s, time.monotonic())
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL if is_second else number)
+
+    before: dict[int, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> Namespace:
@@ -92,10 +135,10 @@ def _launcher_parser() -> ArgumentParser:
     return parser
 
 
-def _report_exit(code: int) -> int:
-    """Say that a process failed, unless it has already explained a user's mistake; return the exit code."""
+def _report_exit(code: int, who: str = "a process") -> int:
+    """Say that a process failed, unless it has already explained that; return the exit code."""
     if code == OUT_OF_MEMORY:
         print("\nerror: a process ran out of memory; its message above says what would fit.\n", file=sys.stderr)
-    elif code != USER_ERROR:
-        print(f"\nerror: a process stopped with exit code {code}; its own output above says why.\n", file=sys.stderr)
+    elif code not in (USER_ERROR, SAVED_ON_SIGNAL, LOST_PROCESS, INTERRUPTED):
+        print(f"\nerror: {who} stopped with exit code {code}; its own output above says why.\n", file=sys.stderr)
     return code if code > 0 else 1

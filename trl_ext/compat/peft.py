@@ -1,9 +1,10 @@
-"""PEFT: the model below its wrapper, and which adapters compute, layer by layer."""
+"""PEFT: the model below its wrapper, what a config trains, and which adapters compute, layer by layer."""
 
+import copy
 from typing import Any
 
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
 
 
@@ -15,6 +16,23 @@ def base_model(model: Any) -> Any:
 def adds_virtual_tokens(model: Any) -> bool:
     """Return True for prompt tuning and its kin, which put trained virtual tokens before every row."""
     return isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
+
+
+def trains_module(config: Any, name: str, *, is_linear: bool) -> bool:
+    """Return True if a config's `modules_to_save` or `target_modules`, a list or a pattern, reach a module of the top.
+
+    Args:
+        config: A PEFT config.
+        name: The module's name in the model.
+        is_linear: True if `target_modules="all-linear"` reaches it.
+    """
+    if any(name.endswith(suffix) for suffix in getattr(config, "modules_to_save", None) or ()):
+        return True
+    targets = getattr(config, "target_modules", None)
+    if str(targets).lower() == "all-linear":
+        config = copy.copy(config)
+        config.target_modules = [name] if is_linear else []
+    return targets is not None and bool(check_target_module_exists(config, name))
 
 
 def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:

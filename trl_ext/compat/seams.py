@@ -113,7 +113,7 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.get_train_dataloader",
         (),
-        "refuses rows and settings with which no step is taken",
+        "refuses too few rows for one step",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.__init__",
@@ -148,7 +148,7 @@ SEAMS = (
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.get_train_dataloader",
         (),
-        "under a token budget, rows planned over the pairs that its sampler would deal out; refuses no steps",
+        "under a token budget, rows planned over the pairs that its sampler would deal out; refuses too few",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.get_batch_samples",
@@ -228,6 +228,11 @@ SEAMS = (
     Seam("accelerate.utils.memory:should_reduce_batch_size", ("exception",), "which errors are out of memory"),
     Seam("accelerate.utils.memory:clear_device_cache", ("garbage_collection",), "gives back what a forward held"),
     Seam("trl.models.utils:prepare_deepspeed", ("model", "accelerator"), "reference, reward and value models"),
+    Seam(
+        "peft.tuners.tuners_utils:check_target_module_exists",
+        ("config", "key"),
+        "whether a user's config trains the score head",
+    ),
     Seam("peft.tuners.tuners_utils:BaseTunerLayer.set_adapter", ("adapter_names",), "the state that roles switch"),
     Seam(
         "transformers:PreTrainedModel.gradient_checkpointing_enable",
@@ -245,6 +250,28 @@ SEAMS = (
         "accelerate:DistributedDataParallelKwargs",
         ("gradient_as_bucket_view",),
         "the accelerator's `ddp_handler`: DDP's gradients live in its buckets",
+    ),
+    Seam(
+        "torch.distributed:monitored_barrier",
+        ("group", "timeout", "wait_all_ranks"),
+        "names the processes that do not come; what it says is read, and its processes other than 0 heed the group's "
+        "timeout only",
+    ),
+    Seam(
+        "torch.distributed.distributed_c10d:_set_pg_timeout",
+        ("timeout", "group"),
+        "`ddp_timeout` on CPUs, where transformers does not pass it on",
+    ),
+    Seam("torch.distributed:new_group", ("ranks", "timeout", "backend"), "groups beside the one of training"),
+    Seam(
+        "transformers.trainer_jit_checkpoint:CheckpointManager.setup_signal_handler",
+        (),
+        "taken back: its `_original_sigterm_handler` is what was there before",
+    ),
+    Seam(
+        "torch.distributed.run:get_args_parser",
+        (),
+        "knows `signals_to_handle`, which `trl-ext grpo` sets: it passes SIGTERM and Ctrl-C on itself",
     ),
     Seam("transformers:AttentionInterface.register", ("key", "value"), "packed attention is one more implementation"),
     Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: its window"),

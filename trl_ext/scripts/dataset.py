@@ -3,6 +3,7 @@
 What can be known without reading a row is checked first, so that a wrong path costs a second and not a model load.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,16 @@ class DatasetSource:
             return load_dataset(self.name, name=self.config, streaming=self.streaming)
         except (DatasetsError, OSError, ValueError) as error:
             what = f"The dataset '{self.name}'" if self.name else "The mixture of `datasets`"
-            raise DataError(f"{what} cannot be loaded: {error}") from error
+            raise DataError(f"{what} cannot be loaded: {self._reason(error)}") from error
+
+    def _reason(self, error: Exception) -> str:
+        """Say in one line what is wrong: the first bad line of a JSON Lines file, or what `datasets` hides or says."""
+        for file in self._files().values():
+            if file.suffix == ".jsonl" and (found := bad_line(file)):
+                return f"{file.name}, {found}"
+        if "corresponds to no data" in str(error):
+            return "it has no rows"
+        return " ".join(str(error.__cause__ or error).split())
 
     def _files(self) -> dict[str, Path]:
         """One file for each split, of a local file or of a folder that holds `<split>.jsonl` and the like."""
@@ -100,6 +110,34 @@ class DatasetSource:
         if path.is_file() and self.test_split:
             raise DataError(f"{path} is one file and has no split '{self.test_split}'. Give a folder. {_ADVICE}")
         for split, file in self._files().items():
+            if file.is_file() and not file.stat().st_size:
+                raise DataError(f"{file} is empty. Check what wrote it.")
             if not file.is_file():
                 there = ", ".join(sorted(other.name for other in path.glob(f"*{file.suffix}")))
                 raise DataError(f"There is no {file.name} in {path} for the split '{split}', only {there}. {_ADVICE}")
+
+
+def bad_line(file: Path) -> str:
+    """Say what is wrong with the first line of a JSON Lines file that cannot be read; empty if all can."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line, object_pairs_hook=_no_key_twice)
+                json.dumps(row, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                return f"line {number}: half a character (a lone surrogate)"
+            except ValueError as error:
+                return f"line {number}: {error}"
+            if not isinstance(row, dict):
+                return f"line {number}: a {type(row).__name__}, where each line must be an object such as {{...}}"
+    return ""
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key '{next(name for name in names if names.count(name) > 1)}' comes twice")
+    return row

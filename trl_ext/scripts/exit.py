@@ -1,6 +1,12 @@
-"""How a command ends when its user made a mistake, one sentence and exit code 2, or when memory ran out, exit code 5.
+"""How a command ends, by exit code. Each but 1 comes with a sentence instead of a traceback.
 
-Our own bugs keep their traceback.
+0    the run is complete
+1    a bug, whose traceback is printed; or a signal after which nothing could be saved
+2    the user made a mistake
+5    memory ran out
+6    another process of the run is stopped, dead or cut off
+75   SIGTERM or Ctrl-C: a checkpoint was saved, and the run can be resumed
+130  Ctrl-C before the first step, or a second one: nothing was saved
 """
 
 import os
@@ -10,10 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import walk_tb
 
-from trl_ext.errors import ConfigError, OutOfMemoryError, TrlExtError
+from trl_ext.errors import LOST_PROCESS, ConfigError, LostProcessError, OutOfMemoryError, TrlExtError
 
 USER_ERROR = 2  # the exit code that argparse uses as well
 OUT_OF_MEMORY = 5
+INTERRUPTED = 130
 
 # Packages that look at settings and at a model's files, and say in words what is wrong with them.
 _LIBRARIES = frozenset(
@@ -25,13 +32,22 @@ _REFUSALS = (ValueError, OSError, ImportError, TypeError, AssertionError)
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a TrlExtError without traceback, once per machine, and exit with code 2; with 5 if memory ran out."""
+    """Print a TrlExtError without traceback, once per machine, and exit with the code that says what it was."""
     try:
         yield
     except OutOfMemoryError as error:
         if error.is_own:  # on whichever rank it is
             print(f"\nerror: {error}\n", file=sys.stderr, flush=True)
         sys.exit(OUT_OF_MEMORY)
+    except LostProcessError as error:
+        if error.says:
+            _print_once(f"\nerror: {error}\n")
+        sys.stdout.flush()
+        os._exit(LOST_PROCESS)  # what Python does while it goes down may wait for the lost process
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") == "0":
+            print("\nInterrupted. Nothing was saved since the last checkpoint.\n", file=sys.stderr, flush=True)
+        sys.exit(INTERRUPTED)
     except TrlExtError as error:
         _print_once(f"\nerror: {error}\n")
         sys.exit(USER_ERROR)

@@ -135,7 +135,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
     rules = None if script_args.rules is None else build_rules(script_args.rules)
-    train_pairs, held_out_pairs = training.data_source(script_args, training_args, dataset_args).load()
+    train_pairs, held_out_pairs = training.load_rows(script_args, training_args, dataset_args)
     if script_args.filter_pairs:
         from trl_ext.scripts.pairs import filter_everywhere
 

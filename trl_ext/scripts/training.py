@@ -19,6 +19,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.dataset import DatasetSource
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
+from trl_ext.scripts.start import end_with_launcher
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.version import __version__
@@ -44,6 +45,7 @@ def main(
     warnings.filterwarnings("ignore", message=old_names, category=FutureWarning)
     with user_errors(), out_of_memory_in_words():
         check_processes()
+        end_with_launcher()
         parser = make_parser(f"python -m {module}")
         warn_of_build_locks("deepspeed" in parser.given_keys(sys.argv[1:] if argv is None else argv))
         parsed = parser.parse(argv)
@@ -134,6 +136,16 @@ def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: 
     )
 
 
+def load_rows(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> tuple[Any, Any]:
+    """Return the training rows, and those held out or None; refuse a run that would take no step with them."""
+    from trl_ext.trainers.rows.steps import check_steps
+
+    train_rows, held_out_rows = data_source(script_args, training_args, dataset_args).load()
+    if training_args.memory is None:  # else the plan may choose other batches; the trainer looks again
+        check_steps(train_rows, training_args)
+    return train_rows, held_out_rows
+
+
 def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, Any]:
     """What `from_pretrained` gets; the training arguments' own `model_init_kwargs` win, as in TRL's script.
 
@@ -175,14 +187,22 @@ def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str]
     use_progress_line(trainer)
     start = FirstStep()
     trainer.add_callback(start)
-    with refusals(has_begun=lambda: start.has_come):
-        trainer.train(resume_from_checkpoint=checkpoint)
+    try:
+        with refusals(has_begun=lambda: start.has_come):
+            trainer.train(resume_from_checkpoint=checkpoint)
+    except SystemExit:  # saved on a signal
+        _leave_together(trainer)
+        raise
     trainer.save_model(trainer.args.output_dir)
     trainer.save_state()
     if trainer.is_world_process_zero():
         print_report(trainer, settings)
     if trainer.args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)
+    _leave_together(trainer)
+
+
+def _leave_together(trainer: Any) -> None:
     # Seen once in some forty launches: a rank aborted while exiting, as the other was still at work. Not reproduced;
     # leaving the group together and in order rules the likely cause out.
     trainer.accelerator.wait_for_everyone()

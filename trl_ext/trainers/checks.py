@@ -6,6 +6,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
+from trl_ext.compat.distributed import has_peers, honour_timeout
 from trl_ext.errors import ConfigError, DataError
 
 # Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
@@ -88,7 +89,7 @@ def longest_prompt_tokens(trainer: Any, num_longest: int | None = None) -> int |
 
 
 def check_launch(args: Any) -> None:
-    """Raise ConfigError unless the processes that the launcher started work together.
+    """Raise ConfigError unless the processes that the launcher started work together, and give them their timeout.
 
     Several processes that do not know of each other would train several models, silently.
 
@@ -104,6 +105,8 @@ def check_launch(args: Any) -> None:
             f"The launcher started {started} processes, but each believes in a world of {args.world_size} and would "
             "train a model of its own. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."
         )
+    if has_peers():
+        honour_timeout(args.ddp_timeout)
 
 
 def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, list[str]]]:

@@ -69,7 +69,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any]) -> list[Findi
     from datasets import Dataset
 
     from trl_ext.trainers.checks import check_dataset
-    from trl_ext.trainers.reward.data import check_pairs
+    from trl_ext.trainers.rows.pairs import check_pairs
 
     for role, part in (("train_dataset", rows.train), ("eval_dataset", rows.held_out)):
         if part is None:

@@ -51,9 +51,9 @@ def adopt_orphans() -> None:
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent(parent: int) -> None:
-    """Get SIGKILL when the parent ends; `parent` is its process id as seen before, in case it has ended already."""
-    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Get a signal when the parent ends; `parent` is its process id as seen before, in case it has ended already."""
+    prctl(_PR_SET_PDEATHSIG, int(by))
     if os.getppid() != parent:  # It ended before the kernel knew of the bond.
         os._exit(1)
 

@@ -71,6 +71,7 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any]) -> None:
         manifest = Manifest.read(Path(checkpoint))
     except Damaged:
         if "manifest" in despite:
+            trainer._check_checkpoint(checkpoint)
             return
         raise
     old = manifest.run
@@ -79,6 +80,7 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any]) -> None:
             f"{checkpoint} is of {_TRAINERS.get(old['trainer'], old['trainer'])}, and this is "
             f"{_TRAINERS[run['trainer']]}. Give the folder as the model of a new run."
         )
+    trainer._check_checkpoint(checkpoint)
     if manifest.save_only_model:
         raise ConfigError(
             f"{checkpoint} was saved with save_only_model: without optimizer and random state no run goes on from it. "

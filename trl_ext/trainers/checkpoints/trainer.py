@@ -41,18 +41,20 @@ class WholeCheckpoints(Trainer):
     def _check_checkpoint(self, folder: str) -> None:
         """Raise ConfigError for a checkpoint that this trainer cannot go on from, before it is compared."""
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
+    ) -> Any:
         """Overrides transformers.Trainer.train: only a whole checkpoint of this run is resumed from."""
-        if args or options.get("trial") is not None:  # a search has settings and checkpoints of its own
-            return super().train(resume_from_checkpoint, *args, **options)
+        if trial is not None:  # a search has settings and checkpoints of its own
+            self._run = None
+            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         if isinstance(resume_from_checkpoint, str) and not Path(resume_from_checkpoint, MANIFEST).is_file():
             self._check_checkpoint(resume_from_checkpoint)
         checkpoint = find_checkpoint(self, resume_from_checkpoint)
         self._run = fingerprint(self)
         if checkpoint is not None:
-            self._check_checkpoint(checkpoint)
             check_run(self, checkpoint, self._run)
-        return super().train(checkpoint, *args, **options)
+        return super().train(checkpoint, trial, ignore_keys_for_eval)
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Overrides transformers.Trainer._run_epoch: a run that has taken all its steps takes no more.

@@ -30,6 +30,7 @@ from trl_ext.trainers.checks import (
     check_launch,
     longest_prompt_tokens,
 )
+from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
 from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_in_step
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
@@ -52,7 +53,7 @@ from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTrainer):
+class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLGRPOTrainer):
     """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
 
     A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any
@@ -261,7 +262,7 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLGRPOTra
     # Resuming -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses rows and settings with which no step is taken."""
+        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses too few rows for one step."""
         check_steps(self.train_dataset, self.args)
         return super().get_train_dataloader()
 

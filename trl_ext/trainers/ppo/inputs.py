@@ -11,6 +11,7 @@ from transformers.utils import logging
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.without_effect import check_settings_of_reward_models
+from trl_ext.trainers.rows.tokens import check_ids
 from trl_ext.trainers.setting_checks import check_settings
 
 logger = logging.get_logger(__name__)
@@ -162,12 +163,24 @@ class TokenizedPrompt(str):
         return str(self), self.ids
 
 
-def with_prompts(dataset: Any, tokenizer: Any) -> Any:
-    """Add a column `prompt` to a tokenized dataset beside its `input_ids`; return any other dataset as it is."""
+def with_prompts(dataset: Any, tokenizer: Any, role: str) -> Any:
+    """Add a column `prompt` to a tokenized dataset beside its `input_ids`; return any other dataset as it is.
+
+    Args:
+        dataset: Map-style or a stream, or a dict of them.
+        tokenizer: The actor's.
+        role: What messages call the dataset.
+
+    Raises:
+        DataError: Rows without token ids, or with some that the tokenizer does not have.
+    """
     if isinstance(dataset, dict):
-        return {name: with_prompts(part, tokenizer) for name, part in dataset.items()}
+        return {name: with_prompts(part, tokenizer, f"{role}['{name}']") for name, part in dataset.items()}
     columns = dataset.column_names if isinstance(dataset, Dataset) else None
-    if not columns or "prompt" in columns or "input_ids" not in columns:
+    if not columns or "input_ids" not in columns:
+        return dataset
+    check_ids(dataset, role, "input_ids", len(tokenizer))
+    if "prompt" in columns:
         return dataset
     # Special tokens stay in the text: a chat template's marks are part of what a reward model reads.
     return dataset.map(lambda rows: {"prompt": tokenizer.batch_decode(rows["input_ids"])}, batched=True)

@@ -121,7 +121,8 @@ class PPOTrainer(GRPOTrainer):
         self._kl = AdaptiveKL(args.beta, args.kl_target, args.kl_horizon)
         self._ppo_models.choose_reference()
         functions, tokenizer = [*rules, *self._ppo_models.rewards], self._ppo_models.tokenizer
-        datasets = [with_prompts(dataset, tokenizer) for dataset in (train_dataset, eval_dataset)]
+        roles = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+        datasets = [with_prompts(dataset, tokenizer, role) for role, dataset in roles.items()]
         # TRL would load a reference again by the model's name, which may not be what the model is now.
         with swapped(args, beta=args.beta if isinstance(model, str) and ref_model is None else 0.0):
             super().__init__(model, functions, args, *datasets, tokenizer, **grpo_options)

@@ -6,6 +6,7 @@ from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
+from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
 from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers
@@ -14,7 +15,7 @@ LENGTH_POLICIES = ("drop", "truncate_prompt")
 
 
 @dataclass
-class RewardConfig(MemoryFields, ResumeFields, TRLRewardConfig):
+class RewardConfig(MemoryFields, ResumeFields, EndingFields, TRLRewardConfig):
     """TRL's `RewardConfig` with packing and with memory that is planned.
 
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.

@@ -4,8 +4,7 @@ TRL tokenises. Before it, the columns, the sides and the margins are looked at; 
 dropped or shortened, and counted, and every pair is told how many tokens its sides have in common.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,81 +14,14 @@ from transformers.utils import logging
 
 from trl_ext.errors import DataError
 from trl_ext.rewards.preference.gaps import rule_gaps
-from trl_ext.trainers.checks import columns_of, columns_of_all
+from trl_ext.trainers.checks import columns_of
 from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
 
 logger = logging.get_logger(__name__)
 
-ACCEPTED = (
-    ("prompt", "chosen", "rejected"),
-    ("chosen", "rejected"),
-    ("chosen_ids", "rejected_ids"),
-)
 _SIDES = ["chosen_ids", "rejected_ids"]
-# What TRL called the last ones before, and still takes.
-_LEGACY = ("chosen_input_ids", "rejected_input_ids")
 # Added to a tokenised dataset. `row` is the pair's number in the dataset that the user gave.
 ROW, GAP = "row", "rule_gap"
-_ROWS_NAMED = 3
-
-
-def check_pairs(dataset: Any, role: str) -> None:
-    """Raise DataError for columns, sides or margins that cannot be trained on.
-
-    Args:
-        dataset: Map-style, looked at whole; or iterable, of which only the first row is looked at.
-        role: What the message calls it, such as "train_dataset".
-    """
-    check_columns(dataset, role)
-    rows: Any = [next(iter(dataset))] if isinstance(dataset, IterableDataset) else _rows(dataset)
-    found: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        for problem in problems(row):
-            found.setdefault(problem, []).append(index)
-    if found:
-        raise DataError(_sentence(found, role))
-
-
-def check_columns(dataset: Any, role: str) -> None:
-    """Raise DataError unless the dataset has rows, and columns that make a pair."""
-    for name, columns in columns_of_all(dataset, role):
-        if not any(set(names) <= set(columns) for names in (*ACCEPTED, _LEGACY)):
-            accepted = "; ".join(" and ".join(f"'{column}'" for column in names) for names in ACCEPTED)
-            raise DataError(
-                f"{name} has the columns {', '.join(map(repr, sorted(columns)))}, which make no preference pairs. "
-                f"Accepted are: {accepted}; each with or without 'margin'. Rename columns: "
-                "dataset.rename_column(old, new)."
-            )
-
-
-def without_bad_pairs(dataset: Any, role: str) -> Any:
-    """Return a stream that leaves out what `check_pairs` would refuse: it cannot be looked at before step 0.
-
-    Anything but a stream is handed back as it is.
-    """
-    if not isinstance(dataset, IterableDataset):
-        return dataset
-
-    def is_good(row: Mapping[str, Any]) -> bool:
-        found = next(problems(row), None)
-        if found:
-            logger.warning_once(f"{role}: a pair with {found} came along; such pairs are left out of the stream.")
-        return found is None
-
-    return dataset.filter(is_good)
-
-
-def problems(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with a pair, in words that follow "row 7 has ..."."""
-    keys = ("chosen_ids", "rejected_ids") if "chosen_ids" in row else ("chosen", "rejected")
-    chosen, rejected = (row.get(key, row.get(f"{key}_input_ids")) for key in keys)
-    if _is_empty(chosen) or _is_empty(rejected):
-        yield "an empty side"
-    elif chosen == rejected:
-        yield "a chosen side that equals the rejected one"
-    margin = row.get("margin", 0.0)
-    if not isinstance(margin, (int, float)) or not math.isfinite(margin):
-        yield "a margin that is no finite number"
 
 
 def fit_to_length(dataset: Any, max_length: int | None, policy: str, keep_first: int | None, role: str) -> Any:
@@ -228,31 +160,3 @@ def _report(role: str, total: int, num_dropped: int, num_long: int, max_length: 
     else:
         advice = 'and are dropped. Raise max_length, or set max_length_policy="truncate_prompt" to keep their answers.'
     logger.warning(f"{role}: {too_long}, {advice}")
-
-
-def _rows(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    names = ("chosen", "rejected", "chosen_ids", "rejected_ids", *_LEGACY, "margin")
-    for batch in dataset.select_columns([n for n in names if n in dataset.column_names]).iter(batch_size=1000):
-        for values in zip(*batch.values(), strict=True):
-            yield dict(zip(batch, values, strict=True))
-
-
-def _is_empty(side: Any) -> bool:
-    """Return True for blank text, no tokens, no messages, or a last message without content."""
-    if not side:
-        return True
-    if isinstance(side, str):
-        return not side.strip()
-    if isinstance(side[-1], Mapping):
-        content = side[-1].get("content")
-        calls_a_tool = bool(side[-1].get("tool_calls"))
-        return not calls_a_tool and (not content or (isinstance(content, str) and not content.strip()))
-    return False
-
-
-def _sentence(found: dict[str, list[int]], role: str) -> str:
-    parts = []
-    for problem, rows in found.items():
-        named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (f" and {len(rows) - _ROWS_NAMED} more" * (len(rows) > 3))
-        parts.append(f"{'row' if len(rows) == 1 else 'rows'} {named} {'has' if len(rows) == 1 else 'have'} {problem}")
-    return f"{role}: {'; '.join(parts)}. Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."

@@ -5,30 +5,53 @@ from typing import Any
 
 from transformers.utils import logging
 
+from trl_ext.compat.peft import base_model, trains_module
+
 logger = logging.get_logger(__name__)
+
+HEAD = "score"  # of transformers' decoders with a sequence classification head
 
 
 def for_reward_model(config: Any) -> Any:
-    """The PEFT config with the task type SEQ_CLS, under which PEFT trains and saves the head; None stays None.
+    """Return a PEFT config under which the score head is trained; None stays None.
 
-    With TRL's default, CAUSAL_LM, the head would stay random and frozen.
+    A config that trains the head by itself keeps its way: `modules_to_save` or `target_modules` name it, or
+    "all-linear" reaches it, which it does without a task type. Any other gets the task type SEQ_CLS, under which PEFT
+    trains the head and saves it; without, it would stay random and frozen.
     """
     task = getattr(config, "task_type", "SEQ_CLS")
     if config is None or task == "SEQ_CLS":
         return config
+    trains_head = trains_module(config, HEAD, is_linear=task is None)
+    if task is None and trains_head:
+        return config
     changed = copy.deepcopy(config)
-    changed.task_type = "SEQ_CLS"
-    logger.warning(
-        f"peft_config has task_type={getattr(task, 'value', task)!r}, which leaves the score head of a reward model "
-        "random and frozen. It is trained with task_type='SEQ_CLS'."
-    )
+    changed.task_type = None if trains_head else "SEQ_CLS"
+    given = f"peft_config has task_type={getattr(task, 'value', task)!r}, "
+    if trains_head:
+        logger.warning(given + "which no reward model has. It is dropped: the config trains the score head by itself.")
+    else:
+        logger.warning(
+            given + "which leaves the score head of a reward model frozen, and random unless the checkpoint has one. "
+            "It is trained with task_type='SEQ_CLS'."
+        )
     return changed
 
 
-def warn_of_frozen_head(model: Any) -> None:
-    """Say so when an adapter that was given ready-made does not train the score head."""
-    if not any(parameter.requires_grad for name, parameter in model.named_parameters() if ".score." in name):
+def warn_of_new_head(model: Any) -> None:
+    """Say so when a score head that no checkpoint has is frozen, or would not be saved with its adapter."""
+    model_below = base_model(model)
+    is_from_checkpoint = type(model_below).__name__ in (model_below.config.architectures or ())
+    if is_from_checkpoint or not hasattr(model_below, HEAD):
+        return
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad and f".{HEAD}." in name]
+    if not trained:
         logger.warning(
             "The score head of the given PEFT model is frozen, so its scores stay as they are drawn. Build the "
             "adapter with task_type='SEQ_CLS', or give the trainer a peft_config."
+        )
+    elif not any("modules_to_save" in name for name in trained):
+        logger.warning(
+            "The adapter is on top of a new score head, whose own weights PEFT does not save. Merge and save the "
+            "whole model after training, or name the head in modules_to_save instead of target_modules."
         )

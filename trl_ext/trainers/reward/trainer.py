@@ -29,6 +29,7 @@ from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_launch
+from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
@@ -44,18 +45,20 @@ from trl_ext.trainers.reward.batches import PairCollator, PairSizes, RowsOfPairs
 from trl_ext.trainers.reward.config import RewardConfig
 from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, judged
 from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
-from trl_ext.trainers.reward.peft import for_reward_model, warn_of_frozen_head
+from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
+from trl_ext.trainers.rows import pairs as pair_rows
 from trl_ext.trainers.rows.steps import check_steps
+from trl_ext.trainers.rows.tokens import check_tokens
 from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewardTrainer):
+class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
-    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA gets the task type SEQ_CLS, with
-    which the score head is trained and saved.
+    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that does not train the score
+    head gets the task type SEQ_CLS, with which the head is trained and saved.
 
     Args:
         rules: A RuleSet that scores the evaluation pairs as well; evaluation then tells the accuracy where the rules
@@ -100,8 +103,8 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         self._judged: list[JudgedPair] = []
         if self._max_tokens is not None and self._has_own_collator:
             raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
-        preference_data.check_columns(train_dataset, "train_dataset")
-        preference_data.check_columns(eval_dataset, "eval_dataset")
+        pair_rows.check_columns(train_dataset, "train_dataset")
+        pair_rows.check_columns(eval_dataset, "eval_dataset")
         kwargs |= by_name(TRLRewardTrainer.__init__, "eval_dataset", rest)
         if peft_config is not None:
             kwargs["peft_config"] = peft_config
@@ -109,9 +112,11 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         if "peft_config" in kwargs:
             kwargs["peft_config"] = for_reward_model(kwargs["peft_config"])
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
+        for role, dataset in (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset)):
+            check_tokens(dataset, role, ("chosen_ids", "rejected_ids"), self.model.config)
         self._padded_collator = self.data_collator
         if is_peft_model(self.model):
-            warn_of_frozen_head(self.model)
+            warn_of_new_head(self.model)
         if getattr(args, "packing", True):
             self._start_packing()
         if not self._has_own_collator:
@@ -135,15 +140,16 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
         # TRL prepares the training pairs first; an evaluation dataset may be called "train", too.
         is_train, self._has_train_dataset = not self._has_train_dataset, True
         dataset = dataset.with_format(None)  # Python numbers, whatever tensors the user's own code reads
-        preference_data.check_pairs(dataset, role)
-        dataset = preference_data.add_row_numbers(preference_data.without_bad_pairs(dataset, role))
+        pair_rows.check_pairs(dataset, role, processing_class)
+        dataset = preference_data.add_row_numbers(pair_rows.without_bad_pairs(dataset, role, processing_class))
         if is_train:
             self._input_record = training_record(dataset, processing_class, args.max_length)
         if self._rules is not None and not is_train:
             dataset = preference_data.add_rule_gaps(dataset, self._rules, role)
         unlimited = copy.copy(args)
         unlimited.max_length = None
-        dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
+        with pair_rows.refused_by_template(dataset, role, processing_class):
+            dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         policy = getattr(args, "max_length_policy", "drop")
         with args.main_process_first(desc=f"measuring {role}"):
             dataset = preference_data.fit_to_length(
@@ -160,7 +166,7 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, TRLRewar
 
     def get_train_dataloader(self) -> DataLoader:
         """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks;
-        refuses rows and settings with which no step is taken."""
+        refuses too few pairs for one step."""
         check_steps(self.train_dataset, self.args)
         loader = super().get_train_dataloader()
         if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):

@@ -4,7 +4,7 @@ What the tokenizer decides (special tokens, the chat template, the length) is lo
 the model in minutes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from trl_ext.trainers.checks import check_dataset, columns_of
 from trl_ext.trainers.rows.gold import check_gold
 from trl_ext.trainers.rows.rendering import check_rendered
 from trl_ext.trainers.rows.screen import suspects
-from trl_ext.trainers.rows.sentence import listed, refuse
+from trl_ext.trainers.rows.sentence import listed, parts, refuse
 from trl_ext.trainers.rows.text import TextCheck
 
 # What TRL calls a reward function with, beside the columns of the dataset.
@@ -167,15 +167,6 @@ class PromptChecks:
             if problem := problem or self._template_problem(prompt):
                 return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
         return ""
-
-
-def parts(datasets: Any, role: str) -> Iterator[tuple[str, Dataset | IterableDataset]]:
-    """Yield the name for messages and the dataset, or each of a dict of them; nothing for None."""
-    if isinstance(datasets, dict):
-        for name, part in datasets.items():
-            yield from parts(part, f"{role}['{name}']")
-    elif isinstance(datasets, Dataset | IterableDataset):
-        yield role, datasets
 
 
 def comes_late(dataset: Dataset | IterableDataset) -> bool:

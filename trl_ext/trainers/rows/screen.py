@@ -3,7 +3,7 @@
 A screen may flag a row that is fine, never the other way round: what is wrong with it is for `TextCheck` to say.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,23 @@ _ROWS_AT_ONCE = 20_000
 
 def suspects(dataset: Dataset, column: str, check: TextCheck) -> Iterator[tuple[int, Any]]:
     """Yield number and value of the rows of a column that `check` must look at."""
-    plain = dataset.select_columns([column]).with_format(None)
-    for start, values in batches(dataset, column):
-        found = (np.flatnonzero(flagged(values, check)) + start).tolist()
+    for row, cells in rows_where(dataset, [column], lambda columns: flagged(columns[column], check)):
+        yield row, cells[column]
+
+
+def rows_where(
+    dataset: Dataset, columns: list[str], flags: Callable[[dict[str, pa.Array]], np.ndarray]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and cells of the rows for which `flags`, asked for many rows at a time, returns True."""
+    plain = dataset.select_columns(columns).with_format(None)
+    start = 0
+    for table in plain.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE):
+        found = (np.flatnonzero(flags({name: table[name].combine_chunks() for name in columns})) + start).tolist()
+        start += len(table)
         for part in (found[i : i + 1000] for i in range(0, len(found), 1000)):
-            yield from zip(part, _values(plain, part, column), strict=True)
+            cells = [_values(plain.select_columns([name]), part, name) for name in columns]
+            for row, values in zip(part, zip(*cells, strict=True), strict=True):
+                yield row, dict(zip(columns, values, strict=True))
 
 
 def _values(plain: Dataset, rows: list[int], column: str) -> list[Any]:
@@ -53,6 +65,33 @@ def flagged(column: pa.Array, check: TextCheck) -> np.ndarray:
     return found
 
 
+def have_no_tokens(column: pa.Array) -> np.ndarray:
+    """Return True for each row without token ids. All rows of a type that is no list of integers."""
+    return ~_is_filled(column) if _are_tokens(column.type) else np.ones(len(column), dtype=bool)
+
+
+def maybe_equal(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Return False for each row in which two columns are known to differ: by their texts, or by their sizes."""
+    found = np.ones(len(one), dtype=bool)
+    are_given = pc.and_(one.is_valid(), other.is_valid())
+    given = np.flatnonzero(_numpy(are_given))
+    one, other = one.filter(are_given), other.filter(are_given)
+    if _is_text(one.type) and one.type == other.type:
+        found[given] = _numpy(pc.equal(one, other))
+    elif all(_are_messages(side.type) for side in (one, other)):
+        found[given] = num_bytes(one, 0, 1) == num_bytes(other, 0, 1)
+    elif all(_are_tokens(side.type) for side in (one, other)):
+        found[given] = _numpy(pc.equal(pc.list_value_length(one), pc.list_value_length(other)))
+    return found
+
+
+def kind_of(column: pa.Array) -> str:
+    """Return "text", "messages" or "tokens"; empty for a type that is none of these, or several."""
+    if _is_text(column.type):
+        return "text"
+    return "messages" if _are_messages(column.type) else "tokens" if _are_tokens(column.type) else ""
+
+
 def _flagged_messages(column: pa.Array, check: TextCheck) -> np.ndarray:
     """Flags of lists of messages, none of which is null."""
     messages, num_messages, row = _unfolded(column)
@@ -68,10 +107,13 @@ def _flagged_messages(column: pa.Array, check: TextCheck) -> np.ndarray:
     else:
         is_bad, says_nothing = np.zeros(len(messages), dtype=bool), ~_is_filled(content)
     is_bad |= ~(is_given | stands_in) | ~_is_filled(pc.utf8_trim_whitespace(role))
-    speaks = np.bincount(row, weights=stands_in | ~says_nothing, minlength=len(column)) > 0
+    speaks = stands_in | ~says_nothing
     found: np.ndarray = num_messages == 0
     found |= np.bincount(row, weights=is_bad, minlength=len(column)) > 0
-    return found if check.may_be_blank else found | ~speaks
+    if check.is_answer:
+        is_last = np.append(row[1:] != row[:-1], True)[: len(row)]
+        found[row[is_last]] |= ~speaks[is_last]
+    return found if check.may_be_blank else found | (np.bincount(row, weights=speaks, minlength=len(column)) == 0)
 
 
 def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
@@ -132,6 +174,10 @@ def _are_messages(kind: pa.DataType) -> bool:
         return False
     content = fields["content"]
     return _is_text(content) or pa.types.is_list(content) or pa.types.is_large_list(content)
+
+
+def _are_tokens(kind: pa.DataType) -> bool:
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type)
 
 
 def _is_filled(values: pa.Array) -> np.ndarray:

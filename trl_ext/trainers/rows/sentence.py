@@ -1,7 +1,9 @@
 """Bad rows in a sentence: what is wrong with them, and where they stand."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from datasets import Dataset, IterableDataset
 
 from trl_ext.errors import DataError
 
@@ -29,3 +31,12 @@ def named(rows: Sequence[int]) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return the names in quotes, with commas."""
     return ", ".join(f"'{name}'" for name in names)
+
+
+def parts(datasets: Any, role: str) -> Iterator[tuple[str, Dataset | IterableDataset]]:
+    """Yield the name for messages and the dataset, or each of a dict of them; nothing for None."""
+    if isinstance(datasets, dict):
+        for name, part in datasets.items():
+            yield from parts(part, f"{role}['{name}']")
+    elif isinstance(datasets, Dataset | IterableDataset):
+        yield role, datasets

@@ -1,23 +1,19 @@
-"""A run that would take no step: it would save the model as it was, and end as a success."""
+"""Too few rows for one step: the run would save the model as it was, and end as a success."""
 
 from typing import Any
 
 from datasets import Dataset
 
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.errors import DataError
 
 
 def check_steps(dataset: Any, args: Any) -> None:
-    """Raise ConfigError or DataError for settings and rows with which no optimizer step is taken.
+    """Raise DataError for fewer rows than one batch takes, where an incomplete batch is dropped.
 
     Args:
         dataset: The training rows as the dataloader will get them.
         args: The trainer's config; one with `num_generations` answers prompts.
     """
-    if args.max_steps == 0:
-        raise ConfigError("max_steps=0 takes no step. Set it to 1 or more, or to -1 to count in num_train_epochs.")
-    if args.max_steps < 0 and args.num_train_epochs <= 0:
-        raise ConfigError(f"num_train_epochs={args.num_train_epochs} takes no step. Set it above 0, or set max_steps.")
     if not isinstance(dataset, Dataset):
         return
     num_rows, processes = len(dataset), f"{args.world_size} process{'es' if args.world_size > 1 else ''}"

@@ -19,18 +19,20 @@ class TextCheck:
         special_tokens: The tokenizer's; a text of nothing else says nothing.
         bos_token: Fine alone, as the start of a text that the model makes up.
         may_be_blank: True where something else fills a prompt: an image, an environment.
+        is_answer: True where the last message must say something.
     """
 
     special_tokens: tuple[str, ...] = ()
     bos_token: str | None = None
     may_be_blank: bool = False
+    is_answer: bool = False
 
     @classmethod
-    def of(cls, processor: Any, may_be_blank: bool = False) -> "TextCheck":
+    def of(cls, processor: Any, **options: bool) -> "TextCheck":
         """Return the check for texts that this tokenizer or processor reads; None knows no special tokens."""
         tokenizer = getattr(processor, "tokenizer", processor)
         tokens = tuple(sorted(getattr(tokenizer, "all_special_tokens", ())))
-        return cls(tokens, getattr(tokenizer, "bos_token", None), may_be_blank)
+        return cls(tokens, getattr(tokenizer, "bos_token", None), **options)
 
     def problem(self, value: Any, what: str) -> str:
         """Return what is wrong, in words that follow "row 7 has"; empty if nothing is.
@@ -71,6 +73,7 @@ class TextCheck:
 
     def _problem_of_messages(self, messages: list[Any], what: str) -> str:
         says_something = self.may_be_blank
+        speaks = False
         for message in messages:
             if not isinstance(message, Mapping):
                 return f"a {what} that is a list of {type(message).__name__}, not of messages"
@@ -84,8 +87,11 @@ class TextCheck:
                 return f"a message in its {what} whose content is of type {type(content).__name__}"
             if isinstance(content, str) and (found := _unreadable(content)):
                 return f"{found} in its {what}"
-            has_text = isinstance(content, str) and self.says_something(content)
-            says_something = says_something or stands_in or has_text or bool(isinstance(content, list) and content)
+            has_text = self.says_something(content) if isinstance(content, str) else bool(content)
+            speaks = stands_in or has_text
+            says_something = says_something or speaks
+        if self.is_answer and not speaks:
+            return f"a {what} whose last message says nothing"
         return "" if says_something else f"a {what} whose messages say nothing"
 
 

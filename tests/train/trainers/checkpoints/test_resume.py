@@ -6,8 +6,9 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 
-from tests import reward_trainers, tiny
+from tests import ppo_trainers, reward_trainers, tiny
 from tests.ppo_trainers import trained_weights
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError
@@ -149,3 +150,63 @@ def test_another_run_is_refused_in_one_sentence_unless_told(part, folder):
     with pytest.raises(ConfigError, match=rf"checkpoint-2 is of another run: .*{told}.*resume_despite to {part}"):
         resumed(folder, **changes())
     assert resumed(folder, resume_despite=[part], **changes()).state.global_step == STEPS
+
+
+# Kinds, and what a checkpoint brings along --------------------------------------------------------------------------
+
+
+def reward_run(folder, **changes):
+    return reward_trainers.trainer(folder, **dict(max_steps=2, save_strategy="steps", save_steps=1) | changes)
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(folder, tmp_path):
+    grpo = str(folder / "checkpoint-2")
+    reward_run(tmp_path / "reward", max_steps=1).train()
+    reward = str(tmp_path / "reward" / "checkpoint-1")
+    ppo_trainers.trainer("head", tmp_path / "ppo", save_strategy="steps", save_steps=1, max_steps=1).train()
+    ppo = str(tmp_path / "ppo" / "checkpoint-1")
+    for point, name in ((ppo, "PPOTrainer"), (reward, "RewardTrainer")):
+        with pytest.raises(ConfigError, match=rf"is of {name}, and this is GRPOTrainer. Give the folder as the model"):
+            resumed(tmp_path / "out", point)
+    for point, name in ((ppo, "PPOTrainer"), (grpo, "GRPOTrainer")):
+        with pytest.raises(ConfigError, match=rf"is of {name}, and this is RewardTrainer"):
+            reward_run(tmp_path / "out").train(resume_from_checkpoint=point)
+    for point, name in ((reward, "RewardTrainer"), (grpo, "GRPOTrainer")):
+        with pytest.raises(ConfigError, match=rf"is of {name}, and this is PPOTrainer"):
+            ppo_trainers.trainer("head", tmp_path / "out").train(resume_from_checkpoint=point)
+
+
+def test_weights_alone_are_no_checkpoint_to_resume_from(tmp_path):
+    reward_run(tmp_path, save_only_model=True).train()
+    with pytest.raises(ConfigError, match=r"was saved with save_only_model: .* Give the folder as the model"):
+        reward_run(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_a_learning_rate_that_the_checkpoint_brings_along_is_told(tmp_path, caplog):
+    constant = dict(lr_scheduler_type="constant", logging_steps=1)
+    reward_run(tmp_path, **constant).train()
+    again = reward_run(tmp_path, learning_rate=5e-4, max_steps=3, **constant)
+    again.train(resume_from_checkpoint=True)
+    said = reward_trainers.warnings_of(caplog)
+    assert "learning_rate is 0.0005, but the checkpoint's 0.001 goes on: optimizers restore it." in said
+    assert "max_steps was 2 and is 3: the new value counts from here on." in said
+    assert again.state.global_step == 3
+    assert [log["learning_rate"] for log in again.state.log_history if "learning_rate" in log] == [1e-3] * 3
+
+
+def test_the_frozen_weights_under_an_adapter_are_part_of_the_run(tmp_path):
+    def lora(seed, **changes):
+        config = LoraConfig(task_type="SEQ_CLS", r=4, target_modules="all-linear")
+        return reward_run(tmp_path, model=ppo_trainers.classifier(seed), peft_config=config, **changes)
+
+    lora(0, max_steps=1).train()
+    lora(0).train(resume_from_checkpoint=True)
+    with pytest.raises(ConfigError, match=r"model.frozen was .* and is"):
+        lora(1).train(resume_from_checkpoint=True)
+
+
+def test_operational_settings_are_free(run, folder):
+    """Nothing is said of settings that run a training, and how micro-batches go through a model changes rounding."""
+    changes = dict(logging_steps=2, save_steps=2, packing=False, save_total_limit=3, run_name="other")
+    again = resumed(folder, **changes)
+    assert all(torch.allclose(w, run[1][n], atol=1e-6) for n, w in trained_weights(again).items())

@@ -1,0 +1,141 @@
+"""A run that a signal ends has saved what it needs to go on as if nothing had happened."""
+
+import signal
+import threading
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from tests.preferences import pairs
+from tests.reward_trainers import trainer
+from trl_ext.trainers.ending import signals
+
+NUM_STEPS = 6
+AT = 3
+
+
+class Signals(TrainerCallback):
+    """Sends this process signals at the beginning of a step, and notes what would handle them in the first one."""
+
+    def __init__(self, *numbers: int, at: int = AT):
+        self.numbers, self.at, self.first_handlers = numbers, at, {}
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            self.first_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        if state.global_step + 1 == self.at:
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+    yield
+    assert {number: signal.getsignal(number) for number in usual} == usual
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def run(folder, *callbacks, **changes):
+    folder.mkdir(exist_ok=True)
+    settings = {"save_strategy": "steps", "save_steps": 100, "max_steps": NUM_STEPS} | changes
+    return trainer(folder, train=pairs(24), callbacks=list(callbacks), **settings)
+
+
+def weights(trained):
+    return {name: tensor.clone() for name, tensor in trained.model.state_dict().items()}
+
+
+def saved(folder) -> list[str]:
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_was_saved_goes_on_to_the_same_bits(tmp_path, number, capfd):
+    whole = run(tmp_path / "whole")
+    whole.train()
+    ended = run(tmp_path / "ended", Signals(number))
+    with pytest.raises(SystemExit) as end:
+        ended.train()
+    assert end.value.code == 75 and ended.state.global_step == AT
+    assert f"checkpoint-{AT} after {number.name}" in capfd.readouterr().err
+    assert saved(tmp_path / "ended") == [f"checkpoint-{AT}"]
+    resumed = run(tmp_path / "ended", save_on_signal=False)  # no setting that decides numbers
+    resumed.train(resume_from_checkpoint=True)
+    assert all(torch.equal(tensor, weights(whole)[name]) for name, tensor in weights(resumed).items())
+
+
+def test_before_the_first_step_has_ended_signals_end_at_once(tmp_path):
+    note = Signals()
+    run(tmp_path, note, max_steps=1).train()
+    assert note.first_handlers == {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+
+def test_a_signal_in_the_last_step_changes_nothing(tmp_path):
+    trained = run(tmp_path, Signals(signal.SIGTERM, at=NUM_STEPS))
+    trained.train()
+    assert trained.state.global_step == NUM_STEPS
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "SAME_PRESS_S", 0.0)
+    ended = run(tmp_path, Signals(signal.SIGINT, signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        ended.train()
+    assert ended.state.global_step == AT - 1 and saved(tmp_path) == []
+
+
+def test_one_ctrl_c_that_arrives_twice_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "SAME_PRESS_S", 3600.0)
+    with pytest.raises(SystemExit):
+        run(tmp_path, Signals(signal.SIGINT, signal.SIGINT)).train()
+    assert saved(tmp_path) == [f"checkpoint-{AT}"]
+
+
+def test_the_checkpoint_stays_where_only_the_best_one_may(tmp_path):
+    options = dict(save_total_limit=1, load_best_model_at_end=True, eval_strategy="steps", eval_steps=1, save_steps=1)
+    evaluated = pairs(8, seed=1)
+    ended = run(tmp_path, Signals(signal.SIGTERM), eval_dataset=evaluated, metric_for_best_model="loss", **options)
+    with pytest.raises(SystemExit):
+        ended.train()
+    assert f"checkpoint-{AT}" in saved(tmp_path)
+
+
+@pytest.mark.parametrize("options", [{"save_strategy": "no"}, {"save_on_signal": False}], ids=["saves never", "off"])
+def test_who_wants_no_checkpoint_gets_none(tmp_path, options):
+    class Handlers(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    run(tmp_path, Handlers(), **options).train()
+    assert saved(tmp_path) == ([] if "save_strategy" in options else [f"checkpoint-{NUM_STEPS}"])
+
+
+def test_the_just_in_time_checkpoint_of_transformers_is_this_one(tmp_path):
+    options = {"enable_jit_checkpoint": True, "save_strategy": "no"}
+    ended = run(tmp_path, Signals(signal.SIGTERM), **options)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with pytest.raises(SystemExit) as end:
+        ended.train()
+    assert end.value.code == 75 and saved(tmp_path) == [f"checkpoint-{AT}"]
+
+
+def test_a_handler_of_the_users_own_stays(tmp_path):
+    calls = []
+    signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
+    run(tmp_path, Signals(signal.SIGTERM)).train()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert calls == [signal.SIGTERM]
+
+
+def test_training_in_another_thread_leaves_signals_alone(tmp_path):
+    trained = run(tmp_path, max_steps=2)
+    thread = threading.Thread(target=trained.train)
+    thread.start()
+    thread.join()
+    assert trained.state.global_step == 2

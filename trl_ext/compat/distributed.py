@@ -1,0 +1,100 @@
+"""torch.distributed: timeouts, and groups beside the one that training uses. Those are gloo's, in host memory only."""
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Seconds within which processes must connect, and within which all must come when one of them has failed.
+CONNECT_S = 30.0
+_NAMED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
+
+
+def has_peers() -> bool:
+    """Return True in one of several processes that can meet in a group of gloo's."""
+    if not (dist.is_available() and dist.is_initialized() and dist.is_gloo_available()):
+        return False
+    return dist.get_world_size() > 1 and dist.get_backend() != "fake"
+
+
+def honour_timeout(timeout_s: float) -> None:
+    """Give every group of gloo's that has PyTorch's own timeout this one.
+
+    Issue: with `use_cpu` transformers makes the process group without `ddp_timeout`, as DeepSpeed makes its own.
+    Fixed in: not yet.
+    Remove when: TrainingArguments passes `timeout` beside `cpu=True`, and DeepSpeed's gloo groups take it over.
+    """
+    if not has_peers():
+        return
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if dist.get_backend(group) == "gloo":
+            options: Any = group._get_backend(torch.device("cpu")).options
+            if options._timeout == dist.distributed_c10d.default_pg_timeout:
+                set_timeout(group, timeout_s)
+
+
+def set_timeout(group: Any, timeout_s: float) -> None:
+    """Set how long a collective of this group waits; what processes other than 0 wait in `meet` stays."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+
+
+def side_group(timeout_s: float) -> Any:
+    """Make a group of all processes. Collective.
+
+    Args:
+        timeout_s: To connect, and for what processes other than 0 wait in a monitored barrier.
+
+    Raises:
+        RuntimeError: The processes cannot reach each other under the addresses that gloo found.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def meet(group: Any, timeout_s: float) -> None:
+    """Wait until all processes are here; only process 0 heeds `timeout_s`, the others the group's own.
+
+    Raises:
+        RuntimeError: One is not.
+    """
+    dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_s))
+
+
+def missing_ranks(error: Exception, group: Any) -> list[int]:
+    """Return the processes because of which `meet` failed; in processes other than 0, that is always process 0."""
+    if dist.get_rank() != 0:
+        return [0]
+    if named := _NAMED.search(str(error)):
+        return [int(rank) for rank in named[1].split(",")]
+    lost = []
+    for rank in range(1, dist.get_world_size()):
+        try:
+            dist.isend(torch.zeros(1), rank, group)  # refused at once where the connection is closed
+        except RuntimeError:
+            lost.append(rank)
+    return lost
+
+
+def has_hung_up(error: Exception) -> bool:
+    """Return True where the other side closed the connection, False where it only kept silent."""
+    return "Timed out" not in str(error)
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Return True for what a collective raises when another process does not come."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+
+
+def greatest(number: int, group: Any) -> int:
+    """Return the greatest of all processes' numbers. Collective."""
+    value = torch.tensor([number])
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+    return int(value.item())
+
+
+def everyones(value: Any, group: Any) -> list[Any]:
+    """Return all processes' values, by rank. Collective."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=group)
+    return values

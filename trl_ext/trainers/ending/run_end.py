@@ -1,0 +1,165 @@
+"""Mixed into the trainers: training ends when a signal asks for it, saved, and when another process is lost.
+
+Library and scripts alike: handlers and watch exist while `train` runs and are gone when it returns or raises.
+"""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
+
+from trl_ext.compat.distributed import (
+    CONNECT_S,
+    everyones,
+    greatest,
+    has_peers,
+    honour_timeout,
+    is_collective_error,
+    meet,
+    set_timeout,
+    side_group,
+)
+from trl_ext.errors import SAVED_ON_SIGNAL, LostProcessError
+from trl_ext.trainers.ending.fields import saves_on_signal
+from trl_ext.trainers.ending.signals import SaveOnSignal, SignalNotes
+from trl_ext.trainers.ending.watch import Watch, rounds_of
+
+logger = logging.get_logger(__name__)
+# How long processes whose collective failed wait for each other, to see who does not come.
+NAMING_S = 10.0
+
+
+class Ending(TrainerCallback):
+    """What makes one call of `train` end; a callback, since groups are made when the model is prepared.
+
+    Args:
+        trainer: The trainer whose `train` runs.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+        self._has_begun = False
+        self._group: Any = None
+        self._watch: Watch | None = None
+        self._notes = SignalNotes()
+        self._save_on_signal: SaveOnSignal | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the watch, and what heeds signals."""
+        if self._has_begun:  # transformers begins anew where it looks for a batch size
+            return
+        self._has_begun = True
+        honour_timeout(args.ddp_timeout)  # of groups that came with the prepared model, too
+        if has_peers():
+            self._start_watch(args)
+        if saves_on_signal(args):
+            self._save_on_signal = SaveOnSignal(self._notes, self._greatest)
+            self._trainer.add_callback(self._save_on_signal)
+
+    def _start_watch(self, args: Any) -> None:
+        rank = self._trainer.accelerator.process_index
+        *_, patience_s = rounds_of(args.ddp_timeout)
+        try:
+            self._group = side_group(min(CONNECT_S, args.ddp_timeout))
+            group = side_group(patience_s)
+        except RuntimeError as error:
+            # As on machines whose name stands for 127.0.0.1, where training itself goes over other addresses.
+            self._group = None
+            logger.warning(
+                f"Processes do not watch each other: gloo cannot connect them ({error}). Name the network interface "
+                "between the machines in GLOO_SOCKET_IFNAME."
+            )
+            return
+        set_timeout(self._group, args.ddp_timeout)
+        places = everyones(f"machine {socket.gethostname()}, process id {os.getpid()}", self._group)
+        self._watch = Watch(group, places, rank, args.ddp_timeout)
+        self._watch.start()
+
+    def _greatest(self, number: int) -> int:
+        if self._group is not None:
+            return greatest(number, self._group)
+        return int(max(gather_object([number])))
+
+    def finish(self) -> None:
+        """End the watch on all processes together; raise SystemExit where a signal has ended training."""
+        if self._watch is not None:
+            self._watch.stop_after(greatest(self._watch.hold(), self._group))
+            self._watch = None
+        stopped_by = self._save_on_signal.stopped_by if self._save_on_signal is not None else 0
+        if not stopped_by:
+            return
+        trainer = self._trainer
+        folder = Path(str(trainer.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}")
+        is_main = trainer.is_world_process_zero()
+        is_missing = self._greatest(int(is_main and not folder.is_dir()))
+        if is_main:
+            name = signal.Signals(stopped_by).name
+            words = (
+                f"No checkpoint could be written after {name}; {folder} is not there, only what was saved before."
+                if is_missing
+                else f"Saved {folder} after {name}. Go on with --resume_from_checkpoint true."
+            )
+            print(f"\n{words}\n", file=sys.stderr, flush=True)
+        raise SystemExit(1 if is_missing else SAVED_ON_SIGNAL)
+
+    def lost(self, error: BaseException) -> LostProcessError | None:
+        """Return the error that names the process because of which a collective failed; None if none is missing."""
+        watch, self._watch = self._watch, None
+        if watch is None:
+            return None
+        lost = None
+        if is_collective_error(error):
+            try:
+                meet(self._group, NAMING_S)
+            except RuntimeError as problem:
+                lost = watch.lost(problem, self._group)
+        watch.leave()
+        return lost
+
+    def clean(self) -> None:
+        """Take back handlers and callbacks."""
+        self._notes.restore()
+        if self._watch is not None:
+            self._watch.leave()
+        self._trainer.pop_callback(self)
+        if self._save_on_signal is not None:
+            self._trainer.pop_callback(self._save_on_signal)
+
+
+class RunEnds(Trainer):
+    """Mixed into a trainer."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """Overrides transformers.Trainer.__init__: its own handler of SIGTERM gives way to ours."""
+        super().__init__(*args, **kwargs)
+        just_in_time: Any = self.pop_callback(JITCheckpointCallback)
+        if just_in_time is not None and just_in_time.jit_manager is not None:
+            signal.signal(signal.SIGTERM, just_in_time.jit_manager._original_sigterm_handler)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Overrides transformers.Trainer.train: saved on SIGTERM and Ctrl-C, ended when a process is lost.
+
+        Raises:
+            SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is whole on all processes.
+            LostProcessError: Another process does not answer, or has ended.
+        """
+        ending = Ending(self)
+        self.add_callback(ending)
+        try:
+            result = super().train(*args, **kwargs)
+            ending.finish()
+            return result
+        except Exception as error:
+            if lost := ending.lost(error):
+                raise lost from error
+            raise
+        finally:
+            ending.clean()

@@ -1,0 +1,195 @@
+"""Preference pairs of the RewardTrainer: all rows of a dataset before they are tokenized, those of a stream as they
+come."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, IterableDataset
+from jinja2 import TemplateError
+from transformers.utils import logging
+
+from trl_ext.errors import DataError
+from trl_ext.trainers.checks import columns_of_all
+from trl_ext.trainers.rows.screen import flagged, have_no_tokens, kind_of, maybe_equal, rows_where
+from trl_ext.trainers.rows.sentence import listed, refuse
+from trl_ext.trainers.rows.text import TextCheck
+
+logger = logging.get_logger(__name__)
+
+_TOKENS = ("chosen_ids", "rejected_ids")
+# What TRL called them before, and still takes.
+_LEGACY = ("chosen_input_ids", "rejected_input_ids")
+ACCEPTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"), _TOKENS)
+_EMPTY, _EQUAL = "an empty side", "a chosen side that equals the rejected one"
+
+
+def check_columns(dataset: Any, role: str) -> None:
+    """Raise DataError unless the dataset has rows, and columns that make a pair."""
+    for name, columns in columns_of_all(dataset, role):
+        if not any(set(names) <= set(columns) for names in (*ACCEPTED, _LEGACY)):
+            accepted = "; ".join(" and ".join(f"'{column}'" for column in names) for names in ACCEPTED)
+            raise DataError(
+                f"{name} has the columns {listed(sorted(columns))}, which make no preference pairs. "
+                f"Accepted are: {accepted}; each with or without 'margin'. Rename columns: "
+                "dataset.rename_column(old, new)."
+            )
+
+
+def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
+    """Raise DataError for columns, prompts, sides or margins that cannot be trained on.
+
+    Args:
+        dataset: Map-style, looked at whole; or iterable, of which only the first row is looked at.
+        role: What the message calls it, such as "train_dataset".
+        tokenizer: Knows special tokens and the chat template; None to look at neither.
+    """
+    check_columns(dataset, role)
+    check = TextCheck.of(tokenizer, is_answer=True)
+    is_stream = isinstance(dataset, IterableDataset)
+    rows: Any = (
+        [(0, next(iter(dataset)))] if is_stream else rows_where(dataset, _read(dataset), partial(_flags, check=check))
+    )
+    found: dict[str, list[int]] = {}
+    first = None
+    for row, pair in rows:
+        first = first or pair  # Only columns of any JSON hold both kinds, and all of their rows are looked at.
+        for problem in problems(pair, check, first):
+            found.setdefault(problem, []).append(row)
+    if found:
+        drops = "Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."
+        refuse(
+            found, role, drops if set(found) <= {_EMPTY, _EQUAL} else "Drop or mend such rows: dataset.filter(...)."
+        )
+    first = next(iter(dataset if is_stream else dataset.select_columns(_read(dataset))))
+    if _is_chat(first.get("chosen")) and tokenizer is not None and getattr(tokenizer, "chat_template", None) is None:
+        raise DataError(
+            f"{role} holds messages, and the tokenizer has no chat template. Give a tokenizer with one "
+            "(tokenizer.chat_template = ...), set chat_template_path, or give pairs that are text."
+        )
+
+
+@contextmanager
+def refused_by_template(dataset: Any, role: str, tokenizer: Any) -> Iterator[None]:
+    """Turn a chat template's error within the block into a DataError that names the first pair it refuses."""
+    try:
+        yield
+    except TemplateError as error:
+        for row, pair in enumerate(dataset):
+            try:
+                for side in ("chosen", "rejected"):
+                    options = {"tools": None, **(pair.get("chat_template_kwargs") or {})}
+                    tokenizer.apply_chat_template([*pair.get("prompt", []), *pair[side]], tokenize=False, **options)
+            except TemplateError:
+                refuse(
+                    {f"messages that the chat template refuses: {error}": [row]},
+                    role,
+                    "Drop such rows, change their messages, or give another template.",
+                )
+        raise
+
+
+def without_bad_pairs(dataset: Any, role: str, tokenizer: Any = None) -> Any:
+    """Return a stream that leaves out what `check_pairs` would refuse: it cannot be looked at before step 0.
+
+    Anything but a stream is handed back as it is.
+    """
+    if not isinstance(dataset, IterableDataset):
+        return dataset
+    check = TextCheck.of(tokenizer, is_answer=True)
+
+    def is_good(row: Mapping[str, Any]) -> bool:
+        found = next(problems(row, check), None)
+        if found:
+            logger.warning_once(f"{role}: a pair with {found} came along; such pairs are left out of the stream.")
+        return found is None
+
+    return dataset.filter(is_good)
+
+
+def problems(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any] | None = None) -> Iterator[str]:
+    """Yield what is wrong with a pair, in words that follow "row 7 has".
+
+    Args:
+        row: The pair.
+        check: For its texts and messages.
+        first: A pair of the same dataset, of whose kind all must be.
+    """
+    tokens = _token_columns(row)
+    chosen, rejected = (row[name] for name in tokens or ("chosen", "rejected"))
+    if _is_empty(chosen) or _is_empty(rejected):
+        yield _EMPTY
+    elif chosen == rejected:
+        yield _EQUAL
+    elif not tokens and (found := _problem_of_texts(row, check, first or row)):
+        yield found
+    margin = row.get("margin", 0.0)
+    if not isinstance(margin, (int, float)) or not math.isfinite(margin):
+        yield "a margin that is no finite number"
+
+
+def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any]) -> str:
+    for name in ("chosen", "rejected"):
+        if found := check.problem(row[name], f"{name} side"):
+            return found
+    # An explicit prompt may be blank: the sides are then all there is.
+    if row.get("prompt", []) != [] and (found := TextCheck(may_be_blank=True).problem(row["prompt"], "prompt")):
+        return found
+    kinds = [_is_chat(row[name]) for name in ("prompt", "chosen", "rejected") if name in row]
+    if len(set(kinds)) > 1:
+        return "text beside messages"
+    if kinds[0] == _is_chat(first["chosen"]):
+        return ""
+    return f"{'messages' if kinds[0] else 'text'}, where the first row has {'text' if kinds[0] else 'messages'}"
+
+
+def _is_chat(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_empty(side: Any) -> bool:
+    """Return True for blank text, no tokens, no messages, or a last message without content."""
+    if side is None or (isinstance(side, str | Sequence) and not side):
+        return True
+    if isinstance(side, str):
+        return not side.strip()
+    if isinstance(side, Sequence) and isinstance(side[-1], Mapping):
+        content = side[-1].get("content")
+        calls_a_tool = bool(side[-1].get("tool_calls"))
+        return not calls_a_tool and (not content or (isinstance(content, str) and not content.strip()))
+    return False
+
+
+def _token_columns(columns: Iterable[str]) -> tuple[str, ...]:
+    """Return the columns of tokens that TRL would train on; none where it would tokenize."""
+    return next((names for names in (_TOKENS, _LEGACY) if set(names) <= set(columns)), ())
+
+
+def _read(dataset: Dataset) -> list[str]:
+    names = _token_columns(dataset.column_names) or ("prompt", "chosen", "rejected")
+    return [name for name in (*names, "margin") if name in dataset.column_names]
+
+
+def _flags(columns: dict[str, pa.Array], check: TextCheck) -> np.ndarray:
+    """Return True for each pair that is not known to be fine."""
+    names = [name for name in columns if name != "margin"]
+    found = maybe_equal(*(columns[name] for name in names[-2:]))
+    for name in names:
+        if name in (*_TOKENS, *_LEGACY):
+            found |= have_no_tokens(columns[name])
+        else:
+            found |= flagged(columns[name], TextCheck(may_be_blank=True) if name == "prompt" else check)
+    if len({kind_of(columns[name]) for name in names}) > 1:
+        found[:] = True
+    if "margin" in columns:
+        margin = columns["margin"]
+        if not (pa.types.is_floating(margin.type) or pa.types.is_integer(margin.type)):
+            return np.ones(len(found), dtype=bool)
+        finite = pc.fill_null(pc.is_finite(margin), False)
+        found |= ~finite.to_numpy(zero_copy_only=False)
+    return found

@@ -47,6 +47,7 @@ from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
+from trl_ext.trainers.rows.images import may_hold_images
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.setting_checks import check_settings
@@ -100,6 +101,8 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
         self._unscored = UnscoredRules()
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
+        has_images = bool(self.tools) or may_hold_images(train_dataset) or may_hold_images(eval_dataset)
+        self._takes_images = self._is_vlm and has_images
         self._add_models()
         self._reward_encoders = make_encoders(self, given_rewards)
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
@@ -120,7 +123,7 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
     # Packing ------------------------------------------------------------------------------------------------------
 
     def _why_not_packing(self) -> str:
-        return "the model takes images" if self._is_vlm else super()._why_not_packing()
+        return "its rows or tools may bring images" if self._takes_images else super()._why_not_packing()
 
     def _start_packing(self) -> None:
         for model in self._models():
@@ -296,7 +299,7 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
 
     def _why_not_rehearse(self) -> str:
         """Return a reason that all ranks know; empty if there is none."""
-        return "the model takes images, and no size of them is the largest" if self._is_vlm else ""
+        return "rows may hold images, and no size of them is the largest" if self._takes_images else ""
 
     def _largest_micro_batch(self) -> MicroBatch:
         return rollout_batch(self)

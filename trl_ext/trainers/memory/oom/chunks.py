@@ -105,8 +105,8 @@ def why_completions_stay_whole(trainer: Any) -> str:
     args = trainer.args
     if args.loss_type not in MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS:
         return f"loss_type='{args.loss_type}' is not known to be a sum over rows"
-    if trainer._is_vlm:
-        return "the model takes images, which are not counted by rows"
+    if trainer._takes_images:
+        return "rows may hold images, which are not counted by rows"
     if args.top_entropy_quantile < 1.0:
         return f"top_entropy_quantile={args.top_entropy_quantile} is a quantile over all tokens of the micro-batch"
     if trainer._entropy_bonus_enabled:

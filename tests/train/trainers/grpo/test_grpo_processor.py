@@ -1,0 +1,108 @@
+"""A checkpoint with a processor: packed on text, and left to TRL where rows may hold images."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset, Image, IterableDataset
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, ProcessorMixin
+
+import trl_ext
+from tests import tiny
+from tests.rollouts import rollout
+from tests.train.trainers.grpo.test_grpo_step import prompts, reward
+from trl_ext.trainers.rows.images import may_hold_images
+
+torch.set_num_threads(1)
+
+_QWEN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+TEXT = {"qwen2_vl": _QWEN, "gemma3": {"sliding_window": 7, "query_pre_attn_scalar": 16}}
+VISION = {
+    "qwen2_vl": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2},
+    "gemma3": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    | {"image_size": 28, "patch_size": 14},
+}
+MESSAGES = [[{"role": "user", "content": "w5"}]] * 4
+PARTS = [[{"role": "user", "content": [{"type": "text", "text": "w5"}]}]] * 4
+PARTS_WITH_IMAGE = [[{"role": "user", "content": [{"type": "image", "text": None, "image": "a.png"}]}]] * 4
+
+
+class Processor(ProcessorMixin):
+    """A tokenizer in the place of an image and text processor."""
+
+    def __init__(self, tokenizer: Any = None, chat_template: str | None = None):
+        super().__init__(tokenizer, chat_template=chat_template)
+
+    def __call__(self, text: Any = None, **options: Any) -> Any:
+        return self.tokenizer(text, **options)
+
+
+def model(family: str) -> Any:
+    """A tiny model of images and text."""
+    torch.manual_seed(0)
+    text = {**tiny.model("llama").config.to_dict(), "model_type": f"{family}_text", **TEXT[family]}
+    config = CONFIG_MAPPING[family](text_config=text, vision_config=VISION[family], image_token_id=3)
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+
+
+def trainer(library: Any, folder: Any, family: str = "qwen2_vl", dataset: Any = None, **changes: Any) -> Any:
+    settings = dict(use_cpu=True, bf16=False, report_to="none", max_steps=2, save_strategy="no", disable_tqdm=True)
+    settings |= dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, num_generations=4, beta=0.0)
+    settings |= dict(max_completion_length=12, learning_rate=1e-3, adam_epsilon=1e-3, lr_scheduler_type="constant")
+    return library.GRPOTrainer(
+        model(family),
+        reward,
+        library.GRPOConfig(str(folder), **settings | changes),
+        prompts() if dataset is None else dataset,
+        processing_class=Processor(tiny.tokenizer()),
+        rollout_func=lambda prompts, trainer: rollout(
+            prompts, SimpleNamespace(processing_class=trainer.processing_class.tokenizer)
+        ),
+    )
+
+
+@pytest.mark.parametrize("family", TEXT)
+def test_text_is_packed_and_a_step_is_trls(family, tmp_path):
+    weights = []
+    for library, changes in ((trl_ext, {"packing": True}), (trl, {})):
+        subject = trainer(library, tmp_path, family, **changes)
+        before = torch.cat([p.detach().flatten().clone() for p in subject.model.parameters()])
+        subject.train()
+        weights.append(torch.cat([p.detach().flatten() for p in subject.model.parameters()]))
+        assert (weights[-1] - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
+    assert (weights[0] - weights[1]).abs().max() <= 1e-6
+
+
+def test_rows_that_may_hold_images_are_not_packed(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("trl_ext.trainers.packing.logger.warning", said.append)
+    subject = trainer(trl_ext, tmp_path, dataset=Dataset.from_dict({"prompt": ["w5"] * 8, "image": [None] * 8}))
+    assert not subject._packs
+    assert "may bring images" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"prompt": ["w5"] * 4}, False),
+        ({"prompt": MESSAGES}, False),
+        ({"prompt": PARTS}, False),
+        ({"environment": ["a"] * 4}, False),
+        ({"prompt": PARTS_WITH_IMAGE}, True),
+        ({"prompt": ["w5"] * 4, "images": [[]] * 4}, True),
+    ],
+    ids=["text", "messages", "parts", "no prompt", "image in a part", "column of images"],
+)
+def test_columns_tell_whether_rows_may_hold_images(columns, expected):
+    assert may_hold_images({"a": Dataset.from_dict({"prompt": ["w6"]}), "b": Dataset.from_dict(columns)}) is expected
+
+
+def test_rows_that_nobody_knows_before_the_run_may_hold_images():
+    rows = Dataset.from_dict({"prompt": ["w5"] * 4})
+    assert may_hold_images(IterableDataset.from_generator(lambda: iter([{"prompt": "w5"}])))
+    assert not may_hold_images(rows.to_iterable_dataset())
+    assert may_hold_images(rows.with_transform(lambda batch: batch))
+    assert may_hold_images(Dataset.from_dict({"prompt": [None]}).cast_column("prompt", Image()))
+    assert not may_hold_images(None)

@@ -57,6 +57,11 @@ def test_name_yaml_and_json_say_the_same(name):
     assert said_by_yaml(name) == said_by_json(name) == said_by_name(name)
 
 
+@pytest.mark.parametrize("name", ZERO)
+def test_a_zero_file_starts_on_several_machines(name):
+    assert read_yaml(name)["deepspeed_config"]["deepspeed_multinode_launcher"] == "standard"
+
+
 @pytest.mark.parametrize("name", YAMLS)
 def test_a_yaml_leaves_to_the_trainer_what_is_the_trainers(name):
     settings = read_yaml(name)

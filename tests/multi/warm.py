@@ -15,6 +15,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from trl_ext.rewards.isolation.kernel import call
 from trl_ext.twin import forks
 
 # What launches and workers import on their way.
@@ -112,6 +114,7 @@ def main() -> None:
 def _serve(program: socket.socket):
     """Returns in the fork that works only, what it has to do."""
     arguments, environment, folder, files = _received(program)
+    _enter_network(program)
     worker = os.fork()
     if worker:
         program.sendall(worker.to_bytes(4, "big"))
@@ -124,6 +127,14 @@ def _serve(program: socket.socket):
     os.environ.update(environment)
     os.chdir(folder)
     return _script(arguments)
+
+
+def _enter_network(program: socket.socket) -> None:
+    """Enter the network namespace of whoever asked, where it is another one."""
+    pid, *_ = struct.unpack("3i", program.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+        with open(f"/proc/{pid}/ns/net") as network:
+            call("setns", network.fileno(), 0)
 
 
 def _received(program: socket.socket):

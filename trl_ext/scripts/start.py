@@ -1,10 +1,12 @@
-"""What a process does first where a launcher has started it: it will not outlive the launcher.
+"""What a process does first where a launcher has started it: it will not outlive the launcher, and can be reached.
 
 Only the scripts do so. A notebook, or a program of the user's own, decides itself what it outlives.
 """
 
+import ipaddress
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -34,3 +36,56 @@ def is_launcher(pid: int) -> bool:
         return False
     # As many words as `/usr/bin/python3 -u -m accelerate.commands.launch`: further ones are for the launcher.
     return any(Path(word).name in LAUNCHERS for word in words[:4])
+
+
+def be_reachable() -> None:
+    """Where the name of this machine stands for 127.0.0.1, tell gloo by which network the other machines are reached.
+
+    Its processes would otherwise wait for each other at an address that each takes for its own. A user's own
+    GLOO_SOCKET_IFNAME stays. Where the network cannot be told, a sentence says so at once.
+    """
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if "GLOO_SOCKET_IFNAME" in os.environ or num_processes <= int(os.environ.get("LOCAL_WORLD_SIZE", num_processes)):
+        return
+    name = socket.gethostname()
+    if not _is_own(address := _address(name)):
+        return
+    if interface := _interface_to(os.environ.get("MASTER_ADDR", "")):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    elif os.environ.get("LOCAL_RANK", "0") == "0":
+        print(
+            f"\nwarning: The name of this machine, {name}, stands for {address or 'no address'}, where other machines "
+            "cannot reach it. Give --main_process_ip as an address and not as a name, or name the network interface: "
+            "GLOO_SOCKET_IFNAME=eth0.\n",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _address(name: str) -> str:
+    """Return the IPv4 address that a name stands for, "" if none."""
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return ""
+
+
+def _is_own(address: str) -> bool:
+    """Return True for no address, and for one that every machine takes for its own."""
+    return not address or ipaddress.ip_address(address).is_loopback
+
+
+def _interface_to(host: str) -> str:
+    """Return the name of the network interface by which `host` is reached, "" if that is none of the network."""
+    import psutil
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 1))  # sends nothing: asks the kernel for the way
+        except OSError:
+            return ""
+        own = probe.getsockname()[0]
+    if _is_own(own):
+        return ""
+    found = (name for name, held in psutil.net_if_addrs().items() if own in [one.address for one in held])
+    return next(found, "")

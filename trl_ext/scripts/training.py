@@ -19,7 +19,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.dataset import DatasetSource
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
-from trl_ext.scripts.start import end_with_launcher
+from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.version import __version__
@@ -46,6 +46,7 @@ def main(
     with user_errors(), out_of_memory_in_words():
         check_processes()
         end_with_launcher()
+        be_reachable()
         parser = make_parser(f"python -m {module}")
         warn_of_build_locks("deepspeed" in parser.given_keys(sys.argv[1:] if argv is None else argv))
         parsed = parser.parse(argv)

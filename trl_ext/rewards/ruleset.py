@@ -19,7 +19,7 @@ from trl_ext.rewards.judge import Column, Judge, warn_once
 from trl_ext.rewards.rows import dataset_columns, make_rows
 from trl_ext.rewards.rule import Rule, check_name
 from trl_ext.rewards.shaping import pair_of, progress_of
-from trl_ext.rewards.totals.composition import Composed, Composition, gate_chains, outbid_warning
+from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, traces
 from trl_ext.rewards.totals.moments import Moments, merged
@@ -252,12 +252,13 @@ class RuleSet:
 
 @dataclass(frozen=True, slots=True)
 class RuleColumn:
-    """One rule of a set as a reward function of its own, weighted and gated as in the set.
+    """One rule of a set as a reward function of its own, gated and, unless told otherwise, weighted as in the set.
 
     TRL logs its mean under `rewards/<rule>/mean`, so here that is the mean of the weighted, gated value.
     """
 
     rules: RuleSet  # the gates, and last the rule itself
+    weighted: bool = True
 
     @property
     def __name__(self) -> str:
@@ -287,7 +288,9 @@ class RuleColumn:
                     log_metric(key, value)
 
             log_rule(log_ours, self.rules.rules[-1], found[-1], [row.states[-1] for row in composed])
-        return [row.contributions[-1] for row in composed]
+        if self.weighted:
+            return [row.contributions[-1] for row in composed]
+        return [contribution(1.0, row.values[-1], row.states[-1]) for row in composed]
 
 
 def require_columns(rules: Iterable[Rule], columns: Mapping[str, Any]) -> None:

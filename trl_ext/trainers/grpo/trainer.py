@@ -36,6 +36,7 @@ from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_i
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.grpo.per_rule import per_rule
 from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
 from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
@@ -86,8 +87,9 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
         check_fused_head(args.device.type)
         check_launch(args)
         check_settings(args)
-        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
+        reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
+        rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self._row_checks = PromptChecks(model, rewards, args, kwargs)
         self._row_checks.look_at(train_dataset, "train_dataset")
         self._row_checks.look_at(eval_dataset, "eval_dataset")
@@ -100,7 +102,8 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
         self._rows_to_score: list[dict[str, Any]] = []
         self._unscored = UnscoredRules()
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
-        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
+        with swapped(args, reward_weights=reward_weights):
+            super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         has_images = bool(self.tools) or may_hold_images(train_dataset) or may_hold_images(eval_dataset)
         self._takes_images = self._is_vlm and has_images
         self._add_models()

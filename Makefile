@@ -52,6 +52,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json
 	$(BIN)/python benchmarks/ppo.py --output benchmarks/results/ppo_cpu.json
 	$(BIN)/python benchmarks/ppo_memory.py --output benchmarks/results/ppo_memory_cpu.json
+	$(BIN)/python benchmarks/checkpoint.py --output benchmarks/results/checkpoint_cpu.json
 	test -z "$$TRL_EXT_DATA" || $(BIN)/python benchmarks/reward.py --output benchmarks/results/reward_cpu.json
 
 gpu: $(VENV)/.installed

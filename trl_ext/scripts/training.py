@@ -20,6 +20,7 @@ from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.dataset import DatasetSource
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.scripts.start import be_reachable, end_with_launcher
+from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.version import __version__
@@ -113,7 +114,8 @@ def resume_point(training_args: Any) -> str | bool | None:
     if not value or str(value).lower() == "false":
         return None
     if str(value).lower() == "true":
-        if not list(Path(training_args.output_dir).glob("checkpoint-*")):
+        folder = Path(training_args.output_dir)
+        if not [*folder.glob("checkpoint-*"), *folder.glob(f"{UNFINISHED}/checkpoint-*")]:
             raise ConfigError(
                 f"There is no checkpoint in {training_args.output_dir} to resume from. Check --output_dir, or leave "
                 "resume_from_checkpoint out to start afresh."

@@ -22,7 +22,9 @@ class ResumeFields:
     )
 
     def check_resume_fields(self) -> None:
-        """Raise ConfigError for a name that is none of `DESPITE`."""
+        """Make a list of one name; raise ConfigError for a name that is none of `DESPITE`."""
+        if isinstance(self.resume_despite, str):  # as YAML gives a single one
+            self.resume_despite = self.resume_despite.replace(",", " ").split()
         unknown = [name for name in self.resume_despite or () if name not in DESPITE]
         if unknown:
             raise ConfigError(f"resume_despite names {unknown[0]!r}. Use one or more of: {', '.join(DESPITE)}.")

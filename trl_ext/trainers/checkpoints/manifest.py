@@ -6,6 +6,7 @@ checksum, xxh3, finds damage; it is no signature.
 
 import errno
 import json
+import mmap
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,9 @@ from typing import Any, Self
 import xxhash
 
 MANIFEST = "manifest.json"
+# Folder of checkpoints that are being written or removed. Not `checkpoint-*`, so that nobody takes one for whole, and
+# with a leading `_`, which uploads to the hub leave out.
+UNFINISHED = "_unfinished"
 LAYOUT = 1
 _BLOCK_BYTES = 1 << 20
 # transformers', DeepSpeed's, FSDP's names and ours of a file that one process writes for itself.
@@ -115,15 +119,28 @@ class Manifest:
                 raise Damaged(f"{name} is damaged")
 
 
-def measured(path: Path, *, sync: bool = False) -> FileEntry:
-    """Read a file and return its size and checksum; with `sync`, wait until it is on the disk."""
+def measured(path: Path) -> FileEntry:
+    """Read a file and return its size and checksum."""
     digest, size, block = xxhash.xxh3_128(), 0, memoryview(bytearray(_BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
         while num_read := file.readinto(block):
             digest.update(block[:num_read])
             size += num_read
-        if sync:
-            os.fsync(file.fileno())
+    return FileEntry(size, digest.hexdigest())
+
+
+def settled(path: Path) -> FileEntry:
+    """Return size and checksum of a file that was just written, when it is on the disk.
+
+    Its pages are in memory still: mapped, they are read in a third of the time.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = xxhash.xxh3_128()
+        if size:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+                digest.update(pages)
+        os.fsync(file.fileno())
     return FileEntry(size, digest.hexdigest())
 
 

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +19,20 @@ from transformers.utils import logging
 
 from trl_ext.compat.versions import installed_versions
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.checkpoints.manifest import Damaged, Manifest, files_in, measured, share_of, sync_folder
+from trl_ext.trainers.checkpoints.manifest import (
+    UNFINISHED,
+    Damaged,
+    FileEntry,
+    Manifest,
+    files_in,
+    settled,
+    share_of,
+    sync_folder,
+)
 from trl_ext.trainers.checkpoints.ranks import gathered, leaders, of_rank_0
 from trl_ext.version import __version__
 
-# Checkpoints that are being written or removed. Not `checkpoint-*`, so that nobody takes one for whole, and with a
-# leading `_`, which uploads to the hub leave out.
-UNFINISHED = "_unfinished"
+_NUM_THREADS = 4
 _PACKAGES = ("trl", "transformers", "accelerate", "torch", "datasets")
 
 logger = logging.get_logger(__name__)
@@ -95,11 +103,13 @@ class Saver:
             ConfigError: it could not be written, and no earlier one stands.
         """
         staged = self.run_dir / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-        final, entries, errors = self.run_dir / staged.name, {}, WriteErrors()
+        entries: dict[str, FileEntry] = {}
+        final, errors = self.run_dir / staged.name, WriteErrors()
 
         def measure() -> None:
             names = share_of(self._rank, self._group, files_in(staged))
-            entries.update({name: measured(staged / name, sync=True) for name in names})
+            with ThreadPoolExecutor(_NUM_THREADS) as pool:  # which mostly wait for the disk
+                entries.update(zip(names, pool.map(settled, [staged / name for name in names]), strict=True))
 
         def finish() -> None:
             if self._is_leader:

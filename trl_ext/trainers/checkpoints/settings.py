@@ -33,7 +33,14 @@ _OPERATIONAL = frozenset(
     "generation_batch_size".split()
 )
 # Settings that a checkpoint brings along: optimizer and schedule restore them, and a new value has no effect.
-RESTORED = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
+RESTORED = (
+    "learning_rate",
+    "value_learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+)
 # Settings of the schedule that is drawn anew, at its new values, and stands at the checkpoint's step.
 REDRAWN = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs")
 
@@ -52,7 +59,7 @@ def settings_of(args: Any) -> dict[str, Any]:
 
 def restored_settings(args: Any) -> dict[str, Any]:
     """Return the settings whose change is told and not refused, by name."""
-    return {name: getattr(args, name) for name in (*RESTORED, *REDRAWN, "value_learning_rate") if hasattr(args, name)}
+    return {name: getattr(args, name) for name in (*RESTORED, *REDRAWN) if hasattr(args, name)}
 
 
 @cache

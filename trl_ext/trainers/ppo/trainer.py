@@ -353,7 +353,8 @@ class PPOTrainer(GRPOTrainer):
         super()._save_own_state(folder)
         self._critic.save_training_state(folder)
         if self.args.should_save:
-            critic_files.write_state(folder, {"kl": self._kl.state_dict(), "scores": self._scoring.state_dict()})
+            state = {"kl": self._kl.state_dict(), "scores": self._scoring.state_dict()}
+            critic_files.write_state(folder, state | {"rate_ratio": self._critic.rate_ratio})
 
     def _check_checkpoint(self, folder: str) -> None:
         """Raises ConfigError unless the checkpoint holds a critic of this kind."""

@@ -194,6 +194,19 @@ def test_a_learning_rate_that_the_checkpoint_brings_along_is_told(tmp_path, capl
     assert [log["learning_rate"] for log in again.state.log_history if "learning_rate" in log] == [1e-3] * 3
 
 
+def test_a_separate_critic_goes_on_at_the_learning_rate_of_the_checkpoint(tmp_path):
+    def ppo(**changes):
+        settings = dict(save_strategy="steps", save_steps=1, max_steps=2, value_learning_rate=3e-3)
+        return ppo_trainers.trainer("separate", tmp_path, **settings | changes)
+
+    whole = ppo()
+    whole.train()
+    again = ppo(learning_rate=5e-4, value_learning_rate=7e-3)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    expected, actual = trained_weights(whole), trained_weights(again)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
 def test_the_frozen_weights_under_an_adapter_are_part_of_the_run(tmp_path):
     def lora(seed, **changes):
         config = LoraConfig(task_type="SEQ_CLS", r=4, target_modules="all-linear")

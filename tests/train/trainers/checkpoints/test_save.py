@@ -13,8 +13,8 @@ from tests.preferences import pairs
 from tests.reward_trainers import trainer as reward_trainer
 from tests.reward_trainers import warnings_of
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.checkpoints.manifest import MANIFEST, Manifest
-from trl_ext.trainers.checkpoints.save import UNFINISHED, is_whole
+from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Manifest
+from trl_ext.trainers.checkpoints.save import is_whole
 
 torch.set_num_threads(1)
 

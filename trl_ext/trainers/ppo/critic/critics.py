@@ -37,11 +37,13 @@ class Critic:
         name: "adapter", "head" or "separate".
         comes_with_log_probs: True where the actor's own forward returns values as well.
         is_trained_with_actor: True where the actor's optimizer trains the critic, too.
+        rate_ratio: Its learning rate over the actor's; None where the actor's optimizer has both.
     """
 
     name: str
     comes_with_log_probs = False
     is_trained_with_actor = True
+    rate_ratio: float | None = None
 
     def model(self, actor: Any) -> Any:
         """Return the model to call for values, given the actor as it is called now."""
@@ -153,6 +155,7 @@ class SeparateCritic(Critic):
 
     name = "separate"
     is_trained_with_actor = False
+    rate_ratio: float
 
     def __init__(self, trainer: GRPOTrainer, value_model: Any, learning_rate: float | None = None):
         self._trainer = trainer
@@ -179,7 +182,9 @@ class SeparateCritic(Critic):
         trainer = self._trainer
         cls, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, self.bare)
         options["lr"] = self._learning_rate or trainer.args.learning_rate
-        self._ratio = options["lr"] / trainer.args.learning_rate
+        self.rate_ratio = options["lr"] / trainer.args.learning_rate
+        if self._checkpoint is not None:  # the actor's learning rate is the checkpoint's by now
+            self.rate_ratio = critic_files.read_state(self._checkpoint).get("rate_ratio", self.rate_ratio)
         optimizer = cls(_decay_groups(trainer, self.bare), **options)
         if trainer.is_deepspeed_enabled:
             self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator)
@@ -237,7 +242,7 @@ class SeparateCritic(Critic):
         accelerator, args = self._trainer.accelerator, self._trainer.args
         schedule: Any = self._trainer.lr_scheduler
         for group in self.optimizer.param_groups:
-            group["lr"] = schedule.get_last_lr()[0] * self._ratio
+            group["lr"] = schedule.get_last_lr()[0] * self.rate_ratio
         self.backward(loss)
         if accelerator.sync_gradients and not self._trainer.is_deepspeed_enabled:
             if args.max_grad_norm:

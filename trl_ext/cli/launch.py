@@ -83,8 +83,8 @@ def signals_passed_on() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> Namespace:

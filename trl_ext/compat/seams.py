@@ -27,6 +27,12 @@ class Seam:
 
 SEAMS = (
     Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.log",
+        ("logs", "start_time"),
+        "a full disk does not end training; clears `_metrics` and writes completions where rank 0 alone is",
+    ),
+    Seam("trl.trainer.reward_trainer:RewardTrainer.log", ("logs", "start_time"), "as GRPO's"),
+    Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.__init__",
         ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
         "checks the data and guards the reward functions before, installs packing after",

@@ -199,7 +199,10 @@ def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str]
     trainer.save_model(trainer.args.output_dir)
     trainer.save_state()
     if trainer.is_world_process_zero():
-        print_report(trainer, settings)
+        try:
+            print_report(trainer, settings)
+        except OSError as error:
+            print(f"\nwarning: the report could not be written: {error}.\n", file=sys.stderr, flush=True)
     if trainer.args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)
     _leave_together(trainer)

@@ -3,6 +3,7 @@
 Library and scripts alike: handlers and watch exist while `train` runs and are gone when it returns or raises.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -33,6 +34,8 @@ from trl_ext.trainers.ending.signals import SaveOnSignal, SignalNotes
 from trl_ext.trainers.ending.watch import Watch, rounds_of
 
 logger = logging.get_logger(__name__)
+# What writing fails with where a disk or a quota has nothing left.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 # How long processes whose collective failed wait for each other, to see who does not come.
 NAMING_S = 10.0
 
@@ -135,7 +138,14 @@ class Ending(TrainerCallback):
 
 
 class RunEnds(Trainer):
-    """Mixed into a trainer."""
+    """Mixed into a trainer.
+
+    Attributes:
+        _metrics: TRL's, lists by name for "train" and "eval".
+    """
+
+    _metrics: Any
+    _step_of_full_disk: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         """Overrides transformers.Trainer.__init__: its own handler of SIGTERM gives way to ours."""
@@ -143,6 +153,22 @@ class RunEnds(Trainer):
         just_in_time: Any = self.pop_callback(JITCheckpointCallback)
         if just_in_time is not None and just_in_time.jit_manager is not None:
             signal.signal(signal.SIGTERM, just_in_time.jit_manager._original_sigterm_handler)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides transformers.Trainer.log: a full disk is said, once a step, and does not end training.
+
+        Numbers stay in `state.log_history`, and so in checkpoints and the report.
+        """
+        mode = "train" if self.model.training else "eval"  # type: ignore[union-attr]
+        try:
+            super().log(logs, start_time)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._metrics[mode].clear()  # TRL's own last line, which may not have been reached
+            if self._step_of_full_disk != self.state.global_step:
+                self._step_of_full_disk = self.state.global_step
+                logger.warning(f"Step {self.state.global_step}: what is logged could not be written: {error}.")
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides transformers.Trainer.train: saved on SIGTERM and Ctrl-C, ended when a process is lost.

@@ -185,6 +185,12 @@ def run_with_victims(trainer: Any, chosen: dict[str, Point], calls: dict[int, di
     return outcome(trainer) | {"codes": victims.codes}
 
 
+def run_with_signal(trainer: Any, point: Point, calls: dict[int, dict[str, int]], number: int) -> dict[str, Any]:
+    """Train from the start, and get a signal at the point."""
+    trainer.add_callback(points.Meets(trainer, point, calls, lambda: os.kill(os.getpid(), number)))
+    return run(trainer)
+
+
 def resume(trainer: Any, wanted: str | bool = True) -> dict[str, Any]:
     """Go on from the newest whole checkpoint or the one that is named; start afresh where there is no checkpoint."""
     try:

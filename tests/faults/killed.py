@@ -7,13 +7,24 @@ Points are those from the FIRST on, EVERY so many.
 import gc
 import json
 import os
+import signal
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from tests.faults import jobs, points
-from tests.faults.forks import LIMIT_S, Ending, counted_run, in_fork, prepare, resume, run_with_victims
+from tests.faults.forks import (
+    LIMIT_S,
+    Ending,
+    counted_run,
+    in_fork,
+    prepare,
+    resume,
+    run_with_signal,
+    run_with_victims,
+)
 from tests.faults.jobs import OUTPUT_DIR, STEPS
 
 FILE = "killed.json"
@@ -24,7 +35,7 @@ class Killed:
     """One run that was killed, and the run that went on from what it left.
 
     Args:
-        part: "chosen" or "random".
+        part: "chosen" or "random"; "signal" if the run was asked to end, saved and ended.
         point: Where.
         code: Exit code of the first run.
         left: Files and folders that the second found.
@@ -71,7 +82,21 @@ def main(kind: str, folder: Path, first: int, every: int) -> None:
         found = sorted(path.name for path in Path(name, OUTPUT_DIR).iterdir())
         second = in_fork(Path(name), lambda: resume(trainer))
         results.append(Killed.of(part, str(point), codes[name], found, [whole], [second]))
-    write(folder, results)
+    write(folder, results + signalled(kind, folder, first, every, whole, calls))
+
+
+def signalled(
+    kind: str, folder: Path, first: int, every: int, whole: dict[str, Any], calls: dict[int, dict[str, int]]
+) -> list[Killed]:
+    """Send SIGTERM and SIGINT to runs that save nothing but what they save then."""
+    trainer, results = jobs.trainer(kind, save_steps=100), []
+    for number, point in enumerate(points.of_signals(kind)[first % every :: every]):
+        own, name = folder / f"signal_{number:02}", (signal.SIGTERM, signal.SIGINT)[number % 2]
+        one = in_fork(own, partial(run_with_signal, trainer, point, calls, name))
+        left = sorted(path.name for path in (own / OUTPUT_DIR).iterdir())
+        second = in_fork(own, partial(resume, trainer))
+        results.append(Killed.of("signal", f"{point}, {name.name}", one.code, left, [whole], [second]))
+    return results
 
 
 def started(kind: str, folder: Path, **changes: Any) -> tuple[Any, dict[str, Any]]:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from tests.faults.jobs import OUTPUT_DIR, STEPS
 
 NUM_RANDOM = 100
+NUM_SIGNALS = 16
 # Methods of the trainer, and whether they are in every trainer. A point is before or after the n-th call in its step.
 METHODS = {"generate": "_generate", "score": "_calculate_rewards", "save": "_save_checkpoint"}
 # What the operating system is asked to do with files, by the name that Python's audit gives it.
@@ -96,6 +97,15 @@ def at_random(kind: str) -> list[Point]:
     draw = random.Random(kind)
     parts = [draw.choice(("step", "save")) for _ in range(NUM_RANDOM)]
     return [Point(draw.randrange(1, STEPS + 1), "call", round(draw.random(), 4), part) for part in parts]
+
+
+def of_signals(kind: str) -> list[Point]:
+    """Points at which a signal comes: neither in the first step, before which nothing is to save, nor in the last.
+
+    A step that saves nothing has fewer calls than those that were counted, so that some come one or two steps later.
+    """
+    draw = random.Random(f"signals {kind}")
+    return [Point(draw.randrange(2, 7), "call", round(0.3 * draw.random(), 4), "step") for _ in range(NUM_SIGNALS)]
 
 
 # Meeting a point --------------------------------------------------------------------------------------------------
@@ -182,6 +192,27 @@ class Appearance:
                 if self.is_half:
                     os.truncate(path, os.path.getsize(path) // 2)
                 self.act()
+
+
+@dataclass
+class Meets(TrainerCallback):
+    """Has `act` called at the point.
+
+    Args:
+        trainer: The trainer.
+        point: Where.
+        calls: Of the steps, see `CallCounts`.
+        act: What happens there.
+    """
+
+    trainer: Any
+    point: Point
+    calls: dict[int, dict[str, int]]
+    act: Callable[[], None] = die
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == self.point.step:
+            meet(self.trainer, self.point, self.calls[self.point.step], self.act)
 
 
 class OptimizerSteps(TrainerCallback):

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from tests.faults import jobs, points
 from tests.faults.forks import RESULT, Ending, be_the_child, counted_run, ending_of, prepare, resume, wait
 from tests.faults.jobs import OUTPUT_DIR, STEPS
@@ -26,19 +24,6 @@ from tests.faults.points import Point
 WORLD_SIZE = 2
 RANKS = range(WORLD_SIZE)
 VICTIMS = ((0,), (1,), (0, 1))
-
-
-@dataclass
-class Meets(TrainerCallback):
-    """Has this rank killed at the point, from the beginning of its step on."""
-
-    trainer: Any
-    point: Point
-    calls: dict[int, dict[str, int]]
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step + 1 == self.point.step:
-            points.meet(self.trainer, self.point, self.calls[self.point.step])
 
 
 def in_ranks(folder: Path, work: Callable[[int], Any], victims: tuple[int, ...] = ()) -> list[Ending]:
@@ -98,7 +83,7 @@ class Runs:
         """Train until the point, or until a victim is dead."""
         trainer = jobs.trainer(self.kind, **self.settings)
         if rank in victims:
-            trainer.add_callback(Meets(trainer, point, self.calls[rank]))
+            trainer.add_callback(points.Meets(trainer, point, self.calls[rank]))
         trainer.train()
 
     def resumed(self, rank: int) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
         whiten_rewards=True,
         missing_eos_penalty=0.3,
         vf_coef=0.5,
-        score_normalisation="running",
+        # Without a reward model there is no score that it is about.
+        score_normalisation="running" if critic == "separate" else "none",
         logging_steps=1,
         report_to="none",
         save_strategy="steps" if options.save_every_step else "no",

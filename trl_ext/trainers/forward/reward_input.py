@@ -182,7 +182,9 @@ class RewardEncoder:
         else:
             stops = set(self._stop_ids())
             finished = [len(ids) > 0 and ids[-1] in stops for ids in completion_ids]
-        if is_conversational({"prompt": prompts[0]}):
+        is_chat = is_conversational({"prompt": prompts[0]})
+        self._compare_formats("conversational" if is_chat else "plain")
+        if is_chat:
             sequences = self._encoded(self._rendered(prompts, completions, finished), add_special_tokens=False)
         else:
             sequences = self._plain(prompts, completions, completion_ids, finished)
@@ -195,12 +197,22 @@ class RewardEncoder:
             )
         return [ids or [self.pad_token_id] for ids in sequences]
 
+    def _compare_formats(self, own: str) -> None:
+        """Say once that training saw messages and the prompts are text, or the other way round."""
+        known = self.record.format if self.record else "tokenized"
+        if known not in (own, "tokenized"):
+            self._say_once(
+                "format",
+                f"The reward model {self.name} was trained on {known} data ({RECORD_FILE}), and these prompts are "
+                f"{own}: it never read anything like them. Give it prompts as in its training.",
+            )
+
     # Plain text ------------------------------------------------------------------------------------------------------
 
     def _plain(
         self, prompts: Sequence[str], completions: Sequence[str], ids: Sequence[Sequence[int]] | None, done: list[bool]
     ) -> list[list[int]]:
-        if self.assumes:
+        if self.assumes and (self.record is None or self.record.format == "tokenized"):
             self._say_once(
                 "assumed",
                 f"Nothing tells how the reward model {self.name} was trained ({RECORD_FILE}), so finished answers get "

@@ -123,7 +123,7 @@ def test_a_truncated_conversation_without_text_is_said_once(caplog):
     prompt, completion = [{"role": "user", "content": "w3"}], [{"role": "assistant", "content": None}]
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] or 'w9' }} <eos> {% endfor %}"
-    subject = encoder(tokenizer)
+    subject = encoder(tokenizer, None)
     for _ in range(2):
         assert subject([prompt], [completion], [[7, 8]]) == [[3, 2, 9, 2]]
     (warning,) = warnings_of(caplog)
@@ -229,6 +229,18 @@ def test_another_chat_template_is_said_once(caplog):
         subject([prompt], [completion])
     (warning,) = warnings_of(caplog)
     assert "The chat template of the reward model rm is not the one that it was trained with" in warning
+
+
+@pytest.mark.parametrize(("trained", "asked"), [("plain", "conversational"), ("conversational", "plain")])
+def test_prompts_of_another_format_than_in_training_are_said_once(trained, asked, caplog):
+    rows = {"plain": pairs(2), "conversational": messages(pairs(2))}
+    subject = encoder(chat_tokenizer(), training_record(rows[trained], chat_tokenizer(), None))
+    subject(rows[trained]["prompt"], rows[trained]["chosen"])
+    assert warnings_of(caplog) == []
+    for _ in range(2):
+        subject(rows[asked]["prompt"], rows[asked]["chosen"])
+    (warning,) = warnings_of(caplog)
+    assert f"trained on {trained} data (reward_input.json), and these prompts are {asked}" in warning
 
 
 def test_a_sequence_longer_than_in_training_is_said_once(caplog):

@@ -54,7 +54,7 @@ class PackingSwitch(Trainer):
     model: "PreTrainedModel | PeftModel"
     _packs = False
     _check_is_due = False
-    _clock: PhaseClock
+    _clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
     _tokens: TokenCounts
     _metrics: Any
 

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+from transformers import AutoConfig
 from transformers.utils import logging
 
 from trl_ext.compat.peft import base_model, trains_module
@@ -12,18 +13,23 @@ logger = logging.get_logger(__name__)
 HEAD = "score"  # of transformers' decoders with a sequence classification head
 
 
-def for_reward_model(config: Any) -> Any:
-    """Return a PEFT config under which the score head is trained; None stays None.
+def for_reward_model(config: Any, model: Any, args: Any) -> Any:
+    """Return a PEFT config under which no random score head stays frozen; None stays None.
 
     A config that trains the head by itself keeps its way: `modules_to_save` or `target_modules` name it, or
-    "all-linear" reaches it, which it does without a task type. Any other gets the task type SEQ_CLS, under which PEFT
-    trains the head and saves it; without, it would stay random and frozen.
+    "all-linear" reaches it, which it does without a task type. So does one without a task type on a checkpoint that
+    has a head. Any other gets the task type SEQ_CLS, under which PEFT trains the head and saves it.
+
+    Args:
+        config: The user's PEFT config.
+        model: The model, or its name or folder.
+        args: The trainer's config, which says how to load it.
     """
     task = getattr(config, "task_type", "SEQ_CLS")
     if config is None or task == "SEQ_CLS":
         return config
     trains_head = trains_module(config, HEAD, is_linear=task is None)
-    if task is None and trains_head:
+    if task is None and (trains_head or _has_head(_config_of(model, args))):
         return config
     changed = copy.deepcopy(config)
     changed.task_type = None if trains_head else "SEQ_CLS"
@@ -41,8 +47,7 @@ def for_reward_model(config: Any) -> Any:
 def warn_of_new_head(model: Any) -> None:
     """Say so when a score head that no checkpoint has is frozen, or would not be saved with its adapter."""
     model_below = base_model(model)
-    is_from_checkpoint = type(model_below).__name__ in (model_below.config.architectures or ())
-    if is_from_checkpoint or not hasattr(model_below, HEAD):
+    if _has_head(model_below.config) or not hasattr(model_below, HEAD):
         return
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad and f".{HEAD}." in name]
     if not trained:
@@ -55,3 +60,19 @@ def warn_of_new_head(model: Any) -> None:
             "The adapter is on top of a new score head, whose own weights PEFT does not save. Merge and save the "
             "whole model after training, or name the head in modules_to_save instead of target_modules."
         )
+
+
+def _has_head(config: Any) -> bool:
+    """Return True if the checkpoint of a model's config is a reward model's, so that its head is no random one."""
+    return any("SequenceClassification" in name for name in getattr(config, "architectures", None) or ())
+
+
+def _config_of(model: Any, args: Any) -> Any:
+    if not isinstance(model, str):
+        return model.config
+    given = args.model_init_kwargs or {}
+    options = {name: given[name] for name in ("revision", "trust_remote_code") if name in given}
+    try:
+        return AutoConfig.from_pretrained(model, **{"trust_remote_code": args.trust_remote_code, **options})
+    except (OSError, ValueError):  # TRL is about to say so when it loads the model
+        return None

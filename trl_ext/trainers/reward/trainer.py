@@ -57,8 +57,8 @@ from trl_ext.trainers.token_counts import TokenCounts
 class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
-    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that does not train the score
-    head gets the task type SEQ_CLS, with which the head is trained and saved.
+    A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that would leave a new score
+    head random gets the task type SEQ_CLS, with which the head is trained and saved.
 
     Args:
         rules: A RuleSet that scores the evaluation pairs as well; evaluation then tells the accuracy where the rules
@@ -110,7 +110,7 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds,
             kwargs["peft_config"] = peft_config
         settle_memory("reward", args, kwargs, model)
         if "peft_config" in kwargs:
-            kwargs["peft_config"] = for_reward_model(kwargs["peft_config"])
+            kwargs["peft_config"] = for_reward_model(kwargs["peft_config"], model, args)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **kwargs)
         for role, dataset in (("train_dataset", self.train_dataset), ("eval_dataset", self.eval_dataset)):
             check_tokens(dataset, role, ("chosen_ids", "rejected_ids"), self.model.config)

@@ -74,6 +74,21 @@ def test_nothing_is_said_of_such_a_config_on_a_reward_models_checkpoint(lora, tm
     assert warnings == []
 
 
+@pytest.mark.parametrize("as_path", [True, False])
+def test_without_a_task_type_a_trained_head_may_stay_frozen_as_in_trl(as_path, tmp_path, warnings):
+    reward_model(tmp_path).save_pretrained(tmp_path)
+    found = []
+    for library in (trl_ext, trl):
+        model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+        subject = trainer(library, tmp_path, {}, str(tmp_path) if as_path else model)
+        subject.train()
+        found.append(trained(subject))
+    ours, theirs = found
+    assert ours.keys() == theirs.keys()
+    assert max((ours[name] - theirs[name]).abs().max() for name in theirs) <= 1e-6
+    assert warnings == []
+
+
 def test_an_adapter_on_a_new_head_is_warned_of_since_the_head_is_not_saved(tmp_path, warnings):
     trainer(trl_ext, tmp_path, NAMING["target_modules"])
     (warning,) = warnings
@@ -93,7 +108,7 @@ def test_an_adapter_on_a_new_head_is_warned_of_since_the_head_is_not_saved(tmp_p
     ],
     ids=["empty", "target_modules", "CAUSAL_LM", "excluded"],
 )
-def test_a_config_that_leaves_the_head_frozen_is_made_to_train_it_and_said_so(lora, expected, tmp_path, warnings):
+def test_a_config_that_leaves_a_new_head_frozen_is_made_to_train_it_and_said_so(lora, expected, tmp_path, warnings):
     assert head(trainer(trl_ext, tmp_path, lora)) == expected
     (warning,) = warnings
     assert "task_type='SEQ_CLS'" in warning

@@ -16,10 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+
 from trl_ext import resources
 from trl_ext.errors import LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
 from trl_ext.scripts.arguments import StrictParser, argument_problem, option_names, split_config_flag, unknown_argument
-from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR
+from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
 
 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
@@ -37,11 +39,9 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     # PyTorch's launcher would kill the processes 30 seconds after SIGTERM and Ctrl-C, and not tell how they ended.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"
     try:
-        with signals_passed_on():
+        # A combination of launch arguments, for example, before a process starts.
+        with signals_passed_on(), refusals("accelerate cannot launch this"):
             launch_command(arguments)
-    except ValueError as error:
-        # Raised before any process starts: accelerate refuses a combination of launch arguments.
-        raise ConfigError(f"accelerate cannot launch this: {error}") from error
     except subprocess.CalledProcessError as error:
         return _report_exit(error.returncode)
     except ChildFailedError as error:
@@ -109,7 +109,19 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> 
         if Path(arguments.config_file).suffix or Path(arguments.config_file).name != arguments.config_file:
             raise ConfigError(f"There is no accelerate file {arguments.config_file}. Check --config_file.")
         arguments.config_file = str(resources.accelerate_config(arguments.config_file))
+    if arguments.config_file is not None:
+        _check_file(Path(arguments.config_file))
     return arguments
+
+
+def _check_file(path: Path) -> None:
+    """Refuse an accelerate file that is no mapping of plain values; what stands in it is accelerate's business."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, OSError, ValueError) as error:
+        raise ConfigError(f"The accelerate file {path} cannot be read: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"The accelerate file {path} holds no keys. Write one `key: value` per line.")
 
 
 def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:

@@ -260,6 +260,28 @@ def test_a_slip_is_refused_before_a_process_starts(argv, sentence):
     assert str(error.value) == sentence
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: [", "cannot be read: while parsing a flow node"),
+        ("num_processes: !!python/name:os.system\n", "cannot be read: could not determine a constructor for the tag"),
+        ("- 1\n", "holds no keys."),
+        ("", "holds no keys."),
+    ],
+)
+def test_an_accelerate_file_that_is_no_mapping_is_refused(tmp_path, text, sentence):
+    (tmp_path / "launch.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        launched("--config_file", str(tmp_path / "launch.yaml"))
+    assert f"The accelerate file {tmp_path / 'launch.yaml'} {sentence}" in str(error.value)
+
+
+def test_what_accelerate_refuses_is_a_sentence(tmp_path):
+    (tmp_path / "launch.yaml").write_text("distributed_type: 'NO'\nnum_processes: two\n")
+    with pytest.raises(ConfigError, match=r"accelerate cannot launch this: .*'str' and 'int'"):
+        launch.launch("trl_ext.scripts.grpo", grpo.make_parser(), ["--config_file", str(tmp_path / "launch.yaml")])
+
+
 def test_an_unknown_shipped_config_names_those_there_are():
     with pytest.raises(ConfigError, match="zero3"):
         launched("--config_file", "zero9")

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import print_samples
+from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.forward.completions import LogProbs
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
@@ -146,6 +147,10 @@ class PPOTrainer(GRPOTrainer):
         if self.args.stop_token is None and self.args.stop_token_id is None:
             return
         given = self.args.stop_token_id
+        if given is not None and given >= len(self._tokenizer):
+            raise ConfigError(
+                f"stop_token_id={given} is no token: the tokenizer has {len(self._tokenizer)}, from 0 on."
+            )
         self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
         if self.use_vllm:
             options = self.vllm_generation.generation_kwargs or {}

@@ -128,6 +128,18 @@ def test_a_negative_evaluation_temperature_is_refused(tmp_path):
         trainer(tmp_path, eval_temperature=-1.0)
 
 
+@pytest.mark.parametrize("kind", ["GRPO", "Reward"])
+def test_a_plain_trl_config_out_of_range_is_refused_before_a_model_loads(tmp_path, kind):
+    import trl
+
+    import trl_ext
+
+    args = getattr(trl, f"{kind}Config")(str(tmp_path / "out"), use_cpu=True, bf16=False, weight_decay=-0.1)
+    with pytest.raises(ConfigError, match=r"weight_decay=-0.1 must be at least 0"):
+        getattr(trl_ext, f"{kind}Trainer")("no-model-is-loaded", args=args)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_plain_trl_config_packs(tmp_path):
     import trl
 

@@ -55,6 +55,17 @@ def refusal(folder, critic="head", **changes):
     return str(caught.value)
 
 
+def test_a_stop_token_that_no_completion_can_have(tmp_path):
+    assert "stop_token_id=1000000 would end no completion" in refusal(tmp_path, stop_token_id=10**6)
+
+
+def test_a_field_that_was_set_after_the_config_was_made(tmp_path):
+    args = config(tmp_path)
+    args.gamma = float("nan")
+    with pytest.raises(ConfigError, match="gamma=nan must be a finite number"):
+        trl_ext.PPOTrainer(args, model="no-model-is-loaded", reward_funcs=ppo_trainers.reward)
+
+
 def test_the_model_as_its_own_reference(tmp_path):
     model = ppo_trainers.actor()
     assert "ref_model is the model itself" in refusal(tmp_path, model=model, ref_model=model)

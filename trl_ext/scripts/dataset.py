@@ -4,6 +4,8 @@ What can be known without reading a row is checked first, so that a wrong path c
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +91,7 @@ class DatasetSource:
                 return f"{file.name}, {found}"
         if "corresponds to no data" in str(error):
             return "it has no rows"
-        return " ".join(str(error.__cause__ or error).split())
+        return one_line(error)
 
     def _files(self) -> dict[str, Path]:
         """One file for each split, of a local file or of a folder that holds `<split>.jsonl` and the like."""
@@ -115,6 +117,23 @@ class DatasetSource:
             if not file.is_file():
                 there = ", ".join(sorted(other.name for other in path.glob(f"*{file.suffix}")))
                 raise DataError(f"There is no {file.name} in {path} for the split '{split}', only {there}. {_ADVICE}")
+
+
+@contextmanager
+def unreadable_rows() -> Iterator[None]:
+    """Raise a DataError for a row of a stream that `datasets` cannot read, within the block."""
+    from datasets.exceptions import DatasetsError
+    from pyarrow import ArrowInvalid
+
+    try:
+        yield
+    except (DatasetsError, ArrowInvalid) as error:
+        raise DataError(f"A row that came along cannot be read: {one_line(error)}. Check the data's files.") from error
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error of `datasets` says, or what it hides, in one line."""
+    return " ".join(str(error.__cause__ or error).split()).rstrip(".")
 
 
 def bad_line(file: Path) -> str:

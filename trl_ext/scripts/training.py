@@ -15,9 +15,9 @@ from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
 
 from trl_ext.compat.versions import installed_versions
 from trl_ext.doctor.build_locks import lock_warnings
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.dataset import DatasetSource
+from trl_ext.scripts.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
@@ -54,7 +54,7 @@ def main(
         training_args = parsed[1]  # the script's own arguments come first
         check_settings(training_args)
         check_output_dir(training_args.output_dir)
-        with nothing_left(training_args.output_dir):
+        with nothing_left(training_args.output_dir), unreadable_rows():
             train(*parsed)
 
 
@@ -196,6 +196,8 @@ def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str]
     except SystemExit:  # saved on a signal
         _leave_together(trainer)
         raise
+    if not trainer.state.global_step:
+        raise DataError("The stream of training rows ended before the first batch was full. Give more rows.")
     trainer.save_model(trainer.args.output_dir)
     trainer.save_state()
     if trainer.is_world_process_zero():

@@ -39,3 +39,8 @@ def test_a_reward_that_raises_on_one_rank_ends_both(log):
 def test_the_traceback_of_the_reward_is_shown(log):
     assert "KeyError: 'gold'" in log
     assert "in fails_on_rank_1" in log
+
+
+def test_a_row_of_a_stream_that_is_bad_on_one_rank_is_refused_on_both(log):
+    for rank in range(2):
+        assert f"rank {rank} refused: On rank 1 a row came with a blank prompt; its prompt begins ' '." in log

@@ -100,31 +100,54 @@ def test_bad_data_end_a_script_in_one_sentence_and_leave_nothing(script, kind, m
     changes = dict(changes)
     if changes.pop("bad_evaluation", False):
         held_out.append({name: None for name in rows[0]})
-    (tmp_path / "data").mkdir()
-    for split, part in (("train", rows), ("test", held_out)):
-        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    splits = {"train": rows, "test": held_out}
+    files = {split: "".join(json.dumps(row) + "\n" for row in part) for split, part in splits.items()}
+    assert sentence in ended(module, files, tmp_path, capfd, model, **own, **changes)
+    assert not (tmp_path / "runs").exists()
+
+
+def ended(module, files, folder, capfd, model, **changes) -> str:
+    """Run a script on files, by their split, and return the one sentence that it ends with."""
+    (folder / "data").mkdir()
+    for split, content in files.items():
+        (folder / "data" / f"{split}.jsonl").write_text(content)
     settings = dict(
-        output_dir=str(tmp_path / "runs" / "out"),
-        model_name_or_path=str(model / ("reward" if script == "reward" else "policy")),
-        dataset_name=str(tmp_path / "data"),
+        output_dir=str(folder / "runs" / "out"),
+        model_name_or_path=str(model / ("reward" if module is reward else "policy")),
+        dataset_name=str(folder / "data"),
         max_steps=1,
         per_device_train_batch_size=4,
         use_cpu=True,
         bf16=False,
-        eval_strategy="steps",
+        eval_strategy="steps" if "test" in files else "no",
         eval_steps=1,
         report_to="none",
         save_strategy="no",
-        **own,
     )
-    if script != "reward":
+    if module is not reward:
         settings["rules"] = [{"rule": "length", "high": 4, "slack": 4}]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings | changes))
-    with pytest.raises(SystemExit) as ended:
-        module.main(["--config", str(tmp_path / "recipe.yaml")])
-    assert ended.value.code == 2
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings | changes))
+    with pytest.raises(SystemExit) as caught:
+        module.main(["--config", str(folder / "recipe.yaml")])
+    assert caught.value.code == 2
     error = capfd.readouterr().err
     assert "Traceback" not in error
     (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
-    assert sentence in line
-    assert not (tmp_path / "runs").exists()
+    return line
+
+
+STREAMS = {
+    "a row that cannot be read": (
+        GOOD + '{"prompt": "w5\n' + GOOD,
+        "A row that came along cannot be read: JSON parse error",
+    ),
+    "a null prompt": (GOOD + '{"prompt": null, "answer": "1"}\n', "On rank 0 a row came with no prompt (null)"),
+    "too few rows": (GOOD, "The stream of training rows ended before the first batch was full."),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_a_bad_stream_ends_a_script_in_one_sentence(kind, model, tmp_path, capfd):
+    content, sentence = STREAMS[kind]
+    settings = dict(SCRIPTS["grpo"][2], dataset_streaming=True, shuffle_dataset=False)
+    assert sentence in ended(grpo, {"train": content}, tmp_path, capfd, model, **settings)

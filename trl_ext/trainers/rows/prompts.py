@@ -62,6 +62,7 @@ class PromptChecks:
                 self.has_late_rows = True
             else:
                 check_gold(dataset, self.reward_funcs, name)
+                self._check_environments(dataset, name)
                 if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
                     self._check_prompts(dataset, name)
 
@@ -133,6 +134,19 @@ class PromptChecks:
                     f"remove_unused_columns=True drops the column {listed(gone)} of {role}, which {name} reads. Set "
                     "it to False."
                 )
+
+    def _check_environments(self, dataset: Dataset, role: str) -> None:
+        """Raise for rows that name none of several environments."""
+        known = self.options.get("environment_factory")
+        if not isinstance(known, dict):
+            return
+        has_names = "environment" in dataset.column_names
+        if unknown := set(dataset.unique("environment") if has_names else [None]) - set(known):
+            found = ", ".join(map(repr, sorted(unknown, key=str))) if has_names else "no such column"
+            raise DataError(
+                f"{role}: the column 'environment' names which of {listed(known)} answers a row; there is {found}. "
+                "Name one in each row."
+            )
 
     def _check_prompts(self, dataset: Dataset, role: str) -> None:
         check = self._text_check(dataset.column_names)

@@ -132,6 +132,16 @@ BAD = {
 }
 
 
+BAD_TOKENS = {
+    "null": ([[5, 6], None], "row 1 has no input_ids"),
+    "none": ([[5, 6], []], "row 1 has no input_ids"),
+    "negative": ([[5, 6], [5, -100]], "row 1 has input_ids outside the 199 tokens"),
+    "foreign": ([[5, 6], [5, 199]], "row 1 has input_ids outside the 199 tokens"),
+    "texts": (["w5", "w6"], "rows 0, 1 have no input_ids"),
+    "special": ([[5, 6], [0, 2]], "row 1 has a prompt of special tokens only"),
+}
+
+
 def tokenizer(template):
     made = tiny.tokenizer()
     made.chat_template = template
@@ -195,6 +205,24 @@ def test_ppo_names_bad_rows_before_it_trains(kind, tmp_path, monkeypatch):
     with pytest.raises((DataError, ConfigError), match=sentence):
         ppo_trainers.trainer("head", tmp_path / "out", data=dataset, rollout_func=None, **changes)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("role", ["data", "eval_dataset"])
+@pytest.mark.parametrize("kind", BAD_TOKENS)
+def test_ppo_names_bad_tokens_before_it_trains(kind, role, tmp_path):
+    ids, sentence = BAD_TOKENS[kind]
+    dataset = Dataset.from_dict({"input_ids": ids})
+    with pytest.raises(DataError, match=sentence):
+        ppo_trainers.trainer("head", tmp_path / "out", rollout_func=None, **{role: dataset})
+
+
+@pytest.mark.parametrize("names", [["a", "c"], ["a", None], None])
+def test_a_row_that_names_no_environment_is_refused(names, tmp_path):
+    dataset = chats(good=2)
+    dataset = dataset.add_column("environment", names) if names else dataset
+    factories = {"a": object, "b": object}
+    with pytest.raises(DataError, match=r"which of 'a', 'b' answers a row; there is ('c'|None|no such column)"):
+        grpo(tmp_path, dataset, TEMPLATE, model=Untouched(), environment_factory=factories)
 
 
 # Streams ----------------------------------------------------------------------------------------------------------

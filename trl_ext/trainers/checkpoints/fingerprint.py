@@ -27,7 +27,7 @@ _OPERATIONAL_KEYS = frozenset(
     "quantization_config auto_map".split()
 )
 # Fields of a rule set that say where its rules run and what ends them.
-_HOW_RULES_RUN = frozenset({"limits", "isolate"})
+_HOW_RULES_RUN = frozenset({"limits", "isolate", "on_unscored"})
 _ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "bias")
 
 

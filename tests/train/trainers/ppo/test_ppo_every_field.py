@@ -102,9 +102,9 @@ OTHERS = {
         output_dir logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter
         include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project
         trackio_space_id trackio_bucket_id trackio_static_space_id save_only_model save_strategy save_steps
-        save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id
-        hub_strategy hub_always_push hub_revision skip_memory_metrics log_completions log_multimodal
-        num_completions_to_print log_unique_prompts log_completions_hub_repo""",
+        save_on_each_node save_on_signal save_total_limit enable_jit_checkpoint push_to_hub hub_token
+        hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision skip_memory_metrics
+        log_completions log_multimodal num_completions_to_print log_unique_prompts log_completions_hub_repo""",
     "what a resumed run takes up": """
         ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint load_best_model_at_end
         metric_for_best_model greater_is_better resume_despite""",
@@ -192,7 +192,10 @@ def trained(tmp_path_factory):
 
 def test_every_field_has_its_place():
     others = [name for names in OTHERS.values() for name in names.split()]
-    assert sorted([*ACTS, *REFUSED, *others]) == sorted(field.name for field in fields(PPOConfig))
+    placed, there = [*ACTS, *REFUSED, *others], {field.name for field in fields(PPOConfig)}
+    assert there - set(placed) == set(), "new fields: add them to ACTS or, if they train nothing else, to OTHERS"
+    assert set(placed) - there == set(), "fields that are gone"
+    assert len(placed) == len(there), "a field stands in two places"
     assert set(REFUSED) == set(REASONS)
 
 

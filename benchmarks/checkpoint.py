@@ -103,7 +103,8 @@ def main() -> None:
         trainers["trl_on_disk"] = trainers["trl"]
         num_parameters = sum(p.numel() for p in trainers["trl"].model.parameters())
         for i in range(options.rounds + 1):
-            for name in sorted(trainers, reverse=bool(i % 2)):
+            names = sorted(trainers)
+            for name in names[i % 3 :] + names[: i % 3]:  # each is the first, in turns
                 checkpoint = Path(trainers[name].args.output_dir, "checkpoint-1")
                 of_save = seconds_of_save(trainers[name], checkpoint if name == "trl_on_disk" else None)
                 if i:  # the first one imports and warms up

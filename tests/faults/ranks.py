@@ -20,6 +20,7 @@ from tests.faults.forks import RESULT, Ending, be_the_child, counted_run, ending
 from tests.faults.jobs import OUTPUT_DIR, STEPS
 from tests.faults.killed import Killed, files_in, write
 from tests.faults.points import Point
+from tests.ppo_trainers import prompts
 
 WORLD_SIZE = 2
 RANKS = range(WORLD_SIZE)
@@ -104,6 +105,8 @@ def started(kind: str, folder: Path, zero: str | None = None) -> tuple[Runs, lis
     settings: dict[str, Any] = {"deepspeed": zero} if zero else {}
     if kind == "grpo":
         settings["model"] = jobs.saved_actor(folder / "actor")
+    if kind.startswith("ppo"):
+        settings["rows"] = prompts(32)  # one round of rollouts of both processes
     gc.freeze()  # a fork copies a page on its first write, and collecting writes on all
     runs = Runs(kind, settings)
     whole = in_ranks(folder / "whole", runs.whole)

@@ -147,10 +147,9 @@ class PPOTrainer(GRPOTrainer):
         if self.args.stop_token is None and self.args.stop_token_id is None:
             return
         given = self.args.stop_token_id
-        if given is not None and given >= len(self._tokenizer):
-            raise ConfigError(
-                f"stop_token_id={given} is no token: the tokenizer has {len(self._tokenizer)}, from 0 on."
-            )
+        num_tokens = base_model(self.model).config.get_text_config().vocab_size
+        if given is not None and given >= num_tokens:
+            raise ConfigError(f"stop_token_id={given} would end no completion: the model has {num_tokens} tokens.")
         self.eos_token_ids = [self._tokenizer.eos_token_id if given is None else given]
         if self.use_vllm:
             options = self.vllm_generation.generation_kwargs or {}

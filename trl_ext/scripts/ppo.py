@@ -90,8 +90,14 @@ def take_old_paths(script_args: Any, training_args: Any, model_args: Any) -> Non
     """TRL 1.12's `sft_model_path` and `reward_model_path`, where given, become today's arguments.
 
     Raises:
-        ConfigError: Both an old and a new name are given, and differ.
+        ConfigError: Both an old and a new name are given, and differ; or `dataset_num_proc`, which only a script that
+            tokenizes its dataset has a use for.
     """
+    if training_args.dataset_num_proc is not None:
+        raise ConfigError(
+            f"dataset_num_proc={training_args.dataset_num_proc} has no effect: prompts are tokenized as they are "
+            "sampled. Leave it out."
+        )
     for old, holder, new in [
         ("sft_model_path", model_args, "model_name_or_path"),
         ("reward_model_path", script_args, "reward_model"),

@@ -160,6 +160,8 @@ def test_the_old_names_of_the_models_are_understood(run, assets, tmp_path):
         (["--reward_adapter", "nowhere"], {}, "There is no folder nowhere. Check --reward_adapter."),
         (["--model_name_or_path", "./nowhere"], {}, "There is no folder ./nowhere. Check --model_name_or_path."),
         (["--sft_model_path", "other"], {}, "sft_model_path (other) and model_name_or_path ("),
+        (["--dataset_num_proc", "2"], {}, "dataset_num_proc=2 has no effect: prompts are tokenized as they are"),
+        (["--scale_rewards", "none"], {}, "scale_rewards='none' has no effect in PPO"),
         (["--critic", "adapter"], {}, "critic='adapter' is a second LoRA beside the actor's, but the actor has none."),
         (["--critic", "separate"], {}, "critic='separate' needs value_model"),
         (["--score_mode", "gate"], {}, "score_mode='gate' needs both"),

@@ -9,6 +9,8 @@ from tests.configs import YAMLS, ZERO, read_json, read_yaml
 # What an accelerate file cannot say, so that only the DeepSpeed files do: ZeRO-3 in smaller pieces. The bucket sizes
 # are theirs alone, too; they are "auto" until the Trainer knows the model.
 ONLY_IN_JSON = {"max_live_parameters", "max_reuse_distance", "sub_group_size"}
+# What `accelerate launch` reads, and DeepSpeed does not get: how processes start on several machines.
+OF_THE_LAUNCHER = {"deepspeed_multinode_launcher"}
 
 
 @pytest.mark.parametrize("name", YAMLS)
@@ -45,7 +47,8 @@ def test_deepspeed_builds_the_same_engine_from_both(name, monkeypatch):
 
     for variable in [v for v in os.environ if v.startswith("ACCELERATE_")]:
         monkeypatch.delenv(variable)
-    inline = DeepSpeedPlugin(**read_yaml(name)["deepspeed_config"]).deepspeed_config["zero_optimization"]
+    keys = {key: v for key, v in read_yaml(name)["deepspeed_config"].items() if key not in OF_THE_LAUNCHER}
+    inline = DeepSpeedPlugin(**keys).deepspeed_config["zero_optimization"]
     from_yaml = zero_config.DeepSpeedZeroConfig(**inline)
     # DeepSpeed refuses unknown keys here, so this line checks every key of the JSON as well.
     from_json = zero_config.DeepSpeedZeroConfig(**read_json(name)["zero_optimization"])

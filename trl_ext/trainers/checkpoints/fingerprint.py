@@ -154,7 +154,7 @@ def _reference_of(trainer: Any) -> dict[str, str]:
 def _sample(name: str, parameters: Iterator[nn.Parameter]) -> dict[str, str]:
     """Return, by this name, a checksum of a few values of some tensors; nothing where no rank has all values."""
     tensors = list(parameters)
-    if any(p.numel() == 0 or hasattr(p, "ds_shape") or isinstance(p, FakeTensor) for p in tensors):
+    if any(p.numel() == 0 or p.is_meta or hasattr(p, "ds_shape") or isinstance(p, FakeTensor) for p in tensors):
         return {}
     digest = hashlib.sha256()
     for tensor in tensors[:: -(-len(tensors) // _NUM_TENSORS) or 1]:

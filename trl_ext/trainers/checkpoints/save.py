@@ -177,7 +177,10 @@ class Saver:
 
     def _finish(self, staged: Path, final: Path, manifest: Manifest) -> None:
         """Write the manifest and move the folder to its place; what stands there is removed after that."""
-        manifest.check_sizes(staged)
+        try:
+            manifest.check_sizes(staged)
+        except Damaged as error:  # what another process has written is not what this one sees
+            raise OSError(errno.EIO, str(error)) from error
         manifest.write(staged)
         for folder in (staged, *(path for path in staged.rglob("*") if path.is_dir())):
             sync_folder(folder)
@@ -212,9 +215,10 @@ class Saver:
         limit, best = self.trainer.args.save_total_limit, self.trainer.state.best_model_checkpoint
         if not self._is_leader or not limit or limit < 0:
             return
-        kept = {newest} | ({Path(best)} if best else set())
-        old = [path for path in map(Path, sort_checkpoints(str(self.run_dir), use_mtime=True)) if path not in kept]
-        old = [path for path in old if is_whole(path)]
+        # A resumed state may name the best one by another path than this run's.
+        kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())
+        paths = map(Path, sort_checkpoints(str(self.run_dir), use_mtime=True))
+        old = [path for path in paths if path.resolve() not in kept and is_whole(path)]
         for path in old[: max(len(old) + len(kept) - limit, 0)]:
             bin_ = self.run_dir / UNFINISHED / f"removed-{path.name}"
             bin_.parent.mkdir(exist_ok=True)

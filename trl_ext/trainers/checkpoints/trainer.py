@@ -12,6 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.checkpoints.fingerprint import fingerprint
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
+from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint
 from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded
 from trl_ext.trainers.checkpoints.secrets import guard_tokens
@@ -51,7 +52,7 @@ class WholeCheckpoints(Trainer):
         if isinstance(resume_from_checkpoint, str) and not Path(resume_from_checkpoint, MANIFEST).is_file():
             self._check_checkpoint(resume_from_checkpoint)
         checkpoint = find_checkpoint(self, resume_from_checkpoint)
-        self._run = fingerprint(self)
+        self._run = of_rank_0(self, fingerprint(self))
         if checkpoint is not None:
             check_run(self, checkpoint, self._run)
         return super().train(checkpoint, trial, ignore_keys_for_eval)
@@ -70,7 +71,7 @@ class WholeCheckpoints(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Overrides transformers.Trainer._save_checkpoint: written beside its place, and moved there when whole."""
         run_dir, best = self._get_output_dir(trial=trial), self.state.best_model_checkpoint
-        self._run = self._run or fingerprint(self)
+        self._run = self._run or of_rank_0(self, fingerprint(self))
         self._savers = self._savers or {}
         if run_dir not in self._savers:
             self._savers[run_dir] = Saver(self, Path(run_dir))

@@ -11,6 +11,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
+from torch import nn
 from transformers import AutoConfig, AutoProcessor
 
 from trl_ext.errors import ConfigError, DataError
@@ -21,8 +22,9 @@ from trl_ext.trainers.rows.screen import suspects
 from trl_ext.trainers.rows.sentence import listed, parts, refuse
 from trl_ext.trainers.rows.text import TextCheck
 
-# What TRL calls a reward function with, beside the columns of the dataset.
-ARGUMENTS_OF_REWARDS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
+# What TRL calls a reward function with, beside the columns of the dataset; and what else, if there is an environment.
+ARGUMENTS_OF_REWARDS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric")
+WITH_ENVIRONMENT = ("environments",)
 # Columns that TRL does not hand on to reward functions.
 KEPT_BACK = ("prompt", "completion", "completion_ids")
 # Columns that TRL reads when `remove_unused_columns` drops the others.
@@ -115,8 +117,9 @@ class PromptChecks:
     def _check_columns(self, columns: list[str], role: str) -> None:
         """Raise for columns that TRL would hide behind arguments of its own, keep back or drop."""
         dropped = set(columns) - set(USED) if self.args.remove_unused_columns else set()
-        taken = [name for name in ARGUMENTS_OF_REWARDS if name in columns and name not in dropped]
-        if taken and any(callable(function) for function in self.reward_funcs):
+        names = (*ARGUMENTS_OF_REWARDS, *(WITH_ENVIRONMENT if self._has_environment else ()))
+        taken = [name for name in names if name in columns and name not in dropped]
+        if taken and any(_takes_columns(function) for function in self.reward_funcs):
             raise DataError(
                 f"{role} has a column {listed(taken)}, and TRL calls reward functions with an argument of that name. "
                 f"Rename it: dataset.rename_column('{taken[0]}', 'own_{taken[0]}')."
@@ -186,6 +189,11 @@ class PromptChecks:
 def comes_late(dataset: Dataset | IterableDataset) -> bool:
     """Return True for rows that nobody knows before they are asked for: a stream's, and those of a transform."""
     return isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom"
+
+
+def _takes_columns(function: Any) -> bool:
+    """Return True for a reward function; a reward model, also PPO's with an encoder of its own, reads text alone."""
+    return callable(function) and not isinstance(function, nn.Module) and not hasattr(function, "encoder")
 
 
 def _other_kind(prompt: Any, first: Any) -> str:

@@ -310,6 +310,18 @@ def test_what_trl_takes_is_not_refused(kind, tmp_path):
         grpo(tmp_path, GOOD_ROWS[kind], template=TEMPLATE, model=Untouched())
 
 
+@pytest.mark.parametrize(("column", "rewards"), [("environments", zero), ("prompts", torch.nn.Linear(1, 1))])
+def test_columns_that_nobody_hides_are_fine(column, rewards, tmp_path):
+    """TRL hands `environments` on unless there is an environment, and gives reward models text alone."""
+    with pytest.raises(AttributeError, match="generation_config"):
+        grpo(tmp_path, texts().add_column(column, [1] * 4), rewards=rewards, model=Untouched())
+
+
+def test_ppo_with_a_reward_model_alone_takes_any_column(tmp_path):
+    dataset = texts().add_column("completions", [1] * 4)
+    ppo_trainers.trainer("head", tmp_path, data=dataset, rollout_func=None, reward_model=ppo_trainers.classifier())
+
+
 def test_rows_of_an_environment_may_say_nothing(tmp_path):
     with pytest.raises(AttributeError, match="generation_config"):
         grpo(tmp_path, chats([user("")]), TEMPLATE, model=Untouched(), environment_factory=object)

@@ -64,8 +64,9 @@ class LostProcessError(TrlExtError, RuntimeError):
 
     Attributes:
         says: True in the processes whose users are told; the sentence would be the same in all.
+        has_ended: True where the other process has ended, False where it only keeps silent.
     """
 
-    def __init__(self, message: str, says: bool = True):
+    def __init__(self, message: str, says: bool = True, has_ended: bool = False):
         super().__init__(message)
-        self.says = says
+        self.says, self.has_ended = says, has_ended

@@ -11,6 +11,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from trl_ext.errors import LOST_PROCESS, ConfigError, LostProcessError, OutOfMem
 USER_ERROR = 2  # the exit code that argparse uses as well
 OUT_OF_MEMORY = 5
 INTERRUPTED = 130
+_LAUNCHER_S = 5.0  # in which a launcher has seen that a process has ended
 
 # Packages that look at settings and at a model's files, and say in words what is wrong with them.
 _LIBRARIES = frozenset(
@@ -43,6 +45,10 @@ def user_errors() -> Iterator[None]:
         if error.says:
             _print_once(f"\nerror: {error}\n")
         sys.stdout.flush()
+        if error.has_ended:
+            # Its exit code is the one that counts. The launcher of this machine may still have to see it, and ends
+            # this process then.
+            time.sleep(_LAUNCHER_S)
         os._exit(LOST_PROCESS)  # what Python does while it goes down may wait for the lost process
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":

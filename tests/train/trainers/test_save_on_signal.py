@@ -1,8 +1,11 @@
 """A run that a signal ends has saved what it needs to go on as if nothing had happened."""
 
+import os
 import signal
 import threading
+from typing import ClassVar
 
+import psutil
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -123,6 +126,18 @@ def test_the_just_in_time_checkpoint_of_transformers_is_this_one(tmp_path):
     with pytest.raises(SystemExit) as end:
         ended.train()
     assert end.value.code == 75 and saved(tmp_path) == [f"checkpoint-{AT}"]
+
+
+def test_signals_to_the_group_do_not_reach_the_workers_of_a_data_loader(tmp_path):
+    class Groups(TrainerCallback):
+        seen: ClassVar[set[int]] = set()
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            self.seen |= {os.getpgid(process.pid) for process in psutil.Process().children()}
+
+    elsewhere = {os.getpgid(process.pid) for process in psutil.Process().children()}
+    run(tmp_path, Groups(), dataloader_num_workers=1, max_steps=2).train()
+    assert Groups.seen - elsewhere and os.getpgrp() not in Groups.seen - elsewhere
 
 
 def test_a_handler_of_the_users_own_stays(tmp_path):

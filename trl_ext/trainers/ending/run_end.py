@@ -30,7 +30,7 @@ from trl_ext.compat.distributed import (
 )
 from trl_ext.errors import SAVED_ON_SIGNAL, LostProcessError
 from trl_ext.trainers.ending.fields import saves_on_signal
-from trl_ext.trainers.ending.signals import SaveOnSignal, SignalNotes
+from trl_ext.trainers.ending.signals import SaveOnSignal, SignalNotes, guard_forks
 from trl_ext.trainers.ending.watch import Watch, rounds_of
 
 logger = logging.get_logger(__name__)
@@ -64,6 +64,7 @@ class Ending(TrainerCallback):
         if has_peers():
             self._start_watch(args)
         if saves_on_signal(args):
+            guard_forks(on=True)
             self._save_on_signal = SaveOnSignal(self._notes, self._greatest)
             self._trainer.add_callback(self._save_on_signal)
 
@@ -130,6 +131,7 @@ class Ending(TrainerCallback):
     def clean(self) -> None:
         """Take back handlers and callbacks."""
         self._notes.restore()
+        guard_forks(on=False)
         if self._watch is not None:
             self._watch.leave()
         self._trainer.pop_callback(self)

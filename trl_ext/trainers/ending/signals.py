@@ -18,6 +18,25 @@ from transformers import TrainerCallback
 # One Ctrl-C may arrive twice: from the terminal and from the launcher.
 SAME_PRESS_S = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_guards_forks = False
+
+
+def guard_forks(*, on: bool) -> None:
+    """Let forks of this process, such as a data loader's workers, be out of reach of signals to its group, or not.
+
+    A launcher signals the whole group of a process, and a worker that SIGTERM ends takes the step with it.
+    """
+    global _guards_forks
+    _guards_forks = on
+
+
+def _leave_group() -> None:
+    if _guards_forks:
+        os.setpgid(0, 0)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
+    os.register_at_fork(after_in_child=_leave_group)
 
 
 class SignalNotes:

@@ -89,7 +89,7 @@ class Watch:
         sentence = f"{who[0].upper()}{who[1:]} {what}. Start again with --resume_from_checkpoint true."
         # One process tells of another, and of process 0 one process of each machine.
         says = self._rank <= 1 or os.environ.get("LOCAL_RANK") == "0"
-        return LostProcessError(sentence, says=says)
+        return LostProcessError(sentence, says=says, has_ended=has_hung_up(error))
 
     def _run(self) -> None:
         while self._may_begin():

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +20,10 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent.parent
+
+# A shell starts what runs in its background with Ctrl-C ignored, and the processes that tests start inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each run draws other examples. A machine may be busy, and then a single one takes long.
 hypothesis.settings.register_profile("few", max_examples=40, deadline=None)

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import threading
+from types import SimpleNamespace
 from typing import ClassVar
 
 import psutil
@@ -154,3 +156,11 @@ def test_training_in_another_thread_leaves_signals_alone(tmp_path):
     thread.start()
     thread.join()
     assert trained.state.global_step == 2
+
+
+def test_an_interactive_session_is_told_from_a_library_that_was_imported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    assert not signals.is_interactive()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: "a shell"))
+    assert signals.is_interactive()

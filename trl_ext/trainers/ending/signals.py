@@ -35,6 +35,13 @@ def _leave_group() -> None:
         os.setpgid(0, 0)
 
 
+def is_interactive() -> bool:
+    """Return True in a notebook, in IPython and at Python's own prompt."""
+    ipython = sys.modules.get("IPython")  # a library may have imported it; only a shell of its own has an instance
+    is_ipython = ipython is not None and ipython.get_ipython() is not None
+    return is_ipython or hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
     os.register_at_fork(after_in_child=_leave_group)
 
@@ -60,8 +67,10 @@ class SignalNotes:
         """
         if threading.current_thread() is not threading.main_thread():
             return
-        is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
-        usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: None if is_interactive else signal.default_int_handler}
+        usual = {
+            signal.SIGTERM: signal.SIG_DFL,
+            signal.SIGINT: None if is_interactive() else signal.default_int_handler,
+        }
         for number in _SIGNALS:
             if signal.getsignal(number) == usual[number]:
                 self._replaced[number] = signal.signal(number, self._note)

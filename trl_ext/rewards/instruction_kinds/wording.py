@@ -6,7 +6,7 @@ from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, le
 from trl_ext.rewards.text.prose import count_word
 
 # "WELL-KNOWN" and "U.S." are one word each, "I'm" is two: its "I" is a word of capitals.
-_WORD = re.compile(r"\w++(?:[.-]\w++)*+")
+_WORD = re.compile(r"\w++(?>(?:[.-]\w++)*)")
 
 
 def has_keywords(response: str, keywords: tuple[str, ...]) -> bool:

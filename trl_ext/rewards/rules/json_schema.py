@@ -28,7 +28,7 @@ _EXPLAINED_DEPTH = 3
 _EXPLAINED_CHARS = 2000
 
 # A string, closed or not, is matched in one piece, because brackets inside it are no levels.
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)|[\[\]{}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r'"(?>(?:[^"\\]++|\\(?:.|\Z))*)(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

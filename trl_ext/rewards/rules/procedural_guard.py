@@ -31,7 +31,7 @@ _FUNCTIONS = frozenset(
 # other power follows. "//" would divide and round, which no task means.
 _FORMULA = re.compile(
     r"""\s+
-    | (?P<number>[0-9]{1,20}(?:\.[0-9]{1,20})?+)(?![\w.])
+    | (?P<number>[0-9]{1,20}(?>(?:\.[0-9]{1,20})?))(?![\w.])
     | (?P<power>\*\*\s*+(?:-?[0-9]{1,2}(?![\w.])|\(\s*-?[0-9]{1,2}\s*(?:/\s*[0-9]{1,2}\s*)?\)|[A-Za-z](?!\w|\s*\()))
       (?!\s*\*\*)
     | (?P<name>[A-Za-z]++)(?![\w.])

@@ -25,14 +25,14 @@ DENIAL = (
     r"|n['\u2019]t\b|\u2260|(?<![\d!)}])!=|\\neq?\b|不是|不等于|并非|没有|除了)"
 )
 _DENIED = re.compile(
-    DENIAL + r"(?:[^\S\n]+(?!(?:is|are|was|were|equals|becomes)\b)[\w']+){0,4}+(?:[^\S\n]|[$*(\[:\\])*+\Z",
+    DENIAL + r"(?:[^\S\n]+(?!(?:is|are|was|were|equals|becomes)\b)[\w']+){0,4}(?:[^\S\n]|[$*(\[:\\])*+\Z",
     re.IGNORECASE,
 )
 DENIAL_CHARS = 100  # before an answer, where a denial is looked for
 
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 # A quoted value may hold ">". None may hold "<", so that no search runs on into the next tag.
-_ATTRIBUTES = re.compile(r"""<(/?[A-Za-z][\w-]*+)\s(?:"[^"<]*+"|'[^'<]*+'|[^<>])*+>""")
+_ATTRIBUTES = re.compile(r"""<(/?[A-Za-z][\w-]*+)\s(?>(?:"[^"<]*+"|'[^'<]*+'|[^<>])*)>""")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from trl_ext.rewards.text.anchors import DENIAL, AnswerReading, anchored, denied
 from trl_ext.rewards.text.numbers import clean
 
-_OPENING = re.compile(r"[\s(\[*]*+(?:(?:option|choice)\s++)?+[(\[*]*+([A-E])(?![A-Za-z0-9'])", re.IGNORECASE)
+_OPENING = re.compile(r"[\s(\[*]*+(?>(?:(?:option|choice)\s++)?)[(\[*]*+([A-E])(?![A-Za-z0-9'])", re.IGNORECASE)
 _ANOTHER = re.compile(r"[)\].*\s]*+(?:,|;|/|&|、|\bor\b|\band\b|或|和)\s*+[(\[*]*+[A-E](?![A-Za-z])")
 _BRACKETED = re.compile(r"[(\[]([A-E])[)\]]")
 _REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+{DENIAL}", re.IGNORECASE)

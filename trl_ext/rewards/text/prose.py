@@ -47,14 +47,14 @@ HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 # each attempt ends at the next one.
 _NOT_PROSE = re.compile(
     r"""
-      ```[^`]*+(?:`(?!``)[^`]*+)*+(?:```|\Z)                                # a fence without an end: all that follows
+      ```[^`]*+(?>(?:`(?!``)[^`]*+)*)(?:```|\Z)  # a fence without an end: all that follows
     | `[^`\n]++`
     | \$\$[^$]++\$\$
     | \$(?=\S)[^$\n]++(?<!\s)\$(?!\d)                                       # not "$5 and $6"
-    | \\\([^\\]*+(?:\\(?![()])[^\\]*+)*+\\\)
-    | \\\[[^\\]*+(?:\\(?![][])[^\\]*+)*+\\\]
-    | \\begin\{[^{}\n]*+\}[^\\]*+(?:\\(?!begin\b|end\b)[^\\]*+)*+\\end\{[^{}\n]*+\}
-    | \\[A-Za-z]++\*?+(?:\{[^{}]*+\})*+                                     # a command outside of any formula
+    | \\\([^\\]*+(?>(?:\\(?![()])[^\\]*+)*)\\\)
+    | \\\[[^\\]*+(?>(?:\\(?![][])[^\\]*+)*)\\\]
+    | \\begin\{[^{}\n]*+\}[^\\]*+(?>(?:\\(?!begin\b|end\b)[^\\]*+)*)\\end\{[^{}\n]*+\}
+    | \\[A-Za-z]++\*?+(?>(?:\{[^{}]*+\})*)                                     # a command outside of any formula
     | https?://\S++
     | </?[A-Za-z][\w-]{0,30}+>                                              # tags such as <think>
     """,

@@ -5,6 +5,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 VOCAB = 199
+# Settings of a trainer that computes on the CPU and reports to nobody.
+QUIET_ON_CPU = dict(use_cpu=True, bf16=False, report_to="none", disable_tqdm=True)
 _COMMON = dict(
     vocab_size=VOCAB,
     hidden_size=64,

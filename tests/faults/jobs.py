@@ -23,10 +23,7 @@ OUTPUT_DIR = "out"  # relative: a run is in whichever folder it works in
 STEPS = 10  # reach the second epoch and the third round of rollouts
 KINDS = ("grpo", "reward", "ppo_head", "ppo_separate", "ppo_adapter")
 COMMON = dict(
-    use_cpu=True,
-    bf16=False,
-    report_to="none",
-    disable_tqdm=True,
+    **tiny.QUIET_ON_CPU,
     max_steps=STEPS,
     save_steps=1,
     save_total_limit=2,

@@ -38,10 +38,7 @@ class SmallDisk(TrainerCallback):
 
 def trainer(folder, *callbacks, **changes) -> GRPOTrainer:
     settings = dict(
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        disable_tqdm=True,
+        **tiny.QUIET_ON_CPU,
         max_steps=STEPS,
         save_steps=1,
         logging_steps=1,

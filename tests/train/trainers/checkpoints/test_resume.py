@@ -34,10 +34,7 @@ def rules(function=length_of_text, **changes) -> RuleSet:
 
 def trainer(folder, reward=None, model=None, data=None, **changes):
     settings = dict(
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        disable_tqdm=True,
+        **tiny.QUIET_ON_CPU,
         max_steps=STEPS,
         save_steps=1,
         logging_steps=1,

@@ -21,7 +21,7 @@ from trl_ext.rewards.rule import Rule, check_name
 from trl_ext.rewards.shaping import pair_of, progress_of
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
-from trl_ext.rewards.totals.metrics import log_rule, traces
+from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
 from trl_ext.rewards.totals.moments import Moments, merged
 from trl_ext.rewards.totals.unscored import Tally, tally
 
@@ -237,6 +237,8 @@ class RuleSet:
             log_metric("rules/workers_restarted", float(self._judge.restarts()))
         if callable(log_extra):
             log_extra("rule_trace", traces(self.rules, found, composed))
+            if cells := read_cells(self.rules, dataset_columns(extras)):
+                log_extra("rule_columns", cells)
 
     def _with_gates(self, position: int) -> "RuleSet":
         """The rules that gate the rule at `position`, and then that rule."""

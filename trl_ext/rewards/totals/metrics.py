@@ -5,13 +5,17 @@ The keys are the same in every call, so that all ranks log the same ones.
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from trl_ext.rewards.judge import Column
 from trl_ext.rewards.rule import Rule
 from trl_ext.rewards.totals.composition import Composed
+from trl_ext.rewards.totals.explanation import Part, one_line
 
 LogMetric = Callable[[str, float], None]
+
+_TRACE_CHARS = 200  # of a detail or a cell: every rank sends those of its whole batch
 
 
 def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence[str]) -> None:
@@ -57,13 +61,32 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 
 def traces(rules: Sequence[Rule], columns: Sequence[Column], composed: Sequence[Composed]) -> list[str]:
-    """JSON of each rule's value, status and contribution, one text per row: a column of TRL's completions table."""
+    """JSON of each rule's value, status, contribution and detail, a text per row: a column of TRL's completions."""
     return [
         json.dumps(
             {
-                rule.name: [column.verdicts[index].value, column.verdicts[index].status, adds]
-                for rule, column, adds in zip(rules, columns, row.contributions, strict=True)
+                rule.name: [
+                    verdict.value,
+                    verdict.status,
+                    adds,
+                    _trace_cell(Part.of(rule, verdict, state, adds).detail),
+                ]
+                for rule, verdict, state, adds in zip(
+                    rules, (c.verdicts[index] for c in columns), row.states, row.contributions, strict=True
+                )
             }
         )
         for index, row in enumerate(composed)
     ]
+
+
+def read_cells(rules: Sequence[Rule], columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    """JSON of the dataset's cells that the rules read, shortened, one text per row: a column of the same table."""
+    names = list(dict.fromkeys(name for rule in rules for name in rule.all_columns))
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return [json.dumps({name: _trace_cell(str(cell)) for name, cell in zip(names, row, strict=True)}) for row in rows]
+
+
+def _trace_cell(text: str) -> str:
+    text = one_line(text[: 2 * _TRACE_CHARS])
+    return text if len(text) <= _TRACE_CHARS else f"{text[: _TRACE_CHARS - 3]}..."

@@ -1,5 +1,6 @@
 """What a rule's value counts: scale, clip, rows, schedule; running normalisation; the warning about style."""
 
+import json
 import logging
 import pickle
 import statistics
@@ -226,11 +227,24 @@ def test_an_exit_in_a_rule_stops_with_a_sentence():
         RuleSet([Raises(error=SystemExit)])(completions=["x"])
 
 
-def test_the_trace_tells_value_status_and_contribution_of_every_rule():
+def test_the_trace_tells_value_status_contribution_and_detail_of_every_rule():
     columns = {}
     rules = RuleSet([Answer(), Length(high=2, weight=0.5, gate="answer")])
-    rules(completions=["A: 17"], completion_ids=[[1]], answer=["18"], log_extra=columns.__setitem__)
-    assert columns["rule_trace"] == ['{"answer": [0.0, "ok", 0.0], "length": [1.0, "ok", 0.0]}']
+    rules(completions=["A: 17"], completion_ids=[[1]], answer=["18" + " " * 900], log_extra=columns.__setitem__)
+    (trace,) = map(json.loads, columns["rule_trace"])
+    assert trace["answer"] == [0.0, "ok", 0.0, "'A:': 17; gold whole text: 18"]
+    assert trace["length"] == [1.0, "ok", 0.0, "gate 'answer' is shut; 1 tokens"]
+    assert columns["rule_columns"] == ['{"answer": "18"}']
+
+
+def test_a_long_cell_is_shortened_in_the_table_and_rules_without_columns_have_none():
+    columns = {}
+    RuleSet([Answer()])(completions=["A: 17"], answer=["9" * 10_000], log_extra=columns.__setitem__)
+    (cells,) = map(json.loads, columns["rule_columns"])
+    assert len(cells["answer"]) == 200 and cells["answer"].endswith("9...")
+    columns.clear()
+    RuleSet([Keywords(required=("so",))])(completions=["so"], log_extra=columns.__setitem__)
+    assert columns.keys() == {"rule_trace"}
 
 
 def test_a_set_pickles_with_its_settings():

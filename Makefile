@@ -1,9 +1,10 @@
-# Six commands, and no other documented way.
+# Seven commands, and no other documented way.
 #
 #   make quickstart   set up, and train a real model on two processes: the main job
 #   make test         set up, and run all CPU tests
 #   make light        ruff, mypy and the light tests: seconds
 #   make fix          format, and mend what ruff can mend
+#   make docs         the documentation site, built strictly into site/
 #   make bench        benchmarks against TRL, as ratios in one run
 #   make gpu          exactness on a CUDA card, and the benchmark there
 
@@ -19,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 export TRL_EXPERIMENTAL_SILENCE := 1
 
-.PHONY: quickstart test light fix bench gpu
+.PHONY: quickstart test light fix docs bench gpu
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +47,9 @@ light: $(VENV)/.installed
 fix: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json

@@ -7,8 +7,9 @@ import pytest
 
 from tests.conftest import ROOT
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PATH = r"`((?:trl_ext|tests|benchmarks|docs|notebooks|accelerate_configs|deepspeed_configs)/[\w/.]*)`"
+MOST_SIBLINGS = 14
 
 
 def defined_in(file: str) -> set[str]:
@@ -22,18 +23,18 @@ def defined_in(file: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_that_a_page_names_exists(page):
     assert not [path for path in re.findall(PATH, page.read_text()) if not (ROOT / path).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_within_the_project_leads_somewhere(page):
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_name_beside_a_file_is_defined_there(page):
     """Of the form `trl_ext/packing/plan.py` (`plan_rows`), and `CARDS` of `trl_ext/memory/cards.py`."""
     text = page.read_text()
@@ -42,7 +43,17 @@ def test_a_name_beside_a_file_is_defined_there(page):
     assert not [(file, name) for file, name in named if name not in defined_in(file)]
 
 
-@pytest.mark.parametrize("folder, ending", [("docs", "md"), ("notebooks", "ipynb")])
-def test_the_readme_links_every_document(folder, ending):
+def test_the_readme_links_every_notebook():
     text = (ROOT / "README.md").read_text()
-    assert not [path.name for path in (ROOT / folder).glob(f"*.{ending}") if f"({folder}/{path.name})" not in text]
+    assert not [path.name for path in ROOT.glob("notebooks/*.ipynb") if f"(notebooks/{path.name})" not in text]
+
+
+def test_the_first_page_links_every_page():
+    links = re.findall(r"\]\(([^)#:]+)", (ROOT / "docs/index.md").read_text())
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - {"index.md"}
+    assert not {page for page in pages if not page.startswith("zh/")} - set(links)
+
+
+def test_a_folder_of_pages_has_at_most_14_siblings():
+    folders = [ROOT / "docs", *(path for path in ROOT.glob("docs/**/*") if path.is_dir())]
+    assert not [str(folder) for folder in folders if len(list(folder.iterdir())) > MOST_SIBLINGS]

@@ -1,4 +1,4 @@
-"""The commands of docs/running/multi_node.md, as printed, on two network namespaces; and a link between them that is cut."""
+"""The commands of docs/running/multi_node.md, as printed, on two network namespaces; and a link that is cut."""
 
 import json
 import os

@@ -19,7 +19,8 @@ from tests.multi.warm import warm_python
 PATIENCE_S = 300  # of a run that does not end
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 # The two commands of each block of the page stand for the two machines.
-COMMANDS = re.findall(r"```\n((?:accelerate|trl-ext) .*)\n```", (ROOT / "docs" / "multi_node.md").read_text())
+PAGE = ROOT / "docs" / "running" / "multi_node.md"
+COMMANDS = re.findall(r"```bash\n((?:accelerate|trl-ext) .*)\n```", PAGE.read_text())
 MODULES = {"accelerate launch": "accelerate.commands.launch", "trl-ext": "trl_ext.cli.main"}
 
 

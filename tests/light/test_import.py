@@ -26,6 +26,15 @@ def test_every_public_name_has_a_home():
     assert set(trl_ext.__all__) == {*trl_ext._HOME, "__version__"}
 
 
+def test_the_monitor_offers_its_names_without_loading_what_they_need():
+    code = "import sys, trl_ext.monitor; print([m for m in ('torch', 'transformers', 'rich') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+    from trl_ext.monitor import ProgressLine, write_report
+
+    assert ProgressLine.__name__ == "ProgressLine" and callable(write_report)
+
+
 def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(AttributeError, match="RuleSet"):
         trl_ext.nothing_of_the_kind  # noqa: B018

@@ -21,6 +21,7 @@ from trl_ext.errors import DataError, SupportError
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Entry, RunKind
 from trl_ext.monitor.plot import reward_png
+from trl_ext.monitor.record import read_record
 from trl_ext.monitor.summary import Change, RunSummary, held_out_entries, summarize, training_entries
 from trl_ext.monitor.words import duration, score
 
@@ -65,15 +66,24 @@ def read_settings(output_dir: str | Path) -> dict[str, str]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def write_report(output_dir: str | Path, log_history: Sequence[Entry], settings: Mapping[str, str]) -> RunSummary:
-    """Write reward.png, report.html and the settings; the summary for the table.
+def write_report(
+    output_dir: str | Path, log_history: Sequence[Entry] | None = None, settings: Mapping[str, str] | None = None
+) -> RunSummary:
+    """Write report.html and reward.png of a run into its folder, and return the summary for the table.
 
     Args:
         output_dir: The run's folder, made if missing.
-        log_history: `trainer.state.log_history`.
-        settings: What the report shows as the run's settings, in this order.
+        log_history: `trainer.state.log_history`; None reads what the run has saved.
+        settings: What the report shows as the run's settings; None takes those of the run's record.
+
+    Raises:
+        DataError: Nothing was saved, or a file of the run is damaged.
     """
     folder = Path(output_dir)
+    log_history = read_log_history(folder) if log_history is None else log_history
+    if settings is None:
+        record = read_record(folder)
+        settings = record.settings() if record else {}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SETTINGS_FILE).write_text(json.dumps(dict(settings), indent=2) + "\n", encoding="utf-8")
     png = None

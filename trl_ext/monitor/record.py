@@ -1,0 +1,185 @@
+"""The record of a run: what it was given and on what it ran, in its folder from before the first step.
+
+    recipe.yaml     every setting, as `trl-ext grpo --config RUN/recipe.yaml --output_dir OTHER` reads it
+    rules.yaml      the rules, as `RuleSet.from_yaml` reads them; absent where nothing was scored by rules
+    versions.json   trainer, time, processes, cards and the versions of packages
+    plan.json       the plan, where `memory` made one
+
+Each file is replaced as a whole, and versions.json comes last: where it is, the others are.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext.errors import DataError
+
+RECIPE_FILE = "recipe.yaml"
+RULES_FILE = "rules.yaml"
+VERSIONS_FILE = "versions.json"
+PLAN_FILE = "plan.json"
+# The first line of YAML files that a run writes: it replaces them, and nobody else's.
+MARK = "# Written by trl_ext at the start of a run."
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The record of a run.
+
+    Args:
+        recipe: Keys and values of recipe.yaml. A trainer constructed in Python leaves out what it got as objects.
+        versions: versions.json: `trainer` ("grpo", "ppo", "reward"), `started` (ISO 8601, UTC), `num_processes`,
+            `launch` (the line), `cards` (names), `cuda`, `python`, `commit` (None where not known), and `packages`, a
+            mapping from name to version with trl_ext first.
+        rules: The mapping of rules.yaml, None without.
+        plan: The mapping of plan.json, None without.
+    """
+
+    recipe: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    rules: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def trainer(self) -> str:
+        """Return "grpo", "ppo" or "reward"."""
+        return str(self.versions["trainer"])
+
+    @property
+    def model(self) -> str | None:
+        """Return the name or folder of the model that training began with, None where it is not known."""
+        return self.recipe.get("model_name_or_path")
+
+    @property
+    def dataset(self) -> str | None:
+        """Return the name, folder or file of the data, None where it is not known."""
+        mixed = ", ".join(str(one.get("path")) for one in self.recipe.get("datasets") or ())
+        return self.recipe.get("dataset_name") or mixed or None
+
+    def settings(self) -> dict[str, str]:
+        """Return what a person reads of the run, as text by name: the recipe without its rules, then the versions."""
+        facts = {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}
+        packages = ", ".join(f"{name} {number}" for name, number in self.versions.get("packages", {}).items())
+        cards = self.versions.get("cards") or []
+        counted = ", ".join(f"{cards.count(name)} x {name}" for name in dict.fromkeys(cards))
+        own = {
+            "rules": ", ".join(_rule_in_words(rule) for rule in (self.rules or {}).get("rules", ())),
+            "started": self.versions.get("started"),
+            "processes": self.versions.get("num_processes"),
+            "cards": counted,
+            "versions": packages,
+        }
+        return facts | {name: str(value) for name, value in own.items() if value}
+
+
+def read_record(output_dir: str | Path) -> RunRecord | None:
+    """Read the record of a run, or of the run that a checkpoint is of; None where the folder holds none.
+
+    Raises:
+        DataError: A file of the record is damaged, or the run ended while it was writing them.
+    """
+    folder = Path(output_dir)
+    if folder.name.startswith("checkpoint-") and not (folder / RECIPE_FILE).exists():
+        folder = folder.parent
+    found = {name: folder / name for name in (RECIPE_FILE, VERSIONS_FILE, RULES_FILE, PLAN_FILE)}
+    if not found[RECIPE_FILE].is_file() and not found[VERSIONS_FILE].is_file():
+        return None
+    for name in (RECIPE_FILE, VERSIONS_FILE):
+        if not found[name].is_file():
+            raise DataError(
+                f"The record in {folder} has no {name}: its run ended while it was beginning. Start it again."
+            )
+    recipe, versions, rules, plan = (_mapping(path) for path in found.values())
+    if recipe is None or versions is None or "trainer" not in versions:
+        raise DataError(f"{found[VERSIONS_FILE]} is damaged: it names no trainer. Start the run again.")
+    return RunRecord(recipe, versions, rules, plan)
+
+
+def _mapping(path: Path) -> dict[str, Any] | None:
+    """Return the mapping of a YAML or JSON file, None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise DataError(
+            f"{path} is damaged: {' '.join(str(error).split())}. Remove it, or start the run again."
+        ) from error
+    if content is None and path.name == RULES_FILE:  # notes alone: rules that no file can hold
+        return None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is damaged: it holds no keys. Remove it, or start the run again.")
+    return content
+
+
+def write_record(
+    output_dir: str | Path,
+    recipe: Mapping[str, Any],
+    versions: Mapping[str, Any],
+    rules: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | None = None,
+    *,
+    recipe_notes: str = "",
+    rules_notes: str = "",
+) -> None:
+    """Write the record of a run, in the place of an earlier run's.
+
+    Args:
+        output_dir: The run's folder, made if missing.
+        recipe, versions, rules, plan: See `RunRecord`; rules and plan None for no file.
+        recipe_notes, rules_notes: Lines of comment at the head of the two files; rules.yaml is also written where
+            only its notes say something.
+    """
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        RECIPE_FILE: _yaml(recipe_notes, recipe),
+        RULES_FILE: _yaml(rules_notes, rules) if rules or rules_notes else None,
+        PLAN_FILE: None if plan is None else json.dumps(plan, indent=2) + "\n",
+        VERSIONS_FILE: json.dumps(versions, indent=2) + "\n",
+    }
+    (folder / VERSIONS_FILE).unlink(missing_ok=True)
+    for name, text in texts.items():
+        _keep_others(folder / name)
+        if text is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            replace_text(folder / name, text)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all."""
+    beside = path.with_name(f".{path.name}.unfinished")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _keep_others(path: Path) -> None:
+    """Move a YAML file aside that a user has written, as recipe.yaml to recipe.given.yaml."""
+    if path.suffix == ".yaml" and path.is_file() and not path.read_bytes().startswith(MARK.encode()):
+        path.rename(path.with_suffix(".given.yaml"))
+
+
+def _yaml(notes: str, content: Mapping[str, Any] | None) -> str:
+    head = "".join(f"# {line}".rstrip() + "\n" for line in notes.splitlines())
+    body = "" if content is None else yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=119)
+    return f"{MARK}\n{head}{body}"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
+    return {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _rule_in_words(rule: Mapping[str, Any]) -> str:
+    """Return `answer (gold answer, kind number)`."""
+    name = str(rule.get("name", rule.get("rule")))
+    rest = ", ".join(f"{key} {_in_words(value)}" for key, value in rule.items() if key not in ("rule", "name"))
+    return f"{name} ({rest})" if rest else name

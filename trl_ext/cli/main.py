@@ -64,6 +64,7 @@ COMMANDS = {
     "doctor": "trl_ext.cli.doctor",
     "report": "trl_ext.cli.main",
     "score": "trl_ext.cli.score.command",
+    "merge": "trl_ext.cli.after.merge",
 }
 
 HELP = """\
@@ -79,6 +80,7 @@ commands:
   doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
   report    write report.html and reward.png of a finished run again
   score     check rules: audit them on data, explain a reward, try known cheats
+  merge     the adapter of a finished run into the weights that it was trained on
 
   trl-ext COMMAND --help    explains a command
   trl-ext --version         prints the version

@@ -50,7 +50,7 @@ def test_version(capsys):
         (
             ["--unknown"],
             "There is no command '--unknown'. There are: grpo, ppo, reward, plan, dryrun, check, doctor, "
-            "report, score.",
+            "report, score, merge.",
         ),
         (["rewrad"], "There is no command 'rewrad'. Did you mean 'reward'?"),
         (["report", "nowhere"], "There is no trainer_state.json in nowhere"),

@@ -1,0 +1,240 @@
+"""A run's folder, read for what comes after the training: weights or an adapter, tokenizer, recipe, rules.
+
+Looking costs no weights: files are checked by their names, their sizes and the headers of safetensors.
+"""
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards import RuleSet
+
+RECIPE, RULES = "recipe.yaml", "rules.yaml"
+_ADAPTER, _CONFIG = "adapter_config.json", "config.json"
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """What a training left behind; nothing of it is loaded yet.
+
+    Args:
+        folder: Holds the weights or the adapter: the run's output_dir, or one of its checkpoints.
+        root: The run's output_dir, which holds recipe.yaml and rules.yaml.
+        adapter: Content of adapter_config.json; None where `folder` holds whole weights.
+        config: Content of config.json, empty beside an adapter.
+        recipe: Content of recipe.yaml, empty where there is none.
+    """
+
+    folder: Path
+    root: Path
+    adapter: Mapping[str, Any] | None
+    config: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+
+    @property
+    def weights(self) -> str:
+        """Name or folder of the weights: the adapter's base model, or the run's own folder."""
+        return self.adapter["base_model_name_or_path"] if self.adapter is not None else str(self.folder)
+
+    @property
+    def is_reward_model(self) -> bool:
+        """True for a sequence classification model, whole or an adapter for one."""
+        from trl_ext.trainers.forward.reward_input import RECORD_FILE
+
+        names = self.config.get("architectures") or ()
+        task = (self.adapter or {}).get("task_type")
+        classifies = task == "SEQ_CLS" or any("SequenceClassification" in name for name in names)
+        return classifies or (self.folder / RECORD_FILE).is_file()
+
+    @property
+    def has_critic(self) -> bool:
+        """True for a PPO run, whose critic lies beside the policy."""
+        return (self.folder / "critic").is_dir()
+
+    # Loading --------------------------------------------------------------------------------------------------------
+
+    def load_base(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
+        """Load the weights without the adapter, in evaluation mode.
+
+        Args:
+            dtype: Of the weights in memory; "auto" is that of their files.
+            device_map: Where they go, "cpu" or "auto"; None leaves it to accelerate's.
+            trust_remote_code: Run code that comes with the weights.
+        """
+        from transformers import AutoModelForSequenceClassification
+        from trl.trainer.utils import create_model_from_path
+
+        options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+        if device_map is not None:
+            options["device_map"] = device_map
+        if self.adapter is not None and self.recipe.get("model_name_or_path") == self.weights:
+            options["revision"] = self.recipe.get("model_revision") or "main"
+        kind: Any = None
+        if self.is_reward_model:
+            kind, options["num_labels"] = AutoModelForSequenceClassification, 1
+        return create_model_from_path(self.weights, kind, **options).eval()
+
+    def load_model(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
+        """Load the weights, with the adapter on them where the run trained one, in evaluation mode."""
+        model = self.load_base(dtype, device_map, trust_remote_code)
+        if self.adapter is None:
+            return model
+        from peft import PeftModel
+
+        try:
+            with warnings.catch_warnings():
+                # About merging; `merge` divides tied weights where it has to.
+                warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")
+                # PEFT would go on with an adapter that does nothing.
+                warnings.filterwarnings("error", message="Found missing adapter keys")
+                return PeftModel.from_pretrained(model, str(self.folder)).eval()
+        except (RuntimeError, UserWarning) as error:
+            if isinstance(error, RuntimeError) and "size mismatch" not in str(error):
+                raise
+            lines = [" ".join(line.split()) for line in str(error).splitlines()]
+            reason = next((line for line in lines if "size mismatch" in line), lines[0]).partition(". ")[0]
+            raise DataError(
+                f"The adapter in {self.folder} does not fit the model {self.weights}: {reason[:200].rstrip('.')}. "
+                f"Check base_model_name_or_path in its {_ADAPTER}."
+            ) from error
+
+    def load_tokenizer(self, trust_remote_code: bool = False) -> Any:
+        """Load the tokenizer that the run was saved with, or the base model's; it pads on the left."""
+        from transformers import AutoTokenizer
+
+        own = (self.folder / "tokenizer_config.json").is_file()
+        name = str(self.folder) if own else self.weights
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", trust_remote_code=trust_remote_code)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def load_rules(self, path: str | None = None) -> RuleSet:
+        """Build the rules of a file, or those that the run was trained with.
+
+        Raises:
+            ConfigError: The run's folder names no rules, or they cannot be built.
+        """
+        from trl_ext.scripts.rewards import build_rules
+
+        own = self.root / RULES
+        if path is not None or own.is_file():
+            return RuleSet.from_yaml(path or own)
+        if self.recipe.get("rules") is None:
+            raise ConfigError(
+                f"{self.root} holds no {RULES}, and its recipe no rules. Name a file with them: --rules rules.yaml."
+            )
+        return build_rules(self.recipe["rules"])
+
+
+def find_run(path: str) -> FinishedRun:
+    """Look at a run's folder.
+
+    Args:
+        path: The run's output_dir, or one of its checkpoints. An output_dir without a final model stands for its
+            newest whole checkpoint.
+
+    Raises:
+        ConfigError: There is no such folder, or its recipe cannot be read.
+        DataError: It holds no model, or one that was not written to its end.
+    """
+    from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Damaged, Manifest
+    from trl_ext.trainers.checkpoints.save import newest_whole, step_of
+
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ConfigError(f"There is no folder {path}. Give the output_dir of a run, or one of its checkpoints.")
+    root = folder if step_of(folder) is None else folder.parent
+    if root.name == UNFINISHED:
+        raise DataError(f"{folder} was not written to its end. Take a checkpoint beside {root}.")
+    if not any((folder / name).is_file() for name in (_ADAPTER, _CONFIG)):
+        newest = newest_whole(folder)
+        if newest is None:
+            raise DataError(
+                f"{folder} holds neither a model nor a whole checkpoint: there is no {_CONFIG} and no {_ADAPTER} in "
+                "it. Give the output_dir of a run that has saved something."
+            )
+        folder = folder / newest
+    if (folder / MANIFEST).is_file():
+        try:
+            Manifest.read(folder).check_sizes(folder)
+        except Damaged as reason:
+            raise DataError(f"{folder} is not whole: {reason}. Take another checkpoint.") from reason
+    has_adapter = (folder / _ADAPTER).is_file()
+    _check_weights(folder, _ADAPTER_WEIGHTS if has_adapter else _WEIGHTS)
+    adapter = _read_json(folder / _ADAPTER) if has_adapter else None
+    if adapter is not None and not adapter.get("base_model_name_or_path"):
+        raise DataError(f"{folder / _ADAPTER} does not name its base model. Write base_model_name_or_path into it.")
+    run = FinishedRun(folder, root, adapter, {} if has_adapter else _read_json(folder / _CONFIG), _recipe_in(root))
+    if run.weights.startswith(("/", "./", "../")) and not Path(run.weights).is_dir():
+        raise ConfigError(
+            f"The base model of {folder}, {run.weights}, is not there. Write where it is now, or its name on the hub, "
+            f"into {_ADAPTER} as base_model_name_or_path."
+        )
+    return run
+
+
+def weight_files(folder: Path, names: tuple[str, ...] = _WEIGHTS) -> list[Path]:
+    """Return the files with a folder's weights, those that an index names as well; empty where there are none."""
+    for name in names:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            parts = _read_json(index).get("weight_map")
+            return [folder / part for part in sorted(set(parts.values()))] if isinstance(parts, dict) else []
+    return []
+
+
+def _check_weights(folder: Path, names: tuple[str, ...]) -> None:
+    """Raise DataError unless all files of weights are there, and as long as they say."""
+    from safetensors import SafetensorError, safe_open
+
+    files = weight_files(folder, names)
+    if not files:
+        sharded = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*")]
+        advice = (
+            "they lie divided by process; join them with the zero_to_fp32.py beside them"
+            if sharded
+            else "it was not written to its end; train again, or take a checkpoint"
+        )
+        raise DataError(f"{folder} holds no weights ({names[0]}): {advice}.")
+    for file in files:
+        reason = "" if file.is_file() else "is missing"
+        try:
+            if not reason and file.suffix == ".safetensors":
+                with safe_open(file, framework="numpy"):
+                    pass  # reads the header, and compares it with the file's length
+        except SafetensorError as error:
+            reason = f"was not written to its end ({error})"
+        if reason:
+            raise DataError(f"{file} {reason}. Save the model again, or take another checkpoint.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}. It was not written to its end, or is damaged.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds no keys. It was not written to its end, or is damaged.")
+    return content
+
+
+def _recipe_in(root: Path) -> dict[str, Any]:
+    path = root / RECIPE
+    if not path.is_file():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}. Mend or remove it.") from error
+    return content if isinstance(content, dict) else {}

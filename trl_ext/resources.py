@@ -10,24 +10,34 @@ PACKAGE = Path(__file__).resolve().parent
 
 def accelerate_config(name: str) -> Path:
     """Return the file for `accelerate launch --config_file`, such as "zero2"."""
-    return _find("accelerate_configs", name, ".yaml")
+    return _named(name, accelerate_configs())
+
+
+def accelerate_configs() -> list[Path]:
+    """Return all files for `accelerate launch --config_file`."""
+    return _shipped("accelerate_configs", ".yaml")
 
 
 def deepspeed_config(name: str) -> Path:
     """Return the file for `--deepspeed`, such as "zero3_offload"."""
-    return _find("deepspeed_configs", name, ".json")
+    return _named(name, _shipped("deepspeed_configs", ".json"))
 
 
 def recipe(name: str) -> Path:
     """Return the file for `--config`, such as "quickstart"."""
-    return _find("recipes", name, ".yaml")
+    return _named(name, recipes())
 
 
-def _find(folder: str, name: str, suffix: str) -> Path:
-    shipped = {path.stem: path for path in _shipped(folder, suffix)}
+def recipes() -> list[Path]:
+    """Return all files for `--config`."""
+    return _shipped("recipes", ".yaml")
+
+
+def _named(name: str, paths: list[Path]) -> Path:
+    shipped = {path.stem: path for path in paths}
     if name in shipped:
         return shipped[name]
-    nearest = get_close_matches(name, shipped, n=1, cutoff=0.0)[0]
+    folder, nearest = paths[0].parent.name, get_close_matches(name, shipped, n=1, cutoff=0.0)[0]
     raise ConfigError(f"'{name}' is not in {folder}. Use one of {', '.join(shipped)}; the nearest is '{nearest}'.")
 
 

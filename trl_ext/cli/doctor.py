@@ -3,11 +3,12 @@
 Help answers at once; PyTorch is asked in a process of its own, so that a broken one is a finding, too.
 """
 
-import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
+
+from trl_ext.cli.parser import CommandParser
 
 NOT_FIT = 1  # the exit code for a problem; 2 is a user's mistake
 
@@ -45,13 +46,11 @@ def doctor(argv: Sequence[str]) -> int:
     return 0 if all_well(findings) else NOT_FIT
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         "trl-ext doctor",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--plan", metavar="PLAN", help="can this plan run here: plan.json, or the folder with it")
     parser.add_argument("--output_dir", default=".", help="where the run will write (default: here)")

@@ -20,8 +20,9 @@ import yaml
 
 from trl_ext import resources
 from trl_ext.errors import LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
-from trl_ext.scripts.arguments import StrictParser, argument_problem, option_names, split_config_flag, unknown_argument
+from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
+from trl_ext.scripts.recipe import argument_problem, option_names, unknown_argument
 
 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
@@ -99,7 +100,7 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> 
     launch_names = option_names(launcher)
     for word in rest:
         if word.startswith("--") and word.partition("=")[0].removeprefix("--").replace("-", "_") not in launch_names:
-            raise unknown_argument(word, [*option_names(parser), *launch_names])
+            raise unknown_argument(word, [*option_names(parser), *launch_names, "config"])
     arguments = launcher.parse_args([*rest, "--module", module, *without(words, rest)])
     if arguments.training_script != module:  # a value without a flag: accelerate takes it for the script
         raise unknown_argument(arguments.training_script, launch_names)

@@ -3,13 +3,13 @@
 Help answers at once: nothing heavy is imported before a command needs it.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 
+from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import user_errors
 from trl_ext.version import __version__
@@ -22,37 +22,29 @@ class Script:
     Args:
         module: What `python -m` runs; it has a function `make_parser`.
         purpose: What the command does, in a line.
-        example: Its own arguments in the example of the help.
-        recipes: Names of the shipped recipes.
+        example: Arguments that start a shipped recipe.
     """
 
     module: str
     purpose: str
     example: str
-    recipes: tuple[str, ...]
 
 
 SCRIPTS = {
     "grpo": Script(
         module="trl_ext.scripts.grpo",
         purpose="train with GRPO on rules as rewards, on one or many processes",
-        example="--config recipe.yaml \\\n"
-        "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k",
-        recipes=("quickstart",),
+        example="--num_processes 1 --config gsm8k-grpo-1x4090",
     ),
     "ppo": Script(
         module="trl_ext.scripts.ppo",
         purpose="train with PPO on rules, reward models, or both, on one or many processes",
-        example="--config recipe.yaml \\\n"
-        "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k",
-        recipes=("ppo", "ppo_reward_model"),
+        example="--num_processes 4 --config gsm8k-ppo-4xa40",
     ),
     "reward": Script(
         module="trl_ext.scripts.reward",
         purpose="train a reward model on pairs of answers, on one or many processes",
-        example="--config reward \\\n"
-        "      --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name trl-lib/ultrafeedback_binarized",
-        recipes=("reward",),
+        example="--num_processes 6 --config rm-ultrafeedback-6x4090",
     ),
 }
 
@@ -64,6 +56,8 @@ COMMANDS = {
     "doctor": "trl_ext.cli.doctor",
     "report": "trl_ext.cli.main",
     "score": "trl_ext.cli.score.command",
+    "recipes": "trl_ext.cli.recipes",
+    "launch-file": "trl_ext.cli.recipes",
     "merge": "trl_ext.cli.after.merge",
 }
 
@@ -80,6 +74,8 @@ commands:
   doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
   report    write report.html and reward.png of a finished run again
   score     check rules: audit them on data, explain a reward, try known cheats
+  recipes   shipped recipes by task and card: list them, copy one
+  launch-file  the path of a shipped accelerate file: zero2, zero3, ...
   merge     the adapter of a finished run into the weights that it was trained on
 
   trl-ext COMMAND --help    explains a command
@@ -89,7 +85,8 @@ commands:
 SCRIPT_HELP = """\
 usage: trl-ext {name} [--config RECIPE] [--KEY VALUE ...] [launch arguments]
 
-  trl-ext {name} --num_processes 8 --config_file zero3 {script.example}
+  trl-ext {name} {script.example}
+  trl-ext {name} --num_processes 8 --config_file zero3 --config RECIPE --model_name_or_path MODEL --output_dir OUT
 
 Takes the arguments of two programs and gives each its own:
   {module:<32}  every key of a recipe; an argument that both know goes here
@@ -120,14 +117,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             close = get_close_matches(words[0], [*SCRIPTS, *COMMANDS], n=1)
             hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join([*SCRIPTS, *COMMANDS])}."
             raise ConfigError(f"There is no command '{words[0]}'. {hint}")
-        return getattr(import_module(COMMANDS[words[0]]), words[0])(words[1:])
+        return getattr(import_module(COMMANDS[words[0]]), words[0].replace("-", "_"))(words[1:])
 
 
 def launch_script(name: str, argv: list[str]) -> int:
     """Launch a training script, or explain it."""
     script = SCRIPTS[name]
     if "-h" in argv or "--help" in argv:
-        recipes, module = ", ".join(script.recipes), f"python -m {script.module}"
+        from trl_ext.cli.recipes import shipped_recipes
+
+        names = [recipe.name for recipe in shipped_recipes() if recipe.trainer == name]
+        recipes, module = ", ".join(names), f"python -m {script.module}"
         print(SCRIPT_HELP.format(name=name, script=script, module=module, recipes=recipes), end="")
         return 0
     from trl_ext.cli.launch import launch
@@ -137,7 +137,7 @@ def launch_script(name: str, argv: list[str]) -> int:
 
 def report(argv: list[str]) -> int:
     """Write a run's report again, and print its table."""
-    parser = argparse.ArgumentParser("trl-ext report", description="Write report.html and reward.png of a run again.")
+    parser = CommandParser("trl-ext report", description="Write report.html and reward.png of a run again.")
     parser.add_argument("output_dir", metavar="OUTPUT_DIR", help="the run's --output_dir, or one of its checkpoints")
     folder = parser.parse_args(argv).output_dir
 

@@ -6,8 +6,8 @@ key or flag, a value of another type and a broken file each stop the run with a 
 
 import re
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,14 +16,9 @@ from trl import TrlParser
 from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.recipe import field_types, nearest, read_recipe
-from trl_ext.scripts.value_types import in_words
+from trl_ext.scripts.recipe import argument_problem, field_types, option_names, read_recipe, unknown_argument
 
 _CONFIG_FLAG = "--config"
-# argparse's and transformers' words for a value of another type.
-_WRONG_VALUE = re.compile(
-    r"invalid \w+ value: '(?P<other>.*)'|Truthy value expected: got (?P<bool>.*) but .*", re.DOTALL
-)
 # The launcher's arguments that people try in a recipe. Not read from accelerate's parser, which imports torch.
 _LAUNCH_KEYS = frozenset(
     "config_file deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
@@ -77,7 +72,7 @@ class StrictParser(TrlParser):
         argv = split_config_flag(sys.argv[1:] if argv is None else argv)
         # First: building the dataclasses takes seconds and starts devices.
         if unknown := self.unknown_arguments(argv):
-            raise unknown_argument(unknown[0], option_names(self))
+            raise unknown_argument(unknown[0], [*option_names(self), "config"])
         try:
             with refusals("These settings cannot work"):  # such as a package that an argument needs
                 instances = tuple(self.parse_args_and_config(list(argv)))
@@ -123,35 +118,9 @@ def split_config_flag(argv: Sequence[str]) -> list[str]:
         at = words.index(_CONFIG_FLAG) + 1
         if at == len(words) or not words[at]:
             raise ConfigError("--config has no value. Give the path of a YAML recipe after it.")
-        if words[at].replace("_", "").isalnum() and not Path(words[at]).exists():
+        if re.fullmatch(r"\w[\w-]*", words[at]) and not Path(words[at]).exists():
             words[at] = str(resources.recipe(words[at]))
     return words
-
-
-def option_names(parser: ArgumentParser) -> list[str]:
-    """Names of all long options of a parser, without dashes in front and with underscores inside."""
-    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
-    return list(dict.fromkeys(flag.removeprefix("--").replace("-", "_") for flag in flags))
-
-
-def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
-    """Make the error for a word of the command line that nothing knows."""
-    if not word.startswith("--"):
-        return ConfigError(f"Unexpected '{word}' on the command line. Give values after their flag: --KEY VALUE.")
-    flag = word.partition("=")[0]
-    guess = nearest(flag.removeprefix("--"), [*valid_names, "config"])
-    return ConfigError(f"Unknown flag {flag}. {f'Did you mean --{guess}?' if guess else 'List them with --help.'}")
-
-
-def argument_problem(message: str, types_of: Mapping[str, Any]) -> ConfigError:
-    """Turn argparse's complaint about one argument into an error of ours; `types_of` is from `recipe.field_types`."""
-    match = re.match(r"argument --(?P<key>\w+)[^:]*: (?P<reason>.*)", message, flags=re.DOTALL)
-    if match is None:
-        return ConfigError(f"Command line: {message.rstrip('.')}.")
-    key, value = match["key"], _WRONG_VALUE.fullmatch(match["reason"])
-    if value is None or key not in types_of:
-        return ConfigError(f"--{key}: {match['reason'].rstrip('.')}.")
-    return ConfigError(f"--{key} must be {in_words(types_of[key])}, not '{value['other'] or value['bool']}'.")
 
 
 def _explain_launch_key(key: str) -> str | None:

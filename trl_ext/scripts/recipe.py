@@ -1,12 +1,14 @@
 """Read a YAML recipe strictly: every key must be known, stand once and hold a value of its type.
 
 TRL's own reader ignores a misspelt key under `accelerate launch`, and a run then trains for hours with a default. Here
-all problems of a file are reported together, each with its line.
+all problems of a file are reported together, each with its line. Command lines get the same sentences.
 """
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,6 +18,10 @@ from yaml.constructor import SafeConstructor
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.value_types import fits, in_words
 
+# argparse's and transformers' words for a value of another type.
+_WRONG_VALUE = re.compile(
+    r"invalid \w+ value: '(?P<other>.*)'|Truthy value expected: got (?P<bool>.*) but .*", re.DOTALL
+)
 ENV_KEY = "env"  # TRL's block of environment variables; the only key that is no field
 
 
@@ -162,3 +168,32 @@ def _advice(hint: Any, node: yaml.Node) -> str:
 def _pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
     """Keys and values of a mapping, without YAML's merge key `<<`."""
     return [(key, value) for key, value in node.value if key.tag != "tag:yaml.org,2002:merge"]
+
+
+# The command line -------------------------------------------------------------------------------------------------
+
+
+def option_names(parser: ArgumentParser) -> list[str]:
+    """Names of all long options of a parser, without dashes in front and with underscores inside."""
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    return list(dict.fromkeys(flag.removeprefix("--").replace("-", "_") for flag in flags))
+
+
+def unknown_argument(word: str, valid_names: Sequence[str]) -> ConfigError:
+    """Make the error for a word of the command line that nothing knows."""
+    if not word.startswith("--"):
+        return ConfigError(f"Unexpected '{word}' on the command line. Give values after their flag: --KEY VALUE.")
+    flag = word.partition("=")[0]
+    guess = nearest(flag.removeprefix("--"), valid_names)
+    return ConfigError(f"Unknown flag {flag}. {f'Did you mean --{guess}?' if guess else 'List them with --help.'}")
+
+
+def argument_problem(message: str, types_of: Mapping[str, Any]) -> ConfigError:
+    """Turn argparse's complaint about one argument into an error of ours; `types_of` is from `recipe.field_types`."""
+    match = re.match(r"argument --(?P<key>[\w-]+)[^:]*: (?P<reason>.*)", message, flags=re.DOTALL)
+    if match is None:
+        return ConfigError(f"Command line: {message.rstrip('.')}.")
+    key, value = match["key"], _WRONG_VALUE.fullmatch(match["reason"])
+    if value is None or key not in types_of:
+        return ConfigError(f"--{key}: {match['reason'].rstrip('.')}.")
+    return ConfigError(f"--{key} must be {in_words(types_of[key])}, not '{value['other'] or value['bool']}'.")

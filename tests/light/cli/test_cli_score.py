@@ -223,7 +223,7 @@ def test_a_rule_of_tokens_names_the_option(folder, capsys):
 
 
 def test_an_unknown_option_exits_with_2(folder, capsys):
-    assert "unrecognized arguments: --lmit" in stopped(["score", "redteam", "rules.yaml", "--lmit", "3"], capsys)
+    assert "--lmit. Did you mean --limit?" in stopped(["score", "redteam", "rules.yaml", "--lmit", "3"], capsys)
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_sent():

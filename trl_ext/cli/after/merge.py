@@ -3,13 +3,13 @@
 Help answers at once; torch is imported when there is something to merge.
 """
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -42,13 +42,11 @@ def merge(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         "trl-ext merge",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
     parser.add_argument("--output", metavar="DIR", help="folder to write, new or empty (default RUN/merged)")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
+from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import TrlExtError
 
 CANNOT_WORK = 1  # the exit code for a problem; 2 is a user's mistake
@@ -50,14 +51,13 @@ def check(argv: Sequence[str]) -> int:
     return 0 if all_well(findings) else CANNOT_WORK
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         "trl-ext check",
         usage="%(prog)s RECIPE [--trainer {grpo,ppo,reward}] [--gpus NxCARD] [--KEY VALUE ...]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        takes_more=True,  # keys of the recipe
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML recipe, or the name of a shipped one; comes first")
     parser.add_argument("--trainer", choices=("grpo", "ppo", "reward"), help="told from the keys if not given")

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from trl_ext.memory.files.launch import read_accelerate, read_deepspeed
-from trl_ext.scripts.arguments import StrictParser, split_config_flag, unknown_argument
-from trl_ext.scripts.recipe import read_recipe
+from trl_ext.scripts.arguments import StrictParser, split_config_flag
+from trl_ext.scripts.recipe import read_recipe, unknown_argument
 
 TRAINERS = ("grpo", "ppo", "reward")
 # Keys whose check needs the machine that trains.

@@ -3,11 +3,11 @@
 Help answers at once: the trainers are imported when a recipe is tried.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
 DOES_NOT_FIT = 1  # the exit code; 2 is a user's mistake
@@ -57,14 +57,12 @@ def dryrun(argv: Sequence[str]) -> int:
     return 0 if answer["fits"] else DOES_NOT_FIT
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         "trl-ext dryrun",
         usage="%(prog)s RECIPE.yaml --gpus NxCARD [options]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("recipe", metavar="RECIPE.yaml", help="recipe of trl-ext reward, grpo or ppo")
     parser.add_argument("--gpus", required=True, help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")

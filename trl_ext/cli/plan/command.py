@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
 REQUIRED = ("trainer", "model", "gpus")
@@ -126,16 +127,13 @@ def _of_preset(arguments: argparse.Namespace) -> Any:
     return as_plans(arguments.preset)
 
 
-def _parser() -> argparse.ArgumentParser:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandParser:
+    parser = CommandParser(
         "trl-ext plan",
         usage="%(prog)s --trainer {reward,grpo,ppo} --model MODEL --gpus NxCARD [settings]\n"
         "       %(prog)s --preset NAME | --presets",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=plain,
-        allow_abbrev=False,
     )
     parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="what trains")
     parser.add_argument("--model", help="name on the hub, folder, config.json, or a size such as 8B")

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError, RuleError
 
 NOT_OK = 1  # the exit code for a check that found something; 2 is a user's mistake
@@ -39,7 +40,7 @@ examples:
 
 def score(argv: Sequence[str]) -> int:
     """Run one of the commands, and return the exit code."""
-    parser = argparse.ArgumentParser("trl-ext score", description=DESCRIPTION)
+    parser = CommandParser("trl-ext score", description=DESCRIPTION)
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_audit(_command(commands, "audit", "do rules and data fit", AUDIT, AUDIT_EXAMPLE, run_audit))
@@ -55,17 +56,14 @@ def score(argv: Sequence[str]) -> int:
 
 def _command(
     commands: Any, name: str, purpose: str, description: str, epilog: str, run: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=purpose, description=description, epilog=epilog, formatter_class=plain
-    )
+) -> CommandParser:
+    parser: CommandParser = commands.add_parser(name, help=purpose, description=description, epilog=epilog)
     parser.add_argument("rules", metavar="RULES", help="YAML file with the rules")
     parser.set_defaults(run=run)
     return parser
 
 
-def _add_audit(parser: argparse.ArgumentParser) -> None:
+def _add_audit(parser: CommandParser) -> None:
     parser.add_argument("data", metavar="DATA", help="jsonl, json, csv or parquet file, or a dataset's folder")
     _add_data_options(parser, limit=None)
     parser.add_argument("--others", type=int, default=3, help="gold answers of other rows per row (default 3)")
@@ -74,7 +72,7 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
-def _add_explain(parser: argparse.ArgumentParser) -> None:
+def _add_explain(parser: CommandParser) -> None:
     parser.add_argument("completions", metavar="COMPLETIONS", help="parquet, jsonl, json or csv file")
     parser.add_argument("--row", type=int, required=True, help="number of the row, from 0")
     parser.add_argument("--data", help="dataset with the columns that the rules read, joined by equal prompt")
@@ -89,14 +87,14 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="the model's name or folder, for rules that count tokens")
 
 
-def _add_redteam(parser: argparse.ArgumentParser) -> None:
+def _add_redteam(parser: CommandParser) -> None:
     parser.add_argument("--data", help="rows to cheat on; without it the command has rows of its own")
     _add_data_options(parser, limit=20)
     parser.add_argument("--shape", help="an honest completion with [text] and [answer], for rules that ask for one")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
-def _add_data_options(parser: argparse.ArgumentParser, limit: int | None) -> None:
+def _add_data_options(parser: CommandParser, limit: int | None) -> None:
     default = "all" if limit is None else limit
     parser.add_argument("--limit", type=int, default=limit, help=f"first rows of the data to read (default {default})")
     parser.add_argument("--split", default="train", help="split of the data if it is a folder (default train)")

@@ -70,7 +70,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
     rewards = build_rewards(script_args.rules, script_args.reward_funcs, script_args.reward_model_name_or_path)
-    train_rows, held_out_rows = training.load_rows(script_args, training_args, dataset_args)
+    train_rows, held_out_rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
 
     from trl import get_peft_config, get_quantization_config

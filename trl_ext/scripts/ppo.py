@@ -181,7 +181,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     checkpoint = training.resume_point(training_args)
     reward_funcs = scorers(script_args)
     settle_critic(script_args, training_args, model_args, reward_funcs)
-    train_rows, held_out_rows = training.load_rows(script_args, training_args, dataset_args)
+    train_rows, held_out_rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
 
     from trl import get_peft_config, get_quantization_config

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
+from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import build_rules, described_rules
 
@@ -48,8 +49,8 @@ and an unknown one is an error. The keys that most runs set:
 
 
 @dataclass
-class RewardScriptArguments(ScriptArguments):
-    """Arguments of the script itself: the dataset (from TRL), and what rules do to it."""
+class RewardScriptArguments(DataArguments):
+    """Arguments of the script itself: the pairs, and what rules do to them."""
 
     rules: list | str | dict | None = field(
         default=None,
@@ -75,6 +76,7 @@ class RewardScriptArguments(ScriptArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.margin_from_rules and self.rules is None:
             raise ConfigError("margin_from_rules is true, but there are no rules. Give `rules`, or leave it out.")
         self.filter_pairs = self.filter_pairs or self.margin_from_rules
@@ -135,9 +137,9 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
     rules = None if script_args.rules is None else build_rules(script_args.rules)
-    train_pairs, held_out_pairs = training.load_rows(script_args, training_args, dataset_args)
+    train_pairs, held_out_pairs = training.load_rows(script_args, training_args, model_args, dataset_args)
     if script_args.filter_pairs:
-        from trl_ext.scripts.pairs import filter_everywhere
+        from trl_ext.scripts.data.pairs import filter_everywhere
 
         margin = script_args.margin_from_rules
         train_pairs = filter_everywhere(train_pairs, rules, margin, "training pairs")

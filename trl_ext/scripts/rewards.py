@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl import ScriptArguments
-
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import RuleSet
+from trl_ext.scripts.data.keys import PromptArguments
 from trl_ext.scripts.recipe import nearest
 
 # TRL's own reward functions that its GRPO script accepts by name.
@@ -18,8 +17,8 @@ TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_rew
 
 
 @dataclass
-class RewardArguments(ScriptArguments):
-    """The dataset (from TRL), and the rules and functions that score a completion."""
+class RewardArguments(PromptArguments):
+    """The data and their prompts, and the rules and functions that score a completion."""
 
     rules: list | str | dict | None = field(
         default=None,

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments
+from trl import DatasetMixtureConfig, ModelConfig
 
 from trl_ext.compat.versions import installed_versions
 from trl_ext.doctor.build_locks import lock_warnings
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.arguments import StrictParser
-from trl_ext.scripts.dataset import DatasetSource, unreadable_rows
+from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
+from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
@@ -126,7 +127,7 @@ def resume_point(training_args: Any) -> str | bool | None:
     return value
 
 
-def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> DatasetSource:
+def data_source(script_args: DataArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> DatasetSource:
     """Name the dataset, with held-out rows only if the run evaluates; checked without reading a row."""
     evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
     return DatasetSource(
@@ -139,14 +140,37 @@ def data_source(script_args: ScriptArguments, training_args: Any, dataset_args: 
     )
 
 
-def load_rows(script_args: ScriptArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> tuple[Any, Any]:
-    """Return the training rows, and those held out or None; refuse a run that would take no step with them."""
+def load_rows(
+    script_args: DataArguments, training_args: Any, model_args: ModelConfig, dataset_args: DatasetMixtureConfig
+) -> tuple[Any, Any]:
+    """Return the training rows, and those held out or None, by our names of columns.
+
+    Raises:
+        ConfigError, DataError: The data cannot be read or mapped, or the run would take no step with them.
+    """
     from trl_ext.trainers.rows.steps import check_steps
 
-    train_rows, held_out_rows = data_source(script_args, training_args, dataset_args).load()
+    rows = data_source(script_args, training_args, dataset_args).load()
+    mapping = script_args.mapping()
+    train_rows, held_out_rows = (
+        mapping.apply(part, role, lambda: has_chat_template(training_args, model_args))
+        for part, role in zip(rows, ("train_dataset", "eval_dataset"), strict=True)
+    )
     if training_args.memory is None:  # else the plan may choose other batches; the trainer looks again
         check_steps(train_rows, training_args)
     return train_rows, held_out_rows
+
+
+def has_chat_template(training_args: Any, model_args: ModelConfig) -> bool:
+    """Return True if the model's tokenizer has a chat template; False also where it cannot be loaded."""
+    from transformers import AutoTokenizer
+
+    name, source = model_args.model_name_or_path, {"revision": model_args.model_revision}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=training_args.trust_remote_code, **source)
+    except (OSError, ValueError):  # the trainer is about to say so
+        return False
+    return bool(tokenizer.chat_template)
 
 
 def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tests import tiny
 from tests.preferences import reward_model
 from trl_ext.errors import DataError
 from trl_ext.scripts import grpo, ppo, reward
-from trl_ext.scripts.dataset import DatasetSource
+from trl_ext.scripts.data.dataset import DatasetSource
 
 torch.set_num_threads(1)
 
@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_read_is_a_sentence(name, tmp_path):
 
 @pytest.mark.parametrize("content", [GOOD * 3, GOOD + "\n\n" + GOOD, "\ufeff" + GOOD, GOOD.strip()])
 def test_a_file_that_datasets_reads_has_no_bad_line(content, tmp_path):
-    from trl_ext.scripts.dataset import bad_line
+    from trl_ext.scripts.data.dataset import bad_line
 
     file = tmp_path / "rows.jsonl"
     file.write_text(content)

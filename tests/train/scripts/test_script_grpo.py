@@ -14,7 +14,7 @@ from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import grpo
-from trl_ext.scripts.dataset import DatasetSource
+from trl_ext.scripts.data.dataset import DatasetSource
 from trl_ext.scripts.rewards import build_rewards
 
 torch.set_num_threads(1)

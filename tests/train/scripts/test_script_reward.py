@@ -15,7 +15,7 @@ from trl_ext.monitor.log_keys import REWARD_MODEL
 from trl_ext.monitor.report import read_log_history, read_settings
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import reward
-from trl_ext.scripts.pairs import filter_everywhere
+from trl_ext.scripts.data.pairs import filter_everywhere
 from trl_ext.scripts.rewards import build_rules
 
 torch.set_num_threads(1)

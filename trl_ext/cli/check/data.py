@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from trl_ext.cli.check.recipe import Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.errors import ConfigError, DataError, TrlExtError
 from trl_ext.scripts import training
 
 NUM_ROWS = 8
+ROLES = ("train_dataset", "eval_dataset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,22 @@ def read_rows(parsed: Parsed) -> Rows:
         source.mixture.streaming = True
     train, held_out = replace(source, streaming=True).load()
     try:
-        return Rows(list(train.take(NUM_ROWS)), None if held_out is None else list(held_out.take(NUM_ROWS)))
+        first = [None if split is None else list(split.take(NUM_ROWS)) for split in (train, held_out)]
+        return Rows(*(_mapped(parsed, part, role) for part, role in zip(first, ROLES, strict=True)))
+    except TrlExtError:
+        raise
     except (DatasetsError, OSError, ValueError) as error:
         raise DataError(f"The first rows of {source.name or 'the mixture'} cannot be read: {error}.") from error
+
+
+def _mapped(parsed: Parsed, rows: list[dict[str, Any]] | None, role: str) -> Any:
+    """Return the rows as the recipe maps them."""
+    from datasets import Dataset
+
+    if not rows:
+        return rows
+    has_template = partial(training.has_chat_template, parsed.training_args, parsed.model_args)
+    return list(parsed.script_args.mapping().apply(Dataset.from_list(rows), role, has_template))
 
 
 def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any]) -> list[Finding]:
@@ -71,7 +86,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any]) -> list[Findi
     from trl_ext.trainers.checks import check_dataset
     from trl_ext.trainers.rows.pairs import check_pairs
 
-    for role, part in (("train_dataset", rows.train), ("eval_dataset", rows.held_out)):
+    for role, part in zip(ROLES, (rows.train, rows.held_out), strict=True):
         if part is None:
             continue
         if not part:

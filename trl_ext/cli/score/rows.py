@@ -8,7 +8,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import RuleSet
-from trl_ext.scripts.dataset import READERS
+from trl_ext.scripts.data.dataset import READERS
 
 _OWN = ("prompt", "completion", "completion_ids")  # What `RuleSet.explain` takes apart from the columns.
 

@@ -33,7 +33,7 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
 
 
 def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal: bool) -> None:
-    empty = np.flatnonzero(np.concatenate([_is_empty(values) for _, values in batches(dataset, column)]))
+    empty = np.flatnonzero(np.concatenate([is_empty(values) for _, values in batches(dataset, column)]))
     if not len(empty):
         return
     num_rows = len(dataset)
@@ -63,7 +63,7 @@ def _rules_of(function: Any) -> Iterator[Rule]:
             yield rule
 
 
-def _is_empty(column: pa.Array) -> np.ndarray:
+def is_empty(column: pa.Array) -> np.ndarray:
     is_nan = pa.types.is_floating(column.type)
     empty: np.ndarray = pc.is_null(column, nan_is_null=is_nan).to_numpy(zero_copy_only=False)
     return empty

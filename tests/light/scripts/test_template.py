@@ -1,0 +1,49 @@
+"""Prompt templates: columns are filled in, and nothing else can be reached from a field."""
+
+import pytest
+
+from trl_ext.errors import ConfigError
+from trl_ext.scripts.data.template import PromptTemplate
+
+ROW = {"question": "1 + 1?", "a b": "x", "digits": 3, "a.b": "dotted"}
+FILLED = {
+    "{question}\nLet's think step by step.": "1 + 1?\nLet's think step by step.",
+    "{question} {question} {digits}": "1 + 1? 1 + 1? 3",
+    "{a b}{a.b}": "xdotted",
+    r"{question} Answer in \boxed{{}}.": r"1 + 1? Answer in \boxed{}.",
+}
+REFUSED = {
+    r"{question} \boxed{}": "empty braces",
+    "{question": "expected '}' before end of string. Double the braces that stay",
+    "{question}}": "Single '}' encountered in format string. Double",
+    "{question!r}": "conversion after 'question'",
+    "{question:>{digits}}": "format or conversion after 'question'",
+    "no field": "names no column",
+}
+
+
+@pytest.mark.parametrize("text", FILLED)
+def test_columns_are_filled_in(text):
+    assert PromptTemplate.parse(text).filled(ROW, {}) == FILLED[text]
+
+
+def test_a_renamed_column_is_found_by_its_own_name():
+    assert PromptTemplate.parse("{question}?").filled({"prompt": "1"}, {"question": "prompt"}) == "1?"
+
+
+def test_braces_of_a_row_are_text():
+    assert (
+        PromptTemplate.parse("{question}").filled({"question": "{digits}{0.__class__}"}, {}) == "{digits}{0.__class__}"
+    )
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_no_name_of_a_column_is_a_sentence(text):
+    with pytest.raises(ConfigError) as caught:
+        PromptTemplate.parse(text)
+    assert REFUSED[text] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{a.__class__}", "{question.__class__.__init__}", "{question[0]}", "{0}"])
+def test_a_field_is_one_name_however_it_looks(text):
+    assert PromptTemplate.parse(text).fields == [text[1:-1]]

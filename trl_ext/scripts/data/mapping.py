@@ -1,0 +1,350 @@
+"""Rows of any data become rows of ours: columns by our names, prompts from a template, answers by a pattern.
+
+What the keys alone tell is refused when they are parsed, what the names of the columns tell before a row is read, and
+what a row tells before a model loads; a stream's rows come later.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.scripts.data.template import PromptTemplate
+from trl_ext.scripts.recipe import nearest
+from trl_ext.version import __version__
+
+PROMPT, ANSWER = "prompt", "answer"
+_ADVICE = "Drop or mend such rows."
+
+
+@dataclass(frozen=True, slots=True)
+class RowMapping:
+    """What a recipe says about the columns of its data.
+
+    Args:
+        columns: From our name of a column to the data's; None leaves out the column of our name.
+        system_prompt: The system message in front of each prompt.
+        template: The prompt, around columns by the data's names.
+        prompt_format: "chat", "text", or None: chat where the recipe makes the prompt and a chat template is there.
+        answer_pattern: Regular expression whose group is the answer.
+        has_pairs: True for preference pairs, whose prompts stay as they are.
+    """
+
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    system_prompt: str | None = None
+    template: PromptTemplate | None = None
+    prompt_format: str | None = None
+    answer_pattern: str | None = None
+    has_pairs: bool = False
+
+    def __post_init__(self) -> None:
+        _check_columns(self.columns)
+        if self.system_prompt is not None and not self.system_prompt.strip():
+            raise ConfigError("system_prompt is blank. Write what it says, or leave it out.")
+        if self.system_prompt is not None and self.prompt_format == "text":
+            raise ConfigError(
+                "prompt_format is text, which has no place for a system_prompt. Leave one of the two out, or begin "
+                "prompt_template with its text."
+            )
+        if self.template is not None and (theirs := self.columns.get(PROMPT)) and theirs not in self.template.fields:
+            raise ConfigError(
+                f"columns names '{theirs}' as prompt, and prompt_template, which makes the prompt, does not read it. "
+                f"Write {{{theirs}}} in the template, or leave one of the two out."
+            )
+        if self.template is not None and (gone := [name for name in self.template.fields if name in self._left_out]):
+            raise ConfigError(
+                f"columns leaves out '{gone[0]}', and prompt_template reads it. Take one of the two back."
+            )
+        if self.answer_pattern is not None:
+            _check_pattern(self.answer_pattern)
+
+    @classmethod
+    def of(cls, args: Any) -> "RowMapping":
+        """Return what a script's arguments say; those of the reward script write no prompts.
+
+        Raises:
+            ConfigError: A key that cannot work, whatever the data hold.
+        """
+        template = getattr(args, "prompt_template", None)
+        return cls(
+            columns={} if args.columns is None else args.columns,
+            system_prompt=getattr(args, "system_prompt", None),
+            template=None if template is None else PromptTemplate.parse(template),
+            prompt_format=getattr(args, "prompt_format", None),
+            answer_pattern=args.answer_pattern,
+            has_pairs=not hasattr(args, "prompt_template"),
+        )
+
+    @property
+    def makes_prompts(self) -> bool:
+        """True where the recipe makes the prompt, and does not take a column `prompt` as it is."""
+        given = self.system_prompt or self.template or self.prompt_format or self.columns.get(PROMPT)
+        return bool(given) and not self.has_pairs
+
+    def apply(self, dataset: Any, role: str, has_chat_template: Callable[[], bool]) -> Any:
+        """Return the rows by our names, with prompts and answers as the recipe wants them; of a stream, as they come.
+
+        Args:
+            dataset: Map-style or a stream; None stays None.
+            role: What messages call it, such as "train_dataset".
+            has_chat_template: Tells whether the model's tokenizer has a chat template; asked where that matters.
+
+        Raises:
+            ConfigError: A key has nothing to work on, or needs a chat template.
+            DataError: A column is missing or there twice, or rows cannot be mapped.
+        """
+        from datasets import IterableDataset
+
+        from trl_ext.trainers.checks import columns_of
+
+        if dataset is None or not (self.columns or self.makes_prompts or self.answer_pattern):
+            return dataset
+        names = columns_of(dataset, role)
+        self._check_names(names, role)
+        rewrite = partial(
+            _rewritten,
+            mapping=self,
+            makes_chats=self.makes_prompts and self._makes_chats(has_chat_template),
+            version=__version__,  # rows that another version has written are not taken from the cache
+        )
+        renamed = self._renamed(dataset, names)
+        if isinstance(dataset, IterableDataset):
+            return renamed.map(rewrite)
+        self._check_filled(renamed, role)
+        if not (self.makes_prompts or self.answer_pattern):
+            return renamed
+        try:
+            with _no_progress_bar():
+                return renamed.map(rewrite)
+        except _RowError:
+            self._refuse(renamed, role)
+
+    def problem(self, row: Mapping[str, Any]) -> str:
+        """Return what keeps a row, by our names, from being mapped, in words that follow "row 7 has"; or nothing."""
+        for name in self._read:
+            if row[name] is None:
+                return f"no {self._theirs(name)} (null)"
+        for name in self._filled_in:
+            if not isinstance(row[name], str | int | float):
+                return f"{_kind(row[name])} as {self._theirs(name)}, where prompt_template fills in text"
+        if self.makes_prompts and self.template is None and (found := self._problem_of_prompt(row[PROMPT])):
+            return found
+        if self.answer_pattern is None:
+            return ""
+        if not isinstance(row[ANSWER], str):
+            return f"{_kind(row[ANSWER])} as {self._theirs(ANSWER)}, where answer_pattern reads text"
+        if re.search(self.answer_pattern, row[ANSWER]) is None:
+            return f"no match of answer_pattern '{self.answer_pattern}' in {self._theirs(ANSWER)}"
+        return ""
+
+    def rewritten(self, row: Mapping[str, Any], makes_chats: bool) -> dict[str, Any]:
+        """Return prompt and answer of a row, by our names, that has no problem."""
+        cells: dict[str, Any] = {}
+        if self.makes_prompts:
+            prompt = row[PROMPT] if self.template is None else self.template.filled(row, self._ours)
+            if makes_chats and isinstance(prompt, str):
+                prompt = [{"role": "user", "content": prompt}]
+            if self.system_prompt is not None:
+                prompt = [{"role": "system", "content": self.system_prompt}, *prompt]
+            cells[PROMPT] = prompt
+        if self.answer_pattern is not None and (match := re.search(self.answer_pattern, row[ANSWER])):
+            cells[ANSWER] = match[1].strip()
+        return cells
+
+    # Names ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _ours(self) -> dict[str, str]:
+        """From the data's names of columns to ours."""
+        return {theirs: ours for ours, theirs in self.columns.items() if theirs is not None}
+
+    @property
+    def _left_out(self) -> list[str]:
+        """The columns that are left out, which the data and we call the same."""
+        return [ours for ours, theirs in self.columns.items() if theirs is None]
+
+    @property
+    def _filled_in(self) -> list[str]:
+        """The columns that the template reads, by our names."""
+        return [] if self.template is None else [self._ours.get(name, name) for name in self.template.fields]
+
+    @property
+    def _read(self) -> list[str]:
+        """The columns that may not be null, by our names."""
+        prompt = [PROMPT] if self.makes_prompts and self.template is None else []
+        answer = [ANSWER] if self.answer_pattern is not None else []
+        return list(dict.fromkeys([*self._ours.values(), *self._filled_in, *prompt, *answer]))
+
+    def _theirs(self, ours: str) -> str:
+        """Return a column's name in quotes, the data's own."""
+        return f"'{self.columns.get(ours) or ours}'"
+
+    def _check_names(self, names: list[str], role: str) -> None:
+        """Refuse what the names of the data's columns tell."""
+        from trl_ext.trainers.rows.sentence import listed
+
+        has = f"{role} has the columns {listed(names)}"
+        asked = [("columns names", name) for name in (*self._ours, *self._left_out)]
+        asked += [("prompt_template reads", name) for name in (self.template.fields if self.template else [])]
+        for what, name in asked:
+            if name not in names:
+                guess = nearest(name, names)
+                raise DataError(
+                    f"{what} '{name}', and {has}. {f'Did you mean {guess!r}?' if guess else 'Name one of these.'}"
+                )
+        for ours, theirs in self.columns.items():
+            if theirs not in (ours, None) and ours in names and ours not in self._ours:
+                raise DataError(
+                    f"columns makes '{theirs}' the column '{ours}', and {role} has a column of this name already. "
+                    f"Rename that one as well, columns: {{..., other_{ours}: {ours}}}."
+                )
+        there = {self._ours.get(name, name) for name in names} - set(self._left_out)
+        if self.template is not None and PROMPT in there and PROMPT not in self._filled_in:
+            raise DataError(
+                f"prompt_template makes the column 'prompt', and {role} has one already, which the template does not "
+                "read. Leave that one out, columns: {..., prompt: null}, or leave out prompt_template."
+            )
+        if self.makes_prompts and self.template is None and PROMPT not in there:
+            key = "system_prompt" if self.system_prompt else "prompt_format"
+            raise DataError(
+                f"{key} needs prompts: {has}, and none is 'prompt'. Name it in the recipe, such as columns: "
+                f"{{prompt: {names[0]}}}."
+            )
+        if self.answer_pattern is not None and ANSWER not in there:
+            raise DataError(
+                f"answer_pattern has nothing to read: {has}, and none is 'answer'. Name it in the recipe, such as "
+                f"columns: {{answer: {names[-1]}}}, or leave answer_pattern out."
+            )
+
+    def _renamed(self, dataset: Any, names: list[str]) -> Any:
+        dataset = dataset.remove_columns(self._left_out) if self._left_out else dataset
+        new = {theirs: ours for theirs, ours in self._ours.items() if theirs != ours}
+        if set(new) & set(new.values()):  # such as a and b that change places
+            aside = {name: f"{name} (renamed)" for name in new}
+            dataset = dataset.rename_columns(aside)
+            new = {aside[theirs]: ours for theirs, ours in new.items()}
+        return dataset.rename_columns(new) if new else dataset
+
+    # Rows -----------------------------------------------------------------------------------------------------------
+
+    def _makes_chats(self, has_chat_template: Callable[[], bool]) -> bool:
+        if self.prompt_format == "text":
+            return False
+        wanted = self.prompt_format == "chat" or self.system_prompt is not None
+        if wanted and not has_chat_template():
+            key = "system_prompt" if self.system_prompt else "prompt_format: chat"
+            raise ConfigError(
+                f"{key} makes messages of the prompts, and the model's tokenizer has no chat template. Take an "
+                "instruction-tuned model, or write all text into prompt_template."
+            )
+        return wanted or has_chat_template()
+
+    def _problem_of_prompt(self, prompt: Any) -> str:
+        if isinstance(prompt, str):
+            return ""
+        if not isinstance(prompt, list):
+            return f"{_kind(prompt)} as {self._theirs(PROMPT)}, which is neither text nor a list of messages"
+        if self.prompt_format == "text":
+            return f"messages as {self._theirs(PROMPT)}, where prompt_format is text"
+        first = prompt[0] if prompt else None
+        if self.system_prompt is not None and isinstance(first, Mapping) and first.get("role") == "system":
+            return "a system message of its own beside system_prompt"
+        return ""
+
+    def _check_filled(self, dataset: Any, role: str) -> None:
+        """Refuse rows without a value in a column that the recipe names."""
+        import numpy as np
+
+        from trl_ext.trainers.rows.gold import is_empty
+        from trl_ext.trainers.rows.screen import batches
+        from trl_ext.trainers.rows.sentence import refuse
+
+        found = {}
+        for name in self._read:
+            parts = [np.flatnonzero(is_empty(values)) + start for start, values in batches(dataset, name)]
+            if rows := np.concatenate(parts).tolist():
+                found[f"no {self._theirs(name)} (null)"] = rows
+        if found:
+            refuse(found, role, _ADVICE)
+
+    def _refuse(self, dataset: Any, role: str) -> NoReturn:
+        """Raise a DataError that names all rows that cannot be mapped."""
+        from trl_ext.trainers.rows.sentence import refuse
+
+        found: dict[str, list[int]] = {}
+        for number, row in enumerate(dataset.select_columns(self._read)):
+            if problem := self.problem(row):
+                found.setdefault(problem, []).append(number)
+        advice = _ADVICE
+        if any("answer_pattern" in problem for problem in found):
+            (number, *_) = next(rows for problem, rows in found.items() if "answer_pattern" in problem)
+            advice = f"Row {number} has {_shown(dataset[number][ANSWER])}: mend the pattern, or drop such rows."
+        if [len(dataset)] == [len(rows) for rows in found.values()]:
+            (problem,) = found
+            raise DataError(f"{role}: all {len(dataset)} rows have {problem}. {advice}")
+        refuse(found, role, advice)
+
+
+class _RowError(DataError):
+    """A row that cannot be mapped."""
+
+
+def _rewritten(row: Mapping[str, Any], mapping: RowMapping, makes_chats: bool, version: str) -> dict[str, Any]:
+    """Return the new cells of a row.
+
+    Raises:
+        DataError: The row cannot be mapped.
+    """
+    if problem := mapping.problem(row):
+        raise _RowError(f"A row came along with {problem}. Filter such rows out of the stream.")
+    return mapping.rewritten(row, makes_chats)
+
+
+def _check_columns(columns: Any) -> None:
+    if not isinstance(columns, Mapping):
+        raise ConfigError(f"columns must be a mapping, our name: the data's name, not {columns!r}.")
+    for ours, theirs in columns.items():
+        if not (isinstance(ours, str) and ours and (theirs is None or (isinstance(theirs, str) and theirs))):
+            raise ConfigError(f"columns: '{ours}: {theirs}' does not give a column another name. Write names as text.")
+    given = [theirs for theirs in columns.values() if theirs is not None]
+    if twice := [name for name in given if given.count(name) > 1]:
+        names = " and ".join(f"'{ours}'" for ours, theirs in columns.items() if theirs == twice[0])
+        raise ConfigError(f"columns gives '{twice[0]}' the names {names}. Give each column one name.")
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        num_groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"answer_pattern '{pattern}' is no regular expression: {error}.") from error
+    if num_groups != 1:
+        raise ConfigError(
+            f"answer_pattern '{pattern}' has {num_groups or 'no'} groups; what its one group finds is the answer. "
+            "Put the answer in brackets, as in '#### (.+)', and (?:...) around other groups."
+        )
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list) else f"a value of type {type(value).__name__}"
+
+
+def _shown(text: Any) -> str:
+    """Return the end of a value, where answers mostly stand, in quotes."""
+    text = str(text)
+    return f"'...{text[-40:]}'" if len(text) > 43 else f"'{text}'"
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    was_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not was_disabled:
+            enable_progress_bars()

@@ -1,0 +1,69 @@
+"""A prompt written around the columns of a row: `"{question}\\nLet's think step by step."`.
+
+Fields are names of columns and nothing else. `str.format` would also read attributes and items of what it fills in,
+so it is not used: text of a recipe or of a row is never looked up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTemplate:
+    """Text with places for columns.
+
+    Args:
+        parts: Each text with the column that comes after it; the last has none (None).
+    """
+
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "PromptTemplate":
+        """Read a template in Python's format: a column's name in braces; doubled braces stand for themselves.
+
+        Raises:
+            ConfigError: The braces do not match, a field is more than a name, or there is no field.
+        """
+        try:
+            found = list(Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(f"prompt_template: {error}. Double the braces that stay: {{{{ and }}}}.") from error
+        for _, field, spec, conversion in found:
+            if field == "":
+                raise ConfigError(
+                    "prompt_template has empty braces. Write a column's name in them, or double braces that stay, as "
+                    r"in \boxed{{}}."
+                )
+            if spec or conversion:
+                raise ConfigError(
+                    f"prompt_template: a format or conversion after '{field}' is not supported. Write {{{field}}}, or "
+                    "double braces that stay: {{ and }}."
+                )
+        template = cls(tuple((before, field) for before, field, _, _ in found))
+        if not template.fields:
+            raise ConfigError(
+                "prompt_template names no column, so all prompts would be the same. Write a column's name in braces, "
+                "such as {question}."
+            )
+        return template
+
+    @property
+    def fields(self) -> list[str]:
+        """The columns that the template reads, each once."""
+        return list(dict.fromkeys(field for _, field in self.parts if field is not None))
+
+    def filled(self, row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+        """Return the text for a row: its values as they are, numbers written out.
+
+        Args:
+            row: The cells, by the names that the columns have by now.
+            names: From a field to that name, where it is another one.
+        """
+        return "".join(
+            text if field is None else f"{text}{row[names.get(field, field)]}" for text, field in self.parts
+        )

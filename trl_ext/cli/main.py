@@ -58,6 +58,7 @@ COMMANDS = {
     "score": "trl_ext.cli.score.command",
     "recipes": "trl_ext.cli.recipes",
     "launch-file": "trl_ext.cli.recipes",
+    "generate": "trl_ext.cli.after.generate",
     "merge": "trl_ext.cli.after.merge",
 }
 
@@ -76,6 +77,7 @@ commands:
   score     check rules: audit them on data, explain a reward, try known cheats
   recipes   shipped recipes by task and card: list them, copy one
   launch-file  the path of a shipped accelerate file: zero2, zero3, ...
+  generate  let a trained policy answer the prompts of a file
   merge     the adapter of a finished run into the weights that it was trained on
 
   trl-ext COMMAND --help    explains a command

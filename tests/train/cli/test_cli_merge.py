@@ -163,7 +163,10 @@ def test_what_cannot_be_merged_is_one_sentence(bases, tmp_path, capsys):
         (lambda run: (run / "adapter_config.json").write_text('{"r": '), "adapter_config.json cannot be read"),
         (lambda run: edit(run, base_model_name_or_path="/gone"), "The base model of"),
         (lambda run: edit(run, base_model_name_or_path=None), "does not name its base model"),
-        (lambda run: (run / "recipe.yaml").write_text("a: [1"), "recipe.yaml cannot be read"),
+        (
+            lambda run: [(run / name).write_text("a: [1") for name in ("recipe.yaml", "versions.json")],
+            "recipe.yaml is damaged",
+        ),
         (lambda run: edit(run, r=3), "does not fit the model"),
         (lambda run: edit(run, target_modules=["q_proj", "lm_head"]), "does not fit the model"),
         (lambda run: (run / "tokenizer.json").write_text("{"), "cannot be loaded"),
@@ -178,6 +181,11 @@ def test_half_a_run_is_one_sentence(damage, sentence, bases, tmp_path, capsys):
     damage(tmp_path)
     assert sentence in stopped(capsys, tmp_path)
     assert not (tmp_path / "merged").exists()
+
+
+def broken_record(run):
+    for name in ("recipe.yaml", "versions.json"):
+        (run / name).write_text("rules: [")
 
 
 def shorten(path):

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.monitor.record import RULES_FILE, read_record
 from trl_ext.rewards import RuleSet
 
-RECIPE, RULES = "recipe.yaml", "rules.yaml"
 _ADAPTER, _CONFIG = "adapter_config.json", "config.json"
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -31,6 +29,7 @@ class FinishedRun:
         adapter: Content of adapter_config.json; None where `folder` holds whole weights.
         config: Content of config.json, empty beside an adapter.
         recipe: Content of recipe.yaml, empty where there is none.
+        has_rules: True if the run's rules stand in rules.yaml.
     """
 
     folder: Path
@@ -38,6 +37,7 @@ class FinishedRun:
     adapter: Mapping[str, Any] | None
     config: Mapping[str, Any]
     recipe: Mapping[str, Any]
+    has_rules: bool = False
 
     @property
     def weights(self) -> str:
@@ -53,6 +53,12 @@ class FinishedRun:
         task = (self.adapter or {}).get("task_type")
         classifies = task == "SEQ_CLS" or any("SequenceClassification" in name for name in names)
         return classifies or (self.folder / RECORD_FILE).is_file()
+
+    @property
+    def revision(self) -> str | None:
+        """Branch, tag or commit of an adapter's base model that the run began with; None for the newest."""
+        is_known = self.adapter is not None and self.recipe.get("model_name_or_path") == self.weights
+        return self.recipe.get("model_revision") if is_known else None
 
     @property
     def has_critic(self) -> bool:
@@ -75,8 +81,8 @@ class FinishedRun:
         options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
         if device_map is not None:
             options["device_map"] = device_map
-        if self.adapter is not None and self.recipe.get("model_name_or_path") == self.weights:
-            options["revision"] = self.recipe.get("model_revision") or "main"
+        if self.revision is not None:
+            options["revision"] = self.revision
         kind: Any = None
         if self.is_reward_model:
             kind, options["num_labels"] = AutoModelForSequenceClassification, 1
@@ -123,16 +129,9 @@ class FinishedRun:
         Raises:
             ConfigError: The run's folder names no rules, or they cannot be built.
         """
-        from trl_ext.scripts.rewards import build_rules
-
-        own = self.root / RULES
-        if path is not None or own.is_file():
-            return RuleSet.from_yaml(path or own)
-        if self.recipe.get("rules") is None:
-            raise ConfigError(
-                f"{self.root} holds no {RULES}, and its recipe no rules. Name a file with them: --rules rules.yaml."
-            )
-        return build_rules(self.recipe["rules"])
+        if path is None and not self.has_rules:
+            raise ConfigError(f"{self.root} holds no {RULES_FILE}. Name a file with rules: --rules rules.yaml.")
+        return RuleSet.from_yaml(path or self.root / RULES_FILE)
 
 
 def find_run(path: str) -> FinishedRun:
@@ -143,8 +142,8 @@ def find_run(path: str) -> FinishedRun:
             newest whole checkpoint.
 
     Raises:
-        ConfigError: There is no such folder, or its recipe cannot be read.
-        DataError: It holds no model, or one that was not written to its end.
+        ConfigError: There is no such folder, or no base model where the adapter expects it.
+        DataError: It holds no model, or a model or record that was not written to its end.
     """
     from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Damaged, Manifest
     from trl_ext.trainers.checkpoints.save import newest_whole, step_of
@@ -173,7 +172,10 @@ def find_run(path: str) -> FinishedRun:
     adapter = _read_json(folder / _ADAPTER) if has_adapter else None
     if adapter is not None and not adapter.get("base_model_name_or_path"):
         raise DataError(f"{folder / _ADAPTER} does not name its base model. Write base_model_name_or_path into it.")
-    run = FinishedRun(folder, root, adapter, {} if has_adapter else _read_json(folder / _CONFIG), _recipe_in(root))
+    config = {} if has_adapter else _read_json(folder / _CONFIG)
+    record = read_record(root)
+    recipe, rules = ({}, None) if record is None else (record.recipe, record.rules)
+    run = FinishedRun(folder, root, adapter, config, recipe, rules is not None)
     if run.weights.startswith(("/", "./", "../")) and not Path(run.weights).is_dir():
         raise ConfigError(
             f"The base model of {folder}, {run.weights}, is not there. Write where it is now, or its name on the hub, "
@@ -227,14 +229,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{path} holds no keys. It was not written to its end, or is damaged.")
     return content
-
-
-def _recipe_in(root: Path) -> dict[str, Any]:
-    path = root / RECIPE
-    if not path.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}. Mend or remove it.") from error
-    return content if isinstance(content, dict) else {}

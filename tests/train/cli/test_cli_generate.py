@@ -1,0 +1,264 @@
+"""`trl-ext generate`: a row in a batch says what it says alone, and vLLM is asked for the same in its own words."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from tests import tiny
+from trl_ext.cli.after.engines import Sampling, TransformersEngine
+from trl_ext.cli.after.finished import find_run
+from trl_ext.cli.after.generate import json_line
+from trl_ext.cli.main import main
+from trl_ext.monitor.record import write_record
+
+PROMPTS = ["w3", "w5 w6 w7 w8 w9", "w11 w4", "w90 w91 w92"]
+_SAID = "{% for m in messages %}{{ 'w100 ' + m['content'] + ' ' }}{% endfor %}"
+CHAT_TEMPLATE = _SAID + "{% if add_generation_prompt %}w101{% endif %}"
+VERSIONS = {"trainer": "grpo", "packages": {}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A run of an adapter that ends some answers, and its base model."""
+    folder = tmp_path_factory.mktemp("runs")
+    model = tiny.model("llama")
+    model.lm_head.weight.data *= 10  # so that a hidden state can make a token likely
+    model.generation_config.repetition_penalty = 1.7  # the training's own counts, not this
+    model.save_pretrained(folder / "base")
+    torch.manual_seed(1)
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(folder / "base"), LoraConfig(r=4, target_modules="all-linear")
+    )
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    adapted.save_pretrained(folder / "run")
+    tiny.tokenizer().save_pretrained(folder / "run")
+    return SimpleNamespace(base=folder / "base", run=folder / "run")
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n\n".join(PROMPTS) + "\n")
+    return file
+
+
+def rows_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def alone(folders, ids, num_tokens=6):
+    """Greedy tokens after one row of ids, chosen one by one from the adapter's logits."""
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folders.base), folders.run).eval()
+    ids = list(ids)
+    for _ in range(num_tokens):
+        with torch.no_grad():
+            ids.append(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax().item())
+        if ids[-1] == 2:
+            break
+    return ids
+
+
+def test_a_row_in_a_batch_says_what_it_says_alone(folders, prompts, capsys):
+    argv = ["generate", str(folders.run), "--prompts", str(prompts), "--temperature", "0", "--max_new_tokens", "6"]
+    assert main([*argv, "--batch_size", "3"]) == 0
+    captured = capsys.readouterr()
+    rows = rows_of(captured.out)
+    assert [row["prompt"] for row in rows] == PROMPTS
+    tokenizer = tiny.tokenizer()
+    for row in rows:
+        ids = tokenizer(row["prompt"]).input_ids
+        said = alone(folders, ids)[len(ids) :]
+        assert row["completions"] == [tokenizer.decode(said, skip_special_tokens=True)]
+        assert row["finish_reasons"] == ["stop" if said[-1] == 2 else "length"]
+    assert "4/4 prompts" in captured.err and "tokens/s" in captured.err
+
+
+def test_a_completion_ends_with_the_first_stop_token(folders):
+    run = find_run(str(folders.run))
+    engine = TransformersEngine(run, run.load_tokenizer())
+    sampling = Sampling(temperature=0, max_new_tokens=6)
+    ids = [tiny.tokenizer()(prompt).input_ids for prompt in PROMPTS]
+    before = [found for (found,) in engine(ids, sampling)]
+    third = before[0].token_ids[2]
+    engine._stop_ids = [2, third]
+    after = [found for (found,) in engine(ids, sampling)]
+    assert after[0].token_ids == before[0].token_ids[: before[0].token_ids.index(third) + 1]
+    assert (before[0].finish_reason, after[0].finish_reason) == ("length", "stop")
+    assert all(a.token_ids == b.token_ids[: len(a.token_ids)] for a, b in zip(after, before, strict=True))
+
+
+def test_samples_are_groups_in_the_order_of_the_prompts_and_repeat_with_their_seed(folders, prompts, tmp_path):
+    argv = ["generate", str(folders.run), "--prompts", str(prompts), "--num_generations", "5", "--max_new_tokens", "4"]
+    found = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        file = tmp_path / "new" / f"{name}.jsonl"
+        assert main([*argv, "--batch_size", "7", "--seed", str(seed), "--output", str(file)]) == 0
+        found.append(rows_of(file.read_text()))
+    assert found[0] == found[1] != found[2]
+    assert [row["prompt"] for row in found[0]] == PROMPTS
+    assert all(len(row["completions"]) == 5 and len(set(row["completions"])) > 1 for row in found[0])
+
+
+def test_a_batch_that_does_not_fit_is_halved(folders, monkeypatch):
+    run = find_run(str(folders.run))
+    engine = TransformersEngine(run, run.load_tokenizer(), batch_size=8)
+    whole, sizes = engine._batch, []
+
+    def limited(rows, sampling):
+        sizes.append(len(rows))
+        if len(rows) > 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return whole(rows, sampling)
+
+    ids, sampling = [[3], [4, 5], [6]], Sampling(temperature=0, max_new_tokens=3)
+    wanted = list(engine(ids, sampling))
+    monkeypatch.setattr(engine, "_batch", limited)
+    assert list(engine(ids, sampling)) == wanted
+    assert sizes == [3, 3, 2, 1]
+
+
+def test_the_trainings_own_settings_count(folders, tmp_path):
+    recipe = {"temperature": 0.6, "max_completion_length": 9, "top_p": 0.9, "top_k": 20, "beta": 0.0}
+    write_record(tmp_path, recipe, VERSIONS)
+    run = SimpleNamespace(recipe=recipe)
+    own = Sampling(temperature=0.6, max_new_tokens=9, top_p=0.9, top_k=20)
+    assert Sampling.of(run, temperature=None) == own
+    assert Sampling.of(run, temperature=0.0).temperature == 0
+    assert Sampling.of(SimpleNamespace(recipe={"response_length": 53})).max_new_tokens == 53
+
+
+def test_a_line_of_text_is_a_user_message_where_there_is_a_chat_template(folders, prompts, tmp_path, capsys):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in folders.run.iterdir():
+        (run / file.name).write_bytes(file.read_bytes())
+    tokenizer.save_pretrained(run)
+    argv = ["generate", str(run), "--temperature", "0", "--max_new_tokens", "4", "--prompts"]
+    assert main([*argv, str(prompts)]) == 0
+    chats = rows_of(capsys.readouterr().out)
+    assert [row["prompt"] for row in chats] == [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    ids = [100, 11, 4, 101]
+    assert chats[2]["completions"] == [tiny.tokenizer().decode(alone(folders, ids, 4)[4:], skip_special_tokens=True)]
+    assert main([*argv, str(prompts), "--prompt_format", "text"]) == 0
+    assert [row["prompt"] for row in rows_of(capsys.readouterr().out)] == PROMPTS
+    # The rows of a .jsonl file are read as a training reads them: text stays text.
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in chats[:2]) + '{"prompt": "w9"}\n')
+    assert main([*argv, str(data)]) == 0
+    mixed = rows_of(capsys.readouterr().out)
+    assert [row["completions"] for row in mixed[:2]] == [row["completions"] for row in chats[:2]]
+    assert mixed[2]["prompt"] == "w9"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("empty.txt", "\n \n", "holds no prompt"),
+        ("empty.jsonl", "", "holds no prompt"),
+        ("rows.jsonl", '{"question": "w4"}\n', "has no column 'prompt'; its columns are: question"),
+        ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": null}\n', "The prompt of row 1 of"),
+        ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": \n', "line 2"),
+        ("rows.csv", "prompt\nw4\n", "is neither .txt"),
+        ("chat.jsonl", '{"prompt": [{"role": "user", "content": "w4"}]}\n', "has no chat template"),
+    ],
+)
+def test_a_file_without_prompts_is_one_sentence(name, text, sentence, folders, tmp_path, capsys):
+    (tmp_path / name).write_text(text)
+    assert sentence in stopped(capsys, folders.run, "--prompts", tmp_path / name)
+
+
+def test_settings_that_cannot_work_are_one_sentence(folders, prompts, tmp_path, capsys):
+    assert "There is no file" in stopped(capsys, folders.run, "--prompts", tmp_path / "none.txt")
+    asked = ["--prompts", prompts]
+    assert "--max_new_tokens is 0" in stopped(capsys, folders.run, *asked, "--max_new_tokens", 0)
+    assert "--batch_size is 0" in stopped(capsys, folders.run, *asked, "--batch_size", 0)
+    assert "--temperature is -1" in stopped(capsys, folders.run, *asked, "--temperature=-1")
+    greedy = ["--temperature", 0, "--num_generations", 2]
+    assert "would be one and the same" in stopped(capsys, folders.run, *asked, *greedy)
+    (tmp_path / "there.jsonl").write_text("mine")
+    assert "is there already" in stopped(capsys, folders.run, *asked, "--output", tmp_path / "there.jsonl")
+    assert "vLLM is not installed" in stopped(capsys, folders.run, *asked, "--backend", "vllm")
+
+
+def stopped(capsys, *argv):
+    with pytest.raises(SystemExit) as stop:
+        main(["generate", *map(str, argv)])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error and error.count("error: ") == 1
+    return error
+
+
+def test_a_hostile_completion_is_one_line_that_no_terminal_obeys():
+    row = {"completions": ["a\x1b[2J\n\u202eb\u2028c\x9b1m", "中文"]}
+    line = json_line(row)
+    assert line.isprintable() and "中文" in line and json.loads(line) == row
+
+
+# vLLM ---------------------------------------------------------------------------------------------------------------
+
+
+class FakeSamplingParams:
+    """The parameters of vllm.SamplingParams that we give; docs.vllm.ai, vllm.sampling_params."""
+
+    def __init__(self, *, n, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop_token_ids, max_tokens):
+        assert min_p is not None and max_tokens > 0
+        self.n, self.temperature, self.stop = n, temperature, stop_token_ids
+
+
+class FakeLoRARequest:
+    def __init__(self, lora_name, lora_int_id, lora_path):
+        assert lora_int_id > 0
+        self.path = lora_path
+
+
+class FakeLLM:
+    """Stands in for vllm.LLM, with the arguments of its documentation: echoes the prompt's last token, then EOS."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, model, *, trust_remote_code=False, revision=None, enable_lora=False, max_lora_rank=16):
+        assert max_lora_rank in (1, 8, 16, 32, 64, 128, 256, 320, 512)
+        self.made.append(dict(model=model, enable_lora=enable_lora, max_lora_rank=max_lora_rank, revision=revision))
+
+    def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None):
+        self.made[-1]["lora"] = lora_request and lora_request.path
+        assert sampling_params.stop == [2]
+        outputs = []
+        for prompt in prompts:
+            ids = [prompt["prompt_token_ids"][-1], 2]
+            one = SimpleNamespace(token_ids=ids, text="", finish_reason="stop")
+            outputs.append(SimpleNamespace(outputs=[one] * sampling_params.n))
+        return outputs
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    package, requests = ModuleType("vllm"), ModuleType("vllm.lora.request")
+    package.LLM, package.SamplingParams = FakeLLM, FakeSamplingParams
+    requests.LoRARequest = FakeLoRARequest
+    FakeLLM.made.clear()
+    for name, module in (("vllm", package), ("vllm.lora", ModuleType("vllm.lora")), ("vllm.lora.request", requests)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return FakeLLM.made
+
+
+def test_vllm_is_given_the_adapter_and_the_ids(vllm, folders, prompts, capsys):
+    argv = ["generate", str(folders.run), "--prompts", str(prompts), "--backend", "vllm", "--num_generations", "2"]
+    assert main(argv) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert [row["completions"] for row in rows] == [[prompt.split()[-1]] * 2 for prompt in PROMPTS]
+    assert {reason for row in rows for reason in row["finish_reasons"]} == {"stop"}
+    assert vllm == [
+        dict(model=str(folders.base), enable_lora=True, max_lora_rank=8, revision=None, lora=str(folders.run))
+    ]

@@ -1,0 +1,234 @@
+"""Completions of token ids, by transformers or by vLLM: the same ids in, the same kind of answer out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trl_ext.errors import ConfigError, OutOfMemoryError, SupportError
+
+BACKENDS = ("transformers", "vllm")
+# The ranks that vLLM can be started with; https://docs.vllm.ai, LoRAConfig.max_lora_rank.
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_VLLM_PROMPTS = 1024  # per call, so that what is finished can be written
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn.
+
+    Args:
+        num_generations: Completions per prompt.
+        temperature: 0 is greedy.
+        max_new_tokens: At most so many tokens a completion.
+        top_p, top_k, min_p, repetition_penalty: As in transformers; 1.0, 0, None and 1.0 have no effect.
+        seed: Of the random numbers.
+    """
+
+    num_generations: int = 1
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for key in ("num_generations", "max_new_tokens"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"--{key} is {getattr(self, key)}. Give at least 1.")
+        if not self.temperature >= 0:
+            raise ConfigError(f"--temperature is {self.temperature}. Give 0 for greedy, or more.")
+        if self.temperature == 0 and self.num_generations > 1:
+            raise ConfigError(
+                f"At temperature 0 the {self.num_generations} completions of a prompt would be one and the same. Give "
+                "--num_generations 1, or a --temperature above 0."
+            )
+
+    @classmethod
+    def of(cls, run: Any, **given: Any) -> "Sampling":
+        """Return a run's own settings, with those that are given and not None in their place."""
+        recipe = run.recipe
+        length = recipe.get("max_completion_length") or recipe.get("response_length")
+        own = {key: recipe.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+        own |= {"max_new_tokens": length} | {key: value for key, value in given.items() if value is not None}
+        return cls(**{key: value for key, value in own.items() if value is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer.
+
+    Args:
+        token_ids: With the token that ended it.
+        text: Without special tokens.
+        finish_reason: "stop" where the model ended it, "length" where the limit did.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+
+
+class TransformersEngine:
+    """Completions by `generate` of transformers, in batches padded on the left.
+
+    Args:
+        run: A FinishedRun of a policy.
+        tokenizer: Pads on the left.
+        batch_size: Sequences in a batch, at most; halved where they do not fit the memory.
+        trust_remote_code: Run code that comes with the weights.
+    """
+
+    def __init__(self, run: Any, tokenizer: Any, batch_size: int = 32, trust_remote_code: bool = False):
+        if batch_size < 1:
+            raise ConfigError(f"--batch_size is {batch_size}. Give at least 1.")
+        self._model = run.load_model(trust_remote_code=trust_remote_code)
+        self._tokenizer, self._batch_size = tokenizer, batch_size
+        self._stop_ids = stop_ids(tokenizer, self._model.generation_config)
+
+    def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[list[Completion]]:
+        """Yield the completions of each prompt, in the order of the prompts."""
+        import torch
+        from transformers import set_seed
+
+        from trl_ext.trainers.memory.oom.errors import is_out_of_memory
+
+        set_seed(sampling.seed)
+        rows = [ids for ids in prompts for _ in range(sampling.num_generations)]
+        done: list[Completion] = []
+        at, size = 0, self._batch_size
+        while at < len(rows):
+            try:
+                done += self._batch(rows[at : at + size], sampling)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                if size == 1:
+                    raise OutOfMemoryError(
+                        f"A prompt of {len(rows[at])} tokens with {sampling.max_new_tokens} to come does not fit this "
+                        "machine's memory by itself. Lower --max_new_tokens, or take a larger card."
+                    ) from error
+                size //= 2
+                torch.cuda.empty_cache()
+                continue
+            at += size
+            while len(done) >= sampling.num_generations:
+                yield done[: sampling.num_generations]
+                del done[: sampling.num_generations]
+
+    def _batch(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
+        import torch
+
+        model: Any = self._model
+        inputs = self._tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt").to(model.device)
+        config = self._config(sampling)
+        # What a config leaves at its default, `generate` takes from the model's own.
+        model.generation_config = config
+        with torch.inference_mode():
+            output = model.generate(
+                input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=config
+            )
+        return [self._completion(ids) for ids in output[:, inputs["input_ids"].shape[1] :].tolist()]
+
+    def _config(self, sampling: Sampling) -> Any:
+        from transformers import GenerationConfig
+
+        drawn = dict(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+        )
+        return GenerationConfig(
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=sampling.temperature > 0,
+            repetition_penalty=sampling.repetition_penalty,
+            pad_token_id=self._tokenizer.pad_token_id,
+            bos_token_id=self._tokenizer.bos_token_id,
+            eos_token_id=self._stop_ids,
+            **(drawn if sampling.temperature > 0 else {}),
+        )
+
+    def _completion(self, ids: list[int]) -> Completion:
+        end = next((at for at, token in enumerate(ids) if token in self._stop_ids), None)
+        ids = ids if end is None else ids[: end + 1]
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return Completion(tuple(ids), text, "length" if end is None else "stop")
+
+
+class VllmEngine:
+    """Completions by vLLM, with a run's adapter as a LoRA request.
+
+    Args:
+        run: A FinishedRun of a policy.
+        tokenizer: Made the token ids.
+        trust_remote_code: Run code that comes with the weights.
+    """
+
+    def __init__(self, run: Any, tokenizer: Any, trust_remote_code: bool = False):
+        try:
+            from vllm import LLM
+            from vllm.lora.request import LoRARequest
+        except ModuleNotFoundError as error:
+            raise SupportError("vLLM is not installed. Run: pip install trl-ext[vllm]") from error
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        if run.revision is not None:
+            options["revision"] = run.revision
+        self._lora = None
+        if run.adapter is not None:
+            rank = max([run.adapter["r"], *(run.adapter.get("rank_pattern") or {}).values()])
+            options |= {"enable_lora": True, "max_lora_rank": next(r for r in (*_VLLM_RANKS, rank) if r >= rank)}
+            self._lora = LoRARequest("run", 1, str(run.folder.resolve()))
+        self._model = LLM(model=run.weights, **options)
+        self._tokenizer = tokenizer
+
+    def __call__(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[list[Completion]]:
+        """Yield the completions of each prompt, in the order of the prompts."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            n=sampling.num_generations,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_new_tokens,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p or 0.0,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=sampling.seed,
+            stop_token_ids=[self._tokenizer.eos_token_id],  # vLLM adds those of the model's generation config
+        )
+        for at in range(0, len(prompts), _VLLM_PROMPTS):
+            wanted = [{"prompt_token_ids": list(ids)} for ids in prompts[at : at + _VLLM_PROMPTS]]
+            for request in self._model.generate(wanted, params, use_tqdm=False, lora_request=self._lora):
+                yield [self._completion(output) for output in request.outputs]
+
+    def _completion(self, output: Any) -> Completion:
+        ids = tuple(output.token_ids)
+        return Completion(ids, self._tokenizer.decode(ids, skip_special_tokens=True), output.finish_reason)
+
+
+def make_engine(
+    backend: str, run: Any, tokenizer: Any, batch_size: int, trust_remote_code: bool
+) -> "TransformersEngine | VllmEngine":
+    """Load a policy for one of BACKENDS.
+
+    Raises:
+        ConfigError: The run is a reward model, or a library refuses what is there.
+        SupportError: vLLM is not installed.
+    """
+    from trl_ext.scripts.exit import refusals
+
+    if run.is_reward_model:
+        raise ConfigError(f"{run.folder} is a reward model, which writes no text. Give the run of a policy.")
+    with refusals(f"{run.folder} cannot be loaded"):
+        if backend == "vllm":
+            return VllmEngine(run, tokenizer, trust_remote_code)
+        return TransformersEngine(run, tokenizer, batch_size, trust_remote_code)
+
+
+def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
+    """Return the ids that end a completion, as in training: the tokenizer's EOS and the generation config's."""
+    own = getattr(generation_config, "eos_token_id", None)
+    ids = [own] if isinstance(own, int) else list(own or ())
+    return list(dict.fromkeys([tokenizer.eos_token_id, *ids]))

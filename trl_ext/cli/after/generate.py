@@ -1,0 +1,128 @@
+"""`trl-ext generate`: completions of a run's policy for the prompts of a file.
+
+Help answers at once; torch is imported when there is something to generate.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from trl_ext.cli.after.engines import BACKENDS, Completion, Sampling, make_engine
+from trl_ext.cli.after.prompts import PROMPT_FORMATS, as_chat, check_prompts, prompt_ids, read_prompts
+from trl_ext.cli.parser import CommandParser
+from trl_ext.errors import ConfigError
+
+DESCRIPTION = """\
+Let a trained policy answer the prompts of a file. A run's adapter is loaded on its base model; sampling settings that
+are not given are those of its training."""
+EXAMPLES = """\
+A line of a .txt file is a user message where the tokenizer has a chat template. The prompts of a .jsonl file are in
+its column `prompt`, text or messages, and are read as in training.
+
+examples:
+  trl-ext generate out --prompts questions.txt
+  trl-ext generate out --prompts test.jsonl --num_generations 4 --output answers.jsonl --backend vllm"""
+
+
+def generate(argv: Sequence[str]) -> int:
+    """Run the command, and return the exit code."""
+    arguments = _parser().parse_args(list(argv))
+    from trl_ext.cli.after.finished import find_run
+    from trl_ext.scripts.exit import refusals
+
+    rows = read_prompts(arguments.prompts)
+    if arguments.output and Path(arguments.output).exists():
+        raise ConfigError(f"{arguments.output} is there already. Remove it, or give another --output.")
+    run = find_run(arguments.run)
+    sampling = Sampling.of(
+        run,
+        num_generations=arguments.num_generations,
+        temperature=arguments.temperature,
+        max_new_tokens=arguments.max_new_tokens,
+        seed=arguments.seed,
+    )
+    with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
+        tokenizer = run.load_tokenizer(arguments.trust_remote_code)
+    check_prompts(rows, arguments.prompts)
+    is_chat = arguments.prompt_format == "chat" or (
+        arguments.prompt_format is None and arguments.prompts.endswith(".txt") and tokenizer.chat_template is not None
+    )
+    prompts = [as_chat(row["prompt"]) if is_chat else row["prompt"] for row in rows]
+    ids = prompt_ids(prompts, tokenizer, run.recipe.get("chat_template_kwargs"))
+    engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)
+    with _opened(arguments.output) as file:
+        for prompt, completions in zip(prompts, shown_progress(engine(ids, sampling), len(ids)), strict=True):
+            row = {
+                "prompt": prompt,
+                "completions": [completion.text for completion in completions],
+                "finish_reasons": [completion.finish_reason for completion in completions],
+            }
+            print(json_line(row), file=file, flush=True)
+    return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser("trl-ext generate", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
+    parser.add_argument("--prompts", metavar="FILE", required=True, help=".txt with a prompt a line, or .jsonl")
+    parser.add_argument("--output", metavar="FILE", help="new .jsonl file (default: the terminal)")
+    parser.add_argument("--num_generations", type=int, metavar="N", help="completions per prompt (default 1)")
+    parser.add_argument("--prompt_format", choices=PROMPT_FORMATS, help="what a prompt that is text becomes")
+    add_engine_options(parser)
+    return parser
+
+
+def add_engine_options(parser: CommandParser) -> None:
+    """Add what all commands that generate have in common."""
+    parser.add_argument("--temperature", type=float, help="0 is greedy (default: as in training, else 1)")
+    parser.add_argument(
+        "--max_new_tokens", type=int, metavar="N", help="tokens per completion (default: as in training, else 256)"
+    )
+    parser.add_argument("--seed", type=int, help="of the sampling (default 42)")
+    parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0], help="default transformers")
+    parser.add_argument(
+        "--batch_size", type=int, default=32, metavar="N", help="sequences at once with transformers (default 32)"
+    )
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the weights")
+
+
+def shown_progress(found: Iterable[list[Completion]], num_prompts: int) -> Iterator[list[Completion]]:
+    """Pass completions on, with a line on stderr of prompts done and tokens per second."""
+    from tqdm import tqdm
+
+    is_terminal = sys.stderr.isatty()
+    num_tokens, start_s = 0, time.perf_counter()
+    with tqdm(
+        total=num_prompts,
+        unit="prompt",
+        file=sys.stderr,
+        dynamic_ncols=True,
+        mininterval=0.1 if is_terminal else 10,
+        bar_format="{n_fmt}/{total_fmt} prompts{postfix}, left {remaining}" + ("" if is_terminal else "\n"),
+    ) as bar:
+        for completions in found:
+            num_tokens += sum(len(completion.token_ids) for completion in completions)
+            per_s = num_tokens / (time.perf_counter() - start_s)
+            bar.set_postfix_str(f"{num_tokens:,} tokens, {per_s:,.0f} tokens/s", refresh=False)
+            bar.update()
+            yield completions
+
+
+def json_line(row: Any) -> str:
+    """Return a row as one line of JSON that a terminal can show: what cannot be printed is escaped."""
+    text = json.dumps(row, ensure_ascii=False)
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[TextIO]:
+    if path is None:
+        yield sys.stdout
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "x", encoding="utf-8") as file:
+        yield file

@@ -19,7 +19,7 @@ def read_prompts(path: str) -> list[dict[str, Any]]:
     Raises:
         DataError: The file is missing, empty, or no such file.
     """
-    from trl_ext.scripts.dataset import bad_line
+    from trl_ext.scripts.data.dataset import bad_line
 
     file = Path(path)
     if not file.is_file():

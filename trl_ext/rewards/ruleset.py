@@ -128,10 +128,18 @@ class RuleSet:
         """Explain one completion's total, as an object that prints as a table. Columns are single values."""
         lists = {name: [value] for name, value in columns.items()}
         ids = None if completion_ids is None else [completion_ids]
-        found, (row,) = self._composed([prompt], [completion], ids, lists)
-        verdicts = [column.verdicts[0] for column in found]
-        parts = map(Part.of, self.rules, verdicts, row.states, row.contributions)
-        return Explanation(tuple(parts), row.total, self.clip)
+        return self.explain_all([prompt], [completion], ids, **lists)[0]
+
+    def explain_all(
+        self, /, prompts: Any, completions: Any, completion_ids: Any = None, **columns: Any
+    ) -> list[Explanation]:
+        """Explain the totals of a batch, which is judged as in a training and leaves no trace. Columns are lists."""
+        found, composed = self._composed(prompts, completions, completion_ids, columns)
+        verdicts = zip(*(column.verdicts for column in found), strict=True)
+        return [
+            Explanation(tuple(map(Part.of, self.rules, own, row.states, row.contributions)), row.total, self.clip)
+            for own, row in zip(verdicts, composed, strict=True)
+        ]
 
     def split(self) -> list["RuleColumn"]:
         """Make one callable per rule, a TRL column each; with TRL's default reward weights they sum to the total."""

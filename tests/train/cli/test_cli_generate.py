@@ -14,7 +14,9 @@ from tests import tiny
 from trl_ext.cli.after.engines import Sampling, TransformersEngine
 from trl_ext.cli.after.finished import find_run
 from trl_ext.cli.after.generate import json_line
+from trl_ext.cli.after.prompts import policy_prompts, recipe_mapping
 from trl_ext.cli.main import main
+from trl_ext.errors import DataError
 from trl_ext.monitor.record import write_record
 
 PROMPTS = ["w3", "w5 w6 w7 w8 w9", "w11 w4", "w90 w91 w92"]
@@ -158,6 +160,29 @@ def test_a_line_of_text_is_a_user_message_where_there_is_a_chat_template(folders
     mixed = rows_of(capsys.readouterr().out)
     assert [row["completions"] for row in mixed[:2]] == [row["completions"] for row in chats[:2]]
     assert mixed[2]["prompt"] == "w9"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "wanted"),
+    [
+        ({"prompt_template": "{question} w9"}, {"question": "w5"}, "w5 w9"),
+        ({"prompt_template": "{question} w9"}, {"prompt": "w5"}, "w5 w9"),
+        ({"columns": {"prompt": "question", "answer": "gold"}}, {"question": "w5"}, "w5"),
+        ({"columns": {"answer": "gold"}, "answer_pattern": "#(.)"}, {"prompt": "w5"}, "w5"),
+    ],
+)
+def test_prompts_are_made_as_the_recipe_makes_them(recipe, row, wanted):
+    assert policy_prompts([row], "rows.jsonl", recipe_mapping(recipe), has_template=False) == [wanted]
+    chat = {**recipe, "system_prompt": "w8"}
+    messages = [{"role": "system", "content": "w8"}, {"role": "user", "content": wanted}]
+    assert policy_prompts([row], "rows.jsonl", recipe_mapping(chat), has_template=True) == [messages]
+
+
+def test_a_row_without_what_the_recipe_reads_is_named():
+    mapping = recipe_mapping({"prompt_template": "{question} {hint}"})
+    rows = [{"question": "w5", "hint": "w6"}, {"question": "w5"}]
+    with pytest.raises(DataError, match=r"Row 1 of .* has no column 'hint'"):
+        policy_prompts(rows, "rows.jsonl", mapping, has_template=False)
 
 
 @pytest.mark.parametrize(

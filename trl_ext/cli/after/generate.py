@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from trl_ext.cli.after.engines import BACKENDS, Completion, Sampling, make_engine
-from trl_ext.cli.after.prompts import PROMPT_FORMATS, as_chat, check_prompts, prompt_ids, read_prompts
 from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 
@@ -20,8 +19,9 @@ DESCRIPTION = """\
 Let a trained policy answer the prompts of a file. A run's adapter is loaded on its base model; sampling settings that
 are not given are those of its training."""
 EXAMPLES = """\
-A line of a .txt file is a user message where the tokenizer has a chat template. The prompts of a .jsonl file are in
-its column `prompt`, text or messages, and are read as in training.
+Prompts are made as in training: by the recipe's columns, system_prompt and prompt_template; where those read one
+column, a line of text or the column `prompt` may stand for it. Without such keys a line of a .txt file is a user
+message where the tokenizer has a chat template, and a .jsonl file's column `prompt` is taken as it is.
 
 examples:
   trl-ext generate out --prompts questions.txt
@@ -32,6 +32,7 @@ def generate(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
     arguments = _parser().parse_args(list(argv))
     from trl_ext.cli.after.finished import find_run
+    from trl_ext.cli.after.prompts import policy_prompts, prompt_ids, read_prompts, recipe_mapping
     from trl_ext.scripts.exit import refusals
 
     rows = read_prompts(arguments.prompts)
@@ -47,11 +48,10 @@ def generate(argv: Sequence[str]) -> int:
     )
     with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
-    check_prompts(rows, arguments.prompts)
-    is_chat = arguments.prompt_format == "chat" or (
-        arguments.prompt_format is None and arguments.prompts.endswith(".txt") and tokenizer.chat_template is not None
-    )
-    prompts = [as_chat(row["prompt"]) if is_chat else row["prompt"] for row in rows]
+    chat = "chat" if arguments.prompts.endswith(".txt") and tokenizer.chat_template else None
+    prompt_format = arguments.prompt_format or run.recipe.get("prompt_format") or chat
+    mapping = recipe_mapping(run.recipe, prompt_format)
+    prompts = policy_prompts(rows, arguments.prompts, mapping, bool(tokenizer.chat_template))
     ids = prompt_ids(prompts, tokenizer, run.recipe.get("chat_template_kwargs"))
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)
     with _opened(arguments.output) as file:
@@ -71,7 +71,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--prompts", metavar="FILE", required=True, help=".txt with a prompt a line, or .jsonl")
     parser.add_argument("--output", metavar="FILE", help="new .jsonl file (default: the terminal)")
     parser.add_argument("--num_generations", type=int, metavar="N", help="completions per prompt (default 1)")
-    parser.add_argument("--prompt_format", choices=PROMPT_FORMATS, help="what a prompt that is text becomes")
+    parser.add_argument("--prompt_format", choices=("chat", "text"), help="what a prompt that is text becomes")
     add_engine_options(parser)
     return parser
 

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
-
-PROMPT_FORMATS = ("chat", "text")
+from trl_ext.scripts.data.mapping import PROMPT, RowMapping
 
 
 def read_prompts(path: str) -> list[dict[str, Any]]:
@@ -50,9 +51,54 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], source: str) -> None:
             raise DataError(f"The prompt of row {number} of {source} is {shown}. Give text, or a list of messages.")
 
 
-def as_chat(prompt: Any) -> Any:
-    """Return a prompt that is text as a user message, and any other as it is."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+def recipe_mapping(recipe: Mapping[str, Any], prompt_format: str | None = None) -> RowMapping:
+    """Return what a run's recipe does to the rows of its data; a prompt format that is given counts instead."""
+    keys = ("columns", "system_prompt", "prompt_template", "prompt_format", "answer_pattern")
+    given = {key: recipe.get(key) for key in keys}
+    return RowMapping.of(SimpleNamespace(**given | ({"prompt_format": prompt_format} if prompt_format else {})))
+
+
+def policy_prompts(
+    rows: Sequence[Mapping[str, Any]], source: str, mapping: RowMapping, has_template: bool
+) -> list[Any]:
+    """Return the prompts as the training would make them of these rows.
+
+    A row may bring the columns that the recipe reads, or the text that stands in their place in a column `prompt`.
+
+    Args:
+        rows: Of a file of prompts.
+        source: The file's name.
+        mapping: Of the run's recipe; only what makes prompts counts.
+        has_template: True if the tokenizer has a chat template.
+
+    Raises:
+        ConfigError: The mapping needs a chat template.
+        DataError: A row does not bring what a prompt is made of.
+    """
+    if not mapping.makes_prompts:
+        check_prompts(rows, source)
+        return [row["prompt"] for row in rows]
+    makes_chats = mapping.makes_chats(lambda: has_template)
+    reads = mapping.template.fields if mapping.template else [mapping.columns.get(PROMPT) or PROMPT]
+    columns = {name: theirs for name, theirs in mapping.columns.items() if theirs in reads}
+    mapping = replace(mapping, columns=columns, answer_pattern=None)
+    ours = {theirs: name for name, theirs in columns.items()}
+    found = []
+    for number, row in enumerate(rows):
+        text = row.get(PROMPT)
+        cells = {name: row[name] for name in reads if name in row}
+        if len(reads) == 1 and not cells and text:
+            cells = {reads[0]: text}
+        if lacking := [name for name in reads if name not in cells]:
+            raise DataError(
+                f"Row {number} of {source} has no column '{lacking[0]}', of which the run's recipe makes prompts; its "
+                f"columns are: {', '.join(row) or 'none'}. Add it."
+            )
+        own = {ours.get(name, name): cell for name, cell in cells.items()}
+        if problem := mapping.problem(own):
+            raise DataError(f"Row {number} of {source} has {problem}. Mend it.")
+        found.append(mapping.rewritten(own, makes_chats)[PROMPT])
+    return found
 
 
 def prompt_ids(prompts: Sequence[Any], tokenizer: Any, template_kwargs: Mapping[str, Any] | None) -> list[list[int]]:

@@ -107,7 +107,7 @@ class RowMapping:
         rewrite = partial(
             _rewritten,
             mapping=self,
-            makes_chats=self.makes_prompts and self._makes_chats(has_chat_template),
+            makes_chats=self.makes_prompts and self.makes_chats(has_chat_template),
             version=__version__,  # rows that another version has written are not taken from the cache
         )
         renamed = self._renamed(dataset, names)
@@ -230,7 +230,8 @@ class RowMapping:
 
     # Rows -----------------------------------------------------------------------------------------------------------
 
-    def _makes_chats(self, has_chat_template: Callable[[], bool]) -> bool:
+    def makes_chats(self, has_chat_template: Callable[[], bool]) -> bool:
+        """Return True where prompts that are text become user messages; ConfigError where nothing renders them."""
         if self.prompt_format == "text":
             return False
         wanted = self.prompt_format == "chat" or self.system_prompt is not None

@@ -187,6 +187,20 @@ def check_settings(args: Any) -> None:
         raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
 
 
+def choose_precision(config: Any) -> None:
+    """Set bf16 to False where it is unset and the machine has no accelerator.
+
+    Called by `__post_init__` before TRL's, which makes it True and so ends in an error there. With `use_cpu` TRL's
+    default stays: bf16 autocast on the CPU.
+    """
+    import torch
+    from transformers.utils import is_torch_bf16_gpu_available, is_torch_xla_available
+
+    if config.bf16 is None and not config.fp16 and not config.use_cpu:
+        if not (torch.accelerator.is_available() or is_torch_bf16_gpu_available() or is_torch_xla_available()):
+            config.bf16 = False
+
+
 def _check_weights(weights: Iterable[float]) -> None:
     for number, weight in enumerate(weights, 1):
         if not math.isfinite(weight):

@@ -11,7 +11,7 @@ from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
-from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers
+from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
 
 
 @dataclass
@@ -57,6 +57,7 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
         self.check_resume_fields()
         check_numbers(self)
         check_deepspeed_file(self.deepspeed)
+        choose_precision(self)
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True)
         longest = math.inf if self.max_completion_length is None else self.max_completion_length

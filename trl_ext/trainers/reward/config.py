@@ -9,7 +9,7 @@ from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
-from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers
+from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
 
 LENGTH_POLICIES = ("drop", "truncate_prompt")
 
@@ -48,6 +48,7 @@ class RewardConfig(MemoryFields, ResumeFields, EndingFields, TRLRewardConfig):
         self.check_resume_fields()
         check_numbers(self)
         check_deepspeed_file(self.deepspeed)
+        choose_precision(self)
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:

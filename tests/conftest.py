@@ -18,6 +18,8 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Trainers in tests leave no report, except where a test asks for it: a thousand of them would take minutes.
+os.environ.setdefault("TRL_EXT_REPORT", "0")
 
 ROOT = Path(__file__).parent.parent
 

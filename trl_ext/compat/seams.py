@@ -92,6 +92,13 @@ SEAMS = (
     Seam("transformers:Trainer._save_rng_state", ("output_dir",), "as above"),
     Seam("transformers:Trainer.create_model_card", ("model_name",), "as above"),
     Seam(
+        "trl.trainer.base_trainer:_BaseTrainer.create_model_card",
+        ("model_name", "dataset_name", "tags"),
+        "writes README.md; its sentence `This model is a fine-tuned version of ...` and its heading `### Framework "
+        "versions` are found there",
+    ),
+    Seam("transformers:Trainer.add_callback", ("callback",), "a ProgressLine takes the place of the one there"),
+    Seam(
         "transformers.trainer_utils:sort_checkpoints",
         ("output_dir", "use_mtime"),
         "the order in which save_total_limit removes checkpoints",

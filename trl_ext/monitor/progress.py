@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from tqdm import tqdm
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Entry
@@ -18,10 +18,15 @@ from trl_ext.monitor.words import duration, scores
 _BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
 
 
-class ProgressLine(TrainerCallback):
-    """Steps, the run's curves (for GRPO the reward and every rule) and time left."""
+class ProgressLine(ProgressCallback, PrinterCallback):
+    """Steps, the run's curves (for GRPO the reward and every rule) and time left.
+
+    Our trainers have one in the place of transformers' own callbacks. It is one of both: whoever removes them, as in
+    `trainer.remove_callback(PrinterCallback)`, removes it.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._bar: tqdm | None = None
         self._steps_s = 0.0  # seconds inside optimizer steps: evaluation and saving do not count
         self._num_steps = 0
@@ -60,6 +65,11 @@ class ProgressLine(TrainerCallback):
             self._bar.close()
             self._bar = None
 
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Show no bar of its own for an evaluation."""
+
     def _print(self, line: str) -> None:
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
@@ -70,10 +80,3 @@ class ProgressLine(TrainerCallback):
 def _plotted(logs: Entry, prefix: str = "") -> str:
     """The curves that have an axis; the others stand in the report."""
     return scores((curve.name, value) for curve, value in log_keys.values(logs, prefix).items() if curve.axis)
-
-
-def use_progress_line(trainer: Trainer) -> None:
-    """Put a ProgressLine in the place of the trainer's own progress callbacks."""
-    for callback in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(callback)
-    trainer.add_callback(ProgressLine())

@@ -96,6 +96,17 @@ class StrictParser(TrlParser):
             keys |= read_recipe(argv[argv.index(_CONFIG_FLAG) + 1], self.types_of, _explain_launch_key).keys()
         return keys & self.types_of.keys()
 
+    def given_values(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The values of `given_keys`, as the recipe and the flags have them, and the recipe's block `env`."""
+        words, recipe = split_config_flag(argv), {}
+        if _CONFIG_FLAG in words:
+            at = words.index(_CONFIG_FLAG)
+            recipe = read_recipe(words[at + 1], self.types_of, _explain_launch_key)
+            del words[at : at + 2]
+        flags = vars(self.parse_known_args(words)[0])
+        given = self.given_keys(words)
+        return recipe | {name: flags[name] for name in self.types_of if name in given}
+
     def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
         """Check the recipe, and return the part of `argv` that no dataclass knows, in order. Builds no dataclass."""
         argv = split_config_flag(argv)

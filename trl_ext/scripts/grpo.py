@@ -13,7 +13,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.rewards import RewardArguments, build_rewards, described_reward
+from trl_ext.scripts.rewards import RewardArguments, build_rewards
 
 DESCRIPTION = """\
 Train a language model with GRPO on rules as rewards.
@@ -56,15 +56,6 @@ def make_parser(prog: str | None = None) -> StrictParser:
     return StrictParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)
 
 
-def report_settings(training_args: Any, rewards: Sequence[Any]) -> dict[str, Any]:
-    """Collect what the report shows of this kind of run."""
-    return {
-        "rewards": ", ".join(described_reward(reward) for reward in rewards),
-        **training.rollout_settings(training_args),
-        "loss": training_args.loss_type,
-    }
-
-
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
     """Check, read the data, train, save, report."""
     training.check_model(model_args)
@@ -87,9 +78,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
-    own_settings = report_settings(training_args, rewards)
-    settings = training.report_settings(script_args, training_args, model_args, own_settings)
-    training.run(trainer, checkpoint, settings, script_args.dataset_name)
+    training.run(trainer, checkpoint, script_args.dataset_name)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

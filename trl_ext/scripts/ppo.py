@@ -15,7 +15,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.rewards import RewardArguments, build_functions, described_reward
+from trl_ext.scripts.rewards import RewardArguments, build_functions
 
 DESCRIPTION = """\
 Train a language model with PPO on rules, reward models, or both.
@@ -160,20 +160,6 @@ def reward_models(script_args: Any) -> list[str]:
     return [*(script_args.reward_model or ()), *filter(None, [script_args.reward_adapter])]
 
 
-def report_settings(script_args: Any, training_args: Any, model_args: Any, reward_funcs: Any) -> dict[str, Any]:
-    """Collect what the report shows of this kind of run."""
-    return {
-        "rules": ", ".join(described_reward(reward) for reward in reward_funcs) or "none",
-        "reward models": ", ".join(reward_models(script_args)) or "none",
-        "score": training_args.score_mode,
-        "critic": training_args.critic,
-        **training.rollout_settings(training_args),
-        "learning rate of the critic": training_args.value_learning_rate or training_args.learning_rate,
-        "optimizer steps per update": training_args.num_iterations * training_args.num_mini_batches,
-        "LoRA": training.described_lora(model_args),
-    }
-
-
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
     """Check, read the data, train, save, report."""
     take_old_paths(script_args, training_args, model_args)
@@ -202,9 +188,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             reward_adapter=script_args.reward_adapter,
             quantization_config=get_quantization_config(model_args),
         )
-    own_settings = report_settings(script_args, training_args, model_args, reward_funcs)
-    settings = training.report_settings(script_args, training_args, model_args, own_settings)
-    training.run(trainer, checkpoint, settings, script_args.dataset_name)
+    training.run(trainer, checkpoint, script_args.dataset_name)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

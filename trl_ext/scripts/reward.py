@@ -15,7 +15,7 @@ from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.rewards import build_rules, described_rules
+from trl_ext.scripts.rewards import build_rules
 
 DESCRIPTION = """\
 Train a reward model on pairs of a chosen and a rejected answer.
@@ -114,24 +114,6 @@ def make_parser(prog: str | None = None) -> StrictParser:
     )
 
 
-def report_settings(script_args: Any, training_args: Any, model_args: Any, rules: Any) -> dict[str, Any]:
-    """Collect what the report shows of this kind of run."""
-    length = f"{training_args.max_length} ({training_args.max_length_policy})" if training_args.max_length else "any"
-    return {
-        "rules": described_rules(rules) if rules else "none",
-        "pairs filtered": script_args.filter_pairs,
-        "margin from rules": script_args.margin_from_rules,
-        "processes": training_args.world_size,
-        "pairs per process and forward": training_args.per_device_train_batch_size,
-        "gradient accumulation": training_args.gradient_accumulation_steps,
-        "tokens per forward, at most": training_args.max_tokens_per_forward,
-        "tokens per answer with its prompt, at most": length,
-        "learning rate": training_args.learning_rate,
-        "LoRA": training.described_lora(model_args),
-        "centering": training_args.center_rewards_coefficient,
-    }
-
-
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
     """Check, read and filter the pairs, train, save, report."""
     training.check_model(model_args)
@@ -161,9 +143,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             peft_config=get_peft_config(model_args),
             rules=rules,
         )
-    own_settings = report_settings(script_args, training_args, model_args, rules)
-    settings = training.report_settings(script_args, training_args, model_args, own_settings)
-    training.run(trainer, checkpoint, settings, script_args.dataset_name)
+    training.run(trainer, checkpoint, script_args.dataset_name)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -77,18 +77,6 @@ def build_rules(rules: str | Sequence[Any] | Mapping[str, Any]) -> RuleSet:
     return RuleSet.from_dict(rules if isinstance(rules, Mapping) else {"rules": rules})
 
 
-def described_reward(reward: Any) -> str:
-    """A reward in the report: rules with their weights, else the name."""
-    if getattr(reward, "rules", None):
-        return described_rules(reward)
-    return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
-
-
-def described_rules(rules: Any) -> str:
-    """The rules of a RuleSet with their weights."""
-    return ", ".join(f"{rule.name} (weight {rule.weight:g})" for rule in rules.rules)
-
-
 def find_function(name: str) -> Any:
     """A reward function by TRL's name or by dotted path, which may lead into the working directory."""
     if name in TRL_REWARDS:

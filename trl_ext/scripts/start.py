@@ -8,15 +8,9 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 from trl_ext.rewards.isolation.kernel import die_with_parent
-
-# Programs, and modules behind `python -m`, that start processes and wait for them.
-LAUNCHERS = frozenset(
-    "accelerate accelerate-launch deepspeed torchrun trl-ext accelerate.commands.launch deepspeed.launcher.launch "
-    "torch.distributed.launch torch.distributed.run trl_ext.cli.main".split()
-)
+from trl_ext.trainers.record.launch import is_launcher
 
 
 def end_with_launcher() -> None:
@@ -26,16 +20,6 @@ def end_with_launcher() -> None:
     """
     if sys.platform == "linux" and is_launcher(parent := os.getppid()):
         die_with_parent(parent, signal.SIGTERM)
-
-
-def is_launcher(pid: int) -> bool:
-    """Return True for a process whose command line names a launcher."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return False
-    # As many words as `/usr/bin/python3 -u -m accelerate.commands.launch`: further ones are for the launcher.
-    return any(Path(word).name in LAUNCHERS for word in words[:4])
 
 
 def be_reachable() -> None:

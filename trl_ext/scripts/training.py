@@ -6,14 +6,13 @@ A script brings its arguments, its trainer and what its report says beside the s
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_ext.compat.versions import installed_versions
 from trl_ext.doctor.build_locks import lock_warnings
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.arguments import StrictParser
@@ -24,7 +23,6 @@ from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.trainers.setting_checks import check_settings
-from trl_ext.version import __version__
 
 
 def main(
@@ -53,6 +51,7 @@ def main(
         warn_of_build_locks("deepspeed" in parser.given_keys(sys.argv[1:] if argv is None else argv))
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
+        training_args.recipe = parser.given_values(sys.argv[1:] if argv is None else argv)
         check_settings(training_args)
         check_output_dir(training_args.output_dir)
         with nothing_left(training_args.output_dir), unreadable_rows():
@@ -200,18 +199,14 @@ class FirstStep(TrainerCallback):
         self.has_come = True
 
 
-def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str], dataset_name: str | None) -> None:
+def run(trainer: Any, checkpoint: str | bool | None, dataset_name: str | None) -> None:
     """Train, save, report, and leave the process group together.
 
     Args:
-        trainer: A TRL trainer.
+        trainer: One of our trainers.
         checkpoint: Where to resume, see `resume_point`.
-        settings: What the report shows as the run's settings.
-        dataset_name: For the model's card on the hub.
+        dataset_name: For the model's card.
     """
-    from trl_ext.monitor.progress import use_progress_line
-
-    use_progress_line(trainer)
     start = FirstStep()
     trainer.add_callback(start)
     try:
@@ -224,11 +219,12 @@ def run(trainer: Any, checkpoint: str | bool | None, settings: Mapping[str, str]
         raise DataError("The stream of training rows ended before the first batch was full. Give more rows.")
     trainer.save_model(trainer.args.output_dir)
     trainer.save_state()
+    try:
+        trainer.create_model_card(Path(trainer.args.output_dir).absolute().name, dataset_name)
+    except OSError as error:
+        print(f"\nwarning: the model card could not be written: {error}.\n", file=sys.stderr, flush=True)
     if trainer.is_world_process_zero():
-        try:
-            print_report(trainer, settings)
-        except OSError as error:
-            print(f"\nwarning: the report could not be written: {error}.\n", file=sys.stderr, flush=True)
+        print_summary(trainer)
     if trainer.args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)
     _leave_together(trainer)
@@ -241,52 +237,15 @@ def _leave_together(trainer: Any) -> None:
     trainer.accelerator.end_training()
 
 
-def report_settings(
-    script_args: Any, training_args: Any, model_args: Any, own_settings: Mapping[str, Any]
-) -> dict[str, str]:
-    """Collect the settings that the report shows, a script's own among those of every run."""
-    packages = installed_versions("trl", "transformers", "accelerate", "torch")
-    settings = {
-        "model": model_args.model_name_or_path,
-        "dataset": script_args.dataset_name or "mixture",
-        **own_settings,
-        "precision": "bf16" if training_args.bf16 else "fp16" if training_args.fp16 else "fp32",
-        "packing": training_args.packing,
-        "seed": training_args.seed,
-        "versions": ", ".join([f"trl_ext {__version__}", *(f"{name} {number}" for name, number in packages.items())]),
-    }
-    return {key: str(value) for key, value in settings.items()}
-
-
-def rollout_settings(training_args: Any) -> dict[str, Any]:
-    """Collect what the report shows of every run that trains on its own completions."""
-    return {
-        "processes": training_args.world_size,
-        "completions per process and forward": training_args.per_device_train_batch_size,
-        "gradient accumulation": training_args.gradient_accumulation_steps,
-        "completions per prompt": training_args.num_generations,
-        "tokens per completion, at most": training_args.max_completion_length,
-        "learning rate": training_args.learning_rate,
-        "KL penalty": training_args.beta,
-        "temperature": training_args.temperature,
-    }
-
-
-def described_lora(model_args: ModelConfig) -> str:
-    """LoRA's rank and alpha in words, or "no"."""
-    return f"rank {model_args.lora_r}, alpha {model_args.lora_alpha}" if model_args.use_peft else "no"
-
-
-def print_report(trainer: Any, settings: Mapping[str, str]) -> None:
-    """Write report.html and reward.png, and end on the table."""
+def print_summary(trainer: Any) -> None:
+    """End on the table, and on where model and report are."""
     from rich.console import Console
 
-    from trl_ext.monitor.report import HTML_FILE, summary_table, write_report
+    from trl_ext.monitor.report import HTML_FILE, summary_table
+    from trl_ext.monitor.summary import summarize
 
-    folder = trainer.args.output_dir
-    summary = write_report(folder, trainer.state.log_history, settings)
+    report = Path(trainer.args.output_dir, HTML_FILE)
     console = Console()
-    console.print(summary_table(summary))
-    console.print(
-        f"Model and report: {folder}, {Path(folder) / HTML_FILE}", soft_wrap=True, markup=False, highlight=False
-    )
+    console.print(summary_table(summarize(trainer.state.log_history)))
+    places = f"Model: {report.parent}" + (f", report: {report}" if report.is_file() else "")
+    console.print(places, soft_wrap=True, markup=False, highlight=False)

@@ -47,6 +47,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
             tracker.trace.land()
             trainer.add_callback(CacheAtTheStart(tracker.trace, simulation.zero_stage))
             follow(trainer, tracker)
+            trainer.leaves_record = False
             with gradients_in_buckets(simulation, trainer):
                 trainer.train()
     counts = count_parameters(trainer)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from trl_ext.scripts.start import is_launcher
+from trl_ext.trainers.record.launch import is_launcher
 
 CHILD = (
     "import os, time; from trl_ext.scripts.start import end_with_launcher; end_with_launcher(); "

@@ -1,6 +1,7 @@
 """`trl_ext.scripts.grpo` trains from a recipe, and refuses what cannot work before it loads anything."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests import tiny
 from trl_ext import resources
 from trl_ext.cli import launch
 from trl_ext.errors import ConfigError, DataError, RuleError
+from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import grpo
@@ -23,6 +25,8 @@ RULES = [
     {"rule": "answer", "gold": "answer", "kind": "exact"},
     {"rule": "length", "high": 4, "slack": 4, "weight": 0.1},
 ]
+# Gives the completions of a random model different rewards, so that the loss is not 0.
+DIVIDES = {"rule": "pattern", "pattern": "[0-4]$", "mode": "search"}
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +74,21 @@ def recipe(tmp_path):
     return write
 
 
-def test_a_recipe_trains_evaluates_saves_and_reports(assets, recipe, tmp_path, capfd):
+def test_a_recipe_trains_evaluates_saves_and_reports(assets, recipe, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
     grpo.main(
         ["--config", recipe(), "--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
     )
     captured = capfd.readouterr()
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"model.safetensors", "trainer_state.json", "report.html", "reward.png", "run_settings.json"} <= files
+    assert {
+        "model.safetensors",
+        "trainer_state.json",
+        "report.html",
+        "recipe.yaml",
+        "rules.yaml",
+        "versions.json",
+    } <= files
 
     log = read_log_history(tmp_path / "out")
     summary = summarize(log)
@@ -92,8 +104,47 @@ def test_a_recipe_trains_evaluates_saves_and_reports(assets, recipe, tmp_path, c
     assert "step 1/2  reward " in progress and "answer " in progress and "left 0:00" in progress
     assert "{'loss'" not in captured.out + captured.err  # the metrics dictionary of transformers' own callback
     assert "2 steps in" in captured.out
-    html = (tmp_path / "out" / "report.html").read_text()
-    assert "answer (weight 1), length (weight 0.1)" in html
+    assert "answer" in (tmp_path / "out" / "report.html").read_text()
+
+
+def first_step(folder):
+    """Loss, gradient norm and reward of step 1; the loss alone is 0, as advantages of a group add up to nothing."""
+    entry = read_log_history(folder)[0]
+    return [entry[key] for key in ("loss", "grad_norm", "reward")]
+
+
+def test_a_run_is_repeated_from_its_folder(assets, recipe, tmp_path, monkeypatch):
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"rules": [*RULES, DIVIDES], "clip": [-1, 2]}))
+    short = dict(max_steps=1, eval_strategy="no", eval_on_start=False)
+    path = recipe("rules", **short, env={"SOME_API_KEY": "hush", "SOME_WORD": "loud"})
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
+    flags = ["--rules", str(tmp_path / "rules.yaml"), "--seed", "7", "--use_peft", "--lora_r", "4", "--hub_token", "x"]
+    grpo.main(["--config", path, *where, *flags, "--lora_target_modules", "all-linear", "--no_share_prompt"])
+    (tmp_path / "rules.yaml").unlink()
+    grpo.main(["--config", str(tmp_path / "out" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
+    assert first_step(tmp_path / "again") == first_step(tmp_path / "out")
+    assert first_step(tmp_path / "out")[1] > 0
+
+    first, again = (yaml.safe_load((tmp_path / name / "recipe.yaml").read_text()) for name in ("out", "again"))
+    assert first | {"output_dir": str(tmp_path / "again")} == again
+    assert first["rules"] == {"rules": read_record(tmp_path / "out").rules["rules"], "clip": [-1.0, 2.0]}
+    assert (first["seed"], first["lora_r"], first["share_prompt"]) == (7, 4, False)
+    assert first["env"] == {"SOME_WORD": "loud"} and "hub_token" not in first
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "None" not in card and f"| base model | {assets / 'model'} |" in card and "trl_ext: " in card
+    assert (
+        f"| data | {assets / 'data'} |" in card
+        and "| scored by | answer (weight 1), length (weight 0.1), pattern (weight 1) |" in card
+    )
+
+
+def test_a_run_without_a_seed_records_the_one_it_had(assets, recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("trl_ext.scripts.training.run", lambda trainer, *rest: trainer._record(is_resumed=False))
+    where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
+    grpo.main(["--config", recipe(), *where])
+    record = read_record(tmp_path / "out")
+    assert record.recipe["seed"] == 42 and record.trainer == "grpo" and record.versions["num_processes"] == 1
 
 
 def test_true_resumes_from_the_newest_checkpoint(assets, recipe, tmp_path, capfd):

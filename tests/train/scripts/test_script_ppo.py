@@ -11,7 +11,8 @@ from tests import tiny
 from tests.ppo_trainers import classifier
 from trl_ext.cli import launch
 from trl_ext.monitor.log_keys import PPO
-from trl_ext.monitor.report import read_log_history, read_settings
+from trl_ext.monitor.record import read_record
+from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import ppo
 
@@ -79,12 +80,13 @@ def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd):
+def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
     run(*LORA)
     captured = capfd.readouterr()
     written = files(tmp_path / "out")
     assert {"adapter_model.safetensors", "critic/adapter_model.safetensors", "critic/critic.json"} <= written
-    assert {"trainer_state.json", "report.html", "reward.png", "run_settings.json"} <= written
+    assert {"trainer_state.json", "report.html", "recipe.yaml", "rules.yaml", "versions.json"} <= written
 
     summary = summarize(read_log_history(tmp_path / "out"))
     assert summary.kind is PPO and summary.num_steps == 4  # two updates of two optimizer steps
@@ -102,10 +104,18 @@ def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd):
     assert "step 1/4  score " in progress and "KL " in progress and "explained variance " in progress
     assert "step 2/4  value loss " in progress and "{'loss'" not in captured.out + captured.err
     assert "4 steps in" in captured.out
-    settings = read_settings(tmp_path / "out")
-    assert settings["rules"] == "answer (weight 1), length (weight 0.1)"
-    assert (settings["critic"], settings["LoRA"]) == ("adapter", "rank 4, alpha 32")
-    assert settings["optimizer steps per update"] == "2"
+    record = read_record(tmp_path / "out")
+    assert record.trainer == "ppo" and [rule["rule"] for rule in record.rules["rules"]] == ["answer", "length"]
+    assert record.recipe["lora_r"] == 4
+
+
+def test_a_run_is_repeated_from_its_folder(run, assets, tmp_path):
+    short = dict(eval_strategy="no", eval_on_start=False, total_episodes=4)
+    run(*LORA, "--reward_adapter", str(assets / "adapter"), **short)
+    ppo.main(["--config", str(tmp_path / "out" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
+    losses = [read_log_history(tmp_path / name)[0]["loss/policy_avg"] for name in ("out", "again")]
+    assert losses[0] == losses[1] != 0
+    assert "| scored by | answer (weight 1), length (weight 0.1); " in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_true_resumes_from_the_newest_checkpoint(run, tmp_path, capfd):
@@ -124,30 +134,30 @@ def test_reward_model_value_model_and_reference_come_by_their_paths(run, assets,
     run(reward_model=[judge], value_model=judge, ref_model=model, score_mode="gate", eval_strategy="no")
     log = read_log_history(tmp_path / "out")
     assert {"rewards/answer/mean", "rewards/judge/mean"} <= set(log[1])
-    settings = read_settings(tmp_path / "out")
-    assert (settings["critic"], settings["reward models"], settings["score"]) == ("separate", judge, "gate")
+    recipe = read_record(tmp_path / "out").recipe
+    assert (recipe["value_model"], recipe["reward_model"], recipe["score_mode"]) == (judge, [judge], "gate")
     assert {"model.safetensors", "critic/model.safetensors"} <= files(tmp_path / "out")
 
 
 def test_a_reward_model_needs_no_rules(run, assets, tmp_path):
     run("--reward_model", str(assets / "judge"), rules=None, eval_strategy="no", eval_on_start=False)
-    assert read_settings(tmp_path / "out")["rules"] == "none"
+    assert read_record(tmp_path / "out").rules is None
     assert "rewards/judge/mean" in read_log_history(tmp_path / "out")[0]
 
 
 def test_a_reward_adapter_is_the_third_lora(run, assets, tmp_path):
     adapter = str(assets / "adapter")
     run(*LORA, "--reward_adapter", adapter, rules=None, eval_strategy="no", eval_on_start=False)
-    settings = read_settings(tmp_path / "out")
-    assert (settings["critic"], settings["reward models"], settings["rules"]) == ("adapter", adapter, "none")
+    record = read_record(tmp_path / "out")
+    assert record.recipe["reward_adapter"] == adapter and record.rules is None
     assert "rewards/adapter/mean" in read_log_history(tmp_path / "out")[0]
 
 
 def test_the_old_names_of_the_models_are_understood(run, assets, tmp_path):
     old = ["--sft_model_path", str(assets / "model"), "--reward_model_path", str(assets / "judge")]
     run(*old, rules=None, eval_strategy="no", eval_on_start=False)
-    settings = read_settings(tmp_path / "out")
-    assert (settings["model"], settings["reward models"]) == (old[1], old[3])
+    recipe = read_record(tmp_path / "out").recipe
+    assert (recipe["sft_model_path"], recipe["reward_model_path"]) == (old[1], old[3])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from tests import tiny
 from trl_ext.cli import launch
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.log_keys import REWARD_MODEL
-from trl_ext.monitor.report import read_log_history, read_settings
+from trl_ext.monitor.record import read_record
+from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import reward
 from trl_ext.scripts.data.pairs import filter_everywhere
@@ -92,11 +93,12 @@ def run(assets, tmp_path):
     return start
 
 
-def test_a_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd):
+def test_a_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
     run("plain")
     captured = capfd.readouterr()
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"model.safetensors", "trainer_state.json", "report.html", "reward.png", "run_settings.json"} <= files
+    assert {"model.safetensors", "trainer_state.json", "report.html", "recipe.yaml", "versions.json"} <= files
 
     summary = summarize(read_log_history(tmp_path / "out"))
     assert summary.kind is REWARD_MODEL and summary.num_steps == 2
@@ -145,8 +147,15 @@ def test_rules_filter_evaluate_and_become_margins(run, tmp_path, capfd, monkeypa
     # The pair that the rules contradict stays in the held-out set, which tells the two kinds apart.
     assert len(datasets["held_out"]) == len(GOOD) + 1
     assert "if rules agree" in captured.err and "if rules disagree" in captured.err
-    settings = read_settings(tmp_path / "out")
-    assert settings["rules"] == "answer (weight 1)" and settings["margin from rules"] == "True"
+    record = read_record(tmp_path / "out")
+    assert record.rules["rules"][0]["rule"] == "answer" and record.recipe["margin_from_rules"] is True
+
+
+def test_a_run_is_repeated_from_its_folder(run, tmp_path):
+    run("messages", "--max_steps", "1", rules=RULES, margin_from_rules=True, eval_strategy="no", eval_on_start=False)
+    reward.main(["--config", str(tmp_path / "out" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
+    losses = [read_log_history(tmp_path / name)[0]["loss"] for name in ("out", "again")]
+    assert losses[0] == losses[1] != 0
 
 
 def test_lora_trains_and_saves_the_score_head(run, tmp_path):
@@ -168,7 +177,7 @@ def test_lora_trains_and_saves_the_score_head(run, tmp_path):
     assert not torch.equal(*heads)
     assert not (tmp_path / "out" / "model.safetensors").exists()
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["task_type"] == "SEQ_CLS"
-    assert read_settings(tmp_path / "out")["LoRA"] == "rank 4, alpha 32"
+    assert read_record(tmp_path / "out").recipe["lora_r"] == 4
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
+from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.rows.images import may_hold_images
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.rows.steps import check_steps
@@ -55,7 +56,7 @@ from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLGRPOTrainer):
+class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLGRPOTrainer):
     """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
 
     A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any
@@ -88,6 +89,7 @@ class GRPOTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, T
         check_launch(args)
         check_settings(args)
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
+        self.given_rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         self._row_checks = PromptChecks(model, rewards, args, kwargs)

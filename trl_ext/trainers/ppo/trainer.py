@@ -127,6 +127,7 @@ class PPOTrainer(GRPOTrainer):
         # TRL would load a reference again by the model's name, which may not be what the model is now.
         with swapped(args, beta=args.beta if isinstance(model, str) and ref_model is None else 0.0):
             super().__init__(model, functions, args, *datasets, tokenizer, **grpo_options)
+        self.given_rewards = [*rules, *models, *listed(reward_adapter)]
 
     def _add_models(self) -> None:
         """Overrides trl_ext.GRPOTrainer._add_models: reference, critic and reward models join the actor."""

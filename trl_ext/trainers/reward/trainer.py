@@ -40,6 +40,7 @@ from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
+from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.batches import PairCollator, PairSizes, RowsOfPairs, StepSampler
 from trl_ext.trainers.reward.config import RewardConfig
@@ -54,7 +55,7 @@ from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
 
 
-class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLRewardTrainer):
+class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
     A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that would leave a new score
@@ -93,6 +94,7 @@ class RewardTrainer(WholeCheckpoints, OutOfMemoryRescue, PackingSwitch, RunEnds,
         check_launch(args)
         check_settings(args)
         self._rules = rules
+        self.given_rewards = [] if rules is None else [rules]
         self._has_own_collator = data_collator is not None
         self._has_train_dataset = False
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)

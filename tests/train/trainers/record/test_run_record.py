@@ -1,0 +1,201 @@
+"""A trainer that is constructed in Python leaves a record, a card and a report, and shows one line of progress."""
+
+import json
+import subprocess
+
+import pytest
+import torch
+import trl
+import yaml
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import PrinterCallback, ProgressCallback
+
+from tests import tiny
+from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
+from trl_ext.monitor import ProgressLine
+from trl_ext.monitor.record import read_record
+from trl_ext.rewards.rules.length import Length
+from trl_ext.trainers.record.versions import commit_of
+
+torch.set_num_threads(1)
+
+ROWS = Dataset.from_list([{"prompt": tiny.words(i, i + 1)} for i in range(3, 11)])
+SIZES = dict(
+    per_device_train_batch_size=4, num_generations=2, max_completion_length=4, max_steps=1, save_strategy="no"
+)
+
+
+class Mine(Length):
+    """A rule of this program."""
+
+
+def my_reward(completions, **kwargs):
+    return [0.5] * len(completions)
+
+
+def trainer(folder, *rewards, config=GRPOConfig, callbacks=None, peft_config=None, **changes):
+    args = config(output_dir=str(folder), **{**tiny.QUIET_ON_CPU, **SIZES, **changes})
+    return GRPOTrainer(
+        model=tiny.model("llama"),
+        reward_funcs=list(rewards) or [RuleSet([Length(high=4)])],
+        args=args,
+        train_dataset=ROWS,
+        processing_class=tiny.tokenizer(),
+        callbacks=callbacks,
+        peft_config=peft_config,
+    )
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    """The folder of a run of one step."""
+    folder = tmp_path_factory.mktemp("run")
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")
+    rules = RuleSet([Length(high=4), Mine(name="mine", high=2, weight=0.5)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRL_EXT_REPORT", "1")
+        run = trainer(
+            folder,
+            rules,
+            my_reward,
+            peft_config=lora,
+            learning_rate=1e-4,
+            hub_token="x",
+            save_strategy="steps",
+            save_steps=1,
+        )
+        run.train()
+    return folder
+
+
+def test_the_recipe_holds_what_was_passed_and_says_what_it_cannot(left):
+    record = read_record(left)
+    recipe, text = dict(record.recipe), (left / "recipe.yaml").read_text()
+    assert recipe.pop("rules")["rules"][0] == {"rule": "length", "high": 4}
+    lora = dict(use_peft=True, lora_r=4, lora_alpha=8, lora_target_modules=["k_proj", "q_proj"])
+    own = {**tiny.QUIET_ON_CPU, **SIZES, "report_to": [], "save_strategy": "steps", "save_steps": 1}
+    assert recipe == own | lora | dict(output_dir=str(left), learning_rate=1e-4, seed=42)
+    assert "#   train_dataset: 8 rows, with the columns prompt\n" in text
+    assert "#   model: LlamaForCausalLM\n" in text and f"#   reward: {__name__}.my_reward\n" in text
+
+
+def test_rules_of_the_program_are_named_with_their_settings(left):
+    rules = yaml.safe_load((left / "rules.yaml").read_text())["rules"]
+    assert rules[1] == {"rule": f"{__name__}.Mine", "high": 2, "weight": 0.5}
+    assert f"# Scored beside rules, or without: {__name__}.my_reward.\n" in (left / "rules.yaml").read_text()
+
+
+def test_the_recipe_of_a_program_is_one_for_the_script(left, tmp_path, capsys):
+    from trl_ext.scripts import grpo
+
+    with pytest.raises(SystemExit):
+        grpo.main(["--config", str(left / "recipe.yaml"), "--output_dir", str(tmp_path)])
+    assert "error: There is no model. Give --model_name_or_path" in capsys.readouterr().err
+
+
+def test_versions_say_on_what_it_ran(left):
+    versions = json.loads((left / "versions.json").read_text())
+    assert versions["trainer"] == "grpo" and versions["num_processes"] == 1
+    assert next(iter(versions["packages"])) == "trl_ext" and versions["packages"]["trl"] == trl.__version__
+
+
+def test_the_report_stands_beside_it(left):
+    assert "length" in (left / "report.html").read_text()
+
+
+def test_the_card_never_says_none(left):
+    card = (left / "README.md").read_text()
+    assert "None" not in card.split("### Framework")[0]
+    assert "| base model | built in the program, without a name |" in card
+    assert "| data | 8 rows, with the columns prompt |" in card and "| weights trained | LoRA of rank 4 |" in card
+    assert f"length (weight 1), mine (weight 0.5); {__name__}.my_reward" in card
+    assert "- trl_ext: " in card and "lora_r: 4" in card and "hub_token" not in card
+
+
+def test_a_resumed_run_keeps_the_record_of_its_beginning(left):
+    before = (left / "recipe.yaml").read_bytes(), (left / "versions.json").read_bytes()
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")
+    rules = RuleSet([Length(high=4), Mine(name="mine", high=2, weight=0.5)])
+    again = trainer(left, rules, my_reward, peft_config=lora, learning_rate=1e-4, max_steps=2)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 2
+    assert before == ((left / "recipe.yaml").read_bytes(), (left / "versions.json").read_bytes())
+
+
+def test_a_plain_config_of_trls_is_recorded_by_what_differs_from_its_defaults(tmp_path):
+    trainer(tmp_path, config=trl.GRPOConfig, learning_rate=0.1)._record(is_resumed=False)
+    recipe = dict(read_record(tmp_path).recipe)
+    assert recipe.pop("rules") and recipe.pop("output_dir") == str(tmp_path)
+    # Fields that TRL fills in itself, as `bf16` and `report_to`, say nothing.
+    assert recipe == {**SIZES, "use_cpu": True, "learning_rate": 0.1, "seed": 42}
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("trl_ext.trainers.record.trainer.write_record", full)
+    trainer(tmp_path).train()
+    assert read_record(tmp_path) is None
+
+
+# Progress -----------------------------------------------------------------------------------------------------------
+
+
+def shown(run):
+    callbacks = run.callback_handler.callbacks
+    return [type(one).__name__ for one in callbacks if isinstance(one, (ProgressCallback, PrinterCallback))]
+
+
+def test_there_is_one_line_of_progress_and_no_dictionary(tmp_path, capfd):
+    run = trainer(tmp_path, logging_steps=1)
+    assert shown(run) == ["ProgressLine"]
+    run.train()
+    captured = capfd.readouterr()
+    assert "step 1/1  reward " in captured.err and "{'loss'" not in captured.out + captured.err
+
+
+@pytest.mark.parametrize("disable_tqdm", [True, False])
+@pytest.mark.parametrize("callback", [PrinterCallback, ProgressCallback])
+def test_removing_transformers_callback_silences_it(tmp_path, callback, disable_tqdm):
+    run = trainer(tmp_path, disable_tqdm=disable_tqdm)
+    run.remove_callback(callback)
+    assert shown(run) == []
+
+
+def test_a_callback_of_the_users_own_choice_stays(tmp_path):
+    assert shown(trainer(tmp_path, callbacks=[PrinterCallback()], disable_tqdm=False)) == [
+        "PrinterCallback",
+        "ProgressCallback",
+    ]
+
+
+def test_a_progress_line_that_is_added_stands_alone(tmp_path):
+    assert shown(trainer(tmp_path, callbacks=[ProgressLine()])) == ["ProgressLine"]
+    run = trainer(tmp_path)
+    mine = ProgressLine()
+    run.add_callback(mine)
+    assert [one for one in run.callback_handler.callbacks if isinstance(one, ProgressLine)] == [mine]
+
+
+# The commit ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_commit_is_read_from_gits_files(tmp_path):
+    def git(*words, cwd=tmp_path / "one"):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(
+            ["git", *who, *words], cwd=cwd, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    (tmp_path / "one" / "below").mkdir(parents=True)
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    head = git("rev-parse", "HEAD")
+    git("worktree", "add", "-q", str(tmp_path / "two"))
+    git("pack-refs", "--all")
+    assert commit_of(tmp_path / "one" / "below") == commit_of(tmp_path / "two") == head
+    git("checkout", "-q", "--detach")
+    commit_of.cache_clear()
+    assert commit_of(tmp_path / "one") == head and commit_of(tmp_path / "nothing") is None

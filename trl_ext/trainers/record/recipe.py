@@ -1,0 +1,179 @@
+"""The recipe and the rules of a run, for its record: as a script was given them, or read back from a trainer."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from trl_ext.compat.peft import base_model
+from trl_ext.errors import ConfigError
+from trl_ext.rewards import RuleColumn, RuleSet
+from trl_ext.trainers.record.launch import public
+
+# Where a run goes on is said by the run that goes on.
+_NOT_REPEATED = ("resume_from_checkpoint", "resume_despite")
+# Fields that TRL's and transformers' configs fill in themselves, so that another value than the default tells nothing.
+_FILLED_IN = frozenset(
+    "accelerator_config activation_checkpointing bf16 dataloader_pin_memory debug disable_tqdm generation_batch_size "
+    "pad_to_multiple_of report_to steps_per_generation".split()
+)
+_NOT_PLAIN = object()
+
+
+def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of a run's recipe, and lines about what they leave out.
+
+    A script keeps what it was given in `args.recipe`; of a trainer constructed in Python the training arguments, the
+    model's name and LoRA are read back.
+    """
+    given = getattr(trainer.args, "recipe", None)
+    rules, _ = rules_of(trainer)
+    if given is not None:
+        keys, notes = dict(given), []
+    else:
+        keys, notes = _read_back(trainer), _given_as_objects(trainer)
+    if rules is not None and (given is None or "rules" in given):
+        keys["rules"] = rules  # a file of rules may change
+    keys.setdefault("seed", trainer.args.seed)
+    plain = {name: _plain(value) for name, value in keys.items() if name not in _NOT_REPEATED}
+    lost = [name for name, value in plain.items() if value is _NOT_PLAIN]
+    notes += [f"Left out, as no file can hold it: {name}." for name in lost]
+    return public({name: value for name, value in plain.items() if name not in lost}), notes
+
+
+def rules_of(trainer: Any) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the mapping of the run's first RuleSet, and lines about what else scores or cannot be written."""
+    sets = [one for one in trainer.given_rewards if isinstance(one, RuleSet)]
+    others = [one for one in trainer.given_rewards if not isinstance(one, RuleSet)]
+    notes = [f"Scored beside rules, or without: {in_words(other)}." for other in others]
+    notes += [f"A second set scored, too: {json.dumps(_mapping(one)[0])}." for one in sets[1:]]
+    if not sets:
+        return None, notes
+    mapping, problem = _mapping(sets[0])
+    mapping = public(mapping)
+    if mapping is not None and any("__main__." in str(rule["rule"]) for rule in mapping["rules"]):
+        problem = "Rules that begin with __main__ are classes of the program that ran, or of its notebook."
+    return mapping, [*notes, *([problem] if problem else [])]
+
+
+def in_words(reward: Any) -> str:
+    """Return a reward as a person names it: rules with their weights, a model's folder, a function's dotted path."""
+    if isinstance(reward, RuleSet):
+        return ", ".join(f"{rule.name} (weight {rule.weight:g})" for rule in reward.rules)
+    if isinstance(reward, RuleColumn):
+        return f"rule {reward.__name__}"
+    if isinstance(reward, torch.nn.Module):
+        config: Any = getattr(reward, "config", None)
+        return f"the model {getattr(config, '_name_or_path', '') or type(reward).__name__}"
+    name = getattr(reward, "__qualname__", None)
+    return reward if isinstance(reward, str) else f"{reward.__module__}.{name}" if name else type(reward).__name__
+
+
+def data_in_words(dataset: Any) -> str:
+    """Return `1,024 rows of openai/gsm8k, with the columns answer, prompt`."""
+    columns = f"with the columns {', '.join(getattr(dataset, 'column_names', None) or ['that a stream has'])}"
+    if not isinstance(dataset, Dataset):
+        return f"a {type(dataset).__name__} {columns}"
+    name = hub_name(dataset)
+    return f"{len(dataset):,} rows{f' of {name}' if name else ''}, {columns}"
+
+
+def hub_name(dataset: Any) -> str | None:
+    """Return the name on the hub of the data set that rows come from; None where they do not tell."""
+    addresses: Iterable[str] = getattr(getattr(dataset, "info", None), "download_checksums", None) or ()
+    start = "hf://datasets/"
+    names = (address.removeprefix(start).partition("@")[0] for address in addresses if address.startswith(start))
+    return next(names, None)
+
+
+def _mapping(rules: RuleSet) -> tuple[dict[str, Any] | None, str]:
+    """Return a set as `RuleSet.from_dict` reads it and an empty text, or None and why it cannot be written."""
+    try:
+        return rules.to_dict(), ""
+    except ConfigError as error:
+        return None, f"{error} They are: {in_words(rules)}."
+
+
+def _read_back(trainer: Any) -> dict[str, Any]:
+    """Return the recipe's keys of a trainer that was constructed in Python."""
+    args, config = trainer.args, base_model(trainer.model).config
+    given = getattr(args, "given", None)
+    keys = {"model_name_or_path": config._name_or_path} if getattr(config, "_name_or_path", "") else {}
+    for one in fields(args):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        value = getattr(args, one.name)
+        is_set = one.name in given if given is not None else value != default and one.name not in _FILLED_IN
+        if is_set and one.init:
+            keys[one.name] = value
+    return keys | _lora_of(trainer.model)
+
+
+def _lora_of(model: Any) -> dict[str, Any]:
+    """Return the keys of the model's LoRA adapter, none for a model without."""
+    from peft import LoraConfig
+
+    configs: Mapping[str, Any] = getattr(model, "peft_config", {})
+    config = next((one for one in configs.values() if isinstance(one, LoraConfig)), None)
+    if config is None:
+        return {}
+    keys = {
+        "lora_r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": config.lora_dropout,
+        "lora_target_modules": config.target_modules,
+        "lora_modules_to_save": config.modules_to_save,
+        "use_rslora": config.use_rslora,
+        "use_dora": config.use_dora,
+    }
+    return {"use_peft": True} | {name: value for name, value in keys.items() if value}
+
+
+def _given_as_objects(trainer: Any) -> list[str]:
+    """Return what a trainer was given in Python and no recipe can name."""
+    notes = ["Written by a trainer that was constructed in Python. It was given as objects, which you have to name:"]
+    rows = {"train_dataset": trainer.train_dataset, "eval_dataset": trainer.eval_dataset}
+    for role, dataset in rows.items():
+        parts = (
+            {f"{role} {name}": part for name, part in dataset.items()}
+            if isinstance(dataset, dict)
+            else {role: dataset}
+        )
+        notes += [f"  {name}: {data_in_words(part)}" for name, part in parts.items() if part is not None]
+    notes += [f"  reward: {in_words(one)}" for one in trainer.given_rewards if not isinstance(one, RuleSet)]
+    if not getattr(base_model(trainer.model).config, "_name_or_path", ""):
+        notes.append(f"  model: {type(base_model(trainer.model)).__name__}")
+    return notes
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML and JSON have it; `_NOT_PLAIN` for an object that they cannot hold."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value if type(value) in (bool, int, float, str, type(None)) else _base(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Mapping):
+        return _all_plain({str(key): _plain(item) for key, item in value.items()})
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    if isinstance(value, Sequence):
+        return _all_plain([_plain(item) for item in value])
+    return _plain(value.to_dict()) if hasattr(value, "to_dict") else _NOT_PLAIN
+
+
+def _base(value: Any) -> Any:
+    """Return a text or number of a subclass as one of the class itself."""
+    return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
+
+
+def _all_plain(container: Any) -> Any:
+    items = container.values() if isinstance(container, dict) else container
+    return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else container

@@ -1,0 +1,118 @@
+"""Mixed into the trainers: a run records what it was given, shows one line of progress, and ends on a report."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.utils import logging
+
+from trl_ext.memory.files.plan import as_dict
+from trl_ext.monitor.progress import ProgressLine
+from trl_ext.monitor.record import RECIPE_FILE, write_record
+from trl_ext.trainers.record.card import complete_card
+from trl_ext.trainers.record.recipe import data_in_words, in_words, recipe_of, rules_of
+from trl_ext.trainers.record.versions import packages, versions_of
+
+# "0" leaves the report out, for programs that train often.
+REPORT_VARIABLE = "TRL_EXT_REPORT"
+
+logger = logging.get_logger(__name__)
+
+
+class RunRecords(Trainer):
+    """Mixed into a trainer.
+
+    Attributes:
+        memory_kind: "grpo", "ppo" or "reward".
+        given_rewards: What scores, as the trainer was given it.
+        leaves_record: False where nothing is trained for good.
+    """
+
+    memory_kind: str
+    given_rewards: Sequence[Any] = ()
+    leaves_record = True
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """Overrides transformers.Trainer.__init__: one line of progress, unless the user has a callback for it."""
+        super().__init__(*args, **kwargs)
+        callbacks = self.callback_handler.callbacks
+        shown = [i for i, one in enumerate(callbacks) if isinstance(one, (ProgressCallback, PrinterCallback))]
+        if len(shown) == 1:  # transformers' own, which it adds last
+            callbacks[shown[0]] = ProgressLine()
+        elif any(isinstance(callbacks[i], ProgressLine) for i in shown[:-1]):
+            del callbacks[shown[-1]]
+
+    def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
+        """Overrides transformers.Trainer.add_callback: a ProgressLine takes the place of the one that is there."""
+        if callback is ProgressLine or isinstance(callback, ProgressLine):
+            self.pop_callback(ProgressLine)
+        super().add_callback(callback)
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Overrides transformers.Trainer.train: the record before the first step, the report after the last."""
+        is_writer = self.leaves_record and trial is None and self.is_world_process_zero()
+        if is_writer:
+            self._record(is_resumed=resume_from_checkpoint is not None)
+        result = super().train(resume_from_checkpoint, trial, *rest, **kwargs)
+        if is_writer and os.environ.get(REPORT_VARIABLE) != "0":
+            self._report()
+        return result
+
+    def create_model_card(  # type: ignore[override]  # as TRL has it
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Overrides trl's create_model_card: completed with what this run was given."""
+        data = [data_in_words(self.train_dataset)] if dataset_name is None else [dataset_name]
+        # A local name would make links and metadata of the hub that lead nowhere.
+        is_local = dataset_name is None or Path(dataset_name).exists()
+        super().create_model_card(model_name, None if is_local else dataset_name, tags)
+        path = Path(str(self.args.output_dir), "README.md")
+        if not self.is_world_process_zero() or not path.is_file():
+            return
+        recipe, _ = recipe_of(self)
+        rules, _ = rules_of(self)
+        lora = recipe.get("lora_r") if recipe.get("use_peft") else None
+        facts = [
+            ("base model", str(recipe.get("model_name_or_path") or "built in the program, without a name")),
+            ("data", data[0]),
+            ("scored by", "; ".join(in_words(one) for one in self.given_rewards)),
+            ("weights trained", "all" if lora is None else f"LoRA of rank {lora}"),
+        ]
+        if rules is not None:
+            recipe.setdefault("rules", rules)
+        complete_card(path, type(self).__name__, facts, recipe, packages())
+
+    def _record(self, *, is_resumed: bool) -> None:
+        """Write the record of this run; one that is resumed keeps the record of its beginning."""
+        folder = str(self.args.output_dir)
+        if is_resumed and os.path.isfile(os.path.join(folder, RECIPE_FILE)):
+            return
+        plan = getattr(self.args, "memory_plan", None)
+        versions = versions_of(self)
+        recipe, notes = recipe_of(self)
+        rules, rules_notes = rules_of(self)
+        launch = f" with:\n  {versions['launch']}\n" if versions["launch"] else ".\n"
+        count = "1 process" if versions["num_processes"] == 1 else f"{versions['num_processes']} processes"
+        again = "To repeat it: the same launch, with this file behind --config, and another --output_dir."
+        try:
+            write_record(
+                folder,
+                recipe,
+                versions,
+                rules,
+                None if plan is None else as_dict(plan),
+                recipe_notes="\n".join([f"Launched on {count}{launch}{again}", *notes]),
+                rules_notes="\n".join(rules_notes),
+            )
+        except OSError as error:  # a run that saves nothing may be right to have such a folder
+            logger.warning(f"The record of this run could not be written: {error}.")
+
+    def _report(self) -> None:
+        from trl_ext.monitor.report import write_report
+
+        try:
+            write_report(str(self.args.output_dir), self.state.log_history)
+        except Exception:  # whatever it is: the trained model is not saved yet
+            logger.warning("The report could not be written. Write it again with `trl-ext report`.", exc_info=True)

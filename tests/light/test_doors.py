@@ -21,7 +21,7 @@ DOORS: dict[str, set[str]] = {
     "monitor": {"errors"},
     "doctor": {"compat", "errors", "memory"},
     "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "rewards", "version"},
-    "scripts": {"doctor", "errors", "monitor", "resources", "rewards", "trainers"},
+    "scripts": {"doctor", "errors", "monitor", "resources", "rewards", "trainers", "version"},
     "twin": {"compat", "errors", "memory", "packing", "scripts", "trainers"},
     "cli": {"doctor", "errors", "memory", "monitor", "resources", "rewards", "scripts", "trainers", "twin", "version"},
     # The public names: `trl_ext/__init__.py`. No room may import it.

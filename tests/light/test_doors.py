@@ -17,7 +17,7 @@ DOORS: dict[str, set[str]] = {
     "compat": {"errors"},
     "packing": {"compat", "errors"},
     "rewards": {"errors"},
-    "memory": {"errors", "resources", "version"},
+    "memory": {"compat", "errors", "resources", "version"},
     "monitor": {"errors"},
     "doctor": {"compat", "errors", "memory"},
     "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "rewards", "version"},

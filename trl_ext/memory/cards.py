@@ -1,8 +1,12 @@
-"""Twenty cards as data, and the reading of "4xA40-48GB".
+"""Twenty-two cards as data, and the reading of "4xA40-48GB".
 
 Where the numbers come from: bandwidth, bf16 rate and link kind from the vendors' data sheets (dense rate, half of the
 figure that they print for sparse matrices); `total_gib` is what `torch.cuda.mem_get_info` typically calls the total of
 such a card, a little below the printed GB; the rates over links are typical of what NCCL reaches and are estimates.
+
+RTX 5090: NVIDIA RTX Blackwell GPU Architecture (white paper, 2025). B200: NVIDIA DGX B200 data sheet, an eighth of the
+machine. MI300X: AMD Instinct MI300X data sheet (2023). Ascend 910B: its variants are published with 280 to 400 TFLOPS
+and 1.2 to 1.6 TB/s, the lowest stand here, so times are upper bounds; its total is an estimate.
 """
 
 import re
@@ -28,8 +32,8 @@ class Link:
 
     @property
     def is_fast(self) -> bool:
-        """True for NVLink: fast enough to gather weights in every micro-batch."""
-        return self.name.startswith("NVLink")
+        """True for NVLink and its like: fast enough to gather weights in every micro-batch."""
+        return self.name.startswith(("NVLink", "Infinity Fabric", "HCCS"))
 
 
 PCIE4_NO_P2P = Link("PCIe 4 without peer access", 6.5, 20.0)
@@ -40,6 +44,8 @@ NVLINK3 = Link("NVLink 3", 230.0, 20.0)
 NVLINK3_400 = Link("NVLink 3, 400 GB/s", 150.0, 20.0)
 NVLINK4 = Link("NVLink 4", 370.0, 40.0)
 NVLINK5 = Link("NVLink 5", 700.0, 40.0)
+INFINITY_FABRIC = Link("Infinity Fabric", 300.0, 40.0)
+HCCS = Link("HCCS", 150.0, 20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Card:
         bandwidth_gb_s: The rate of its memory, 1e9 bytes a second (data sheet).
         bf16_tflops: The rate of dense bf16 with fp32 sums, 1e12 operations a second (data sheet).
         link: The link to its neighbours in the usual machine.
-        capability: CUDA compute capability (data sheet).
+        capability: CUDA compute capability (data sheet), or what torch says for another maker's card.
     """
 
     name: str
@@ -93,8 +99,10 @@ CARDS = (
     Card("RTXPRO6000-96GB", 94.9, 1792, 504, PCIE5, (12, 0)),
     Card("H200-141GB", 139.8, 4800, 989, NVLINK4, (9, 0)),
     Card("B200-180GB", 178.4, 8000, 2250, NVLINK5, (10, 0)),
+    Card("MI300X-192GB", 191.9, 5300, 1307, INFINITY_FABRIC, (9, 4)),
+    Card("Ascend910B-64GB", 61.0, 1200, 280, HCCS, (8, 0)),
 )
-_NOISE = re.compile(r"nvidia|geforce|tesla|quadro|gib|gb|sxm\d?|hbm\w*|blackwell|[^a-z0-9]")
+_NOISE = re.compile(r"nvidia|amd|huawei|instinct|ascend|geforce|tesla|quadro|gib|gb|sxm\d?|hbm\w*|blackwell|[^a-z0-9]")
 _COUNTED = re.compile(r"\s*(?P<count>\d+)\s*[xX*]\s*(?P<card>\S.*)")
 
 

@@ -24,6 +24,8 @@ from trl_ext.memory.job import Job, check_batch, check_model
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.units import gib
 
+SHARD_BYTES = 5e9  # of weights in a file, at most: what save_pretrained and the hub's models have
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -144,9 +146,14 @@ def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
 
 
 def host_bytes(setup: Setup) -> float:
-    """Host memory while every process loads the whole model (under ZeRO-3 its share), or of what is offloaded."""
+    """Host memory while every process loads the whole model (under ZeRO-3 its share, for 4 bits a file of it), or of
+    what is offloaded."""
     job = setup.job
     processes = 1 if job.zero_stage == 3 else setup.num_gpus
     largest = max(engine.frozen or engine.trained for engine in setup.engines)
-    loading = float(processes * (4 if job.dtype == "float32" else 2) * largest)
+    loading = float((4 if job.dtype == "float32" else 2) * largest)
+    if job.method == "qlora":
+        # bitsandbytes quantises on the card what transformers reads, a file at a time; save_pretrained's are 5 GB.
+        loading = min(loading, SHARD_BYTES)
+    loading *= processes
     return max(loading, sum(states.host_bytes(engine) for engine in setup.engines))

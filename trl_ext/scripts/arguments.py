@@ -16,7 +16,14 @@ from trl import TrlParser
 from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.recipe import argument_problem, field_types, option_names, read_recipe, unknown_argument
+from trl_ext.scripts.recipe import (
+    argument_problem,
+    field_types,
+    option_names,
+    paths_beside,
+    read_recipe,
+    unknown_argument,
+)
 
 _CONFIG_FLAG = "--config"
 # The launcher's arguments that people try in a recipe. Not read from accelerate's parser, which imports torch.
@@ -73,6 +80,10 @@ class StrictParser(TrlParser):
         # First: building the dataclasses takes seconds and starts devices.
         if unknown := self.unknown_arguments(argv):
             raise unknown_argument(unknown[0], [*option_names(self), "config"])
+        if _CONFIG_FLAG in argv:
+            recipe = argv[argv.index(_CONFIG_FLAG) + 1]
+            beside = paths_beside(recipe, read_recipe(recipe, self.types_of))
+            argv = [*(f"--{key}={file}" for key, file in beside.items()), *argv]  # later flags win
         try:
             with refusals("These settings cannot work"):  # such as a package that an argument needs
                 instances = tuple(self.parse_args_and_config(list(argv)))

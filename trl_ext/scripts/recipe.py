@@ -22,6 +22,7 @@ from trl_ext.scripts.value_types import fits, in_words
 _WRONG_VALUE = re.compile(
     r"invalid \w+ value: '(?P<other>.*)'|Truthy value expected: got (?P<bool>.*) but .*", re.DOTALL
 )
+PATH_KEYS = ("deepspeed", "memory")  # files that `trl-ext plan` writes beside its recipe
 ENV_KEY = "env"  # TRL's block of environment variables; the only key that is no field
 
 
@@ -61,6 +62,13 @@ def read_recipe(
     if problems:
         raise ConfigError("\n".join(problems))
     return yaml.safe_load(text)
+
+
+def paths_beside(path: str | Path, keys: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a recipe whose file lies beside it, with the file's whole path: a plan works from any folder."""
+    folder = Path(path).resolve().parent
+    named = {key: folder / keys[key] for key in PATH_KEYS if re.search(r"/|\.json$", str(keys.get(key)))}
+    return {key: str(file) for key, file in named.items() if file.exists()}
 
 
 def _parse(path: str | Path) -> tuple[str, yaml.MappingNode]:

@@ -102,3 +102,31 @@ def test_a_preset_takes_no_settings():
 def test_a_slip_is_a_sentence(words, message):
     with pytest.raises(ConfigError, match=message):
         plan([*PPO, *K1, *words.split()])
+
+
+def test_the_presets_as_json_are_json(capsys):
+    assert plan(["--presets", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed.keys() == PRESETS.keys()
+    assert listed["24gb"]["gpus"] == "1x4090" and listed["24gb"]["basis"] == "estimated"
+
+
+def test_a_refusal_names_no_setting_that_nobody_gave(capsys):
+    """8-bit Adam, which would be looked at where nothing fits, does not go with the offload that was asked for."""
+    question = "--trainer reward --model 14B --gpus 4x4090 --zero_stage 3 --offload all --max_length 32768"
+    assert plan(question.split()) == NOTHING_FITS
+    out = capsys.readouterr().out
+    assert "23.6 with slack, on a card with 22.4 GiB" in out and "bnb" not in out
+
+
+@pytest.mark.parametrize("model", ["8B", "config.json"])
+def test_a_model_without_weights_is_asked_for_and_never_lands_in_a_recipe(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = {"model_type": "llama", "num_hidden_layers": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    question = ["--trainer", "ppo", "--model", model, "--gpus", "2xH200", "--zero_stage", "3", "--write", "plan"]
+    assert plan(question) == 0
+    text = (tmp_path / "plan" / "recipe.yaml").read_text()
+    assert "model_name_or_path:" not in text and "value_model" not in text and "# model_name_or_path is yours" in text
+    for where in (capsys.readouterr().out, (tmp_path / "plan" / "README.md").read_text()):
+        assert "--model_name_or_path MODEL --value_model MODEL" in where

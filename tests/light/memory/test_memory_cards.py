@@ -18,6 +18,12 @@ from trl_ext.memory.cards import CARDS, CONTEXT_GIB, find_card, parse_gpus
         ("8*h200", 8, "H200-141GB"),
         ("L40S", 1, "L40S-48GB"),
         ("8xNVIDIA A100-SXM4-80GB", 8, "A100-80GB"),
+        ("8xMI300X", 8, "MI300X-192GB"),
+        ("8xAMD Instinct MI300X", 8, "MI300X-192GB"),
+        ("8x910B", 8, "Ascend910B-64GB"),
+        ("8xHuawei Ascend 910B", 8, "Ascend910B-64GB"),
+        ("2x5090", 2, "RTX5090-32GB"),
+        ("8xB200", 8, "B200-180GB"),
     ],
 )
 def test_usual_spellings_are_read(text, count, name):
@@ -25,8 +31,8 @@ def test_usual_spellings_are_read(text, count, name):
     assert (hardware.num_gpus, hardware.card.name) == (count, name)
 
 
-def test_there_are_twenty_cards_with_names_of_their_own():
-    assert len({card.name for card in CARDS}) == len(CARDS) == 20
+def test_there_are_22_cards_with_names_of_their_own():
+    assert len({card.name for card in CARDS}) == len(CARDS) == 22
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)

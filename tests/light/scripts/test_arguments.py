@@ -8,6 +8,7 @@ import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
+from trl_ext.scripts.recipe import paths_beside
 
 
 class When(Enum):
@@ -177,3 +178,27 @@ def test_help_opens_with_the_description_and_lists_every_key(capsys):
     text = capsys.readouterr().out
     assert text.startswith("usage: grpo [--config RECIPE.yaml] [--KEY VALUE ...]\n\nTrain.\n\nExamples:\n  one\n")
     assert "--learning_rate" in text
+
+
+def test_a_plans_files_are_found_beside_the_recipe_from_any_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    (folder / "plan.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deepspeed.json").write_text("{}")
+    keys = {"memory": "plan.json", "deepspeed": "deepspeed.json", "rules": "rules.yaml", "max_steps": 3}
+    assert paths_beside("plan/recipe.yaml", keys) == {"memory": str(folder / "plan.json")}
+    assert paths_beside("plan/recipe.yaml", {"memory": "plan"}) == {}  # cards and presets are no files
+
+
+def test_a_flag_beats_the_file_beside_the_recipe(tmp_path):
+    @dataclass
+    class Planned:
+        memory: str | None = None
+
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text("memory: plan.json\n")
+    argv = ["--config", str(tmp_path / "recipe.yaml")]
+    (planned,) = StrictParser((Planned,)).parse(argv)
+    assert planned.memory == str(tmp_path / "plan.json")
+    assert StrictParser((Planned,)).parse([*argv, "--memory", "1xA40"])[0].memory == "1xA40"

@@ -64,6 +64,10 @@ def check_memory(
     if parsed.trainer != "reward" and prompt_length[0] is None:
         what = f"Planned for prompts of up to {run.job.max_prompt_length} tokens."
         findings.append(note(SUBJECT, what, "--max_prompt_length says more."))
+        longest, planned = (prompt_length[1] or Lengths()).prompt, parsed.training_args.memory_prompt_length
+        if planned and longest > planned:
+            what = f"A prompt has {longest} tokens, and memory_prompt_length is {planned}."
+            findings.append(problem(SUBJECT, what, f"Plan again with --max_prompt_length {longest}."))
     return findings
 
 
@@ -129,7 +133,8 @@ def run_of_recipe(
     if parsed.trainer != "reward":
         given, measured = prompt_length
         longest = measured.prompt if measured else 0
-        prompt_tokens = given or arguments.memory_prompt_length or _rounded(longest, arguments, shape)
+        planned = arguments.memory_prompt_length
+        prompt_tokens = given or (max(planned, longest) if planned else _rounded(longest, arguments, shape))
     job = job_of_run(parsed.trainer, keys, shape, num_processes, engine, prompt_tokens)
     fixed = ALL
     if arguments.memory is not None:

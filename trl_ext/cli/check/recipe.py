@@ -17,7 +17,7 @@ import yaml
 
 from trl_ext.memory.files.launch import read_accelerate, read_deepspeed
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
-from trl_ext.scripts.recipe import read_recipe, unknown_argument
+from trl_ext.scripts.recipe import paths_beside, read_recipe, unknown_argument
 
 TRAINERS = ("grpo", "ppo", "reward")
 # Keys whose check needs the machine that trains.
@@ -75,6 +75,7 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
     if unknown := parser.unknown_arguments(words):
         raise unknown_argument(unknown[0], list(parser.types_of))
     keys = read_recipe(path, parser.types_of)
+    keys |= paths_beside(path, keys)
     own = {key: _flag(flags, key) or keys.get(key) for key in OF_THE_MACHINE}
     elsewhere = StrictParser([_sized(kind, num_processes) for kind in parser.dataclass_types])
     with _without(keys, OF_THE_MACHINE) as quiet:

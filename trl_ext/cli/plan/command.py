@@ -27,6 +27,7 @@ examples:
   trl-ext plan --trainer grpo --model ./my-model --gpus 8xA100-40GB --use_vllm --what-if max_completion_length=8192
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
+  trl-ext plan --trainer grpo --model Qwen/Qwen2.5-7B --gpus 2xA100-40GB --method lora --probe
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
 exit code 0 if something fits, 1 if nothing does, 2 if the arguments cannot work"""
@@ -76,11 +77,11 @@ def plan(argv: Sequence[str]) -> int:
     """Run the command and return the exit code."""
     arguments = _parser().parse_args(list(argv))
     if arguments.presets:
-        if len(argv) > 1:
-            raise ConfigError("--presets lists the frozen plans and takes nothing else. Ask for one by --preset NAME.")
-        from trl_ext.cli.plan.tables import print_presets
+        if set(argv) - {"--presets", "--json"}:
+            raise ConfigError("--presets lists the frozen plans and takes --json alone. Ask for one by --preset NAME.")
+        from trl_ext.cli.plan.tables import presets_as_dict, print_presets
 
-        print_presets()
+        print(json.dumps(presets_as_dict(), indent=2)) if arguments.json else print_presets()
         return 0
     if arguments.stages and not arguments.write:
         raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
@@ -156,6 +157,11 @@ def _parser() -> CommandParser:
         action="store_true",
         help="count the best plan's training with the twin as well, in a minute or so",
     )
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="run three real steps of the best three plans on the cards at hand, and measure them",
+    )
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -183,8 +189,9 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
         print(json.dumps(_as_dict(plans, arguments, changes), indent=2))
         return
     from trl_ext.cli.plan.tables import print_plans, print_what_if
+    from trl_ext.memory.models.find import weights_of
 
-    print_plans(plans, arguments.write)
+    print_plans(plans, arguments.write, names_model=weights_of(arguments.model) is not None)
     if changes:
         print_what_if(plans.best.estimate, plans.best.what_if(**changes), changes)
     if arguments.max:
@@ -193,6 +200,10 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
         from trl_ext.cli.plan.verify import sentence, verified
 
         print(f"\n{sentence(verified(plans, arguments.model))}")
+    if arguments.probe and plans.plans:
+        from trl_ext.cli.plan.probe import probed, sentences
+
+        print("\n" + "\n".join(sentences(probed(plans, arguments.model))))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -205,6 +216,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:
     from trl_ext.memory.files.plan import as_dict
     from trl_ext.memory.files.settings import recipe
+    from trl_ext.memory.models.find import weights_of
 
     folder, refused = arguments.write or "plan", []
     for one in plans.refused:
@@ -213,7 +225,7 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
         settings = {**keys, "zero_stage": job.zero_stage, "offload": job.offload}
         refused.append({"peak_gib": round(one.estimate.peak_gib, 3), "settings": settings, "reason": one.reason})
     answer: dict[str, Any] = {
-        "plans": [as_dict(one, folder) for one in plans.plans],
+        "plans": [as_dict(one, folder, names_model=weights_of(arguments.model) is not None) for one in plans.plans],
         "refused": refused,
         "advice": list(plans.advice),
     }
@@ -225,6 +237,10 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
         from trl_ext.cli.plan.verify import verified
 
         answer["verify"] = verified(plans, arguments.model)
+    if arguments.probe and plans.plans:
+        from trl_ext.cli.plan.probe import as_json, probed
+
+        answer["probe"] = as_json(probed(plans, arguments.model))
     return answer
 
 

@@ -1,6 +1,7 @@
 """The tables of `trl-ext plan`: plans, the best one's memory by phase and term, what was refused."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -17,8 +18,8 @@ HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step"
 HEADINGS |= {"weight_push": "weight push"}
 
 
-def print_plans(plans: Plans, folder: str | None) -> None:
-    """Everything that the planner found."""
+def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -> None:
+    """Everything that the planner found; the rest is of `launch_line`."""
     console = Console(highlight=False)
     search = plans.search
     usable = search.hardware.card.usable_gib
@@ -27,6 +28,11 @@ def print_plans(plans: Plans, folder: str | None) -> None:
         f"{search.job.trainer} of {escape(search.shape.name)} on {search.hardware} ({usable:.1f} GiB usable each, "
         f"{search.hardware.card.link.name}), {lengths}. All numbers are estimated."
     )
+    if stands_for := search.shape.stands_for:
+        instead = (
+            f"A '{stands_for}' has no formula: activations and times are those of the nearest, {search.shape.family}."
+        )
+        console.print(f"{instead} Parameters are counted.", soft_wrap=True)
     if plans.plans:
         console.print(plans_table(plans))
         console.print(terms_table(plans.best.estimate))
@@ -41,7 +47,8 @@ def print_plans(plans: Plans, folder: str | None) -> None:
         console.print(f"\n{sentence}", soft_wrap=True)
     if plans.plans:
         where = "launch" if folder else "launch, after --write plan"
-        console.print(f"\n{where}\n  {launch_line(plans.best.job, folder or 'plan')}", soft_wrap=True)
+        line = launch_line(plans.best.job, folder or "plan", names_model=names_model)
+        console.print(f"\n{where}\n  {line}", soft_wrap=True)
 
 
 def plans_table(plans: Plans) -> Table:
@@ -84,6 +91,11 @@ def print_presets() -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print("\nAll numbers are estimated. `trl-ext plan --preset NAME` shows one, --write DIR writes it.")
+
+
+def presets_as_dict() -> dict[str, Any]:
+    """The frozen plans for JSON, by name; `peak_gib` is estimated."""
+    return {name: {**asdict(one), "basis": "estimated"} for name, one in PRESETS.items()}
 
 
 def _cell(value: float) -> str:

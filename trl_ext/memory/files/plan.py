@@ -1,6 +1,7 @@
 """A plan as files: accelerate YAML, DeepSpeed JSON, recipe YAML, a README, and plan.json to read it back."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import weights_of
 from trl_ext.memory.models.shapes import Experts, ModelShape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib
@@ -40,7 +42,8 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
     Args:
         plan: What to write.
         folder: Where; made if it is not there. Files of an earlier plan in it are replaced.
-        model: Name or folder that the recipe loads; the shape's name if None.
+        model: Name or folder that the recipe loads; the shape's name if None. A size such as "8B" and a config.json
+            hold no weights: the recipe then names no model, and the launch line asks for one.
         stages: True for the recipes of a smoke run and a pilot as well.
 
     Returns:
@@ -50,7 +53,7 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
         ConfigError: The folder cannot be written to.
     """
     folder = Path(folder)
-    contents = _contents(plan, folder, model or plan.estimate.shape.name, stages)
+    contents = _contents(plan, folder, weights_of(model or plan.estimate.shape.name), stages)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*NAMES, *map(_stage_file, STAGES)):
@@ -62,22 +65,24 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
     return [folder / name for name in contents]
 
 
-def _contents(plan: Plan, folder: Path, model: str, stages: bool) -> dict[str, str]:
+def _contents(plan: Plan, folder: Path, model: str | None, stages: bool) -> dict[str, str]:
     """Text by file name."""
     estimate, engine = plan.estimate, settings.deepspeed(plan.job)
     hardware = estimate.hardware
-    recipe = settings.recipe(plan.job, model, hardware.num_gpus, str(folder / "deepspeed.json") if engine else None)
-    launch = settings.launch_line(plan.job, str(folder))
+    recipe = settings.recipe(plan.job, model, hardware.num_gpus, in_folder=True)
+    launch = settings.launch_line(plan.job, str(folder), names_model=model is not None)
     head = (
         f"{plan.label}, on {hardware}: {estimate.peak_gib:.1f} GiB (estimated).\n"
         "Settings that decide memory; dataset, rules, learning rate and the rest are yours."
     )
-    files = {"accelerate.yaml": _yaml(launch, settings.accelerate(hardware.num_gpus))}
+    if model is None:
+        head += f"\nmodel_name_or_path is yours, too: planned for a model of the size of {estimate.shape.name}."
+    files = {"accelerate.yaml": _yaml(launch, settings.accelerate(plan.job, hardware.num_gpus))}
     if engine:
-        files["deepspeed.json"] = json.dumps(engine, indent=2) + "\n"
+        files[settings.DEEPSPEED_FILE] = json.dumps(engine, indent=2) + "\n"
     files["recipe.yaml"] = _yaml(head, recipe)
-    files["README.md"] = readme(plan, launch)
-    files["plan.json"] = json.dumps(as_dict(plan), indent=2) + "\n"
+    files["README.md"] = readme(plan, launch, settings.to_replace(plan.job, names_model=model is not None).values())
+    files[settings.PLAN_FILE] = json.dumps(as_dict(plan, str(folder), names_model=model is not None), indent=2) + "\n"
     for name, (shows, keys) in STAGES.items() if stages else ():
         files[_stage_file(name)] = _yaml(shows, {**recipe, **keys})
     return files
@@ -92,14 +97,21 @@ def _yaml(head: str, keys: dict[str, Any]) -> str:
     return comment + yaml.safe_dump(keys, sort_keys=False, width=119)
 
 
-def readme(plan: Plan, launch: str) -> str:
-    """The plan as a page of Markdown: its sentence, its launch line, and GiB by phase and by term."""
+def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
+    """The plan as a page of Markdown: its sentence, its launch line, and GiB by phase and by term.
+
+    Args:
+        plan: The plan.
+        launch: Its launch line.
+        words: Those in it that the user replaces.
+    """
     one = plan.estimate
     rows = "\n".join(
         f"| {PHASE_WORDS[phase]} | {peak.what} | {gib(peak.num_bytes):.1f} |" for phase, peak in one.worst.items()
     )
     terms = "\n".join(f"| {name} | {value:.2f} |" for name, value in one.terms_gib(one.peak.phase).items())
     parts = ", ".join(f"{name} {value:.0f} s" for name, value in one.seconds.items())
+    meanings = "\n".join(f"| `{word}` | {settings.MEANINGS[word]} |" for word in dict.fromkeys(words))
     return f"""# {one.shape.name} on {one.hardware}
 
 {plan.label}.
@@ -113,6 +125,10 @@ All numbers are estimated, by trl_ext {__version__}.
 {launch}
 ```
 
+| put in its place | |
+|---|---|
+{meanings}
+
 | phase | peak | GiB |
 |---|---|---|
 {rows}
@@ -123,8 +139,8 @@ All numbers are estimated, by trl_ext {__version__}.
 """
 
 
-def as_dict(plan: Plan, launch_folder: str = "plan") -> dict[str, Any]:
-    """A plan for JSON, complete enough to be read back."""
+def as_dict(plan: Plan, launch_folder: str = "plan", *, names_model: bool = True) -> dict[str, Any]:
+    """A plan for JSON, complete enough to be read back; see `launch_line`."""
     shape, hardware = plan.estimate.shape, plan.estimate.hardware
     card = hardware.card
     return {
@@ -135,7 +151,7 @@ def as_dict(plan: Plan, launch_folder: str = "plan") -> dict[str, Any]:
         "opt_ins": list(plan.opt_ins),
         "settings": settings.recipe(plan.job, shape.name, hardware.num_gpus),
         "deepspeed": settings.deepspeed(plan.job),
-        "launch": settings.launch_line(plan.job, launch_folder),
+        "launch": settings.launch_line(plan.job, launch_folder, names_model=names_model),
         "job": asdict(plan.job),
         "shape": asdict(shape),
         "hardware": {

@@ -10,19 +10,21 @@ from trl_ext.memory.job import Job
 
 # vLLM's sleeping allocator looks at the old name of the variable only, and torch takes it still.
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+DEEPSPEED_FILE, PLAN_FILE = "deepspeed.json", "plan.json"
 
 
-def recipe(job: Job, model: str, num_gpus: int, deepspeed_file: str | None = None) -> dict[str, Any]:
+def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = False) -> dict[str, Any]:
     """Keys of a recipe for `trl-ext reward`, `grpo` or `ppo`.
 
     Args:
         job: The planned job.
-        model: Name or folder of the model.
+        model: Name or folder of the model; None leaves it to the command line.
         num_gpus: Processes.
-        deepspeed_file: Path of the JSON that goes with it, None without DeepSpeed.
+        in_folder: True beside the plan's other files: the run is held against plan.json, and DeepSpeed's file is
+            named. Paths of a recipe count from beside it.
     """
     keys: dict[str, Any] = {
-        "model_name_or_path": model,
+        **_models(job, model),
         "dtype": job.dtype,
         "bf16": True,
         "per_device_train_batch_size": job.per_device_train_batch_size,
@@ -38,13 +40,21 @@ def recipe(job: Job, model: str, num_gpus: int, deepspeed_file: str | None = Non
     keys |= _adapters(job) | (_generation(job, num_gpus) if job.generates else {"max_length": job.max_length})
     if job.trainer == "ppo":
         keys["critic"] = job.critic
-    if job.trainer == "ppo" and job.critic == "separate":
-        keys["value_model"] = model  # the policy's weights, unless there is a reward model to start from
     if job.optim != "adamw_torch_fused":
         keys["optim"] = job.optim
-    if deepspeed_file:
-        keys["deepspeed"] = deepspeed_file
+    if in_folder:
+        keys |= {"deepspeed": DEEPSPEED_FILE} if job.zero_stage else {}
+        keys |= {"memory": PLAN_FILE} | ({"memory_prompt_length": job.max_prompt_length} if job.generates else {})
     return keys
+
+
+def _models(job: Job, model: str | None) -> dict[str, Any]:
+    """The keys that name the planned model's weights."""
+    if model is None:
+        return {}
+    # A critic starts from the policy's weights, unless there is a reward model to start from.
+    critic = {"value_model": model} if job.trainer == "ppo" and job.critic == "separate" else {}
+    return {"model_name_or_path": model, **critic}
 
 
 def _adapters(job: Job) -> dict[str, Any]:
@@ -60,9 +70,9 @@ def _adapters(job: Job) -> dict[str, Any]:
 
 
 def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
-    # No prompt length: TRL's trainers have none. The plan holds for prompts up to the one it was made for.
+    # No prompt length: TRL's trainers have none. `memory_prompt_length` says the plan's, and longer rows are told.
     keys = _same(job, "max_completion_length", "num_generations", *(["beta"] if job.trainer == "grpo" else []))
-    if job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
+    if job.trainer == "grpo" and job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
         keys["steps_per_generation"] = job.steps_per_generation
     if job.use_vllm:
         keys |= {"use_vllm": True, "vllm_mode": "colocate"}
@@ -104,19 +114,57 @@ def deepspeed(job: Job) -> dict[str, Any] | None:
     return {**owned, **untested, "zero_optimization": zero}
 
 
-def accelerate(num_gpus: int) -> dict[str, Any]:
-    """accelerate's launch file. DeepSpeed comes by the recipe's key `deepspeed`, and may not be named twice."""
+def accelerate(job: Job, num_gpus: int) -> dict[str, Any]:
+    """accelerate's launch file. DeepSpeed comes by the recipe's key `deepspeed`, and may not be named twice.
+
+    DeepSpeed on one GPU needs the rank that torch's launcher sets, too: without it, it asks MPI.
+    """
     return {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if num_gpus > 1 else "NO",
+        "distributed_type": "MULTI_GPU" if num_gpus > 1 or job.zero_stage else "NO",
         "mixed_precision": "no",
         "num_machines": 1,
         "num_processes": num_gpus,
     }
 
 
-def launch_line(job: Job, folder: str) -> str:
-    """The command that starts the run from the files in `folder`."""
+def launch_line(job: Job, folder: str, *, names_model: bool = True) -> str:
+    """The command that starts the run from the files in `folder`; words in capitals are the user's to replace.
+
+    Args:
+        job: The planned job.
+        folder: Where the plan was written.
+        names_model: True if the recipe names a model, False if the plan is for a size.
+    """
     variables = "".join(f"{name}={value} " for name, value in (ALLOCATOR if job.expandable_segments else {}).items())
     files = f"--config_file {folder}/accelerate.yaml --config {folder}/recipe.yaml"
-    return f"{variables}trl-ext {job.trainer} {files} --dataset_name DATASET --output_dir OUT"
+    theirs = " ".join(f"--{option} {word}" for option, word in to_replace(job, names_model=names_model).items())
+    return f"{variables}trl-ext {job.trainer} {files} {theirs}"
+
+
+def to_replace(job: Job, *, names_model: bool = True) -> dict[str, str]:
+    """Options of the launch line whose values the user knows, and the word that stands for each.
+
+    `MEANINGS` says what the words stand for.
+    """
+    options = {} if names_model else dict.fromkeys(_models(job, "MODEL"), "MODEL")
+    options["dataset_name"] = "DATASET"
+    if job.trainer == "ppo" and job.reward_model != "none":
+        options |= {"adapter": {"reward_adapter": "ADAPTER"}, "copy": {"reward_model": "REWARD_MODEL"}}[
+            job.reward_model
+        ]
+    elif job.reward_model == "copy":
+        options["reward_model_name_or_path"] = "REWARD_MODEL"
+    elif job.generates:
+        options["rules"] = "RULES.yaml"
+    return {**options, "output_dir": "OUT"}
+
+
+MEANINGS = {
+    "MODEL": "your model, a name on the hub or a folder",
+    "DATASET": "your rows, a name on the hub, a folder or a file; `trl-ext check` shows eight of them",
+    "ADAPTER": "the reward model, a LoRA of the same backbone, as `trl-ext reward` saves it; the plan counts it",
+    "REWARD_MODEL": "the reward model, a name on the hub or a folder; the plan counts it as large as the policy",
+    "RULES.yaml": "what scores a completion, a file with `rules:`; or give `rules` in the recipe, or --reward_funcs",
+    "OUT": "the folder of the run",
+}

@@ -5,12 +5,12 @@ defaults. A test compares each family's counts with `numel` on the meta device.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
-from trl_ext.errors import ConfigError
-from trl_ext.memory.models.shapes import Experts, ModelShape
+from trl_ext.errors import ConfigError, SupportError
+from trl_ext.memory.models.shapes import Experts, ModelShape, lm_params
 from trl_ext.memory.tables import read_table
 
 
@@ -56,6 +56,8 @@ def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> Mod
     """
     kind = config.get("model_type")
     name = name or config.get("_name_or_path") or kind or "the model"
+    if kind and kind not in FAMILIES:
+        return _counted(config, str(kind), str(name))
     family = _family(kind, name)
     values = {
         **FAMILIES["llama"].defaults,
@@ -86,7 +88,39 @@ def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> Mod
         num_sinks=num_heads if family.has_sinks else 0,
         experts=_experts(config, values, family) if family.is_mixture else None,
         max_positions=values["max_position_embeddings"],
+        extra_params=values.get("extra_params", 0),
     )
+
+
+def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
+    """The shape of a model whose family has no formula: parameters counted on the meta device, activations and time by
+    the nearest formula.
+
+    Raises:
+        ConfigError: transformers does not know the family either, or nothing in the config is like a Llama's.
+    """
+    text = {**config, **(config.get("text_config") or {})}
+    near = _nearest(
+        str(text.get("model_type", kind)), has_experts="num_experts" in text or "num_local_experts" in text
+    )
+    if near is None or "n_routed_experts" in text:
+        _family(kind, name)  # raises
+    from trl_ext.compat.meta_device import count_params
+
+    try:
+        num_params, text = count_params(config)
+    except SupportError as error:
+        raise ConfigError(f"{name} is a '{kind}', which has no formula, and {error}") from error
+    shape = shape_from_config({**text, "model_type": near}, name)
+    return replace(shape, extra_params=num_params - lm_params(shape), stands_for=kind)
+
+
+def _nearest(kind: str, *, has_experts: bool) -> str | None:
+    """The family whose formulas stand in for `kind`: the longest name that `kind` begins with; None without."""
+    alike = [name for name, family in FAMILIES.items() if kind.startswith(name) and family.is_mixture == has_experts]
+    if has_experts and not alike:  # qwen3_next is a mixture, as qwen3_moe is
+        alike = [f"{name}_moe" for name in FAMILIES if kind.startswith(name) and f"{name}_moe" in FAMILIES]
+    return max(alike, key=len, default=None)
 
 
 def _family(kind: Any, name: Any) -> Family:

@@ -13,6 +13,7 @@ from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.tables import read_table
 
+HUB_TIMEOUT_S = 5.0  # until the hub's first answer
 _SIZE = re.compile(r"\d+(\.\d+)?[bm]", re.IGNORECASE)
 # Words that name a tuned version of the same shape.
 _VERSIONS = re.compile(r"-(instruct|base|it|pt|chat|hf|sft|dpo|grpo|rm|2507|thinking)(?=-|$)", re.IGNORECASE)
@@ -37,11 +38,12 @@ TYPICAL: dict[str, str] = _TABLE["typical"]
 
 
 def find_shape(model: "str | os.PathLike[str] | Mapping[str, Any] | ModelShape") -> ModelShape:
-    """Find the shape of a model, without its weights and without the network.
+    """Find the shape of a model, without its weights.
 
     Args:
         model: A shape; the keys and values of a config.json; its path or folder; a name on the hub, looked up in the
-            local cache and then in the package's table; or a size such as "8B" for a typical model of that size.
+            local cache, in the package's table, and then on the hub unless HF_HUB_OFFLINE is set; or a size such as
+            "8B" for a typical model of that size.
 
     Raises:
         ConfigError: The model has no config here, or its family is unknown.
@@ -65,6 +67,12 @@ def find_shape(model: "str | os.PathLike[str] | Mapping[str, Any] | ModelShape")
     return shape_from_config(_read(cached), text) if cached else _known(text)
 
 
+def weights_of(model: str) -> str | None:
+    """The name or folder by which a model's weights load; None for a size or a config.json, which hold none."""
+    is_file = Path(model).expanduser().is_file() or model.endswith(".json")
+    return None if _SIZE.fullmatch(model) or is_file else model
+
+
 def cached_config(name: str) -> Path | None:
     """The config.json of a hub model in the local cache, the newest if there are several.
 
@@ -75,6 +83,19 @@ def cached_config(name: str) -> Path | None:
     is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name)
     found = hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json") if is_hub_name else ()
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def fetched_config(name: str) -> Path:
+    """The config.json of a model, fetched from the hub into the local cache.
+
+    Raises:
+        OSError, ValueError: The hub is not to be reached, has no such model, or does not give it to this user.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "TRUE", "YES"):
+        raise OSError("HF_HUB_OFFLINE is set")
+    from huggingface_hub import hf_hub_download  # takes longer than the whole plan
+
+    return Path(hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S))
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -94,12 +115,16 @@ def _known(name: str) -> ModelShape:
     names = {_plain(known): known for known in (*MODELS, *ALIASES)}
     plain = _plain(name)
     if plain not in names:
-        near = get_close_matches(plain, names, n=1, cutoff=0.6)
-        hint = f" Did you mean {names[near[0]]}?" if near else ""
-        raise ConfigError(
-            f"The config of {name} is neither in the local cache nor in the package's table.{hint} Give its folder or "
-            "config.json, or a size such as 8B."
-        )
+        try:
+            return shape_from_config(_read(fetched_config(name)), name)
+        except (OSError, ValueError) as error:
+            near = get_close_matches(plain, names, n=1, cutoff=0.6)
+            hint = f" Did you mean {names[near[0]]}?" if near else ""
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise ConfigError(
+                f"The config of {name} is neither in the local cache nor in the package's table, and not to be had "
+                f"from the hub: {reason}.{hint} Give its folder or config.json, or a size such as 8B."
+            ) from error
     known = names[plain]
     return shape_from_config(MODELS[ALIASES.get(known, known)][1], name)
 

@@ -57,7 +57,7 @@ class ModelShape:
 
     Args:
         name: For the reader.
-        family: transformers' `model_type`.
+        family: transformers' `model_type`, whose formulas count.
         qkv_bias, o_bias, mlp_bias: Which projections have one.
         qk_norm: "" none, "head" one weight per head width (Qwen3), "full" one per projection (OLMo 2).
         num_norms: Norms of a layer that are H wide.
@@ -65,6 +65,9 @@ class ModelShape:
         num_sinks: Attention sinks of a layer (gpt-oss).
         experts: The mixture, None for a dense model.
         max_positions: Tokens that the model was made for.
+        extra_params: Parameters beyond those that the formulas count, such as a tower for images; below 0 where the
+            formulas of another family count too many.
+        stands_for: transformers' `model_type` where the formulas of `family`, the nearest, stand in for it; else "".
     """
 
     name: str
@@ -86,6 +89,8 @@ class ModelShape:
     num_sinks: int = 0
     experts: Experts | None = None
     max_positions: int = 0
+    extra_params: int = 0
+    stands_for: str = ""
 
     def __hash__(self) -> int:
         # The counts below are cached by shape and asked for thousands of times; the generated hash reads 20 fields.
@@ -181,7 +186,8 @@ def backbone_params(shape: ModelShape) -> int:
     projections = sum(linear.num_params * count for linear, count in model_linears(shape))
     on_heads = {"": 0, "head": 2 * shape.head_dim, "full": shape.q_width + shape.kv_width}[shape.qk_norm]
     norms = shape.num_layers * (shape.num_norms * shape.hidden + on_heads + shape.num_sinks) + shape.hidden
-    return embedding_params(shape) + projections + norms + sparse_layers * expert_params(shape)
+    experts = sparse_layers * expert_params(shape)
+    return embedding_params(shape) + projections + norms + experts + shape.extra_params
 
 
 def lm_params(shape: ModelShape) -> int:

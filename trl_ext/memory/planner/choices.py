@@ -132,9 +132,8 @@ def fitted(search: Search, job: Job) -> Estimate | None:
 
 def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
     """Fewer completions generated at once, in whole groups; the same policy generates them all."""
-    num_gpus = search.hardware.num_gpus
-    steps = job.accumulation(num_gpus)
-    group = job.num_generations if job.trainer == "grpo" else 1
+    num_gpus, group = search.hardware.num_gpus, job.num_generations
+    steps = job.accumulation(num_gpus) if job.trainer == "grpo" else 0  # PPO generates what it updates on, at once
     for fewer in range(steps - 1, 0, -1):
         if steps % fewer == 0 and job.per_device_train_batch_size * num_gpus * fewer % group == 0:
             yield replace(job, steps_per_generation=fewer)

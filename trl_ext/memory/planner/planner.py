@@ -229,9 +229,10 @@ def _complexity(job: Job) -> tuple[int, bool, int]:
 def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
     """The search with the user's own method, then with each opt-in that changes method or optimizer."""
     yield search, ()
-    if "adam8bit" in allow and search.may("optim") and search.job.method == "full":
+    on_card = search.job.offload == "none"  # 8-bit Adam has no version for host memory
+    if "adam8bit" in allow and search.may("optim") and search.job.method == "full" and on_card:
         job = replace(search.job, optim="adamw_bnb_8bit")
-        given = search.given | {"offload"}  # 8-bit Adam has no version for host memory
+        given = search.given | {"offload"}
         yield replace(search, job=job, given=given), ("adam8bit",)
     for method in ("lora", "qlora"):
         if method in allow and search.may("method") and search.job.method == "full":

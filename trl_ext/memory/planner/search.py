@@ -63,6 +63,8 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
         ConfigError: A setting is unknown, or the settings cannot work.
     """
     settings = unaliased(settings)
+    if trainer == "ppo" and settings.get("steps_per_generation"):
+        raise ConfigError("steps_per_generation is GRPO's: PPO generates at once what it updates on. Leave it out.")
     settings["global_batch"] = _global_batch(settings, hardware.num_gpus)
     settings.pop("gradient_accumulation_steps", None)
     given = frozenset(settings)

@@ -84,6 +84,15 @@ def given_fields(given: frozenset[str]) -> frozenset[str]:
     return frozenset(DECIDED_BY.get(name, name) for name in given)
 
 
+def written(name: str, value: Any) -> tuple[str, Any]:
+    """A field of `Job` and its value as a trainer's config has them, for messages."""
+    if name != "checkpoint_every":
+        return name, value
+    if value > 1:
+        return "gradient_checkpointing_kwargs", {"every_n_layers": value}
+    return "gradient_checkpointing", bool(value)
+
+
 def loaded_dtype(keys: Mapping[str, Any]) -> str:
     """The dtype in which weights are loaded: float32 unless something else is asked for, as in TRL; "auto" and float16
     take as much as bfloat16."""
@@ -119,7 +128,7 @@ def _targets(named: Any, shape: ModelShape) -> tuple[str, ...]:
         return targets
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as CHOICES
 
-    return tuple(CHOICES.get(shape.family, ("q_proj", "v_proj")))
+    return tuple(CHOICES.get(shape.stands_for or shape.family, ("q_proj", "v_proj")))
 
 
 def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from trl_ext.memory.planner.choices import FREE, micro_batches
 from trl_ext.memory.planner.labels import technique
 from trl_ext.memory.planner.planner import Plan, Plans, plans_of
 from trl_ext.memory.planner.search import Search
+from trl_ext.memory.run.keys import written
 from trl_ext.memory.run.setting import MemorySetting
 
 MICRO = "per_device_train_batch_size"
@@ -189,9 +190,11 @@ def _check_given(run: Run, setting: MemorySetting, planned: Job) -> None:
             # Accumulation decides it as well; the batch of the step is what its user means.
             MICRO: f"Give global_batch={job.global_batch} instead",
             "dtype": f"Load the model in {planned.dtype}",
-        }.get(name, f"Remove {name}")
+        }.get(name, f"Remove {written(name, given)[0]}")
+        (key, value), (planned_key, planned_value) = written(name, given), written(name, wanted)
+        other = planned_value if key == planned_key else f"{planned_key}={planned_value}"
         raise ConfigError(
-            f"{name} is {given}, and memory={setting.name} was planned with {wanted}. {remedy}, or say memory=auto, "
+            f"{key} is {value}, and memory={setting.name} was planned with {other}. {remedy}, or say memory=auto, "
             "which plans around it."
         )
 

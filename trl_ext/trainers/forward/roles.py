@@ -5,13 +5,13 @@ active *then*. Forward as actor, switch to critic, backward: no error, and gradi
 own size. So every checkpointed layer notes the adapter of its forward and takes it up again to recompute.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from trl_ext.compat.peft import adapter_layers, adapter_state, set_adapter_state
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 
 ACTOR, CRITIC, REWARD = "actor", "critic", "reward"
 
@@ -61,28 +61,25 @@ class Roles:
             set_adapter_state(layer, state)
 
 
-def pin_roles(model: Any, roles: Roles) -> None:
+def pin_roles(model: Any, roles: Roles, options: Any = None) -> None:
     """Let every activation checkpoint of `model` remember the adapter of its forward.
 
     Args:
         model: Causal model under the PeftModel. Trainers switch its checkpointing off and on around generation, always
             by `gradient_checkpointing_enable`; so that is where the pin goes.
         roles: Of the PeftModel.
+        options: The training arguments' `gradient_checkpointing_kwargs`.
     """
-    enable = type(model).gradient_checkpointing_enable
 
-    def enable_pinned(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
+    def enable_pinned(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
         settings = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
         if settings["use_reentrant"]:
             raise ConfigError(
                 "Reentrant activation checkpointing cannot keep the adapters of actor and critic apart. Set "
                 "gradient_checkpointing_kwargs={'use_reentrant': False}, or critic='head'."
             )
-        with warnings.catch_warnings():
-            # The old name is the one that every supported version has.
-            warnings.simplefilter("ignore", FutureWarning)
-            enable(model, {**settings, "context_fn": roles.checkpoint_contexts}, **options)
+        enable_checkpointing(model, {**settings, "context_fn": roles.checkpoint_contexts}, **others)
 
     model.gradient_checkpointing_enable = enable_pinned
     if model.is_gradient_checkpointing:
-        enable_pinned()
+        enable_pinned(options)

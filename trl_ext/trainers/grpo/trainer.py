@@ -31,6 +31,7 @@ from trl_ext.trainers.checks import (
     longest_prompt_tokens,
 )
 from trl_ext.trainers.ending.run_end import RunEnds
+from trl_ext.trainers.forward.checkpointing import keep_layer_options
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
 from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_in_step
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
@@ -108,6 +109,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         has_images = bool(self.tools) or may_hold_images(train_dataset) or may_hold_images(eval_dataset)
         self._takes_images = self._is_vlm and has_images
+        keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
         self._reward_encoders = make_encoders(self, given_rewards)
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)

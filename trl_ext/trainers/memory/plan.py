@@ -230,9 +230,28 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
 
 
 def _prompt_tokens(args: Any, inputs: Inputs) -> int | None:
+    """Tokens of the longest prompt, of the rows or as `memory_prompt_length` has it; None if neither tells.
+
+    Raises:
+        ConfigError: A prompt and its completion are longer than what vLLM was told to expect.
+    """
+    given, longest = args.memory_prompt_length, _longest_prompt(args, inputs)
+    if given and longest and longest > given and args.process_index == 0:
+        logger.warning(
+            f"The longest prompt has {longest} tokens, and memory_prompt_length is {given}: memory is planned for "
+            f"{longest}. Shorten the prompts, or plan again with --max_prompt_length {longest}."
+        )
+    most = getattr(args, "vllm_max_model_length", None) if getattr(args, "use_vllm", False) else None
+    if most and longest and longest + args.max_completion_length > most:
+        raise ConfigError(
+            f"The longest prompt has {longest} tokens; with max_completion_length={args.max_completion_length} that "
+            f"is more than vllm_max_model_length={most}. Shorten the prompts, or raise vllm_max_model_length."
+        )
+    return max(given or 0, longest or 0) or None
+
+
+def _longest_prompt(args: Any, inputs: Inputs) -> int | None:
     """Tokens of the longest prompt; None for a stream, which cannot be looked at."""
-    if args.memory_prompt_length:
-        return int(args.memory_prompt_length)
     rows = inputs.dataset
     if "input_ids" in (getattr(rows, "column_names", None) or ()):
         return max(map(len, rows["input_ids"]), default=None)

@@ -8,7 +8,9 @@ import yaml
 from tests.conftest import ROOT
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files import settings
+from trl_ext.memory.files.settings import MEANINGS
 from trl_ext.memory.files.plan import STAGES, read_plan, write_plan
+from trl_ext.memory.job import Job
 from trl_ext.memory.planner.planner import Plan, plan
 from trl_ext.memory.planner.presets import PRESETS
 
@@ -61,7 +63,7 @@ def test_the_trainers_own_keys_are_auto_as_in_the_shipped_files(written):
 @pytest.mark.parametrize(("num_gpus", "name"), [(1, "single_gpu"), (4, "multi_gpu")])
 def test_the_launch_file_is_the_shipped_one_with_its_number_of_processes(num_gpus, name):
     shipped = yaml.safe_load((ROOT / "accelerate_configs" / f"{name}.yaml").read_text())
-    assert settings.accelerate(num_gpus) == {**shipped, "num_processes": num_gpus}
+    assert settings.accelerate(Job("reward"), num_gpus) == {**shipped, "num_processes": num_gpus}
 
 
 def test_without_deepspeed_there_is_no_file_for_it(tmp_path):
@@ -138,3 +140,41 @@ def test_the_written_folder_must_be_one_that_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Give another folder"):
         write_plan(Plan(PRESETS["24gb"].plan().estimate), tmp_path / "file" / "plan")
+
+
+def test_a_written_recipe_is_held_against_its_plan(written):
+    """And says the prompts that it was made for, since TRL's trainers have no key for their length."""
+    recipe = yaml.safe_load((written[1] / "recipe.yaml").read_text())
+    assert (recipe["memory"], recipe["deepspeed"], recipe["memory_prompt_length"]) == (
+        "plan.json",
+        "deepspeed.json",
+        1024,
+    )
+
+
+def test_deepspeed_on_one_gpu_gets_its_rank_from_torchs_launcher(tmp_path):
+    """Without the rank, DeepSpeed asks MPI for it."""
+    write_plan(plan("reward", "7B", "1xA100-80GB", zero_stage=2, offload="optimizer").best, tmp_path)
+    launch = yaml.safe_load((tmp_path / "accelerate.yaml").read_text())
+    assert (launch["distributed_type"], launch["num_processes"]) == ("MULTI_GPU", 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"critic": "adapter", "reward_model": "adapter"}, "--reward_adapter ADAPTER"),
+        ({"reward_model": "copy"}, "--reward_model REWARD_MODEL"),
+        ({"reward_model": "none"}, "--rules RULES.yaml"),
+    ],
+)
+def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it_is(settings, words, tmp_path):
+    write_plan(plan("ppo", "Qwen/Qwen2.5-0.5B", "1xH200", **settings).best, tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert words in text
+    for word in (words.split()[1], "DATASET", "OUT"):
+        assert f"| `{word}` | {MEANINGS[word]} |" in text
+
+
+def test_ppo_has_no_completions_that_wait():
+    with pytest.raises(ConfigError, match="PPO generates at once what it updates on"):
+        plan("ppo", "7B", "1xH200", steps_per_generation=2)

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.estimate import estimate
 from trl_ext.memory.formulas import activations as act
 from trl_ext.memory.formulas import generation, states
 from trl_ext.memory.formulas.engines import Engine, engines
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import backbone_params, largest_weight, lm_params, scorer_params
-from trl_ext.memory.units import GIB
+from trl_ext.memory.units import GIB, gib
 
 LLAMA3 = find_shape("meta-llama/Llama-3.1-8B")
 REWARD = Job("reward")
@@ -209,3 +211,12 @@ def test_small_gradients_are_interleaved_in_a_copy_of_the_bucket():
     assert large - small == 10**8
     lora = replace(ZERO3, method="lora")
     assert gathered(replace(lora, reduce_bucket_size=10**8), "layer") == gathered(lora, "layer")
+
+
+def test_a_4_bit_base_is_read_a_file_at_a_time():
+    """Its bf16 weights never stand in host memory: 70B on 8 cards would be 1,036 GiB of it."""
+    job = Job("grpo", method="qlora", zero_stage=2)
+    found = estimate(job, find_shape("meta-llama/Llama-3.1-70B"), parse_gpus("8xH100-80GB"))
+    assert gib(found.host_bytes) == pytest.approx(8 * 4.66, abs=0.1)
+    whole = estimate(replace(job, method="lora"), found.shape, found.hardware)
+    assert gib(whole.host_bytes) > 1000

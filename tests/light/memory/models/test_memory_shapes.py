@@ -96,7 +96,7 @@ def test_the_local_cache_comes_before_the_table(empty_cache):
     ("model", "words"),
     [
         ("./nowhere", "There is no nowhere"),
-        ("me/unheard-of", "neither in the local cache nor"),
+        ("me/unheard-of", "neither in the local cache nor .* the hub: HF_HUB_OFFLINE is set. Give"),
         ("meta-llama/Llama-3.1-9B", "Did you mean meta-llama/Llama-3.1"),
         ("11B", "Sizes: 135M"),
         ({"hidden_size": 8}, "no model_type"),
@@ -124,3 +124,28 @@ def test_broken_json_is_a_sentence(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_needs_no_more_than_its_name(family):
     assert lm_params(shape_from_config({"model_type": family})) > 1e9
+
+
+def test_a_model_that_nobody_knows_is_looked_up_on_the_hub(tmp_path, monkeypatch, empty_cache):
+    asked = []
+
+    def download(name, file, etag_timeout):
+        asked.append((name, file))
+        (tmp_path / file).write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 3}))
+        return str(tmp_path / file)
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert find_shape("me/unheard-of").num_layers == 3
+    assert find_shape(LLAMA3).num_layers == 32  # of the table: nobody is asked
+    assert asked == [("me/unheard-of", "config.json")]
+
+
+def test_a_hub_that_is_not_there_is_a_sentence(monkeypatch, empty_cache):
+    def download(name, file, etag_timeout):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(ConfigError, match=r"from the hub: no route to host\. Did you mean meta-llama/Llama-3\.1-8B"):
+        find_shape("meta-llama/Llama-3.1-9B")

@@ -4,7 +4,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from trl_ext.errors import ConfigError
 from trl_ext.memory.models.families import FAMILIES, shape_from_config
+from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import lm_params, lora_params, quantised_weights, scorer_params
 
 SMALL = {
@@ -83,3 +85,101 @@ def test_bitsandbytes_finds_the_projections_of_the_layers(family):
     layers = on_meta(AutoModelForCausalLM, config).model.layers
     weights = sum(m.weight.numel() for m in layers.modules() if isinstance(m, torch.nn.Linear))
     assert quantised_weights(shape_from_config(config.to_diff_dict())) == weights
+
+
+# Families without a formula of their own ---------------------------------------------------------------------------
+
+GEMMA_TOWER = dict(
+    model_type="siglip_vision_model",
+    hidden_size=1152,
+    image_size=896,
+    intermediate_size=4304,
+    num_attention_heads=16,
+    num_hidden_layers=27,
+    patch_size=14,
+    vision_use_head=False,
+)
+QWEN_TOWER = dict(
+    depth=32, hidden_size=1280, intermediate_size=3420, num_heads=16, out_hidden_size=3584, patch_size=14
+)
+
+
+def gemma3(**text):
+    """The config.json of google/gemma-3-*, which leaves out what is its class's default."""
+    architectures = ["Gemma3ForConditionalGeneration"]
+    text = {"model_type": "gemma3_text", **text}
+    return dict(architectures=architectures, model_type="gemma3", text_config=text, vision_config=GEMMA_TOWER)
+
+
+# Of Qwen/Qwen2.5-VL-7B-Instruct: the sizes of its text stand beside its tower's.
+QWEN_VL = dict(
+    architectures=["Qwen2_5_VLForConditionalGeneration"],
+    model_type="qwen2_5_vl",
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_attention_heads=28,
+    num_hidden_layers=28,
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+    vocab_size=152064,
+    vision_config=QWEN_TOWER,
+)
+WITHOUT_FORMULA = {
+    "gemma-3-4b": (gemma3(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34), 4_300_079_472),
+    "gemma-3-12b": (
+        gemma3(
+            hidden_size=3840,
+            intermediate_size=15360,
+            num_attention_heads=16,
+            num_hidden_layers=48,
+            num_key_value_heads=8,
+        ),
+        12_187_325_040,
+    ),
+    "gemma-3-27b": (
+        gemma3(
+            hidden_size=5376,
+            intermediate_size=21504,
+            num_attention_heads=32,
+            num_hidden_layers=62,
+            num_key_value_heads=16,
+            head_dim=128,
+        ),
+        27_432_406_640,
+    ),
+    "qwen2.5-vl-7b": (QWEN_VL, 8_292_166_656),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_FORMULA)
+def test_a_model_without_a_formula_is_counted_as_published_by_transformers_own_class(name):
+    config, published = WITHOUT_FORMULA[name]
+    shape = shape_from_config(config, name)
+    assert lm_params(shape) == published
+    assert (shape.stands_for, shape.hidden) == (
+        config["model_type"],
+        (config.get("text_config") or config)["hidden_size"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "nearest"), [("qwen3_5", "qwen3"), ("qwen3_5_moe", "qwen3_moe"), ("qwen3_next", "qwen3_moe")]
+)
+def test_the_default_of_a_family_without_a_formula_is_planned_by_the_nearest(family, nearest):
+    config = CONFIG_MAPPING[family]()
+    text = config.get_text_config()
+    shape = shape_from_config(config.to_dict())
+    assert shape.family == nearest
+    assert (shape.num_layers, shape.hidden) == (text.num_hidden_layers, text.hidden_size)
+    assert lm_params(shape) == numel(on_meta(AutoModelForCausalLM, config))
+
+
+def test_the_table_has_gemma_3_as_it_is_counted():
+    for name in ("4b", "12b", "27b"):
+        counted = shape_from_config(WITHOUT_FORMULA[f"gemma-3-{name}"][0])
+        assert find_shape(f"google/gemma-3-{name}-it").extra_params == counted.extra_params
+
+
+def test_a_config_of_which_no_model_can_be_made_is_a_sentence():
+    with pytest.raises(ConfigError, match="me is a 'qwen3_5', which has no formula, and transformers cannot make"):
+        shape_from_config({"model_type": "qwen3_5", "text_config": {"hidden_size": "wide"}}, "me")

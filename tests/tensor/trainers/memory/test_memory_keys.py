@@ -41,7 +41,7 @@ def fields_of(trainer):
 
 @pytest.mark.parametrize(("name", "job"), JOBS)
 def test_every_key_is_a_field(name, job):
-    keys = settings.recipe(job, "model", num_gpus=1, deepspeed_file="deepspeed.json").keys()
+    keys = settings.recipe(job, "model", num_gpus=1, in_folder=True).keys()
     assert keys <= fields_of(job.trainer)
 
 

@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from trl_ext.compat import deepspeed
 from trl_ext.compat.peft import base_model
 from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles
 from trl_ext.trainers.forward.value_head import add_reward_head, add_token_values, add_value_head
 from trl_ext.trainers.gradient_sync import gradients_unsynced
@@ -118,7 +119,7 @@ class AdapterCritic(HeadCritic):
         self.head = add_value_head(base, self.roles, _head_dtype(trainer, base))
         if reward_head is not None:
             add_reward_head(base, reward_head)
-        pin_roles(base, self.roles)
+        pin_roles(base, self.roles, trainer.args.gradient_checkpointing_kwargs)
         self.after_rollout()
 
     def after_rollout(self) -> None:
@@ -165,7 +166,7 @@ class SeparateCritic(Critic):
         add_token_values(value_model, keep_dtype=trainer.is_deepspeed_enabled)
         if trainer.args.gradient_checkpointing:
             options = trainer.args.gradient_checkpointing_kwargs or {"use_reentrant": False}
-            value_model.gradient_checkpointing_enable(options)
+            enable_checkpointing(value_model, options)
         if not trainer.is_deepspeed_enabled:
             value_model.to(trainer.accelerator.device)
         self.wrapped: Any = value_model

@@ -1,0 +1,39 @@
+"""Activation checkpointing that trainers switch off and on: the options that say which layers, told from torch's."""
+
+import warnings
+from functools import partial
+from typing import Any
+
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+def enable_checkpointing(
+    model: Any, gradient_checkpointing_kwargs: Any = None, every_n_layers: int = 1, **others: Any
+) -> None:
+    """Switch checkpointing on, on every n-th layer.
+
+    transformers' Trainer takes `every_n_layers` and `offload` out of the arguments' options. TRL hands over all of
+    them when it switches checkpointing on again after generation, and torch refuses the two in the first step.
+
+    Args:
+        model: Of transformers, without PEFT's wrapper.
+        gradient_checkpointing_kwargs: Of the training arguments.
+        every_n_layers, others: Of `PreTrainedModel.gradient_checkpointing_enable`.
+    """
+    options = dict(gradient_checkpointing_kwargs or {})
+    every_n_layers = options.pop("every_n_layers", every_n_layers)
+    others |= {name: options.pop(name) for name in ("offload",) if name in options}
+    with warnings.catch_warnings():
+        # The old name is the one that every supported version has.
+        warnings.simplefilter("ignore", FutureWarning)
+        type(model).gradient_checkpointing_enable(model, options or None, **others)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for index, layer in enumerate(layers):
+        layer.gradient_checkpointing = index % every_n_layers == 0
+
+
+def keep_layer_options(model: Any, options: Any) -> None:
+    """Let `model` take all options of the training arguments whenever checkpointing is switched on again."""
+    model.gradient_checkpointing_enable = partial(enable_checkpointing, model)
+    if model.is_gradient_checkpointing:
+        model.gradient_checkpointing_enable(options)

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ext.cli.plan.command import plan
-from trl_ext.cli.plan.probe import Probe, measured, sentences
+from trl_ext.cli.plan.probe import Trial, measured, sentences
 from trl_ext.errors import ConfigError
 
 LOG = [
@@ -23,7 +23,7 @@ def test_a_cpu_measures_seconds_alone():
 
 
 def test_the_answer_says_which_estimate_was_right():
-    lines = sentences([Probe("ZeRO-2", 20.0, 30.0, gib=21.0, s=40.0), Probe("DDP", 22.0, 31.0, gib=30.0, s=30.0)])
+    lines = sentences([Trial("ZeRO-2", 20.0, 30.0, gib=21.0, s=40.0), Trial("DDP", 22.0, 31.0, gib=30.0, s=30.0)])
     assert lines[1:] == [
         "  ZeRO-2: 21.00 GiB (20.00: right); 40.00 s a step (30.00: -25%)",
         "  DDP: 30.00 GiB (22.00: -27%); 30.00 s a step (31.00: right)",
@@ -32,9 +32,9 @@ def test_the_answer_says_which_estimate_was_right():
 
 
 def test_a_run_that_dies_is_an_answer():
-    died = Probe("DDP", 22.0, 31.0, ended="out of memory")
+    died = Trial("DDP", 22.0, 31.0, ended="out of memory")
     assert sentences([died])[1:] == ["  DDP: out of memory", "None of them ran."]
-    lines = sentences([died, Probe("ZeRO-2", 20.0, 30.0, s=30.0)])
+    lines = sentences([died, Trial("ZeRO-2", 20.0, 30.0, s=30.0)])
     assert lines[2] == "  ZeRO-2: memory is not measured on a CPU; 30.00 s a step (30.00: right)"
 
 

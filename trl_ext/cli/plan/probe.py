@@ -30,7 +30,7 @@ QUIET = ["--max_steps", str(NUM_STEPS), "--logging_steps", "1", "--save_strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Trial:
     """A plan's estimate, and what its three steps came to.
 
     Args:
@@ -49,7 +49,7 @@ class Probe:
     ended: str = ""
 
 
-def probed(plans: Plans, model: str) -> list[Probe]:
+def probed(plans: Plans, model: str) -> list[Trial]:
     """Run the best plans, one after the other.
 
     Args:
@@ -73,9 +73,9 @@ def probed(plans: Plans, model: str) -> list[Probe]:
     return [_probe(one, model, use_cpu=here is None) for one in found]
 
 
-def _probe(plan: Plan, model: str, *, use_cpu: bool) -> Probe:
+def _probe(plan: Plan, model: str, *, use_cpu: bool) -> Trial:
     estimate = plan.estimate
-    expected = Probe(plan.label, round(estimate.peak_gib, 2), round(estimate.step_s, 2))
+    expected = Trial(plan.label, round(estimate.peak_gib, 2), round(estimate.step_s, 2))
     with tempfile.TemporaryDirectory(prefix="probe") as name:
         folder = Path(name)
         write_plan(plan, folder, model)
@@ -119,7 +119,7 @@ def _full_length(job: Job) -> list[str]:
 
 
 def measured(log_history: Sequence[dict[str, Any]]) -> tuple[float | None, float]:
-    """GiB and seconds of a run's log, as in `Probe`."""
+    """GiB and seconds of a run's log, as in `Trial`."""
     steps = [entry for entry in log_history if any(key.startswith("phase/") for key in entry)]
     seconds = [sum(entry[key] for key in entry if key.startswith("phase/")) for entry in steps]
     peaks = [
@@ -131,7 +131,7 @@ def measured(log_history: Sequence[dict[str, Any]]) -> tuple[float | None, float
     return round(max(peaks), 2) if peaks else None, round(median(seconds[1:] or seconds), 2)
 
 
-def sentences(probes: Sequence[Probe]) -> list[str]:
+def sentences(probes: Sequence[Trial]) -> list[str]:
     """The answer in words: a line for each plan, and which estimate was right."""
     lines = ["probed, three steps each (measured, beside the estimate)"]
     for one in probes:
@@ -151,6 +151,6 @@ def _beside(found: float, estimated: float, unit: str) -> str:
     return f"{found:.2f} {unit} ({estimated:.2f}: {'right' if is_right else f'{estimated / found - 1:+.0%}'})"
 
 
-def as_json(probes: Sequence[Probe]) -> list[dict[str, Any]]:
+def as_json(probes: Sequence[Trial]) -> list[dict[str, Any]]:
     """The probes for JSON."""
     return [asdict(one) for one in probes]

@@ -207,7 +207,8 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
         plans = list(_smaller(search, allow))
     plans.sort(key=lambda one: one.estimate.step_s)
     worthwhile = [one for one in plans if not any(_beats(other, one) for other in plans if other is not one)]
-    return tuple(worthwhile[:NUM_PLANS]), tuple(refused)
+    # Plans that are alike by a little each may beat one another in a circle, as a tiny model's do.
+    return tuple((worthwhile or plans)[:NUM_PLANS]), tuple(refused)
 
 
 def _beats(one: Plan, other: Plan) -> bool:

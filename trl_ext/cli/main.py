@@ -58,6 +58,7 @@ COMMANDS = {
     "score": "trl_ext.cli.score.command",
     "recipes": "trl_ext.cli.recipes",
     "launch-file": "trl_ext.cli.recipes",
+    "evaluate": "trl_ext.cli.after.evaluate",
     "generate": "trl_ext.cli.after.generate",
     "merge": "trl_ext.cli.after.merge",
 }
@@ -77,6 +78,7 @@ commands:
   score     check rules: audit them on data, explain a reward, try known cheats
   recipes   shipped recipes by task and card: list them, copy one
   launch-file  the path of a shipped accelerate file: zero2, zero3, ...
+  evaluate  how many held-out problems a trained policy solves, by its rules
   generate  let a trained policy answer the prompts of a file
   merge     the adapter of a finished run into the weights that it was trained on
 

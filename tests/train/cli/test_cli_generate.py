@@ -1,16 +1,14 @@
 """`trl-ext generate`: a row in a batch says what it says alone, and vLLM is asked for the same in its own words."""
 
 import json
-import sys
-from types import ModuleType, SimpleNamespace
-from typing import ClassVar
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from tests import tiny
+from tests import fake_vllm, tiny
 from trl_ext.cli.after.engines import Sampling, TransformersEngine
 from trl_ext.cli.after.finished import find_run
 from trl_ext.cli.after.generate import json_line
@@ -230,60 +228,13 @@ def test_a_hostile_completion_is_one_line_that_no_terminal_obeys():
     assert line.isprintable() and "中文" in line and json.loads(line) == row
 
 
-# vLLM ---------------------------------------------------------------------------------------------------------------
-
-
-class FakeSamplingParams:
-    """The parameters of vllm.SamplingParams that we give; docs.vllm.ai, vllm.sampling_params."""
-
-    def __init__(self, *, n, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop_token_ids, max_tokens):
-        assert min_p is not None and max_tokens > 0
-        self.n, self.temperature, self.stop = n, temperature, stop_token_ids
-
-
-class FakeLoRARequest:
-    def __init__(self, lora_name, lora_int_id, lora_path):
-        assert lora_int_id > 0
-        self.path = lora_path
-
-
-class FakeLLM:
-    """Stands in for vllm.LLM, with the arguments of its documentation: echoes the prompt's last token, then EOS."""
-
-    made: ClassVar[list] = []
-
-    def __init__(self, model, *, trust_remote_code=False, revision=None, enable_lora=False, max_lora_rank=16):
-        assert max_lora_rank in (1, 8, 16, 32, 64, 128, 256, 320, 512)
-        self.made.append(dict(model=model, enable_lora=enable_lora, max_lora_rank=max_lora_rank, revision=revision))
-
-    def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None):
-        self.made[-1]["lora"] = lora_request and lora_request.path
-        assert sampling_params.stop == [2]
-        outputs = []
-        for prompt in prompts:
-            ids = [prompt["prompt_token_ids"][-1], 2]
-            one = SimpleNamespace(token_ids=ids, text="", finish_reason="stop")
-            outputs.append(SimpleNamespace(outputs=[one] * sampling_params.n))
-        return outputs
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    package, requests = ModuleType("vllm"), ModuleType("vllm.lora.request")
-    package.LLM, package.SamplingParams = FakeLLM, FakeSamplingParams
-    requests.LoRARequest = FakeLoRARequest
-    FakeLLM.made.clear()
-    for name, module in (("vllm", package), ("vllm.lora", ModuleType("vllm.lora")), ("vllm.lora.request", requests)):
-        monkeypatch.setitem(sys.modules, name, module)
-    return FakeLLM.made
-
-
-def test_vllm_is_given_the_adapter_and_the_ids(vllm, folders, prompts, capsys):
+def test_vllm_is_given_the_adapter_and_the_ids(monkeypatch, folders, prompts, capsys):
+    made = fake_vllm.install(monkeypatch)
     argv = ["generate", str(folders.run), "--prompts", str(prompts), "--backend", "vllm", "--num_generations", "2"]
     assert main(argv) == 0
     rows = rows_of(capsys.readouterr().out)
     assert [row["completions"] for row in rows] == [[prompt.split()[-1]] * 2 for prompt in PROMPTS]
     assert {reason for row in rows for reason in row["finish_reasons"]} == {"stop"}
-    assert vllm == [
+    assert made == [
         dict(model=str(folders.base), enable_lora=True, max_lora_rank=8, revision=None, lora=str(folders.run))
     ]

@@ -1,0 +1,152 @@
+"""`trl-ext evaluate`: on problems whose answers are known, the result is known; explain reads what it writes."""
+
+import json
+
+import pytest
+import torch
+
+from tests import fake_vllm, tiny
+from trl_ext.cli.main import main
+from trl_ext.monitor.record import write_record
+
+RULES = {
+    "rules": [
+        {"rule": "length", "high": 2, "slack": 2, "weight": 0.5},
+        {"rule": "answer", "gold": "gold", "kind": "exact"},
+    ]
+}
+RECIPE = {"columns": {"prompt": "question"}, "temperature": 0.7, "max_completion_length": 5}
+# Prompt, and the number of samples of 4 that are right: the stand-in for vLLM answers the last word in so many.
+PROBLEMS = [("w9 w90", 0), ("w9 w91", 1), ("w9 w92", 4), ("w9 w93", 2), ("w9 w94", 4)]
+RIGHT = {int(prompt.split("w")[-1]): right for prompt, right in PROBLEMS}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    model = tiny.model("llama")
+    model.lm_head.weight.data *= 10
+    model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(base, tmp_path, monkeypatch):
+    """A run with its record, and held-out problems as its recipe names columns."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder, data = tmp_path / "run", tmp_path / "problems"
+    folder.mkdir()
+    data.mkdir()
+    for file in base.iterdir():
+        (folder / file.name).symlink_to(file)
+    write(data / "test.jsonl", [{"question": prompt, "gold": prompt.split()[-1]} for prompt, _ in PROBLEMS])
+    write(data / "train.jsonl", [{"question": "w5", "gold": "w6"}])
+    recipe = {**RECIPE, "dataset_name": str(data)}
+    write_record(folder, recipe, {"trainer": "grpo", "packages": {}}, RULES)
+    return folder
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def answer(ids, number):
+    return [ids[-1] if number < RIGHT[ids[-1]] else 3, 2]
+
+
+def result_of(run, name="problems-test-n4"):
+    folder = run / "evaluations" / name
+    lines = (folder / "completions.jsonl").read_text().splitlines()
+    return json.loads((folder / "evaluation.json").read_text()), [json.loads(line) for line in lines]
+
+
+def test_pass_at_k_of_known_answers_is_known(run, monkeypatch, capsys):
+    fake_vllm.install(monkeypatch, answer)
+    assert main(["evaluate", str(run), "--num_generations", "4", "--backend", "vllm"]) == 0
+    result, rows = result_of(run)
+    assert result["pass_rule"] == "answer" and result["temperature"] == 0.7 and result["max_new_tokens"] == 5
+    at_1 = (0 + 1 / 4 + 1 + 2 / 4 + 1) / 5
+    at_2 = (0 + 1 / 2 + 1 + 5 / 6 + 1) / 5  # of 6 pairs, 3 and 5 have a right one
+    assert result["pass@k"]["1"]["value"] == pytest.approx(at_1)
+    assert result["pass@k"]["2"]["value"] == pytest.approx(at_2)
+    assert result["pass@k"]["4"]["value"] == pytest.approx(4 / 5)
+    assert result["rules_mean"] == pytest.approx({"answer": 11 / 20, "length": 1.0})
+    assert result["reward_mean"] == pytest.approx(11 / 20 + 0.5)
+    assert result["mean_length_tokens"] == 2 and result["truncated_frac"] == 0
+    assert [row["passed"] for row in rows] == [number < right for _, right in PROBLEMS for number in range(4)]
+    assert "pass@4" in capsys.readouterr().out
+
+
+def test_explain_reads_the_completions(run, monkeypatch, capsys):
+    fake_vllm.install(monkeypatch, answer)
+    assert main(["evaluate", str(run), "--num_generations", "4", "--backend", "vllm"]) == 0
+    _, rows = result_of(run)
+    file = run / "evaluations" / "problems-test-n4" / "completions.jsonl"
+    for number in (4, 5):
+        capsys.readouterr()
+        assert main(["score", "explain", str(run / "rules.yaml"), str(file), "--row", str(number)]) == 0
+        text = capsys.readouterr().out
+        assert f"total   {rows[number]['total']:.3f}" in text
+
+
+def test_greedy_answers_are_the_models(run, base, capsys, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    ids = torch.tensor([tiny.tokenizer()("w9 w92").input_ids])
+    said = tiny.tokenizer().decode(
+        model.generate(ids, max_new_tokens=5, do_sample=False)[0, 2:], skip_special_tokens=True
+    )
+    data = run.parent / "own.jsonl"
+    write(data, [{"question": "w9 w92", "gold": said}, {"question": "w9 w91 w7 w8", "gold": "w198"}])
+    for number in (1, 2):  # the second time beside the first
+        assert main(["evaluate", str(run), "--dataset", str(data), "--greedy"]) == 0
+        result, rows = result_of(run, "own-greedy" if number == 1 else "own-greedy-2")
+        assert [row["passed"] for row in rows] == [True, False]
+        assert result["pass@k"]["1"]["value"] == 0.5 and result["temperature"] == 0
+        assert result["pass@k"]["1"]["method"].startswith("Wilson")
+
+
+def test_another_rule_may_decide(run, monkeypatch, capsys):
+    fake_vllm.install(monkeypatch, answer)
+    argv = ["evaluate", str(run), "--backend", "vllm", "--limit", "3", "--output", str(run / "here")]
+    assert main([*argv, "--pass_rule", "length", "--threshold", "0.5"]) == 0
+    result = json.loads((run / "here" / "evaluation.json").read_text())
+    assert result["pass@k"]["1"]["value"] == 1 and result["num_problems"] == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["--pass_rule", "style"], "There is no rule 'style'"),
+        (["--greedy", "--num_generations", "4"], "--greedy is one completion"),
+        (["--split", "validation"], "has no split 'validation'"),
+        (["--dataset", "/none.jsonl"], "There is no file or folder /none.jsonl"),
+        (["--rules", "/none.yaml"], "/none.yaml cannot be read"),
+        (["--limit", "0"], "--limit is 0"),
+        (["--num_generation", "4"], "Did you mean --num_generations?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_evaluated_is_one_sentence(argv, sentence, run, capsys):
+    assert sentence in stopped(capsys, run, *argv)
+    assert not (run / "evaluations").exists()
+
+
+def test_a_folder_without_record_needs_rules_and_data(base, run, tmp_path, capsys):
+    assert "holds no rules.yaml" in stopped(capsys, base)
+    assert "There is no dataset" in stopped(capsys, base, "--rules", run / "rules.yaml")
+    write(tmp_path / "bare.jsonl", [{"prompt": "w4", "solution": "w5"}])
+    asked = ["--rules", run / "rules.yaml", "--dataset", tmp_path / "bare.jsonl"]
+    assert "The rules read the column 'gold'" in stopped(capsys, base, *asked)
+    assert "columns names 'question'" in stopped(capsys, run, "--dataset", tmp_path / "bare.jsonl")
+
+
+def stopped(capsys, *argv):
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", *map(str, argv)])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error and error.count("error: ") == 1
+    return error

@@ -1,0 +1,160 @@
+"""Completions judged by rules, and what they come to: pass@k, the mean of every rule, lengths."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+from trl_ext.cli.after.engines import Completion
+from trl_ext.cli.after.estimates import Estimate, estimate, powers_up_to
+from trl_ext.errors import ConfigError, DataError
+from trl_ext.rewards import RuleSet
+from trl_ext.version import __version__
+
+_AT_THE_END = SimpleNamespace(global_step=1, max_steps=1)  # weights with a schedule are those of a training's end
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a policy's answers came to.
+
+    Args:
+        settings: What was asked of whom, for evaluation.json.
+        passes: pass@k by k.
+        means: The mean value of each rule over the completions that it has a value for; None where it has none.
+        unscored: Completions without a value, by rule.
+        reward: Mean total.
+        mean_length_tokens: Of the completions.
+        truncated_frac: Share of completions that the limit ended.
+    """
+
+    settings: Mapping[str, Any]
+    passes: Mapping[int, Estimate]
+    means: Mapping[str, float | None]
+    unscored: Mapping[str, int] = field(default_factory=dict)
+    reward: float | None = None
+    mean_length_tokens: float = 0.0
+    truncated_frac: float = 0.0
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], rules: RuleSet, settings: Mapping[str, Any]) -> "Evaluation":
+        """Sum up the rows of `judged`.
+
+        Raises:
+            DataError: The rule that decides has a value for no completion.
+        """
+        counts: dict[int, list[bool]] = {}
+        for row in rows:
+            if row["passed"] is not None:
+                counts.setdefault(row["problem"], []).append(row["passed"])
+        found = [(len(passed), sum(passed)) for passed in counts.values()]
+        if not found:
+            raise DataError(
+                f"The rule '{settings['pass_rule']}' has a value for no completion, as where no gold answer can be "
+                "read. `trl-ext score audit` names the rows."
+            )
+        passes = {k: estimate(found, k) for k in powers_up_to(settings["num_generations"])}
+        values = {rule.name: [row["values"][rule.name] for row in rows] for rule in rules.rules}
+        scored = {name: [value for value in column if value is not None] for name, column in values.items()}
+        totals = [row["total"] for row in rows if row["total"] is not None]
+        return cls(
+            settings=settings,
+            passes={k: one for k, one in passes.items() if one is not None},
+            means={name: fmean(column) if column else None for name, column in scored.items()},
+            unscored={name: len(rows) - len(column) for name, column in scored.items()},
+            reward=fmean(totals) if totals else None,
+            mean_length_tokens=fmean(len(row["completion_ids"]) for row in rows),
+            truncated_frac=fmean(row["finish_reason"] == "length" for row in rows),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it for JSON."""
+        return {
+            "trl_ext": __version__,
+            **self.settings,
+            "pass@k": {str(k): one.as_dict() for k, one in self.passes.items()},
+            "rules_mean": dict(self.means),
+            "rules_unscored": dict(self.unscored),
+            "reward_mean": self.reward,
+            "mean_length_tokens": self.mean_length_tokens,
+            "truncated_frac": self.truncated_frac,
+        }
+
+    def table(self) -> Any:
+        """Return the table for a terminal, for rich to print."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        asked = self.settings
+        how = "greedy" if asked["temperature"] == 0 else f"{asked['num_generations']} at {asked['temperature']:g}"
+        title = f"{asked['num_problems']} problems of {asked['dataset']}, {how}, rule '{asked['pass_rule']}'"
+        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+        for name, side in (("", "left"), ("", "right"), ("interval", "right"), ("", "left")):
+            table.add_column(name, justify=side)  # type: ignore[arg-type]
+        for k, one in self.passes.items():
+            table.add_row(f"pass@{k}", f"{one.value:.3f}", f"{one.low:.3f} .. {one.high:.3f}", one.method)
+        for name, mean in self.means.items():
+            note = f"{self.unscored[name]} completions unscored" if self.unscored[name] else ""
+            table.add_row(Text(f"mean {name}"), "-" if mean is None else f"{mean:.3f}", "", note)
+        table.add_row("mean reward", "-" if self.reward is None else f"{self.reward:.3f}", "", "")
+        table.add_row("tokens", f"{self.mean_length_tokens:.1f}", "", f"{self.truncated_frac:.1%} cut off")
+        return table
+
+
+def pass_rule(rules: RuleSet, name: str | None) -> str:
+    """Return the name of the rule that decides: the given one, or the first that judges correctness, or the first.
+
+    Raises:
+        ConfigError: There is no rule of this name.
+    """
+    names = [rule.name for rule in rules.rules]
+    if name is not None and name not in names:
+        raise ConfigError(f"There is no rule '{name}'. Give --pass_rule one of {', '.join(names)}.")
+    return name or next((rule.name for rule in rules.rules if rule.judges_correctness), names[0])
+
+
+def judged(
+    rules: RuleSet,
+    problems: Sequence[Mapping[str, Any]],
+    answers: Sequence[Sequence[Completion]],
+    passing: str,
+    threshold: float,
+) -> list[dict[str, Any]]:
+    """Return a row a completion, for completions.jsonl: `trl-ext score explain` reads it.
+
+    Args:
+        rules: Judge the completions.
+        problems: Rows with a prompt, and the columns that the rules read.
+        answers: The completions of each problem.
+        passing: Name of the rule that decides.
+        threshold: Its value from which a completion passes.
+    """
+    flat = [(number, problems[number], one) for number, group in enumerate(answers) for one in group]
+    prompts = [problem["prompt"] for _, problem, _ in flat]
+    said = [
+        one.text if isinstance(problem["prompt"], str) else [{"role": "assistant", "content": one.text}]
+        for _, problem, one in flat
+    ]
+    ids = [list(one.token_ids) for _, _, one in flat]
+    columns: dict[str, Any] = {name: [problem[name] for _, problem, _ in flat] for name in rules.columns}
+    explained = rules.explain_all(prompts, said, ids, **columns, trainer_state=_AT_THE_END)
+    rows = []
+    for (number, problem, one), completion, found in zip(flat, said, explained, strict=True):
+        values = {part.rule: part.value for part in found.parts}
+        value = values[passing]
+        rows.append(
+            {
+                "problem": number,
+                "prompt": problem["prompt"],
+                "completion": completion,
+                "completion_ids": list(one.token_ids),
+                "finish_reason": one.finish_reason,
+                "passed": None if value is None else value >= threshold,
+                "total": found.total,
+                "values": values,
+                **{name: problem[name] for name in rules.columns},
+            }
+        )
+    return rows

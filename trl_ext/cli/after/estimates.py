@@ -12,7 +12,7 @@ _RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ShareEstimate:
     """A share of problems between 0 and 1, with the interval that it lies in.
 
     Args:
@@ -45,7 +45,7 @@ def powers_up_to(most: int) -> list[int]:
     return [*(1 << power for power in range(most.bit_length()) if 1 << power < most), most]
 
 
-def estimate(counts: Sequence[tuple[int, int]], k: int) -> Estimate | None:
+def estimate(counts: Sequence[tuple[int, int]], k: int) -> ShareEstimate | None:
     """Return pass@k over problems; None where no problem has k samples.
 
     One sample a problem gives Wilson's interval. Several give percentiles of the mean over problems that are drawn
@@ -63,13 +63,13 @@ def estimate(counts: Sequence[tuple[int, int]], k: int) -> Estimate | None:
         return None
     value = fmean(shares)
     if max(num for num, _ in counts) == 1 or min(shares) == max(shares):
-        return Estimate(value, *wilson(value, len(shares)), len(shares), WILSON)
+        return ShareEstimate(value, *wilson(value, len(shares)), len(shares), WILSON)
     import numpy as np
 
     values, times = np.unique(shares, return_counts=True)
     drawn = np.random.default_rng(0).multinomial(len(shares), times / len(shares), size=_RESAMPLES)
     low, high = np.percentile(drawn @ values / len(shares), [2.5, 97.5])
-    return Estimate(value, float(low), float(high), len(shares), BOOTSTRAP)
+    return ShareEstimate(value, float(low), float(high), len(shares), BOOTSTRAP)
 
 
 def wilson(share: float, num: int) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from trl_ext.cli.after.engines import Completion
-from trl_ext.cli.after.estimates import Estimate, estimate, powers_up_to
+from trl_ext.cli.after.estimates import ShareEstimate, estimate, powers_up_to
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import RuleSet
 from trl_ext.version import __version__
@@ -30,7 +30,7 @@ class Evaluation:
     """
 
     settings: Mapping[str, Any]
-    passes: Mapping[int, Estimate]
+    passes: Mapping[int, ShareEstimate]
     means: Mapping[str, float | None]
     unscored: Mapping[str, int] = field(default_factory=dict)
     reward: float | None = None

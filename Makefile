@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,report,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,dev]"
 	touch $@
 
 quickstart: $(VENV)/.installed

@@ -25,7 +25,10 @@ def wheel(tmp_path_factory):
 def test_every_data_file_is_in_the_wheel(wheel):
     outside = [*ROOT.glob("accelerate_configs/*.yaml"), *ROOT.glob("deepspeed_configs/*.json")]
     expected = {f"trl_ext/{path.relative_to(ROOT)}" for path in outside}
-    expected |= {str(path.relative_to(ROOT)) for path in ROOT.glob("trl_ext/**/*.yaml")}
+    kinds = ("yaml", "jinja", "css")
+    inside = [path for kind in kinds for path in ROOT.glob(f"trl_ext/**/*.{kind}")]
+    assert {path.suffix for path in inside} == {f".{kind}" for kind in kinds}
+    expected |= {str(path.relative_to(ROOT)) for path in inside}
     expected |= {"trl_ext/py.typed", "trl_ext/resources.py"}
     assert not expected - set(ZipFile(wheel).namelist())
 

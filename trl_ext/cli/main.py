@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 
-from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import user_errors
 from trl_ext.version import __version__
@@ -54,7 +53,7 @@ COMMANDS = {
     "dryrun": "trl_ext.cli.dryrun.command",
     "check": "trl_ext.cli.check.command",
     "doctor": "trl_ext.cli.doctor",
-    "report": "trl_ext.cli.main",
+    "report": "trl_ext.cli.report",
     "score": "trl_ext.cli.score.command",
     "recipes": "trl_ext.cli.recipes",
     "launch-file": "trl_ext.cli.recipes",
@@ -74,7 +73,7 @@ commands:
   dryrun    the memory of a recipe, counted on fake tensors: no GPU, no weights
   check     will this recipe start, and does it fit: keys, tokenizer, eight rows, rules, memory
   doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
-  report    write report.html and reward.png of a finished run again
+  report    the page of a run again, or runs compared on one page
   score     check rules: audit them on data, explain a reward, try known cheats
   recipes   shipped recipes by task and card: list them, copy one
   launch-file  the path of a shipped accelerate file: zero2, zero3, ...
@@ -137,20 +136,6 @@ def launch_script(name: str, argv: list[str]) -> int:
     from trl_ext.cli.launch import launch
 
     return launch(script.module, import_module(script.module).make_parser(), argv)
-
-
-def report(argv: list[str]) -> int:
-    """Write a run's report again, and print its table."""
-    parser = CommandParser("trl-ext report", description="Write report.html and reward.png of a run again.")
-    parser.add_argument("output_dir", metavar="OUTPUT_DIR", help="the run's --output_dir, or one of its checkpoints")
-    folder = parser.parse_args(argv).output_dir
-
-    from rich.console import Console
-
-    from trl_ext.monitor.report import read_log_history, read_settings, summary_table, write_report
-
-    Console().print(summary_table(write_report(folder, read_log_history(folder), read_settings(folder))))
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ A kind of run is a table of its curves. Keys beside them, of which any may be ab
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,16 +34,27 @@ class Curve:
 
     def values(self, entry: Entry, prefix: str = "") -> dict["Curve", float]:
         """The finite values that the entry has for this curve, one for each member of a family."""
-        found = {}
-        for key in entry:
-            match, value = self.match(key, prefix), number(entry, key)
-            if match and value is not None:
-                name = self.name.replace("*", match[1]) if match.groups() else self.name
-                found[Curve(key.removeprefix(prefix), name, self.axis)] = value
-        return found
+        before, star, after = self.key.partition("*")
+        if not star:
+            value = number(entry, prefix + self.key)
+            return {} if value is None else {self: value}
+        found = _family(entry, prefix + before, after).items()
+        return {Curve(before + name + after, self.name.replace("*", name), self.axis): value for name, value in found}
 
-    def match(self, key: str, prefix: str = "") -> re.Match[str] | None:
-        return re.fullmatch(re.escape(prefix + self.key).replace(r"\*", "(.+)"), key)
+    def member(self, key: str, prefix: str = "") -> str | None:
+        """What `*` stands for in the key, empty for a curve that is no family; None if the key is another one's."""
+        before, star, after = (prefix + self.key).partition("*")
+        if not star:
+            return "" if key == before else None
+        is_member = key.startswith(before) and key.endswith(after) and len(key) > len(before) + len(after)
+        return key[len(before) : len(key) - len(after)] if is_member else None
+
+    def is_in(self, entry: Entry, prefix: str = "") -> bool:
+        """True if the entry has this curve or a member of this family, of whatever value."""
+        before, star, after = (prefix + self.key).partition("*")
+        if not star:
+            return before in entry
+        return any(key.startswith(before) and key.endswith(after) for key in entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +87,14 @@ class RunKind:
     def is_scored_in(self, entry: Entry, prefix: str = "") -> bool:
         """True if the entry has a curve on the first axis; a step on completions of an earlier one has none."""
         first_axis = [curve for curve in self.curves if curve.axis == self.curves[0].axis]
-        return any(curve.match(key, prefix) for curve in first_axis for key in entry)
+        return any(curve.is_in(entry, prefix) for curve in first_axis)
 
     def in_order(self, curves: Iterable[Curve]) -> list[Curve]:
         """Different curves in the order of this kind's table, members of a family as they come."""
         return sorted(dict.fromkeys(curves), key=self._place)
 
     def _place(self, curve: Curve) -> int:
-        return next(place for place, entry in enumerate(self.curves) if entry.match(curve.key))
+        return next(place for place, entry in enumerate(self.curves) if entry.member(curve.key) is not None)
 
 
 GRPO = RunKind(
@@ -124,7 +134,7 @@ REWARD_MODEL = RunKind(
 KINDS = (PPO, GRPO, REWARD_MODEL)
 
 # What a RuleSet without a name is called in TRL's metrics.
-_WHOLE_SET = "rewards/rules/mean"
+WHOLE_SET = "rewards/rules/mean"
 
 
 def kind_of(log_history: Iterable[Entry]) -> RunKind:
@@ -146,15 +156,15 @@ def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:
     kind = _kind(entry, prefix)
     found = {c: value for curve in (kind.curves if kind else ()) for c, value in curve.values(entry, prefix).items()}
     # A RuleSet is one reward function for TRL, which logs its mean beside the rules' own: it repeats the total.
-    whole, total = number(entry, prefix + _WHOLE_SET), number(entry, f"{prefix}reward")
+    whole, total = number(entry, prefix + WHOLE_SET), number(entry, f"{prefix}reward")
     if whole is not None and total is not None and math.isclose(whole, total, rel_tol=1e-3, abs_tol=1e-6):
-        found = {curve: value for curve, value in found.items() if curve.key != _WHOLE_SET}
+        found = {curve: value for curve, value in found.items() if curve.key != WHOLE_SET}
     return found
 
 
 def phases(entry: Entry) -> dict[str, float]:
     """Seconds per optimizer step and phase."""
-    return {curve.name: seconds for curve, seconds in Curve("phase/*_s", "*").values(entry).items()}
+    return _family(entry, "phase/", "_s")
 
 
 def step_s(entry: Entry) -> float | None:
@@ -165,13 +175,20 @@ def step_s(entry: Entry) -> float | None:
 
 def memory(entry: Entry) -> dict[str, float]:
     """GiB allocated at the peak of every phase."""
-    found = {curve.name: peak for curve, peak in Curve("memory/*_gib", "*").values(entry).items()}
+    found = _family(entry, "memory/", "_gib")
     return {name: peak for name, peak in found.items() if name != "reserved" and not name.startswith("predicted_")}
 
 
 def predicted_memory(entry: Entry) -> dict[str, float]:
     """GiB that the plan predicted for every phase, in the first entry."""
-    return {curve.name: peak for curve, peak in Curve("memory/predicted_*_gib", "*").values(entry).items()}
+    return _family(entry, "memory/predicted_", "_gib")
+
+
+def _family(entry: Entry, before: str, after: str) -> dict[str, float]:
+    """The finite values of the keys with these two ends, by what stands between them."""
+    keys = [key for key in entry if key.startswith(before) and key.endswith(after)]
+    names = {key: key[len(before) : len(key) - len(after)] for key in keys}
+    return {name: value for key, name in names.items() if name and (value := number(entry, key)) is not None}
 
 
 def is_training(entry: Entry) -> bool:

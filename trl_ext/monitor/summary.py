@@ -62,8 +62,8 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         kind=log_keys.kind_of(log_history),
         num_steps=max((int(entry.get("step", 0)) for entry in log_history), default=0),
         window_steps=sum(num_steps for _, num_steps in list(_with_num_steps(training))[: len(first)]) or 1,
-        training=_changes(_means(training), _means(first), _means(last)),
-        held_out=_changes(_means(held_out, HELD_OUT), _means(start[-1:], HELD_OUT), _means(end[-1:], HELD_OUT)),
+        training=_changes(_curves(training), _means(first), _means(last)),
+        held_out=_changes(_curves(held_out, HELD_OUT), _means(start[-1:], HELD_OUT), _means(end[-1:], HELD_OUT)),
         forwarded_tokens=_total(log_history, _forwarded),
         padded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/padded_tokens")),
         raw_tokens=_total(log_history, _raw),
@@ -142,6 +142,14 @@ def _total(log_history: Sequence[Entry], value_of: Callable[[Entry], float | Non
     values = [(value_of(entry), num_steps) for entry, num_steps in _with_num_steps(log_history)]
     known = [value * num_steps for value, num_steps in values if value is not None]
     return round(sum(known)) if known else None
+
+
+def _curves(entries: Iterable[Entry], prefix: str = "") -> Iterable[Curve]:
+    """Every curve that one of the entries has."""
+    latest: dict[str, float] = {}
+    for entry in entries:
+        latest |= {key: value for key in entry if (value := log_keys.number(entry, key)) is not None}
+    return log_keys.values(latest, prefix)
 
 
 def _means(entries: Sequence[Entry], prefix: str = "") -> dict[Curve, float]:

@@ -1,5 +1,6 @@
 """Numbers as a person reads them: on the progress line, in the end table and in the report."""
 
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -18,3 +19,43 @@ def score(value: float | None) -> str:
 def scores(named_values: Iterable[tuple[str, float]]) -> str:
     """`reward 0.42  answer 0.31  format 0.55`."""
     return "  ".join(f"{name} {score(value)}" for name, value in named_values)
+
+
+def short(value: float) -> str:
+    """A value of any size in a few characters: `0.42`, `128`, `12.5k`, `3.4M`, `4.0e-05`."""
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e9:
+        return f"{value:.1e}"
+    for factor, letter in ((1e6, "M"), (1e4, "k")):
+        if size >= factor:
+            return f"{value / (1e6 if letter == 'M' else 1e3):.1f}{letter}"
+    digits = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 0.1 or not size else 4
+    return f"{value:z,.{digits}f}"
+
+
+# Joiners within words and emoji, which some scripts need; all other characters that cannot be seen are spelled out.
+_JOINERS = "\u200c\u200d"
+
+
+def visible(text: str) -> str:
+    """The text with its invisible characters spelled out: those that control a terminal, turn the direction of
+    writing or hide text. Data and completions are not to be trusted.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char
+        if char.isprintable() or char in "\n\t" or char in _JOINERS or unicodedata.category(char) == "Zs"
+        else f"\\u{ord(char):04x}"
+        if ord(char) < 0x10000
+        else f"\\U{ord(char):08x}"
+        for char in text
+    )
+
+
+def cut(text: str, most_chars: int) -> str:
+    """The text, if it is too long its beginning and its end, where answers stand, with what is missing between."""
+    if len(text) <= most_chars:
+        return text
+    tail = most_chars // 4
+    return f"{text[: most_chars - tail]}\n[... {len(text) - most_chars:,} characters ...]\n{text[-tail:]}"

@@ -27,7 +27,7 @@ and an unknown one is an error. The keys that most runs set:
   model_name_or_path     model, on the hub or a folder
   dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file
   rules                  rules in the recipe, or the path of a YAML file with them
-  output_dir             where the model, report.html and reward.png go
+  output_dir             where the model and report.html go
   max_steps              optimizer steps
   per_device_train_batch_size, gradient_accumulation_steps
                          completions per process and forward, forwards per optimizer step

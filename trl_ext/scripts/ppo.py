@@ -33,7 +33,7 @@ and an unknown one is an error. The keys that most runs set:
   rules                  rules in the recipe, or the path of a YAML file with them
   reward_model           reward models with one output, beside rules or instead of them
   score_mode             add, gate (reward models only judge what passes the rules), or rules_only
-  output_dir             where the policy, critic/, report.html and reward.png go
+  output_dir             where the policy, critic/ and report.html go
   use_peft, lora_r, lora_target_modules
                          LoRA: policy, critic and reference on one backbone
   critic, value_model    adapter, head or separate; for separate, the model that the critic starts from

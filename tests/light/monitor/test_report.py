@@ -1,6 +1,5 @@
 """The report adds up, shows what the log holds, and never needs what it lacks."""
 
-import builtins
 import io
 import json
 import re
@@ -9,16 +8,10 @@ from dataclasses import astuple
 import pytest
 from rich.console import Console
 
-from trl_ext.errors import DataError, SupportError
+from trl_ext.errors import DataError
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.plot import reward_png
-from trl_ext.monitor.report import (
-    read_log_history,
-    read_settings,
-    report_html,
-    summary_table,
-    write_report,
-)
+from trl_ext.monitor.pages.page import RunFacts, report_page
+from trl_ext.monitor.report import read_log_history, read_settings, summary_table, write_report
 from trl_ext.monitor.summary import Change, summarize
 from trl_ext.monitor.words import duration, scores
 
@@ -52,18 +45,6 @@ def history():
     steps = [step(number, **packed) for number in range(1, 21)]
     steps[0]["phase/evaluate_s"] = 6.0
     return [held_out(0, 0.25), *steps, held_out(20, 0.75), {"step": 20, "train_runtime": 3725.4}]
-
-
-@pytest.fixture
-def no_matplotlib(monkeypatch):
-    original = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ModuleNotFoundError(f"No module named '{name}'")
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
 
 
 def by_name(changes):
@@ -131,7 +112,7 @@ def test_a_rule_without_verdicts_is_left_out_not_zero():
 @pytest.mark.parametrize("log", [[], [{"step": 3, "loss": 0.1}], [{"step": 1, "reward": 0.5}]])
 def test_a_history_that_lacks_everything_still_gives_a_report(log):
     assert "tokens" not in text_of(summarize(log))
-    assert "<h1>" in report_html(log, {}, None)
+    assert "<h1>" in report_page(log, RunFacts())
 
 
 def test_the_table_shows_rewards_tokens_and_time(history):
@@ -151,26 +132,8 @@ def test_the_report_is_one_escaped_file_without_outside_resources(tmp_path, hist
     write_report(tmp_path, history, {"model": "<script>alert(1)</script>"})
     html = (tmp_path / "report.html").read_text()
     assert "<script>" not in html and "&lt;script&gt;" in html and "&lt;b&gt;" in html
-    assert set(re.findall(r'(?:src|href)="([^"]{0,22})', html)) == {"data:image/png;base64,"}
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert not re.findall(r"(?:src|href|url)[=(]", html)
     assert read_settings(tmp_path) == {"model": "<script>alert(1)</script>"}
-
-
-def test_without_matplotlib_there_is_a_hint_and_a_report_without_the_plot(tmp_path, history, no_matplotlib, capsys):
-    write_report(tmp_path, history, {})
-    assert capsys.readouterr().err == "reward.png needs matplotlib. Run: pip install trl-ext[report]\n"
-    assert "<img" not in (tmp_path / "report.html").read_text()
-    assert not (tmp_path / "reward.png").exists()
-    with pytest.raises(SupportError):
-        reward_png(history)
-
-
-def test_the_plot_leaves_the_matplotlib_backend_alone(history):
-    import matplotlib
-
-    before = matplotlib.rcParams._get_backend_or_none()
-    reward_png(history)
-    assert matplotlib.rcParams._get_backend_or_none() == before
 
 
 def test_the_log_comes_from_the_folder_or_else_from_its_newest_checkpoint(tmp_path):

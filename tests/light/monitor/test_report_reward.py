@@ -8,8 +8,8 @@ from rich.console import Console
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import GRPO, HELD_OUT, REWARD_MODEL
-from trl_ext.monitor.plot import reward_png
-from trl_ext.monitor.report import report_html, summary_table, write_report
+from trl_ext.monitor.pages.page import RunFacts, report_page
+from trl_ext.monitor.report import summary_table, write_report
 from trl_ext.monitor.summary import Change, summarize
 
 
@@ -105,17 +105,11 @@ def test_the_report_has_the_curves_the_pairs_and_the_steps(tmp_path, history):
     write_report(tmp_path, history, {"model": "m"})
     html = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<h2>(.*)</h2>", html)
-    assert headings == ["Reward model", "Tokens", "Time", "Settings", "Held-out pairs", "Steps"]
-    assert 'alt="accuracy, margin, loss per step"' in html
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert headings == ["Reward model", "Training", "Time and tokens", "Held-out pairs", "Steps", "What was run"]
+    panels = re.findall(r'aria-label="(.*) over optimizer steps"', html)
+    assert panels[:3] == ["Accuracy", "Margin", "Loss"] and "Score of answers" not in panels  # which is constant
 
 
 def test_without_evaluation_there_is_no_word_of_it(history):
-    html = report_html(history[1:9], {}, None)
+    html = report_page(history[1:9], RunFacts()).partition("<footer>")[0]
     assert "Held-out" not in html and "held-out" not in html and "rules" not in html
-
-
-def test_the_plot_has_one_panel_for_each_axis(history):
-    assert REWARD_MODEL.axes == ["accuracy", "margin", "loss"] and GRPO.axes == ["mean reward"]
-    height = lambda log: int.from_bytes(reward_png(log)[20:24], "big")  # noqa: E731 (from the PNG's header)
-    assert height(history) == int(7.2 * 120) and height([]) == 4 * 120

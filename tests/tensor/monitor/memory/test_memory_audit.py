@@ -12,8 +12,9 @@ from trl_ext.memory.units import GIB
 from trl_ext.monitor.memory.audit import MemoryAudit, MemoryMeter, Reading
 from trl_ext.monitor.memory.callback import MemoryWatch
 from trl_ext.monitor.memory.source import source_of
+from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.monitor.report import report_html, summary_table
+from trl_ext.monitor.report import summary_table
 from trl_ext.monitor.summary import MEMORY_HEADER, memory_rows, summarize
 
 PHASES = ("generate", "score", "update", "step")
@@ -291,7 +292,7 @@ def test_the_table_holds_the_highest_peak_of_the_run_beside_the_prediction():
 
 def test_a_run_without_measured_memory_has_no_table():
     assert memory_rows([{"step": 1, "reward": 0.1}]) == []
-    assert "<h2>Memory</h2>" not in report_html([{"step": 1, "reward": 0.1}], {}, None)
+    assert "<h2>Memory</h2>" not in report_page([{"step": 1, "reward": 0.1}], RunFacts())
 
 
 def test_the_run_ends_on_the_table():
@@ -303,6 +304,6 @@ def test_the_run_ends_on_the_table():
 
 
 def test_the_report_has_the_table():
-    html = report_html(HISTORY, {}, None)
+    html = report_page(HISTORY, RunFacts())
     assert "<h2>Memory</h2>" in html
     assert "<td>16.8</td><td>+5.0%</td>" in html

@@ -1,0 +1,209 @@
+"""The page of a run: what stands in it, how long it may be, and that all data in it is text."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.run_folder import HOSTILE, entry, write_run, write_table
+from trl_ext.monitor.pages.page import RunFacts, report_page
+from trl_ext.monitor.pages.samples import read_samples
+from trl_ext.monitor.report import write_report
+from trl_ext.monitor.words import cut, short, visible
+
+VOID = {"meta"}
+
+
+class Page(HTMLParser):
+    """A page's elements, its text by section, and every attribute that could run or fetch something."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tags, self.sections, self.texts, self.harmful = [], [], [], {}, []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        attributes = dict(attributes)
+        if tag == "section":
+            self.sections.append(attributes["id"])
+        self.harmful += [name for name in attributes if name.startswith("on") or name in ("src", "href", "style")]
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.sections:
+            self.texts[self.sections[-1]] = self.texts.get(self.sections[-1], "") + data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def html(folder):
+    write_report(folder)
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def page_of(log, **facts):
+    return Page(report_page(log, RunFacts(**facts)))
+
+
+def test_every_section_is_there_in_order(page):
+    names = ["verdict", "curves", "training", "samples", "time", "memory", "held-out", "steps", "settings"]
+    assert page.sections == names
+
+
+def test_the_head_says_what_was_run_when_and_how_it_ended(html):
+    head = html[html.index("<h1>") : html.index('<section id="curves">')]
+    assert "GRPO on org/&lt;model&gt;" in head and "data org/data" in head and "2026-11-22 18:00 UTC" in head
+    assert "It learned: reward rose from 0.10 to 0.90 on held-out problems" in head
+    assert "Finished: 20 of 20 steps in 1:01" in head
+
+
+def test_each_group_of_samples_has_prompt_gold_total_and_explanation(page):
+    text = page.texts["samples"]
+    for word in ("First", "Last", "Best", "Worst", "Most disputed between rules"):
+        assert word in text
+    assert "3 + 0 <b>?</b>" in text and "total -2.000" in text and "gold whole text: 7" in text
+
+
+def test_nothing_of_a_completion_is_markup(html, page):
+    assert not page.harmful and not {"script", "img"} & set(page.tags)
+    assert "<script" not in html and "<img" not in html
+    assert HOSTILE[0] in page.texts["samples"]  # as text
+    assert "default-src 'none'" in html and "http" not in html.replace("http-equiv", "")
+
+
+def test_invisible_characters_are_spelled_out_and_long_texts_are_cut(html, page):
+    assert "\x1b" not in html and "\x00" not in html and "\u202e" not in html
+    text = page.texts["samples"]
+    assert r"\u001b[31mred\u0000 \u202egnp.exe\u202c" in text and "the end" in text
+    length = len(HOSTILE[1].replace("\ud800", ""))
+    assert f"[... {length - 2400:,} characters ...]" in text and f"Completion, {length:,} characters" in text
+
+
+def test_lone_surrogates_can_be_written():
+    page = page_of([{"step": 1, "reward": 0.5, "rewards/\ud800/mean": 0.5}])
+    assert r"\ud800" in page.texts["curves"]
+
+
+def test_one_logged_step_shows_points():
+    html = report_page([entry(1, 1)], RunFacts())
+    assert html.count("<circle") >= 8
+    assert "too little to judge" in html
+
+
+def test_a_constant_series_is_a_word_and_no_chart(page):
+    assert "Groups in which all earn the same 0.00" in page.texts["training"]
+
+
+def test_thousands_of_steps_stay_readable_and_small(tmp_path):
+    folder = write_run(tmp_path / "long", num_steps=2000, rules=40)
+    write_report(folder)
+    html = (folder / "report.html").read_text()
+    assert len(html) < 1_000_000
+    assert html.count("<tr>") < 200 and "50 of 2,000 logged steps" in html
+    assert "<circle" in html and html.count("<circle") < 20  # the held-out ones
+    longest = max(html.split('d="'), key=len).partition('"')[0]
+    assert longest.count("L") < 1000
+    assert 'class="band"' in html
+
+
+def test_nothing_logged_is_told_with_what_to_do():
+    assert "log_completions: true" in page_of([entry(1, 1)]).texts["samples"]
+
+
+def test_a_reward_model_has_no_completions():
+    assert "samples" not in page_of([{"step": 1, "accuracy": 0.5, "loss": 0.7}]).sections
+
+
+# Samples ----------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_the_best_the_worst_and_the_most_disputed(folder):
+    groups = read_samples(folder, {"rules"}).groups
+    totals = {name: [one.total for one in ones] for name, ones in groups.items()}
+    assert totals["Best"] == [0.875, 0.875] and totals["Worst"] == [-2.0, -2.0]
+    assert totals["Most disputed between rules"] == [0.5, 0.5]  # one gives 1, the other takes
+    assert [one.step for one in groups["Best"]] == [20, 1]
+    everything = [(one.step, one.prompt) for ones in groups.values() for one in ones]
+    assert len(set(everything)) == len(everything) == 10
+
+
+def test_several_reward_functions_count_with_their_weights(tmp_path):
+    rows = [
+        {"step": 1, "prompt": "p", "completion": "c", "a": 1.0, "b": value, "advantage": 0.0} for value in (0.0, 1.0)
+    ]
+    write_table(tmp_path, 1, rows)
+    groups = read_samples(tmp_path, {"a", "b"}, [1.0, -3.0]).groups
+    totals = [one.total for ones in groups.values() for one in ones]
+    assert sorted(totals) == [-2.0, 1.0]
+    shown = next(one for ones in groups.values() for one in ones if one.total == -2.0)
+    assert [(part.rule, part.value) for part in shown.parts] == [("a", 1.0), ("b", 1.0)]
+
+
+def test_a_damaged_table_is_named_and_the_others_are_shown(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "completions" / "completions_00003.parquet").write_bytes(b"PAR1 no")
+    samples = read_samples(folder, {"rules"})
+    assert samples.groups and samples.num_tables == 3
+    assert [name.partition(":")[0] for name in samples.damaged] == ["completions_00003.parquet"]
+
+
+def test_traces_that_are_none_are_left_out(tmp_path):
+    rows = [
+        {"step": 1, "prompt": "p", "completion": None, "rules": None, "rule_trace": text, "advantage": None}
+        for text in ("[", "[1]", '{"a": 1}', '{"a": [null, 1, "x"]}', "[" * 5000)
+    ]
+    write_table(tmp_path, 1, rows)
+    assert read_samples(tmp_path, {"rules"}).groups["First"][0].total is None
+    write_report(tmp_path, [entry(1, 1)])
+    assert "no reward" in (tmp_path / "report.html").read_text()
+
+
+def test_tool_calls_stand_in_a_conversation(tmp_path):
+    call = {"function": {"name": "add", "arguments": json.dumps({"a": 1})}}
+    answer = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_calls": None},
+        {"role": "assistant", "content": "It is 2", "tool_calls": None},
+    ]
+    write_table(tmp_path, 1, [{"step": 1, "prompt": "p", "completion": answer, "rules": 1.0, "advantage": 0.0}])
+    (one, *_) = read_samples(tmp_path, {"rules"}).groups["First"]
+    assert "[assistant]" in one.completion and '"name": "add"' in one.completion and "[tool]\n2" in one.completion
+
+
+# Words ------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_short():
+    values = (0, 0.4216, 0.0123, 12.345, 128.04, 1280, 12_345, 3_400_000, 4e-5, -0.5, 1e12)
+    words = ["0.00", "0.42", "0.0123", "12.35", "128.0", "1,280", "12.3k", "3.4M", "4.0e-05", "-0.50", "1.0e+12"]
+    assert [short(value) for value in values] == words
+
+
+def test_visible_leaves_every_script_alone():
+    text = "数学 נכון क्\u200cष 👩\u200d🔬 ½ \u3000 a\tb\n"
+    assert visible(text) == text
+    assert visible("a\u202eb\u2066\x7f\U000e0041") == r"a\u202eb\u2066\u007f\U000e0041"
+
+
+def test_cut_keeps_both_ends():
+    assert cut("abc", 3) == "abc"
+    assert cut("a" * 50 + "z" * 50, 8) == "aaaaaa\n[... 92 characters ...]\nzz"

@@ -1,0 +1,108 @@
+"""The verdict says what the numbers say, and warns where a person would look twice."""
+
+import math
+
+import pytest
+
+from tests.run_folder import entry
+from trl_ext.monitor.pages.series import read_series
+from trl_ext.monitor.pages.verdict import judge_run
+from trl_ext.monitor.summary import summarize
+
+
+def judged(log, max_steps=None):
+    return judge_run(log, read_series(log), summarize(log), max_steps)
+
+
+def rewards(values, **others):
+    return [{"step": step, "reward": value, **others} for step, value in enumerate(values, start=1)]
+
+
+def warned(values):
+    return " ".join(judged(values).warnings)
+
+
+@pytest.mark.parametrize(
+    ("values", "mood"),
+    [
+        ([number / 20 for number in range(20)], "better"),
+        ([1 - number / 20 for number in range(20)], "worse"),
+        ([0.5] * 20, "same"),
+        ([0.5 + (-1) ** number * 0.3 for number in range(20)], "same"),
+        ([0.50, 0.20, 0.80, 0.40, 0.75, 0.25, 0.60, 0.35, 0.70, 0.45, 0.55, 0.65], "same"),  # noise
+        ([0.5], "unknown"),
+    ],
+)
+def test_the_mood_is_that_of_the_reward_beyond_its_noise(values, mood):
+    assert judged(rewards(values)).mood == mood
+
+
+def test_held_out_rows_have_the_last_word():
+    log = [{"step": 0, "eval_reward": 0.5}, *rewards([0.1] * 8 + [0.9] * 8), {"step": 16, "eval_reward": 0.3}]
+    assert judged(log).headline == "It got worse: reward fell from 0.50 to 0.30 on held-out problems"
+
+
+def test_an_accuracy_is_judged_like_a_reward():
+    log = [{"step": step, "accuracy": step / 20, "loss": 1.0} for step in range(1, 21)]
+    assert judged(log).headline == "It learned: accuracy rose from 0.15 to 0.90 in training"
+
+
+@pytest.mark.parametrize(
+    ("end", "max_steps", "ending", "is_finished"),
+    [
+        ([{"step": 2, "train_runtime": 5.0}], 2, "Finished: 2 of 2 steps in 0:05", True),
+        ([{"step": 2, "train_runtime": 5.0}], 9, "Ended early: 2 of 9 steps in 0:05", False),
+        ([], 9, "Stopped or still running: 2 of 9 steps", False),
+        ([], None, "Stopped or still running: 2 steps", False),
+        ([{"step": 2, "loss": math.nan}], 2, "Failed: 2 of 2 steps", False),
+    ],
+)
+def test_the_ending(end, max_steps, ending, is_finished):
+    verdict = judged([*rewards([0.1, 0.2]), *end], max_steps)
+    assert (verdict.ending, verdict.is_finished) == (ending, is_finished)
+
+
+def test_a_healthy_run_has_no_warning():
+    assert judged([entry(step, 20) for step in range(1, 21)]).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"completions/clipped_ratio": 0.3}, "30% of the last completions were cut off at max_completion_length."),
+        ({"frac_reward_zero_std": 0.8}, "In 80% of the last groups all completions earned the same"),
+        ({"kl": 3.0}, "KL to the reference reached 3.00 nats per token in step 1"),
+        ({"objective/kl": 200.0, "completions/mean_length": 50.0}, "reached 4.00 nats per token in step 1"),
+        ({"rules/code/timeout_frac": 0.2}, "Rule 'code' ran out of time or memory on 20.0% of completions."),
+        ({"rules/code/error_frac": 0.001}, "Rule 'code' failed on 0.1% of completions."),
+        ({"grad_norm": math.inf}, "grad_norm was inf in step 1"),
+        (
+            {"memory/update_gib": 44.0, "memory/predicted_update_gib": 40.0},
+            "Phase update took 44.0 GiB where 40.0 were planned (+10.0%).",
+        ),
+    ],
+)
+def test_what_deserves_a_second_look_is_a_sentence(others, sentence):
+    assert sentence in warned(rewards([0.1, 0.2, 0.3, 0.4], **others))
+    assert not warned(rewards([0.1, 0.2, 0.3, 0.4]))
+
+
+def test_a_collapse_of_entropy_is_told():
+    log = [entry | {"entropy": 2.0 * 0.5**number} for number, entry in enumerate(rewards([0.1] * 20))]
+    assert "Entropy fell from 0.78 to 2.4e-05: completions hardly differ any more." in warned(log)
+
+
+def test_a_rule_that_falls_while_the_reward_rises_is_told():
+    log = [entry | {"rewards/truth/mean": 1 - entry["reward"]} for entry in rewards([n / 20 for n in range(20)])]
+    assert "Rule 'truth' fell by 0.75 while the reward rose by 0.75: is it outbid?" in warned(log)
+
+
+def test_a_critic_worse_than_the_mean_is_told():
+    log = [{"step": step, "objective/scores": 0.1 * step, "loss/value_avg": 1.0} for step in range(1, 5)]
+    assert "explained variance ended at -0.50" in warned([e | {"ppo/explained_variance": -0.5} for e in log])
+
+
+def test_a_reward_model_that_overfits_or_judges_length_is_told():
+    log = [{"step": 5, "accuracy": 0.95, "loss": 0.1}]
+    log += [{"step": 5, "eval_accuracy": 0.7, "eval_score_length_correlation": 0.8}]
+    assert "it overfits" in warned(log) and "does it judge length?" in warned(log)

@@ -1,0 +1,258 @@
+"""Curves as pictures: positions on a plane that a template writes as SVG, so that a page needs no library.
+
+Legend: coordinates are pixels of the picture, from its top left corner.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from trl_ext.monitor.words import short
+
+MOST_POINTS = 240  # of a line; more are averaged in as many columns, with a band from the lowest to the highest value
+MOST_MARKERS = 40  # a line of fewer points shows each of them
+NUM_HUES = 8
+# Values that reach this many times their median are drawn on a logarithmic axis: else one outlier flattens the rest.
+_LOG_RATIO = 100.0
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 22
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values over steps.
+
+    Args:
+        name: For the legend.
+        steps, values: Of the same length.
+        hue: Number of its colour; lines of the same hue belong together.
+        is_held_out: Drawn as rings; few and far between.
+        is_strong: Drawn thicker.
+    """
+
+    name: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    hue: int = 0
+    is_held_out: bool = False
+    is_strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """A line of a picture.
+
+    Args:
+        name: For the legend.
+        style: CSS classes.
+        path: The line, an SVG path.
+        band: The area between lowest and highest values, an SVG path; empty where every value is drawn.
+        markers: Places of single values with what they are.
+        last: The last value, in words.
+    """
+
+    name: str
+    style: str
+    path: str
+    band: str
+    markers: tuple[tuple[float, float, str], ...]
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A chart ready to be written.
+
+    Args:
+        title, unit: For its heading.
+        width, height: Pixels.
+        x_ticks, y_ticks: Places with their labels.
+        strokes: Lines, or areas where `is_stacked`.
+        note: What the reader must know about it, or empty.
+    """
+
+    title: str
+    unit: str
+    width: int
+    height: int
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    strokes: tuple[Stroke, ...]
+    is_stacked: bool = False
+    note: str = ""
+
+    @property
+    def bottom(self) -> int:
+        return self.height - _BOTTOM
+
+    left, right = _LEFT, _RIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A map from values to pixels, linear or logarithmic."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    is_log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(max(value, low))
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def at(self, pixel: float) -> float:
+        """The value at this place of a linear scale."""
+        return self.low + (pixel - self.start) / (self.end - self.start) * (self.high - self.low)
+
+
+def line_chart(title: str, unit: str, lines: Sequence[Line], width: int = 440, height: int = 190) -> Picture | None:
+    """Draw lines over steps; None without a value."""
+    lines = [line for line in lines if line.values]
+    if not lines:
+        return None
+    values = [value for line in lines for value in line.values]
+    x, y = _x_scale([line.steps for line in lines], width), _y_scale(values, height)
+    strokes = tuple(_stroke(line, x, y) for line in lines)
+    notes = ["logarithmic axis"] if y.is_log else []
+    notes += ["mean and range of neighbouring steps"] if any(stroke.band for stroke in strokes) else []
+    return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), strokes, note=", ".join(notes))
+
+
+def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920, height: int = 220) -> Picture | None:
+    """Draw values on top of each other, a column for a step or, of many steps, for several."""
+    steps = sorted({step for line in lines for step in line.steps})
+    if not steps:
+        return None
+    x = _x_scale([steps], width, columns=True)
+    size = math.ceil(len(steps) / MOST_POINTS)
+    columns = [steps[start : start + size] for start in range(0, len(steps), size)]
+    edges = [x(column[0] - _half(steps)) for column in columns] + [x(steps[-1] + _half(steps))]
+    tops = [[0.0] * len(columns)]
+    for line in lines:
+        by_step = dict(zip(line.steps, line.values, strict=True))
+        tops.append(
+            [
+                below + math.fsum(by_step.get(step, 0.0) for step in column) / len(column)
+                for below, column in zip(tops[-1], columns, strict=True)
+            ]
+        )
+    y = _y_scale([0.0, *tops[-1]], height)
+    strokes = []
+    for line, low, high in zip(lines, tops, tops[1:], strict=False):
+        path = f"M{_staircase(edges, [y(v) for v in high])}L{_staircase(edges[::-1], [y(v) for v in reversed(low)])}Z"
+        strokes.append(Stroke(line.name, _style(line), path, "", (), ""))
+    return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), tuple(strokes), is_stacked=True)
+
+
+def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
+    last = short(line.values[-1])
+    if line.is_held_out or len(line.steps) <= MOST_MARKERS:
+        markers = tuple(
+            (round(x(step), 1), round(y(value), 1), f"{line.name}, step {step:,}: {short(value)}")
+            for step, value in zip(line.steps, line.values, strict=True)
+        )
+        path = "" if line.is_held_out else _path((place[0], place[1]) for place in markers)
+        return Stroke(line.name, _style(line), path, "", markers, last)
+    points = list(zip(map(x, line.steps), map(y, line.values), strict=True))
+    if len(points) <= MOST_POINTS:
+        return Stroke(line.name, _style(line), _path(points), "", (), last)
+    means, highest, lowest = [], [], []
+    for column in _columns(points):
+        centre = math.fsum(px for px, _ in column) / len(column)
+        heights = [py for _, py in column]
+        means.append((centre, math.fsum(heights) / len(heights)))
+        highest.append((centre, min(heights)))
+        lowest.append((centre, max(heights)))
+    return Stroke(line.name, _style(line), _path(means), _path([*highest, *lowest[::-1]]) + "Z", (), last)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """The points in at most MOST_POINTS neighbourhoods of equal number."""
+    size = math.ceil(len(points) / MOST_POINTS)
+    return [list(points[start : start + size]) for start in range(0, len(points), size)]
+
+
+def _style(line: Line) -> str:
+    parts = [f"h{line.hue % NUM_HUES}", f"d{line.hue // NUM_HUES % 3}"]
+    parts += ["strong"] if line.is_strong else []
+    return " ".join([*parts, "held"] if line.is_held_out else parts)
+
+
+def _path(points: Iterable[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in points)
+
+
+def _staircase(edges: Sequence[float], heights: Sequence[float]) -> str:
+    corners = ((edge, height) for at, height in enumerate(heights) for edge in edges[at : at + 2])
+    return "L".join(f"{px:.1f} {py:.1f}" for px, py in corners)
+
+
+# Scales -----------------------------------------------------------------------------------------------------------
+
+
+def _half(steps: Sequence[int]) -> float:
+    """Half the distance of neighbouring steps: a column reaches so far to both sides."""
+    return (steps[-1] - steps[0]) / (len(steps) - 1) / 2 if len(steps) > 1 else 0.5
+
+
+def _x_scale(steps: Sequence[Sequence[int]], width: int, columns: bool = False) -> Scale:
+    low, high = float(min(map(min, steps))), float(max(map(max, steps)))
+    if columns:
+        low, high = low - _half(steps[0]), high + _half(steps[0])
+    elif low == high:
+        low, high = low - 1, high + 1
+    return Scale(low, high, _LEFT, width - _RIGHT)
+
+
+def _y_scale(values: Sequence[float], height: int) -> Scale:
+    low, high = min(values), max(values)
+    start, end = float(height - _BOTTOM), float(_TOP)
+    median = sorted(values)[len(values) // 2]
+    if low > 0 and high > _LOG_RATIO * median:
+        return Scale(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)), start, end, is_log=True)
+    if low == high:
+        low, high = (0.0, high or 1.0) if low >= 0 else (low, 0.0)
+    elif 0 <= low <= 0.6 * high:
+        low = 0.0
+    else:
+        low -= 0.05 * (high - low)
+    step = _nice_step((high - low) / 4)
+    return Scale(low, max(high + 0.04 * (high - low), low + step), start, end)
+
+
+def _nice_step(rough: float) -> float:
+    """The next of 1, 2, 5, 10 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def _x_ticks(x: Scale) -> tuple[tuple[float, str], ...]:
+    step = max(_nice_step((x.high - x.low) / 6), 1)
+    first = math.ceil(x.low / step)
+    ticks = [number * step for number in range(first, math.floor(x.high / step) + 1) if number * step >= 0]
+    return tuple((round(x(tick), 1), f"{tick:,.0f}") for tick in ticks)
+
+
+def _y_ticks(y: Scale) -> tuple[tuple[float, str], ...]:
+    if y.is_log:
+        low, high = round(math.log10(y.low)), round(math.log10(y.high))
+        powers = range(low, high + 1, math.ceil((high - low) / 5))
+        return tuple((round(y(10.0**power), 1), f"{10.0**power:g}") for power in powers)
+    step = _nice_step((y.high - y.low) / 4)
+    first = math.ceil(y.low / step - 1e-9)
+    numbers = range(first, math.floor(y.high / step + 1e-9) + 1)
+    return tuple((round(y(number * step), 1), _tick_label(number * step, step)) for number in numbers)
+
+
+def _tick_label(value: float, step: float) -> str:
+    if value == 0:
+        return "0"
+    if step < 1e-3:
+        return f"{value:.0e}" if step >= 10 ** math.floor(math.log10(abs(value))) else f"{value:.1e}"
+    if step >= 1000:
+        return f"{value / 1000:,.10g}k" if step < 1e6 else f"{value / 1e6:,.10g}M"
+    return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"

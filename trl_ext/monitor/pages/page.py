@@ -1,0 +1,202 @@
+"""The report of one run as a page: what stands in it, and the templates that write it.
+
+A page is one file without scripts and without anything from outside. Every text in it is data that nobody has vouched
+for: the templates escape all of it, invisible characters are spelled out, and the page's own policy forbids the
+browser to run or to fetch anything.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trl_ext.monitor import log_keys
+from trl_ext.monitor.log_keys import HELD_OUT, REWARD_MODEL, Entry
+from trl_ext.monitor.pages.charts import Line, Picture, line_chart, stacked_chart
+from trl_ext.monitor.pages.samples import Samples, ShownCompletion, evenly
+from trl_ext.monitor.pages.series import Panel, Series, main_panels, members, other_panels, read_series
+from trl_ext.monitor.pages.tables import curve_rows, entry_rows, phase_rows, token_rows
+from trl_ext.monitor.pages.verdict import judge_run
+from trl_ext.monitor.summary import Change, RunSummary, held_out_entries, summarize, training_entries
+from trl_ext.monitor.words import cut, duration, score, short, visible
+
+MOST_ROWS = 50  # of the table of steps
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a page says of a run beside its log.
+
+    Args:
+        title: Of the page.
+        facts: Below the title.
+        settings: Of the run, by name, as text.
+        versions: Of packages, by name.
+        rules, plan: The files' text, empty without.
+        max_steps: Steps that the run was to take, None if not known.
+        samples: Completions.
+    """
+
+    title: str = "trl_ext report"
+    facts: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    rules: str = ""
+    plan: str = ""
+    max_steps: int | None = None
+    samples: Samples = field(default_factory=lambda: Samples({}))
+
+
+def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSummary | None = None) -> str:
+    """The report as one HTML document; `summary` saves time where it is there."""
+    summary, series = summary or summarize(log_history), read_series(log_history)
+    kind = summary.kind
+    small: list[Picture | None] = []
+    unchanged: list[tuple[str, str]] = []
+    for panel in other_panels(kind):
+        drawn = list(members(panel, series))
+        if all(len(values.steps) > 1 and values.is_constant() for _, values in drawn):
+            unchanged += [
+                (panel.title if len(drawn) == 1 else f"{panel.title}, {curve.name}", short(values.values[-1]))
+                for curve, values in drawn
+            ]
+        elif drawn:
+            small.append(panel_chart(panel, series))
+    training = training_entries(log_history)
+    return render(
+        "report.html.jinja",
+        title=facts.title,
+        facts=facts.facts,
+        kind=kind,
+        verdict=judge_run(log_history, series, summary, facts.max_steps),
+        tiles=_tiles(series, summary),
+        curves=curve_rows(summary),
+        main_pictures=[found for panel in main_panels(kind) if (found := panel_chart(panel, series, is_main=True))],
+        small_pictures=small,
+        unchanged=unchanged,
+        has_completions=kind is not REWARD_MODEL,
+        samples=facts.samples,
+        phase_picture=phase_chart(training),
+        phases=phase_rows(summary),
+        tokens=token_rows(summary),
+        memory=summary.memory,
+        plan=facts.plan,
+        held_out=entry_rows(kind, evenly(held_out_entries(log_history), MOST_ROWS), HELD_OUT),
+        steps=entry_rows(kind, evenly(training, MOST_ROWS), ""),
+        num_logged=len(training),
+        rules=facts.rules,
+        settings=list(facts.settings.items()),
+        versions=list(facts.versions.items()),
+    )
+
+
+def panel_chart(panel: Panel, series: Mapping[str, Series], is_main: bool = False) -> Picture | None:
+    """A panel's curves with those of held-out rows in the same colour; None where the log has none of them.
+
+    Args:
+        is_main: As wide as the page; the first curve is what the others add up to.
+    """
+    found = {curve: values for prefix in (HELD_OUT, "") for curve, values in members(panel, series, prefix)}
+    hues = {curve.key: hue for hue, curve in enumerate(_in_order(panel, found))}
+    lines = []
+    for curve in sorted(found, key=lambda curve: hues[curve.key]):
+        strong = is_main and curve.key == panel.curves[0].key and len(hues) > 1
+        for key, is_held_out in ((curve.key, False), (HELD_OUT + curve.key, True)):
+            if (values := series.get(key)) is not None and not (is_held_out and not is_main):
+                name = "held-out" if is_held_out else curve.name
+                lines.append(Line(name, values.steps, values.values, hues[curve.key], is_held_out, strong))
+    size = {"width": 920, "height": 250} if is_main else {}
+    return line_chart(panel.title, panel.unit, lines, **size)
+
+
+def _in_order(panel: Panel, found: Mapping[log_keys.Curve, Series]) -> list[log_keys.Curve]:
+    """The curves in the order of their panel, members of a family as they come."""
+    places = {curve.key: place for place, curve in enumerate(panel.curves)}
+    return sorted(found, key=lambda curve: places.get(curve.key, len(places)))
+
+
+def phase_chart(training: Sequence[Entry]) -> Picture | None:
+    """Seconds of an optimizer step, phase upon phase, the longest at the bottom; evaluation is no part of a step."""
+    steps: dict[str, list[int]] = {}
+    seconds: dict[str, list[float]] = {}
+    for entry in training:
+        for name, value in log_keys.phases(entry).items():
+            if name != log_keys.EVALUATE:
+                steps.setdefault(name, []).append(int(entry.get("step", 0)))
+                seconds.setdefault(name, []).append(value)
+    longest_first = sorted(seconds, key=lambda name: -sum(seconds[name]))
+    lines = [Line(name, steps[name], seconds[name], hue) for hue, name in enumerate(longest_first)]
+    return stacked_chart("Phases of a step", "seconds", lines)
+
+
+def _tiles(series: Mapping[str, Series], summary: RunSummary) -> list[tuple[str, str]]:
+    """The numbers that people look for first, by name."""
+    tiles = []
+    for title, changes in (("training", summary.training), ("held-out", summary.held_out)):
+        change = next((found for c, found in changes.items() if c.key == summary.kind.curves[0].key), Change())
+        if change.after is not None:
+            before = "" if change.before is None else f"{score(change.before)} → "
+            tiles.append((f"{summary.kind.curves[0].name}, {title}", f"{before}{score(change.after)}"))
+    for name, key in (
+        ("tokens per completion", "completions/mean_length"),
+        ("truncated completions", "completions/clipped_ratio"),
+        ("KL per token", "kl"),
+        ("KL per completion", "objective/kl"),
+    ):
+        if key in series:
+            values = series[key].values
+            words = [f"{one:.0%}" if "truncated" in name else score(one) for one in (values[0], values[-1])]
+            tiles.append((name, " → ".join(words) if len(values) > 1 else words[0]))
+    step_s = summary.phase_s and sum(s for name, s in summary.phase_s.items() if name != log_keys.EVALUATE)
+    if step_s and summary.num_steps:
+        tiles.append(("time per step", f"{short(step_s / summary.num_steps)} s"))
+    if summary.train_s is not None:
+        tiles.append(("training time", duration(summary.train_s)))
+    if summary.padded_tokens and summary.forwarded_tokens:
+        tiles.append(("tokens saved by packing", f"{1 - summary.forwarded_tokens / summary.padded_tokens:.0%}"))
+    return tiles
+
+
+# Templates --------------------------------------------------------------------------------------------------------
+
+
+def render(template: str, **context: Any) -> str:
+    """Fill a template of this folder."""
+    return _templates().get_template(template).render(**context)
+
+
+@functools.cache
+def _templates() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    folder = Path(__file__).parent / "templates"
+    templates = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Of every text that a template writes; Markup is what a template of ours has already written.
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )
+    templates.filters |= {"cut": cut, "explained": _explained}
+    templates.globals["style"] = Markup((folder / "style.css").read_text(encoding="utf-8"))
+    return templates
+
+
+def _explained(one: ShownCompletion) -> list[list[str]]:
+    """The rules' lines of a completion, for a table."""
+    rows = [["rule", "value", "status", "adds", "detail"]]
+    for part in one.parts:
+        value, adds = (
+            "-" if number is None else f"{number:{sign}.3f}" for number, sign in ((part.value, ""), (part.adds, "+"))
+        )
+        rows.append([part.rule, value, part.status, adds, part.detail])
+    used = [column for column in range(5) if any(row[column] not in ("", "-") for row in rows[1:])]
+    return [[row[column] for column in used] for row in rows]
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)

@@ -1,0 +1,194 @@
+"""The verdict on a run: did it learn, did it end, and what went wrong on the way."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from trl_ext.monitor.log_keys import HELD_OUT, PPO, Entry
+from trl_ext.monitor.pages.series import Series
+from trl_ext.monitor.summary import Change, RunSummary
+from trl_ext.monitor.words import duration, score, short
+
+# Where a warning begins. None of them proves a fault: each is what people look for first.
+TRUNCATED_FRAC = 0.1
+SAME_REWARD_FRAC = 0.5
+KL_PER_TOKEN = 1.0
+ENTROPY_LEFT_FRAC = 0.1
+NO_VALUE_FRAC = 0.05
+MEMORY_OVER_PLAN = 1.05
+LENGTH_CORRELATION = 0.5
+OVERFIT_GAP = 0.15
+# A change by less than this share of the larger value is none.
+_SMALL = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """The verdict.
+
+    Args:
+        headline: What happened to what the run is about.
+        mood: "better", "worse", "same" or "unknown".
+        ending: How the run ended.
+        is_finished: It took all its steps.
+        warnings: Sentences.
+    """
+
+    headline: str
+    mood: str
+    ending: str
+    is_finished: bool
+    warnings: tuple[str, ...]
+
+
+def judge_run(
+    log_history: Sequence[Entry], series: Mapping[str, Series], summary: RunSummary, max_steps: int | None
+) -> RunVerdict:
+    """The verdict on a run.
+
+    Args:
+        log_history, series, summary: Of the run.
+        max_steps: Steps that it was to take, None if not known.
+    """
+    headline, mood = _learning(series, summary)
+    failure = next(_not_finite(log_history), None)
+    is_finished = summary.num_steps >= max_steps if max_steps else summary.train_s is not None
+    steps = f"{summary.num_steps:,} of {max_steps:,} steps" if max_steps else f"{summary.num_steps:,} steps"
+    time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
+    state = "finished" if is_finished else "ended early" if summary.train_s is not None else "stopped or still running"
+    ending = f"{'failed' if failure else state}: {steps}{time}"
+    warnings = [*([failure] if failure else []), *_warnings(series, summary)]
+    return RunVerdict(headline, mood, ending[0].upper() + ending[1:], is_finished and not failure, tuple(warnings))
+
+
+def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, str]:
+    """What happened to the run's first curve, on held-out rows if it was evaluated before and after."""
+    curve = summary.kind.curves[0]
+    held_out = next((c for c in summary.held_out if c.key == curve.key), None)
+    change = summary.held_out[held_out] if held_out else Change()
+    where = summary.kind.held_out_title.lower()
+    if change.before is None or change.after is None:
+        change = next((found for c, found in summary.training.items() if c.key == curve.key), Change())
+        where = "training"
+    name = curve.name[0].upper() + curve.name[1:]
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return f"There is no {curve.name} in the log", "unknown"
+    if where == "training" and len(series[curve.key].values) < 2:
+        return f"{name} {score(after)} in the only logged step: too little to judge", "unknown"
+    noise = _SMALL * max(abs(before), abs(after))
+    if where == "training":
+        noise = max(noise, _noise(series[curve.key].values, summary))
+    words = f"from {score(before)} to {score(after)} {'in' if where == 'training' else 'on'} {where}"
+    if abs(after - before) <= noise:
+        return f"No change to speak of: {curve.name} went {words}", "same"
+    if after > before:
+        return f"It learned: {curve.name} rose {words}", "better"
+    return f"It got worse: {curve.name} fell {words}", "worse"
+
+
+def _noise(values: Sequence[float], summary: RunSummary) -> float:
+    """Two standard errors of the difference of two means of as many entries as both ends average."""
+    jumps = [later - earlier for earlier, later in itertools.pairwise(values)]
+    if len(jumps) < 3:
+        return 0.0
+    window = max(1, min(5, len(values) // 4))
+    return 2 * statistics.pstdev(jumps) / math.sqrt(window)  # a jump's variance is that of two entries
+
+
+def _not_finite(log_history: Sequence[Entry]) -> Iterator[str]:
+    for entry in log_history:
+        for key in ("loss", "grad_norm"):
+            value = entry.get(key)
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{key} was {value} in step {entry.get('step', '?')}: from there on the weights may be broken."
+
+
+def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    if (cut := _last(series, "completions/clipped_ratio")) is not None and cut > TRUNCATED_FRAC:
+        yield (
+            f"{cut:.0%} of the last completions were cut off at max_completion_length. Give them more "
+            "tokens, or let a rule reward short ones."
+        )
+    if (same := _last(series, "frac_reward_zero_std")) is not None and same > SAME_REWARD_FRAC:
+        yield (
+            f"In {same:.0%} of the last groups all completions earned the same: these teach nothing. Choose prompts "
+            "that are neither too easy nor too hard."
+        )
+    yield from _divergence(series, summary)
+    entropy = series.get("entropy")
+    if entropy and len(entropy.values) > 1 and (left := _last(series, "entropy")) is not None:
+        begin = statistics.fmean(entropy.values[: _window(entropy)])
+        if 0 <= left < ENTROPY_LEFT_FRAC * begin:
+            yield f"Entropy fell from {short(begin)} to {short(left)}: completions hardly differ any more."
+    if summary.kind is PPO and (explained := _last(series, "ppo/explained_variance")) is not None and explained < 0:
+        yield (
+            f"The critic's explained variance ended at {score(explained)}: it predicts returns worse than their mean "
+            "does."
+        )
+    yield from _rules(series)
+    yield from _reward_model(series)
+    for phase, planned, measured, difference in list(summary.memory)[1:]:
+        if planned != "-" and float(measured) > MEMORY_OVER_PLAN * float(planned):
+            yield f"Phase {phase} took {measured} GiB where {planned} were planned ({difference})."
+
+
+def _divergence(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:
+    """KL per token: GRPO logs it so, PPO the sum over a completion."""
+    kl = series.get("kl")
+    lengths = series.get("completions/mean_length")
+    values = kl.values if kl else []
+    if not kl and "objective/kl" in series and lengths:
+        kl = series["objective/kl"]
+        tokens = dict(zip(lengths.steps, lengths.values, strict=True))
+        values = [v / max(tokens.get(step, math.inf), 1) for step, v in zip(kl.steps, kl.values, strict=True)]
+    if kl and max(values) > KL_PER_TOKEN:
+        step = kl.steps[values.index(max(values))]
+        yield (
+            f"KL to the reference reached {short(max(values))} nats per token in step {step:,}: the policy is far "
+            "from where it began. Lower the learning rate or raise the penalty."
+        )
+
+
+def _rules(series: Mapping[str, Series]) -> Iterator[str]:
+    total = series.get("reward")
+    for key, values in series.items():
+        rule, _, metric = key.removeprefix("rules/").rpartition("/")
+        if key.startswith("rules/") and metric in ("timeout_frac", "error_frac", "none_frac"):
+            share = statistics.fmean(values.values)
+            what = {"timeout_frac": "ran out of time or memory", "error_frac": "failed", "none_frac": "gave no value"}
+            if share > NO_VALUE_FRAC or (metric == "error_frac" and share > 0):
+                yield f"Rule '{rule}' {what[metric]} on {share:.1%} of completions."
+        elif key.startswith("rewards/") and key.endswith("/mean") and total and len(values.values) > 8:
+            rule = key.removeprefix("rewards/").removesuffix("/mean")
+            rose, fell = _change(total), _change(values)
+            if rose > 0.05 and fell < -0.05:
+                yield f"Rule '{rule}' fell by {short(-fell)} while the reward rose by {short(rose)}: is it outbid?"
+
+
+def _reward_model(series: Mapping[str, Series]) -> Iterator[str]:
+    key = HELD_OUT + "score_length_correlation"
+    if (correlation := _last(series, key)) is not None and abs(correlation) > LENGTH_CORRELATION:
+        yield f"Scores and lengths of held-out answers correlate by {score(correlation)}: does it judge length?"
+    training, held_out = _last(series, "accuracy"), _last(series, f"{HELD_OUT}accuracy")
+    if training is not None and held_out is not None and training - held_out > OVERFIT_GAP:
+        yield f"Accuracy is {score(training)} in training and {score(held_out)} on held-out pairs: it overfits."
+
+
+def _window(series: Series) -> int:
+    return max(1, min(5, len(series.values) // 4))
+
+
+def _last(series: Mapping[str, Series], key: str) -> float | None:
+    """The mean of the last entries of a key."""
+    found = series.get(key)
+    if found is None:
+        return None
+    return found.values[-1] if key.startswith(HELD_OUT) else statistics.fmean(found.values[-_window(found) :])
+
+
+def _change(series: Series) -> float:
+    window = _window(series)
+    return statistics.fmean(series.values[-window:]) - statistics.fmean(series.values[:window])

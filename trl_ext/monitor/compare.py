@@ -14,7 +14,7 @@ from trl_ext.monitor.pages.page import render
 from trl_ext.monitor.pages.series import Series, main_panels, members, other_panels, read_series
 from trl_ext.monitor.pages.verdict import RunVerdict, judge_run
 from trl_ext.monitor.record import read_record
-from trl_ext.monitor.report import read_settings, read_state
+from trl_ext.monitor.report import read_state
 from trl_ext.monitor.summary import Change, RunSummary, summarize, training_entries
 from trl_ext.monitor.words import duration, score, short
 
@@ -71,7 +71,7 @@ def _read(folder: str | Path, name: str) -> ComparedRun:
     max_steps = state.get("max_steps")
     verdict = judge_run(log_history, series, summary, max_steps if isinstance(max_steps, int) else None)
     versions = record.versions.get("packages", {}) if record else {}
-    settings = read_settings(folder) if record is None else _settings(record.recipe, record.versions, record.rules)
+    settings = _settings(record.recipe, record.versions, record.rules) if record else {}
     _add_derived(series, training_entries(log_history))
     return ComparedRun(name, series, summary, verdict, settings, {name: str(v) for name, v in versions.items()})
 

@@ -25,7 +25,6 @@ from trl_ext.monitor.summary import RunSummary, summarize
 from trl_ext.monitor.words import duration
 
 STATE_FILE = "trainer_state.json"  # written by transformers
-SETTINGS_FILE = "run_settings.json"
 HTML_FILE = "report.html"
 
 
@@ -55,68 +54,51 @@ def read_log_history(output_dir: str | Path) -> list[dict[str, Any]]:
     return read_state(output_dir)["log_history"]
 
 
-def read_settings(output_dir: str | Path) -> dict[str, str]:
-    """The settings that `write_report` kept, empty if it was never called there."""
-    path = Path(output_dir) / SETTINGS_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def write_report(
-    output_dir: str | Path, log_history: Sequence[Entry] | None = None, settings: Mapping[str, str] | None = None
-) -> RunSummary:
+def write_report(output_dir: str | Path, log_history: Sequence[Entry] | None = None) -> RunSummary:
     """Write report.html of a run into its folder, and return the summary for the table.
 
     Args:
         output_dir: The run's folder, made if missing.
         log_history: `trainer.state.log_history`; None reads what the run has saved.
-        settings: What the report shows as the run's settings; None takes those of the run's record.
 
     Raises:
         DataError: Nothing was saved, or a file of the run is damaged.
     """
     folder = Path(output_dir)
-    log_history = read_log_history(folder) if log_history is None else log_history
     record = read_record(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if settings is None:
-        settings = record.settings() if record else read_settings(folder)
-    else:
-        (folder / SETTINGS_FILE).write_text(json.dumps(dict(settings), indent=2) + "\n", encoding="utf-8")
+    if log_history is None:
+        state = read_state(folder)
+        log_history, max_steps = state["log_history"], state.get("max_steps")
+    else:  # what an earlier run has saved in this folder says nothing of this one
+        max_steps = record.recipe.get("max_steps") if record else None
     summary = summarize(log_history)
-    page = report_page(log_history, run_facts(folder, log_history, summary, settings, record), summary)
+    max_steps = max_steps if isinstance(max_steps, int) and max_steps > 0 else None
+    page = report_page(log_history, run_facts(folder, log_history, summary, record, max_steps), summary)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / HTML_FILE).write_text(page, encoding="utf-8")
     return summary
 
 
 def run_facts(
-    folder: Path,
-    log_history: Sequence[Entry],
-    summary: RunSummary,
-    settings: Mapping[str, str],
-    record: RunRecord | None,
+    folder: Path, log_history: Sequence[Entry], summary: RunSummary, record: RunRecord | None, max_steps: int | None
 ) -> RunFacts:
     """Read what the page says of a run beside its log; what its folder lacks is left out."""
     trainer = {PPO: "PPO", REWARD_MODEL: "Reward model"}.get(summary.kind, "GRPO")
-    model = (record and record.model) or settings.get("model")
-    data = (record and record.dataset) or settings.get("dataset")
-    versions: Mapping[str, Any] = record.versions if record else {}
-    facts = [f"data {short_name(data)}"] if data else []
-    facts += [started] if (started := _date(versions.get("started"))) else []
-    facts += [_machine(versions)] if versions else []
-    try:
-        max_steps = read_state(folder).get("max_steps")
-    except DataError:  # a run that has saved nothing yet, whose log was given
-        max_steps = None
     weights = record.recipe.get("reward_weights") if record else None
+    samples = _samples(_of_run(folder, COMPLETIONS_FOLDER).parent, log_history, weights)
+    if record is None:
+        return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples)
+    model, data, versions = record.model, record.dataset, record.versions
+    facts = [f"data {short_name(data)}" if data else "", _date(versions.get("started")), _machine(versions)]
     return RunFacts(
         title=f"{trainer} on {short_name(model)}" if model else f"{trainer} run",
-        facts=facts,
-        settings=settings,
+        facts=[fact for fact in facts if fact],
+        settings={name: text for name, text in record.settings().items() if name not in ("rules", "versions")},
         versions={name: str(number) for name, number in versions.get("packages", {}).items()},
         rules=_text(_of_run(folder, RULES_FILE)),
         plan=_text(_of_run(folder, PLAN_FILE)),
-        max_steps=max_steps if isinstance(max_steps, int) and max_steps > 0 else None,
-        samples=_samples(_of_run(folder, COMPLETIONS_FOLDER).parent, log_history, weights),
+        max_steps=max_steps,
+        samples=samples,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from trl_ext import __version__
 from trl_ext.cli.main import SCRIPTS, main
 from trl_ext.cli.recipes import shipped_recipes
+from trl_ext.monitor.record import write_record
 
 HEAVY = ("torch", "trl", "transformers", "accelerate", "matplotlib", "rich")
 
@@ -85,7 +86,7 @@ def test_a_slip_is_one_sentence_and_exit_code_2(argv, sentence, capsys):
 def test_report_renders_a_run_again(tmp_path, capsys):
     log = [{"step": 1, "reward": 0.5, "rewards/answer/mean": 0.25}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
-    (tmp_path / "run_settings.json").write_text('{"model": "SmolLM2"}')
+    write_record(tmp_path, {"model_name_or_path": "SmolLM2"}, {"trainer": "grpo"})
     assert main(["report", str(tmp_path)]) == 0
     assert "answer" in capsys.readouterr().out
     assert "SmolLM2" in (tmp_path / "report.html").read_text()

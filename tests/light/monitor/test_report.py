@@ -11,7 +11,8 @@ from rich.console import Console
 from trl_ext.errors import DataError
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.report import read_log_history, read_settings, summary_table, write_report
+from trl_ext.monitor.record import write_record
+from trl_ext.monitor.report import read_log_history, summary_table, write_report
 from trl_ext.monitor.summary import Change, summarize
 from trl_ext.monitor.words import duration, scores
 
@@ -129,11 +130,11 @@ def test_the_table_has_no_held_out_columns_without_evaluation(history):
 
 
 def test_the_report_is_one_escaped_file_without_outside_resources(tmp_path, history):
-    write_report(tmp_path, history, {"model": "<script>alert(1)</script>"})
+    write_record(tmp_path, {"model_name_or_path": "<script>alert(1)</script>"}, {"trainer": "grpo"})
+    write_report(tmp_path, history)
     html = (tmp_path / "report.html").read_text()
     assert "<script>" not in html and "&lt;script&gt;" in html and "&lt;b&gt;" in html
     assert not re.findall(r"(?:src|href|url)[=(]", html)
-    assert read_settings(tmp_path) == {"model": "<script>alert(1)</script>"}
 
 
 def test_the_log_comes_from_the_folder_or_else_from_its_newest_checkpoint(tmp_path):

@@ -103,6 +103,13 @@ def test_lone_surrogates_can_be_written():
     assert r"\ud800" in page.texts["curves"]
 
 
+def test_what_an_earlier_run_has_saved_says_nothing_of_this_one(tmp_path):
+    folder = write_run(tmp_path / "run", num_steps=40)
+    log = [entry(1, 2), entry(2, 2), {"step": 2, "train_runtime": 5.0}]
+    write_report(folder, log)
+    assert "Finished: 2 steps in 0:05" in (folder / "report.html").read_text()
+
+
 def test_one_logged_step_shows_points():
     html = report_page([entry(1, 1)], RunFacts())
     assert html.count("<circle") >= 8

@@ -120,11 +120,11 @@ def test_the_table_shows_score_kl_and_critic(history):
 
 
 def test_the_report_has_a_panel_for_each_axis(tmp_path, history):
-    write_report(tmp_path, history, {"model": "m"})
+    write_report(tmp_path, history)
     html = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<h2>(.*)</h2>", html)
-    others = ["Training", "Sample completions", "Time and tokens", "Held-out prompts", "Steps", "What was run"]
+    others = ["Training", "Sample completions", "Time and tokens", "Held-out prompts", "Steps"]
     assert headings == ["Scores", *others]
     panels = re.findall(r'aria-label="(.*) over optimizer steps"', html)
     assert panels == ["Mean score", "KL", "Value loss", "Explained variance", "Phases of a step"]
-    assert "PPO on m" in html and "KL coefficient 0.0500" in html  # the same throughout
+    assert "<h1>PPO run</h1>" in html and "KL coefficient 0.0500" in html  # the same throughout

@@ -102,10 +102,10 @@ def test_the_table_shows_accuracy_margin_and_loss(history):
 
 
 def test_the_report_has_the_curves_the_pairs_and_the_steps(tmp_path, history):
-    write_report(tmp_path, history, {"model": "m"})
+    write_report(tmp_path, history)
     html = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<h2>(.*)</h2>", html)
-    assert headings == ["Reward model", "Training", "Time and tokens", "Held-out pairs", "Steps", "What was run"]
+    assert headings == ["Reward model", "Training", "Time and tokens", "Held-out pairs", "Steps"]
     panels = re.findall(r'aria-label="(.*) over optimizer steps"', html)
     assert panels[:3] == ["Accuracy", "Margin", "Loss"] and "Score of answers" not in panels  # which is constant
 

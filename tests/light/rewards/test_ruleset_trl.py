@@ -87,12 +87,14 @@ def test_a_call_without_completions_is_refused(rules):
         rules(prompts=["How many?"], answer=["18"])
 
 
-def test_every_rule_has_its_mean_under_the_key_of_trl(rules):
+def test_every_rule_has_mean_and_deviation_under_the_keys_of_trl(rules):
     metrics = {}
     called_as_trl_does(rules, metrics)
     assert {key: metrics[key] for key in metrics if key.startswith("rewards/")} == {
         "rewards/answer/mean": 0.5,
+        "rewards/answer/std": 0.5,
         "rewards/length/mean": 1.0,
+        "rewards/length/std": 0.0,
     }
 
 
@@ -103,7 +105,7 @@ def test_every_rule_tells_how_its_rows_went(rules):
     metrics = {}
     called_as_trl_does(rules, metrics)
     assert all(metrics[f"rules/{name}/{share}"] == 0.0 for name in ("answer", "length") for share in SHARES)
-    assert metrics["rules/answer/std"] == 0.5 and metrics["rules/length/std"] == 0.0
+    assert metrics["rewards/answer/std"] == 0.5 and metrics["rewards/length/std"] == 0.0
     assert metrics["rules/length/gated_frac"] == 0.5
     assert metrics["rules/answer/p95_ms"] > 0
 
@@ -113,7 +115,7 @@ def test_the_keys_are_the_same_whatever_the_rows_hold(rules):
     usual, unusual = {}, {}
     called_as_trl_does(rules, usual)
     called_as_trl_does(rules, unusual, answer=["unreadable", None])
-    assert set(usual) - set(unusual) == {"rewards/answer/mean"}, "a mean of nothing is no number"
+    assert set(usual) - set(unusual) == {"rewards/answer/mean", "rewards/answer/std"}, "a mean of nothing is no number"
 
 
 def test_rows_without_a_value_are_left_out_of_the_mean(rules):

@@ -47,6 +47,8 @@ if __name__ == "__main__":
     )
     for way in WAYS:
         failed = [
-            log[f"rules/{way}/{share}"] for log in logs for share in ("error_frac", "timeout_frac", "not_finite_frac")
+            log.get(f"rules/{way}/{share}", 0.0)
+            for log in logs
+            for share in ("error_frac", "timeout_frac", "not_finite_frac")
         ]
         print(f"rank {trainer.accelerator.process_index} {way} failed {sum(failed) > 0}", flush=True)

@@ -21,16 +21,17 @@ _TRACE_CHARS = 200  # of a detail or a cell: every rank sends those of its whole
 def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence[str]) -> None:
     """Log one rule's metrics over a batch, of its values as it gave them, unweighted and ungated.
 
-    rewards/<rule>/mean is TRL's own key, and missing where no row has a value. rules/<rule>/: std of the values;
-    none_frac of rows without a value; timeout_frac that were too long or too complex, took too long or crashed;
-    error_frac in which the rule or the machine failed; not_finite_frac; skipped_frac by `when`; gated_frac behind a
-    gate that was not open; cache_frac of rows whose verdict was known; p95_ms, within which 95 % of the others were
-    judged.
+    rewards/<rule>/mean and std are TRL's own keys, and missing where no row has a value. rules/<rule>/: none_frac of
+    rows without a value; timeout_frac that were too long or too complex, took too long or crashed; error_frac in which
+    the rule or the machine failed; not_finite_frac; skipped_frac by `when`; gated_frac behind a gate that was not
+    open; cache_frac of rows whose verdict was known; p95_ms, within which 95 % of the others were judged. Our trainers
+    log a share from the first time on that it is not 0.
     """
     rows = len(column.verdicts)
     known = [verdict.value for verdict in column.verdicts if verdict.value is not None]
     if known:
         log_metric(f"rewards/{rule.name}/mean", sum(known) / len(known))
+        log_metric(f"rewards/{rule.name}/std", statistics.pstdev(known))
     counts: dict[str, int] = {}
     for verdict in column.verdicts:
         counts[verdict.status] = counts.get(verdict.status, 0) + 1
@@ -39,8 +40,8 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
         return sum(counts.get(status, 0) for status in statuses) / rows
 
     metrics = {
-        "std": statistics.pstdev(known) if len(known) > 1 else 0.0,
-        "none_frac": 1 - len(known) / rows - share("skipped"),
+        # In whole rows: 1 - 5/6 - 1/6 is not 0.
+        "none_frac": (rows - len(known) - counts.get("skipped", 0)) / rows,
         "timeout_frac": share("timeout", "too_long", "too_complex", "crashed"),
         "error_frac": share("error", "infra_error"),
         "not_finite_frac": share("not_finite"),

@@ -42,6 +42,7 @@ from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
 from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.grpo.self_check import check_causal_model
+from trl_ext.trainers.grpo.shares import RuleShares
 from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.memory.oom.chunks import CompletionChunks, why_completions_stay_whole
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
@@ -104,6 +105,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
         self._unscored = UnscoredRules()
+        self._shares = RuleShares()
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
@@ -295,6 +297,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         if checkpoint is None:
             return
         load_state(self.reward_funcs, checkpoint)
+        self._shares.resume(self.state.log_history)
         state = load_rollouts(checkpoint, self.args.process_index, self.args.world_size, self.accelerator.device)
         # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
         is_usable = state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation)
@@ -342,6 +345,12 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         if self.accelerator.sync_gradients:
             self._log_step()
         return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides trl.GRPOTrainer.log: series of rules that have always been 0 are left out."""
+        mode = "train" if self.model.training else "eval"
+        self._shares.drop_zeros(self._metrics[mode], mode)
+        super().log(logs, start_time)
 
     def _train_others(self, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
         """Train models that a subclass has beside the actor on the micro-batch; return the loss with theirs."""

@@ -148,10 +148,14 @@ def shown(run):
     return [type(one).__name__ for one in callbacks if isinstance(one, (ProgressCallback, PrinterCallback))]
 
 
-def test_there_is_one_line_of_progress_and_no_dictionary(tmp_path, capfd):
+def test_there_is_one_line_of_progress_and_no_series_that_says_nothing(tmp_path, capfd):
     run = trainer(tmp_path, logging_steps=1)
     assert shown(run) == ["ProgressLine"]
     run.train()
+    own = {key for key in run.state.log_history[0] if key.startswith(("rules/", "rewards/"))}
+    assert own == {f"rewards/{name}/{what}" for name in ("rules", "length") for what in ("mean", "std")} | {
+        "rules/length/p95_ms"
+    }
     captured = capfd.readouterr()
     assert "step 1/1  reward " in captured.err and "{'loss'" not in captured.out + captured.err
 

@@ -7,6 +7,7 @@ such a card, a little below the printed GB; the rates over links are typical of 
 RTX 5090: NVIDIA RTX Blackwell GPU Architecture (white paper, 2025). B200: NVIDIA DGX B200 data sheet, an eighth of the
 machine. MI300X: AMD Instinct MI300X data sheet (2023). Ascend 910B: its variants are published with 280 to 400 TFLOPS
 and 1.2 to 1.6 TB/s, the lowest stand here, so times are upper bounds; its total is an estimate.
+The network between machines is assumed, and can be given: it differs from one cluster to the next.
 """
 
 import re
@@ -77,6 +78,11 @@ class Card:
 # CUDA context and loaded kernels 0.55 GiB, NCCL's buffers 0.65 (estimated; one card alone needs no NCCL, but no plan
 # should hang on that).
 CONTEXT_GIB = 1.2
+# Share of what is left that plans keep free: the formulas are within a few per cent, and no card has confirmed them.
+HEADROOM_FRAC = 0.05
+# Of a machine, to all others together (assumed: one InfiniBand NDR adapter; DGX H100's data sheet has eight of them,
+# many rented machines have one or 100 Gbit/s Ethernet).
+NETWORK_GBIT_S = 400.0
 
 CARDS = (
     Card("A10-24GB", 22.1, 600, 125, PCIE4, (8, 6)),
@@ -103,25 +109,48 @@ CARDS = (
     Card("Ascend910B-64GB", 61.0, 1200, 280, HCCS, (8, 0)),
 )
 _NOISE = re.compile(r"nvidia|amd|huawei|instinct|ascend|geforce|tesla|quadro|gib|gb|sxm\d?|hbm\w*|blackwell|[^a-z0-9]")
-_COUNTED = re.compile(r"\s*(?P<count>\d+)\s*[xX*]\s*(?P<card>\S.*)")
+_COUNTED = re.compile(r"\s*(?:(?P<machines>\d+)\s*[xX*]\s*)?(?P<count>\d+)\s*[xX*]\s*(?P<card>\S.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Cards of one kind in one machine.
+    """Cards of one kind in one machine, or in several equal ones.
 
     Args:
-        num_gpus: The number of cards.
+        num_gpus: The number of cards, over all machines.
         card: Their kind.
-        host_gib: The machine's memory; None if unknown, and then it refuses nothing.
+        host_gib: A machine's memory; None if unknown, and then it refuses nothing.
+        num_machines: The machines.
+        headroom_frac: Share of a card that plans keep free, of what CUDA leaves.
+        network_gbit_s: Rate of a machine's network, 1e9 bits a second.
     """
 
     num_gpus: int
     card: Card
     host_gib: float | None = None
+    num_machines: int = 1
+    headroom_frac: float = HEADROOM_FRAC
+    network_gbit_s: float = NETWORK_GBIT_S
 
     def __str__(self) -> str:
-        return f"{self.num_gpus}x{self.card.name}"
+        machines = f"{self.num_machines}x" if self.num_machines > 1 else ""
+        return f"{machines}{self.gpus_per_machine}x{self.card.name}"
+
+    @property
+    def gpus_per_machine(self) -> int:
+        """Cards of one machine."""
+        return self.num_gpus // self.num_machines
+
+    @property
+    def usable_gib(self) -> float:
+        """GiB of a card that a plan may fill: what CUDA leaves, less the head-room."""
+        return self.card.usable_gib * (1 - self.headroom_frac)
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes that a card sends and receives in a collective over all cards, 1e9 a second: over several machines a
+        ring goes through the network once a machine, and is no faster than that."""
+        return min(self.card.link.gb_s, self.network_gbit_s / 8) if self.num_machines > 1 else self.card.link.gb_s
 
 
 def find_card(name: str) -> Card:
@@ -145,11 +174,27 @@ def find_card(name: str) -> Card:
     )
 
 
+def parse_headroom(value: str | float) -> float:
+    """Read a head-room: "5%" and 0.05 are the same share.
+
+    Raises:
+        ConfigError: It is no share, or leaves nothing.
+    """
+    text = str(value).strip()
+    try:
+        frac = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        frac = -1.0
+    if not 0 <= frac < 0.9:
+        raise ConfigError(f"headroom is {text}. Give the share of a card that stays free: 5%, 0.05, or 0 for none.")
+    return frac
+
+
 def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float | None = None) -> Hardware:
-    """Read "4xA40-48GB", or "A40" for one card.
+    """Read "4xA40-48GB", "A40" for one card, or "2x8xH100-80GB" for two machines with eight cards each.
 
     Args:
-        text: Number and card.
+        text: Machines, number and card.
         gpu_memory_gib: The card's total memory; overrides the table's, and lets unknown cards in as ordinary ones on
             PCIe 4.
         host_gib: The machine's memory, if known.
@@ -159,10 +204,12 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
     """
     counted = _COUNTED.fullmatch(text)
     count, name = (int(counted["count"]), counted["card"].strip()) if counted else (1, text.strip())
+    machines = int(counted["machines"] or 1) if counted else 1
+    count *= machines
     if count < 1:
         raise ConfigError(f"--gpus {text} has no GPU. Give at least one, such as 1x{name}.")
     if gpu_memory_gib is None:
-        return Hardware(count, find_card(name), host_gib)
+        return Hardware(count, find_card(name), host_gib, machines)
     if gpu_memory_gib <= CONTEXT_GIB:
         raise ConfigError(
             f"--gpu_memory_gib {gpu_memory_gib} leaves nothing beside {CONTEXT_GIB} GiB of CUDA context."
@@ -172,7 +219,21 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
     except ConfigError:
         # The slowest current link and a modest rate: times are then upper bounds, memory is as given.
         card = Card(name, gpu_memory_gib, 600, 100, PCIE4_NO_P2P, (8, 0))
-    return Hardware(count, card, host_gib)
+    return Hardware(count, card, host_gib, machines)
+
+
+def with_network(hardware: Hardware, network_gbit_s: float) -> Hardware:
+    """The machines with another network.
+
+    Raises:
+        ConfigError: There is one machine, or the rate is not positive.
+    """
+    if hardware.num_machines < 2 or network_gbit_s <= 0:
+        raise ConfigError(
+            f"--network_gbit_s {network_gbit_s} with --gpus {hardware}: it is the rate, more than 0, of the network "
+            "between several machines. Remove it, or name machines, such as --gpus 2x8xH100-80GB."
+        )
+    return replace(hardware, network_gbit_s=network_gbit_s)
 
 
 def _plain(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.memory.cards import CONTEXT_GIB, Hardware
+from trl_ext.memory.cards import Hardware
 from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.generation import check_vllm
 from trl_ext.memory.formulas.peak import (
@@ -59,6 +59,11 @@ class Estimate:
         return self.setup.hardware
 
     @property
+    def num_gpus(self) -> int:
+        """GPUs that train."""
+        return self.setup.num_gpus
+
+    @property
     def peak(self) -> Footprint:
         """The worst footprint of all."""
         return max(self.worst.values(), key=lambda footprint: footprint.num_bytes)
@@ -86,20 +91,21 @@ class Estimate:
         return sum(self.seconds.values())
 
     def terms_gib(self, phase: str) -> dict[str, float]:
-        """GiB of a phase's worst footprint by term, CUDA context and slack included."""
+        """GiB of a phase's worst footprint by term, slack included: what of the usable GiB is filled."""
         footprint = self.worst[phase]
-        terms = {name: gib(value) for name, value in footprint.terms.items()}
-        return {**terms, "CUDA context": CONTEXT_GIB, "slack": gib(slack_bytes(footprint, self.job))}
+        terms = {**footprint.terms, "slack": slack_bytes(footprint, self.job)}
+        return {name: gib(value) for name, value in terms.items()}
 
     def reason(self) -> str:
         """Say why the job does not fit, in a sentence without an end; "" if it fits."""
-        hardware, usable, need = self.hardware, gib(usable_bytes(self.hardware)), gib(self.need_bytes)
-        peak, where = self.peak_gib, PHASE_WORDS[self.peak.phase]
-        if peak > usable:
-            digits = 0 if peak - usable >= 1 else 1
-            return f"{peak:.{digits}f} GiB {where} on a card with {usable:.{digits}f} GiB"
+        hardware, need, peak = self.hardware, gib(self.need_bytes), self.peak_gib
+        card, usable, where = hardware.card.usable_gib, hardware.usable_gib, PHASE_WORDS[self.peak.phase]
+        if peak > card:
+            digits = 0 if peak - card >= 1 else 1
+            return f"{peak:.{digits}f} GiB {where} on a card with {card:.{digits}f} GiB"
         if need > usable:
-            return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable:.1f} GiB"
+            kept = f", of which {hardware.headroom_frac:.0%} stay free" if need <= card else ""
+            return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {card:.1f} GiB{kept}"
         if not self.fits:
             return f"{gib(self.host_bytes):.0f} GiB of host memory on a machine with {hardware.host_gib:.0f} GiB"
         return ""
@@ -110,7 +116,8 @@ class Estimate:
             "fits": self.fits,
             "peak_gib": round(self.peak_gib, 3),
             "reserved_gib": round(gib(self.need_bytes), 3),
-            "usable_gib": round(gib(usable_bytes(self.hardware)), 3),
+            "usable_gib": round(self.hardware.usable_gib, 3),
+            "headroom_frac": self.hardware.headroom_frac,
             "peak_phase": self.peak.phase,
             "peak_moment": self.peak.what,
             "phases": {phase: round(gib(footprint.num_bytes), 3) for phase, footprint in self.worst.items()},
@@ -132,7 +139,7 @@ def estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
     """
     check_model(job, shape)
     check_batch(job, hardware.num_gpus)
-    check_vllm(shape, hardware.card, job, hardware.num_gpus)
+    check_vllm(shape, job, hardware)
     return quick_estimate(job, shape, hardware)
 
 
@@ -146,8 +153,8 @@ def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
 
 
 def host_bytes(setup: Setup) -> float:
-    """Host memory while every process loads the whole model (under ZeRO-3 its share, for 4 bits a file of it), or of
-    what is offloaded."""
+    """Host memory of a machine while every process loads the whole model (under ZeRO-3 its share, for 4 bits a file of
+    it), or of what is offloaded."""
     job = setup.job
     processes = 1 if job.zero_stage == 3 else setup.num_gpus
     largest = max(engine.frozen or engine.trained for engine in setup.engines)
@@ -156,4 +163,4 @@ def host_bytes(setup: Setup) -> float:
         # bitsandbytes quantises on the card what transformers reads, a file at a time; save_pretrained's are 5 GB.
         loading = min(loading, SHARD_BYTES)
     loading *= processes
-    return max(loading, sum(states.host_bytes(engine) for engine in setup.engines))
+    return max(loading, sum(states.host_bytes(engine) for engine in setup.engines)) / setup.hardware.num_machines

@@ -20,6 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "offload": ("none", "optimizer", "all"),
     "dtype": ("bfloat16", "float32"),
     "optim": ("adamw_torch_fused", "adamw_bnb_8bit"),
+    "vllm_mode": ("colocate", "server"),
 }
 
 
@@ -54,6 +55,8 @@ class Job:
         ds3_gather_for_generation: True to gather all weights of ZeRO-3 before generating.
         use_vllm, vllm_gpu_memory_utilization, vllm_tensor_parallel_size, vllm_enable_sleep_mode: vLLM on the training
             GPUs.
+        vllm_mode: "colocate", or "server" for vLLM on GPUs of its own.
+        vllm_gpus: GPUs of the machine that the server takes; 0 for a server elsewhere, whose time is not counted.
         gradient_as_bucket_view: True if DDP's gradients live in its buckets, as our trainers set it; TRL holds them
             twice.
         expandable_segments: True if PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation.
@@ -91,6 +94,8 @@ class Job:
     vllm_gpu_memory_utilization: float = 0.3
     vllm_tensor_parallel_size: int = 1
     vllm_enable_sleep_mode: bool = False
+    vllm_mode: str = "colocate"
+    vllm_gpus: int = 0
     gradient_as_bucket_view: bool = True
     expandable_segments: bool = True
 
@@ -106,6 +111,11 @@ class Job:
     def uses_lora(self) -> bool:
         """True if adapters are trained, on 4 bits or not."""
         return self.method != "full"
+
+    @property
+    def shares_with_vllm(self) -> bool:
+        """True if vLLM lies on the training GPUs."""
+        return self.use_vllm and self.vllm_mode == "colocate"
 
     @property
     def sequence_tokens(self) -> int:
@@ -136,8 +146,12 @@ class Job:
         """Completion tokens of a micro-batch, whose log-probabilities are computed."""
         return self.per_device_train_batch_size * self.max_completion_length
 
+    def training_gpus(self, num_gpus: int) -> int:
+        """GPUs of `num_gpus` that a vLLM server leaves for training."""
+        return num_gpus - self.vllm_gpus
+
     def accumulation(self, num_gpus: int) -> int:
-        """Micro-batches of an optimizer step on one GPU."""
+        """Micro-batches of an optimizer step on one GPU, of those that train."""
         return self.global_batch // (self.per_device_train_batch_size * num_gpus)
 
     def num_backwards(self, num_gpus: int) -> int:
@@ -199,6 +213,10 @@ def _contradictions(job: Job) -> Iterator[str]:
         yield f"activation_offloading is the reward trainer's, and trainer is {job.trainer}. Remove it."
     if job.use_vllm and not job.generates:
         yield "use_vllm with a reward model: it generates nothing. Remove use_vllm."
+    if job.vllm_mode == "server" and not job.use_vllm:
+        yield "vllm_mode is server, and use_vllm is off. Set use_vllm, or remove vllm_mode."
+    if job.vllm_gpus < 0 or (job.vllm_gpus and job.vllm_mode != "server"):
+        yield f"vllm_gpus is {job.vllm_gpus}, and vllm_mode is {job.vllm_mode}. GPUs of its own has a server: server."
     if job.use_vllm and not 0 < job.vllm_gpu_memory_utilization < 1:
         yield f"vllm_gpu_memory_utilization is {job.vllm_gpu_memory_utilization}. It is a share between 0 and 1."
 
@@ -224,13 +242,16 @@ def check_model(job: Job, shape: ModelShape) -> None:
 
 
 def check_batch(job: Job, num_gpus: int) -> None:
-    """Check that the global batch divides into micro-batches and groups.
+    """Check that the global batch divides into micro-batches and groups, on the GPUs that train of `num_gpus`.
 
     Raises:
         ConfigError: It does not, or there is no GPU.
     """
     if num_gpus < 1:
         raise ConfigError("There is no GPU in the plan. Give --gpus, such as 4xA40-48GB.")
+    if job.training_gpus(num_gpus) < 1:
+        raise ConfigError(f"vllm_gpus {job.vllm_gpus} of {num_gpus} leave no GPU for training. Give the server fewer.")
+    num_gpus = job.training_gpus(num_gpus)
     micro = job.per_device_train_batch_size * num_gpus
     if job.global_batch % micro:
         raise ConfigError(

@@ -1,5 +1,6 @@
 """The part of `trl-ext check` about memory: the recipe as a run of the planner, on the cards that it will have."""
 
+from dataclasses import replace
 from typing import Any
 
 from trl_ext.cli.check.data import Lengths
@@ -58,7 +59,8 @@ def check_memory(
     if num_processes > hardware.num_gpus:
         what = f"{num_processes} processes are launched, and there are {hardware.num_gpus} cards: {hardware}."
         return [problem(SUBJECT, what, "Launch one process for each card, or say which cards: --gpus.")]
-    hardware = Hardware(num_processes, hardware.card, hardware.host_gib)
+    if num_processes < hardware.num_gpus:
+        hardware = replace(hardware, num_gpus=num_processes, num_machines=1)
     run = run_of_recipe(parsed, shape, num_processes, launch, prompt_length)
     findings = [_verdict(run, hardware, launch), *_not_modelled(parsed)]
     if parsed.trainer != "reward" and prompt_length[0] is None:
@@ -78,9 +80,9 @@ def _verdict(run: Run, hardware: Hardware, launch: Launch) -> Finding:
         otherwise = run.plans(hardware, frozenset(), FREE | OPTED)
         return problem(SUBJECT, f"{reasons} (estimated, {hardware}).", _instead(otherwise))
     best = plans.best.estimate
-    need, usable = gib(best.need_bytes), hardware.card.usable_gib
+    need, usable = gib(best.need_bytes), hardware.usable_gib
     what = (
-        f"{need:.1f} of {usable:.1f} GiB on each of {hardware}, most {PHASE_WORDS[best.peak.phase]}; about "
+        f"{need:.1f} of {usable:.1f} usable GiB on each of {hardware}, most {PHASE_WORDS[best.peak.phase]}; about "
         f"{best.step_s:.0f} s a step (estimated): {plans.best.label}."
     )
     option = launched_with(best.job.zero_stage, best.job.offload)
@@ -95,7 +97,7 @@ def _instead(otherwise: Plans) -> str:
         best = otherwise.best
         need = gib(best.estimate.need_bytes)
         return f"The same optimisation fits as {best.label}: {need:.1f} GiB. See `trl-ext plan`."
-    return " ".join(otherwise.advice_for("`trl-ext plan` with --allow ")) or "Take more or larger cards."
+    return " ".join(otherwise.advice_for_run) or "Take more or larger cards."
 
 
 def _not_modelled(parsed: Parsed) -> list[Finding]:
@@ -111,7 +113,7 @@ def _not_modelled(parsed: Parsed) -> list[Finding]:
         found.append(note(SUBJECT, f"optim={optim} is planned as AdamW."))
     if getattr(arguments, "use_vllm", False) and arguments.vllm_mode == "server":
         found.append(
-            note(SUBJECT, "vLLM runs as a server; its memory is not planned, and generation is counted here.")
+            note(SUBJECT, "vLLM runs as a server; neither its memory nor the time of generation is counted here.")
         )
     return found
 

@@ -28,6 +28,8 @@ examples:
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
   trl-ext plan --trainer grpo --model Qwen/Qwen2.5-7B --gpus 2xA100-40GB --method lora --probe
+  trl-ext plan --trainer grpo --model 32B --gpus 8xH100-80GB --vllm_mode server
+  trl-ext plan --trainer reward --model 70B --gpus 2x8xH100-80GB --headroom 8%
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
 exit code 0 if something fits, 1 if nothing does, 2 if the arguments cannot work"""
@@ -49,6 +51,7 @@ NUMBERS = {
     "stage3_prefetch_bucket_size": "DeepSpeed's, in elements",
     "sub_group_size": "DeepSpeed's, in elements",
     "vllm_tensor_parallel_size": "GPUs over which vLLM splits the model; free if not given",
+    "vllm_gpus": "GPUs of a vLLM server, the others train; free with --vllm_mode server",
 }
 NAMES = {
     "method": "full (default), lora or qlora",
@@ -57,6 +60,7 @@ NAMES = {
     "offload": "none, optimizer or all; free if not given",
     "dtype": "bfloat16 or float32, of the weights as loaded; free if not given",
     "optim": "adamw_torch_fused or adamw_bnb_8bit",
+    "vllm_mode": "colocate (default), or server for vLLM on GPUs of its own",
     "lora_target_modules": "names with commas between (default all-linear)",
 }
 SHARES = {
@@ -65,7 +69,7 @@ SHARES = {
     "vllm_gpu_memory_utilization": "vLLM's share of a card; free if not given",
 }
 SWITCHES = {
-    "use_vllm": "vLLM on the training GPUs",
+    "use_vllm": "vLLM, on the training GPUs unless --vllm_mode says otherwise",
     "vllm_enable_sleep_mode": "vLLM gives its memory back while training; free if not given",
     "activation_offloading": "checkpoints of the reward trainer wait in host memory; free if not given",
     "packing": "flat rows without padding (default)",
@@ -101,12 +105,15 @@ def _searched(arguments: argparse.Namespace) -> Any:
     missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing. Give them, or a --preset; --presets lists those.")
-    from trl_ext.memory.cards import parse_gpus
+    from trl_ext.memory.cards import parse_gpus, with_network
     from trl_ext.memory.planner.planner import plan as make_plans
 
     hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib, arguments.host_memory_gib)
-    allow = [name for names in arguments.allow for name in names.split(",")]
-    return make_plans(arguments.trainer, arguments.model, hardware, allow=allow, **_settings(arguments))
+    if arguments.network_gbit_s is not None:
+        hardware = with_network(hardware, arguments.network_gbit_s)
+    options: dict[str, Any] = {"allow": [name for names in arguments.allow for name in names.split(",")]}
+    options |= {"headroom": arguments.headroom, **_settings(arguments)}
+    return make_plans(arguments.trainer, arguments.model, hardware, **options)
 
 
 def _of_preset(arguments: argparse.Namespace) -> Any:
@@ -118,8 +125,10 @@ def _of_preset(arguments: argparse.Namespace) -> Any:
     from trl_ext.memory.planner.presets import as_plans, preset
 
     given = [name for name in REQUIRED if getattr(arguments, name) is not None] + list(_settings(arguments))
-    if given or arguments.allow or arguments.max:
-        one = (given or ["allow" if arguments.allow else "max"])[0]
+    others = ("allow", "max", "headroom", "network_gbit_s", "gpu_memory_gib", "host_memory_gib")
+    given += [name for name in others if getattr(arguments, name)]
+    if given:
+        one = given[0]
         raise ConfigError(
             f"--preset {arguments.preset} is a frozen plan, and --{one} would change it. Ask without --preset, or "
             "look at --what-if."
@@ -138,9 +147,11 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="what trains")
     parser.add_argument("--model", help="name on the hub, folder, config.json, or a size such as 8B")
-    parser.add_argument("--gpus", help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")
+    parser.add_argument("--gpus", help="number and card: 4xA40-48GB, 6x4090; several machines: 2x8xH100-80GB")
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
-    parser.add_argument("--host_memory_gib", type=float, help="the machine's memory; not checked if not given")
+    parser.add_argument("--host_memory_gib", type=float, help="a machine's memory; not checked if not given")
+    parser.add_argument("--network_gbit_s", type=float, help="a machine's network, with several (default 400)")
+    parser.add_argument("--headroom", metavar="SHARE", help="of a card, stays free (default 5%%; 0 for none)")
     parser.add_argument(
         "--allow", action="append", default=[], metavar="OPT-INS", help="lora, qlora, adam8bit, shorter, fewer"
     )
@@ -220,8 +231,8 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
 
     folder, refused = arguments.write or "plan", []
     for one in plans.refused:
-        job, shape, hardware = one.estimate.job, one.estimate.shape, one.estimate.hardware
-        keys = recipe(job, shape.name, hardware.num_gpus)
+        job, shape = one.estimate.job, one.estimate.shape
+        keys = recipe(job, shape.name, one.estimate.num_gpus)
         settings = {**keys, "zero_stage": job.zero_stage, "offload": job.offload}
         refused.append({"peak_gib": round(one.estimate.peak_gib, 3), "settings": settings, "reason": one.reason})
     answer: dict[str, Any] = {

@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate
-from trl_ext.memory.files.settings import launch_line
+from trl_ext.memory.files.settings import launch_lines
+from trl_ext.memory.planner.labels import vllm_label
 from trl_ext.memory.planner.planner import Plans
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.memory.units import gib
@@ -22,11 +24,10 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
     """Everything that the planner found; the rest is of `launch_line`."""
     console = Console(highlight=False)
     search = plans.search
-    usable = search.hardware.card.usable_gib
     lengths = f"{search.job.sequence_tokens:,} tokens a sequence, global batch {search.job.global_batch}"
     console.print(
-        f"{search.job.trainer} of {escape(search.shape.name)} on {search.hardware} ({usable:.1f} GiB usable each, "
-        f"{search.hardware.card.link.name}), {lengths}. All numbers are estimated."
+        f"{search.job.trainer} of {escape(search.shape.name)} on {search.hardware} ({_of_a_card(search.hardware)}), "
+        f"{lengths}. All numbers are estimated."
     )
     if stands_for := search.shape.stands_for:
         instead = (
@@ -47,8 +48,23 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
         console.print(f"\n{sentence}", soft_wrap=True)
     if plans.plans:
         where = "launch" if folder else "launch, after --write plan"
-        line = launch_line(plans.best.job, folder or "plan", names_model=names_model)
-        console.print(f"\n{where}\n  {line}", soft_wrap=True)
+        one = plans.best
+        model = one.estimate.shape.name if names_model else None
+        lines = launch_lines(one.job, folder or "plan", model, one.estimate.hardware)
+        console.print("\n  ".join([f"\n{where}", *lines]), soft_wrap=True)
+
+
+def _of_a_card(hardware: Hardware) -> str:
+    """What of a card is usable and what is not, and its links."""
+    card = hardware.card
+    context = card.total_gib - card.usable_gib
+    links = card.link.name
+    if hardware.num_machines > 1:
+        links += f", {hardware.network_gbit_s:.0f} Gbit/s between machines"
+    return (
+        f"{hardware.usable_gib:.1f} GiB usable each: {card.total_gib:.1f} less {context:.1f} of CUDA context and "
+        f"{hardware.headroom_frac:.0%} head-room; {links}"
+    )
 
 
 def plans_table(plans: Plans) -> Table:
@@ -61,7 +77,8 @@ def plans_table(plans: Plans) -> Table:
         estimate = one.estimate
         numbers = (estimate.peak_gib, gib(estimate.need_bytes))
         host, seconds = f"{gib(estimate.host_bytes):.0f}", f"{estimate.step_s:.0f}"
-        table.add_row(escape(one.label), *(f"{number:.1f}" for number in numbers), host, seconds)
+        name = ", ".join(filter(None, [one.label, vllm_label(one.job)]))
+        table.add_row(escape(name), *(f"{number:.1f}" for number in numbers), host, seconds)
     return table
 
 
@@ -73,8 +90,7 @@ def terms_table(estimate: Estimate) -> Table:
     for phase in columns:
         table.add_column(HEADINGS[phase], justify="right")
     names = dict.fromkeys(name for terms in columns.values() for name in terms)
-    last = ("CUDA context", "slack")
-    for name in (*(name for name in names if name not in last), *last):
+    for name in (*(name for name in names if name != "slack"), "slack"):
         table.add_row(name, *(_cell(terms.get(name, 0.0)) for terms in columns.values()))
     table.add_row("total", *(f"{sum(terms.values()):.2f}" for terms in columns.values()), style="bold")
     return table

@@ -32,7 +32,7 @@ def verified(plans: Plans, model: str) -> dict[str, Any]:
 
     estimate = plans.best.estimate
     try:
-        simulation = simulation_of(estimate.job, find_config(model), estimate.hardware.num_gpus)
+        simulation = simulation_of(estimate.job, find_config(model), estimate.num_gpus)
     except ConfigError as error:
         return {"refusal": str(error)}
     result = run_apart(simulation, TIMEOUT_S)

@@ -68,20 +68,21 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
 def _contents(plan: Plan, folder: Path, model: str | None, stages: bool) -> dict[str, str]:
     """Text by file name."""
     estimate, engine = plan.estimate, settings.deepspeed(plan.job)
-    hardware = estimate.hardware
-    recipe = settings.recipe(plan.job, model, hardware.num_gpus, in_folder=True)
-    launch = settings.launch_line(plan.job, str(folder), names_model=model is not None)
+    hardware, num_gpus = estimate.hardware, estimate.num_gpus
+    recipe = settings.recipe(plan.job, model, num_gpus, in_folder=True)
+    launch = "\n".join(settings.launch_lines(plan.job, str(folder), model, hardware))
     head = (
         f"{plan.label}, on {hardware}: {estimate.peak_gib:.1f} GiB (estimated).\n"
         "Settings that decide memory; dataset, rules, learning rate and the rest are yours."
     )
     if model is None:
         head += f"\nmodel_name_or_path is yours, too: planned for a model of the size of {estimate.shape.name}."
-    files = {"accelerate.yaml": _yaml(launch, settings.accelerate(plan.job, hardware.num_gpus))}
+    files = {"accelerate.yaml": _yaml(launch, settings.accelerate(plan.job, num_gpus))}
     if engine:
         files[settings.DEEPSPEED_FILE] = json.dumps(engine, indent=2) + "\n"
     files["recipe.yaml"] = _yaml(head, recipe)
-    files["README.md"] = readme(plan, launch, settings.to_replace(plan.job, names_model=model is not None).values())
+    words = [*settings.to_replace(plan.job, names_model=model is not None).values()]
+    files["README.md"] = readme(plan, launch, words + ["ADDRESS"] * (hardware.num_machines > 1))
     files[settings.PLAN_FILE] = json.dumps(as_dict(plan, str(folder), names_model=model is not None), indent=2) + "\n"
     for name, (shows, keys) in STAGES.items() if stages else ():
         files[_stage_file(name)] = _yaml(shows, {**recipe, **keys})
@@ -117,7 +118,8 @@ def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
 {plan.label}.
 
 Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the allocator's \
-slack, of {one.hardware.card.usable_gib:.1f}. Host memory {gib(one.host_bytes):.0f} GiB. About {one.step_s:.0f} \
+slack, of {one.hardware.usable_gib:.1f} usable ({one.hardware.headroom_frac:.0%} head-room). \
+Host memory {gib(one.host_bytes):.0f} GiB. About {one.step_s:.0f} \
 s an optimizer step ({parts}).
 All numbers are estimated, by trl_ext {__version__}.
 
@@ -149,14 +151,15 @@ def as_dict(plan: Plan, launch_folder: str = "plan", *, names_model: bool = True
         **plan.estimate.as_dict(),
         "label": plan.label,
         "opt_ins": list(plan.opt_ins),
-        "settings": settings.recipe(plan.job, shape.name, hardware.num_gpus),
+        "settings": settings.recipe(plan.job, shape.name, plan.estimate.num_gpus),
         "deepspeed": settings.deepspeed(plan.job),
-        "launch": settings.launch_line(plan.job, launch_folder, names_model=names_model),
+        "launch": "\n".join(
+            settings.launch_lines(plan.job, launch_folder, shape.name if names_model else None, hardware)
+        ),
         "job": asdict(plan.job),
         "shape": asdict(shape),
         "hardware": {
-            "num_gpus": hardware.num_gpus,
-            "host_gib": hardware.host_gib,
+            **asdict(hardware),
             "card": card.name if card in CARDS else asdict(card),
         },
     }
@@ -192,7 +195,8 @@ def read_plan(path: str | Path) -> Plan:
             card = next(one for one in CARDS if one.name == card)
         else:
             card = Card(**{**card, "link": Link(**card["link"]), "capability": tuple(card["capability"])})
-        hardware = Hardware(machine["num_gpus"], card, machine["host_gib"])
+        # A file without head-room was planned without.
+        hardware = Hardware(**{"headroom_frac": 0.0, **machine, "card": card})
         return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error}. Write it again with `trl-ext plan`.") from error

@@ -6,6 +6,7 @@ into the nested `zero_optimization` block, the only place where DeepSpeed reads 
 
 from typing import Any
 
+from trl_ext.memory.cards import Hardware
 from trl_ext.memory.job import Job
 
 # vLLM's sleeping allocator looks at the old name of the variable only, and torch takes it still.
@@ -75,10 +76,11 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
     if job.trainer == "grpo" and job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
         keys["steps_per_generation"] = job.steps_per_generation
     if job.use_vllm:
-        keys |= {"use_vllm": True, "vllm_mode": "colocate"}
+        keys |= {"use_vllm": True, "vllm_mode": job.vllm_mode}
+    if job.shares_with_vllm:
         keys |= _same(job, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
         keys["vllm_max_model_length"] = job.sequence_tokens
-    elif job.zero_stage == 3:
+    elif job.zero_stage == 3 and not job.use_vllm:
         keys["ds3_gather_for_generation"] = job.ds3_gather_for_generation
     return keys
 
@@ -167,4 +169,39 @@ MEANINGS = {
     "REWARD_MODEL": "the reward model, a name on the hub or a folder; the plan counts it as large as the policy",
     "RULES.yaml": "what scores a completion, a file with `rules:`; or give `rules` in the recipe, or --reward_funcs",
     "OUT": "the folder of the run",
+    "ADDRESS": "the address of the first machine, which the others can reach",
 }
+
+
+def launch_lines(job: Job, folder: str, model: str | None, hardware: Hardware) -> list[str]:
+    """The commands that start the run: of the vLLM server, if there is one, then one for each machine.
+
+    Args:
+        job: The planned job.
+        folder: Where the plan was written.
+        model: Name or folder of the model, None for a plan for a size.
+        hardware: The machines.
+    """
+    train = launch_line(job, folder, names_model=model is not None)
+    if hardware.num_machines > 1:
+        counts = f"--num_machines {hardware.num_machines} --num_processes {hardware.num_gpus}"
+        first = "--main_process_ip ADDRESS --main_process_port 29500"
+        return [f"{train} {counts} --machine_rank {rank} {first}" for rank in range(hardware.num_machines)]
+    if not job.vllm_gpus:
+        return [train]
+    rest = f"CUDA_VISIBLE_DEVICES={_cards(0, hardware.num_gpus - job.vllm_gpus)}"
+    return [server_line(job, model or "MODEL", hardware), f"{rest} {train}"]
+
+
+def server_line(job: Job, model: str, hardware: Hardware) -> str:
+    """The command that starts the vLLM server on the last GPUs of the machine; "" without one."""
+    if not job.vllm_gpus:
+        return ""
+    cards = _cards(hardware.num_gpus - job.vllm_gpus, hardware.num_gpus)
+    sizes = f"--tensor_parallel_size {job.vllm_gpus} --max_model_len {job.sequence_tokens}"
+    share = f"--gpu_memory_utilization {job.vllm_gpu_memory_utilization}"
+    return f"CUDA_VISIBLE_DEVICES={cards} trl vllm-serve --model {model} {sizes} {share}"
+
+
+def _cards(first: int, end: int) -> str:
+    return ",".join(map(str, range(first, end)))

@@ -5,7 +5,7 @@ keeps CUDA graphs, its context and buffers (RESIDUE, estimated) and gives the re
 """
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import Card
+from trl_ext.memory.cards import Card, Hardware
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape, kv_bytes_per_token, lm_params
 from trl_ext.memory.units import GIB, gib, in_gib
@@ -45,23 +45,49 @@ def vllm_cache_tokens(shape: ModelShape, card: Card, job: Job) -> int:
     return int(free * job.vllm_tensor_parallel_size / kv_bytes_per_token(shape))
 
 
-def check_vllm(shape: ModelShape, card: Card, job: Job, num_gpus: int) -> None:
+def check_vllm(shape: ModelShape, job: Job, hardware: Hardware) -> None:
     """Check that vLLM can start.
 
     Raises:
-        ConfigError: vLLM's share holds no completion beside its weights, or its groups do not divide the GPUs.
+        ConfigError: Its groups do not divide the GPUs of a machine, or its share holds no completion beside its
+            weights.
     """
-    if not job.use_vllm:
+    if not job.use_vllm or (job.vllm_mode == "server" and not job.vllm_gpus):
         return
-    group = job.vllm_tensor_parallel_size
-    if group < 1 or num_gpus % group:
-        raise ConfigError(f"vllm_tensor_parallel_size {group} does not divide {num_gpus} GPUs. Use a divisor.")
-    tokens = vllm_cache_tokens(shape, card, job)
+    check_group(shape, job, hardware)
+    tokens = vllm_cache_tokens(shape, hardware.card, job)
     if tokens < job.sequence_tokens:
-        share = job.vllm_gpu_memory_utilization
+        share, total = job.vllm_gpu_memory_utilization, hardware.card.total_gib
         raise ConfigError(
-            f"vLLM with vllm_gpu_memory_utilization {share} of {card.total_gib} GiB gets "
-            f"{gib(vllm_bytes(card, job)):.1f} GiB; its weights take {in_gib(vllm_weight_bytes(shape, job))}, which "
-            f"leaves {max(tokens, 0)} tokens of cache for completions of {job.sequence_tokens}. Raise the share or "
-            "vllm_tensor_parallel_size."
+            f"vLLM with vllm_gpu_memory_utilization {share} of {total} GiB gets "
+            f"{gib(vllm_bytes(hardware.card, job)):.1f} GiB; its weights take {in_gib(vllm_weight_bytes(shape, job))} "
+            f"over {job.vllm_tensor_parallel_size} GPUs, which leaves {max(tokens, 0)} tokens of cache for "
+            f"completions of {job.sequence_tokens}. Raise the share or vllm_tensor_parallel_size, or leave both out."
+        )
+
+
+def check_group(shape: ModelShape, job: Job, hardware: Hardware) -> None:
+    """Check the GPUs over which vLLM splits the model.
+
+    Raises:
+        ConfigError: They are more than a machine has, do not divide it or the model's heads, or are not those of the
+            server.
+    """
+    group, here = job.vllm_tensor_parallel_size, hardware.gpus_per_machine
+    if job.vllm_gpus and hardware.num_machines > 1:
+        raise ConfigError(
+            f"A vLLM server on {job.vllm_gpus} GPUs beside training over {hardware.num_machines} machines is not "
+            "planned. Plan one machine, or vllm_mode=colocate."
+        )
+    if job.vllm_gpus and group != job.vllm_gpus:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size is {group}, and the server has {job.vllm_gpus} GPUs, which hold one copy of "
+            f"the model. Leave it out, or set it to {job.vllm_gpus}."
+        )
+    if group < 1 or (not job.vllm_gpus and here % group):
+        raise ConfigError(f"vllm_tensor_parallel_size {group} does not divide a machine's {here} GPUs. Use a divisor.")
+    if shape.num_heads % group:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size {group} does not divide the {shape.num_heads} attention heads of "
+            f"{shape.name}. Use a divisor."
         )

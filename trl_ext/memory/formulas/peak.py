@@ -62,12 +62,13 @@ class Setup:
     @classmethod
     def of(cls, shape: ModelShape, job: Job, hardware: Hardware) -> "Setup":
         """The setup of a job with a model on a machine."""
-        return cls(shape, job, hardware, engines(shape, job, hardware.num_gpus), frozen_copies(shape, job))
+        num_gpus = job.training_gpus(hardware.num_gpus)
+        return cls(shape, job, hardware, engines(shape, job, num_gpus), frozen_copies(shape, job))
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the machine."""
-        return self.hardware.num_gpus
+        """GPUs that train: those of a vLLM server do not."""
+        return self.job.training_gpus(self.hardware.num_gpus)
 
 
 def plus(*parts: Terms) -> Terms:
@@ -85,7 +86,7 @@ def footprints(setup: Setup) -> Iterator[Footprint]:
     phases = {"update": _update, "step": _step}
     if job.generates:
         phases = {"generate": _generate, "score": _score, **phases}
-    if job.use_vllm:
+    if job.use_vllm:  # a server asks for no less than an awake vLLM here: the largest weight, gathered
         phases["weight_push"] = _weight_push
     for phase, places in phases.items():
         for what, terms in places(setup):
@@ -106,7 +107,7 @@ def resident(setup: Setup) -> Terms:
         terms = plus(terms, own)
     for copy in setup.copies:
         terms[f"{copy.role} weights"] = copy.bytes_per_gpu(job, setup.num_gpus)
-    if job.use_vllm:
+    if job.shares_with_vllm:
         awake = generation.vllm_bytes(setup.hardware.card, job)
         terms["vLLM"] = generation.RESIDUE_BYTES if job.vllm_enable_sleep_mode else awake
     return terms
@@ -120,7 +121,7 @@ Places = Iterator[tuple[str, Terms]]
 def _generate(setup: Setup) -> Places:
     shape, job, num_gpus = setup.shape, setup.job, setup.num_gpus
     if job.use_vllm:
-        yield "vLLM at work", {"vLLM": generation.vllm_bytes(setup.hardware.card, job)}
+        yield "vLLM at work", {"vLLM": generation.vllm_bytes(setup.hardware.card, job)} if job.shares_with_vllm else {}
         return
     if job.zero_stage == 3 and job.ds3_gather_for_generation:
         whole = 2.0 * lm_params(shape)
@@ -161,7 +162,7 @@ def _weight_push(setup: Setup) -> Places:
     else:
         pushed = largest if job.uses_lora else 0.0
     terms = {"gathered weights": pushed}
-    if job.vllm_enable_sleep_mode:
+    if job.shares_with_vllm and job.vllm_enable_sleep_mode:
         terms["vLLM"] = generation.vllm_weight_bytes(shape, job) + generation.RESIDUE_BYTES
     yield "weights on their way", terms
 
@@ -324,5 +325,5 @@ def slack_bytes(footprint: Footprint, job: Job) -> float:
 
 
 def usable_bytes(hardware: Hardware) -> float:
-    """Bytes that a card has for tensors."""
-    return hardware.card.usable_gib * GIB
+    """Bytes of a card that a plan may fill."""
+    return hardware.usable_gib * GIB

@@ -87,9 +87,9 @@ def communication_seconds(setup: Setup) -> float:
         copies = sum(copy.num_params * copy.value_bytes for copy in setup.copies)
         own = num_scoring_passes(job) * 2.0 * lm_params(setup.shape)
         sent += job.accumulation(num_gpus) * (copies + own)
-    link = setup.hardware.card.link
-    exposed = EXPOSED_NVLINK if link.is_fast and job.zero_stage == 3 else 1.0
-    return exposed * sent * (num_gpus - 1) / num_gpus / (link.gb_s * GB)
+    is_fast = setup.hardware.card.link.is_fast and setup.hardware.num_machines == 1
+    exposed = EXPOSED_NVLINK if is_fast and job.zero_stage == 3 else 1.0
+    return exposed * sent * (num_gpus - 1) / num_gpus / (setup.hardware.gb_s * GB)
 
 
 def _sent_bytes(setup: Setup, engine: Engine) -> float:
@@ -116,7 +116,7 @@ def offload_seconds(setup: Setup) -> float:
         micro_steps = job.num_backwards(setup.num_gpus)
         moved = 2.0 * trained / setup.num_gpus * (micro_steps + 1)
         moved += 4.0 * whole / setup.num_gpus * micro_steps if job.offload == "all" else 0.0
-        seconds = trained / CPU_ADAM_PARAMS_S
+        seconds = trained / setup.hardware.num_machines / CPU_ADAM_PARAMS_S
     if job.activation_offloading:
         moved += 2 * _tokens_per_gpu(setup) * checkpoint_bytes(setup.shape, job) * setup.shape.num_layers
     return seconds + moved / (setup.hardware.card.link.host_gb_s * GB)
@@ -126,13 +126,15 @@ def generation_seconds(setup: Setup) -> float:
     """Seconds in which one GPU, or a group of GPUs with vLLM, generates its completions of an optimizer step.
 
     Weights and cache are read for every token. transformers' generate launches every layer besides; vLLM generates as
-    many completions at once as its cache holds.
+    many completions at once as its cache holds. A server generates all of them, while training waits; elsewhere its
+    time is not known.
     """
     shape, job, card = setup.shape, setup.job, setup.hardware.card
-    if not job.generates:
+    is_server = job.vllm_mode == "server"
+    if not job.generates or (is_server and not job.vllm_gpus):
         return 0.0
     group = job.vllm_tensor_parallel_size if job.use_vllm else 1
-    wanted = job.global_batch / setup.num_gpus * group
+    wanted = job.global_batch if is_server else job.global_batch / setup.num_gpus * group
     if job.use_vllm:
         at_once = min(wanted, max(vllm_cache_tokens(shape, card, job) / job.sequence_tokens, 1.0))
     else:
@@ -144,5 +146,5 @@ def generation_seconds(setup: Setup) -> float:
     else:
         token_s = max(token_s, shape.num_layers * EAGER_LAYER_S)
         if job.zero_stage == 3 and not job.ds3_gather_for_generation:
-            token_s += 2.0 * lm_params(shape) / (card.link.gb_s * GB)
+            token_s += 2.0 * lm_params(shape) / (setup.hardware.gb_s * GB)
     return wanted / at_once * job.max_completion_length * token_s

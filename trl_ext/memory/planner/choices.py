@@ -7,16 +7,15 @@ the user gave is never changed.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.formulas.generation import WORKSPACE_BYTES, vllm_cache_tokens, vllm_weight_bytes
-from trl_ext.memory.formulas.peak import slack_share, usable_bytes
+from trl_ext.memory.formulas.peak import Setup, slack_share, usable_bytes
+from trl_ext.memory.formulas.times import generation_seconds, step_seconds
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import kv_bytes_per_token
-from trl_ext.memory.planner.search import Search
+from trl_ext.memory.planner.search import FULL_ENOUGH, Search
 from trl_ext.memory.units import GIB
 
 # None of these changes the optimisation.
@@ -30,12 +29,11 @@ ON_ONE_GPU = ((0, "none"), (2, "optimizer"), (3, "all"))
 # Which layers are checkpointed, and whether checkpoints wait in host memory.
 CHECKPOINTING = ((0, False), (4, False), (2, False), (1, False), (1, True))
 LARGEST_MICRO_BATCH = 64
-FULL_ENOUGH = 0.9  # vLLM's largest share of a card
 
 
 def techniques(search: Search) -> Iterator[Job]:
     """The job under every ZeRO stage and offload that the user leaves open and that can work."""
-    for zero_stage, offload in TECHNIQUES if search.hardware.num_gpus > 1 else ON_ONE_GPU:
+    for zero_stage, offload in TECHNIQUES if search.num_gpus > 1 else ON_ONE_GPU:
         if zero_stage not in search.choices("zero_stage", (zero_stage,)):
             continue
         if offload not in search.choices("offload", (offload,)):
@@ -55,7 +53,7 @@ def micro_batches(search: Search) -> list[int]:
     """Micro-batches that divide the global batch, ascending."""
     if not search.may("per_device_train_batch_size"):
         return [search.job.per_device_train_batch_size]
-    per_gpu = search.job.global_batch // search.hardware.num_gpus
+    per_gpu = search.job.global_batch // search.num_gpus
     return [size for size in range(1, min(per_gpu, LARGEST_MICRO_BATCH) + 1) if per_gpu % size == 0]
 
 
@@ -86,20 +84,39 @@ def most_frugal(search: Search, technique: Job) -> list[Job]:
     return [frugal]
 
 
-def fitting(search: Search, technique: Job) -> list[Estimate]:
-    """One estimate for each choice of checkpointing, with the largest micro-batch that fits; empty if nothing fits."""
-    frugal = next((job for job in most_frugal(search, technique) if fitted(search, job)), None)
-    if frugal is None:
-        return []
+def fastest(search: Search, technique: Job) -> Estimate | None:
+    """The fastest job of a technique that fits; None if nothing does.
 
-    def attempt(job: Job, size: int) -> Estimate | None:
-        return fitted(search, replace(job, per_device_train_batch_size=size))
-
+    Every choice of checkpointing and micro-batch is looked at, with the time that it would take if vLLM had all it
+    wants, or if all completions were generated at once: the promising ones first, and none that cannot be the fastest.
+    """
+    sizes, frugal = micro_batches(search), most_frugal(search, technique)[0]
+    # One micro-batch alone has no gradients of earlier ones beside it; else the smallest needs least.
+    if not any(fitted(search, replace(frugal, per_device_train_batch_size=size)) for size in {sizes[0], sizes[-1]}):
+        return None
+    ideal = technique
+    if ideal.shares_with_vllm and search.may("vllm_gpu_memory_utilization"):
+        ideal = replace(ideal, vllm_gpu_memory_utilization=FULL_ENOUGH)
+    ideal = min(_over_groups(search, ideal), key=lambda job: _generation_s(search, job))
     jobs = [
-        replace(frugal, checkpoint_every=every, activation_offloading=offloads)
+        replace(ideal, checkpoint_every=every, activation_offloading=offloads, per_device_train_batch_size=size)
         for every, offloads in checkpointing(search)
+        for size in sizes
     ]
-    return [found for job in jobs if (found := largest_that(micro_batches(search), partial(attempt, job)))]
+    at_best = [sum(step_seconds(Setup.of(search.shape, job, search.hardware)).values()) for job in jobs]
+    best: Estimate | None = None
+    for least_s, job in sorted(zip(at_best, jobs, strict=True), key=lambda pair: pair[0]):
+        if best is not None and least_s >= best.step_s:
+            break
+        found = fitted(search, job)
+        if found and (best is None or found.step_s < best.step_s):
+            best = found
+    return best
+
+
+def _generation_s(search: Search, job: Job) -> float:
+    """Seconds of generation in a step, which with vLLM hang on nothing that is trained."""
+    return generation_seconds(Setup(search.shape, job, search.hardware, (), ()))
 
 
 def largest_that(ascending: list[int], attempt: Callable[[int], Estimate | None]) -> Estimate | None:
@@ -116,10 +133,20 @@ def largest_that(ascending: list[int], attempt: Callable[[int], Estimate | None]
 
 
 def fitted(search: Search, job: Job) -> Estimate | None:
-    """The job's estimate if it fits, with vLLM's share or the number of completions at once chosen; else None."""
-    if job.use_vllm:
-        tried = [search.estimate(choice) for choice in vllm_choices(search, job)]
-        return min((one for one in tried if one.fits), key=lambda one: one.step_s, default=None)
+    """The job's fastest estimate that fits, with vLLM's group, share and sleep or the number of completions at once
+    chosen, and whether ZeRO-3's weights are gathered for them; None if none fits."""
+    if job.shares_with_vllm:
+        return next((one for one in map(search.estimate, vllm_choices(search, job)) if one.fits), None)
+    if job.zero_stage != 3 or job.use_vllm or not job.generates:
+        return _with_fewer(search, job)
+    # Without gathering, every token of every completion gathers all weights.
+    gathers = search.choices("ds3_gather_for_generation", (True, False))
+    found = [_with_fewer(search, replace(job, ds3_gather_for_generation=one)) for one in gathers]
+    return min(filter(None, found), key=lambda one: one.step_s, default=None)
+
+
+def _with_fewer(search: Search, job: Job) -> Estimate | None:
+    """The job's estimate if it fits, or with as many completions at once as fit; else None."""
     estimate = search.estimate(job)
     if estimate.fits:
         return estimate
@@ -132,37 +159,50 @@ def fitted(search: Search, job: Job) -> Estimate | None:
 
 def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
     """Fewer completions generated at once, in whole groups; the same policy generates them all."""
-    num_gpus, group = search.hardware.num_gpus, job.num_generations
+    num_gpus, group = search.num_gpus, job.num_generations
     steps = job.accumulation(num_gpus) if job.trainer == "grpo" else 0  # PPO generates what it updates on, at once
     for fewer in range(steps - 1, 0, -1):
         if steps % fewer == 0 and job.per_device_train_batch_size * num_gpus * fewer % group == 0:
             yield replace(job, steps_per_generation=fewer)
 
 
-def vllm_choices(search: Search, job: Job) -> Iterator[Job]:
-    """vLLM awake and asleep while training, each over the fewest GPUs with which it can start in what is left."""
-    num_gpus, heads = search.hardware.num_gpus, search.shape.num_kv_heads
-    possible = tuple(size for size in (1, 2, 4, 8) if num_gpus % size == 0 and heads % size == 0)
+def vllm_choices(search: Search, job: Job) -> list[Job]:
+    """vLLM awake and asleep while training, over every group of GPUs with which it can start in what is left; the
+    fastest first, and of equal ones the smaller group, awake."""
+    found = []
     for sleeps in search.choices("vllm_enable_sleep_mode", (False, True)):
         choice = replace(job, vllm_enable_sleep_mode=sleeps)
         held = search.estimate(replace(choice, vllm_gpu_memory_utilization=0.01)).worst
         phases = ["generate"] if sleeps else list(held)  # in which vLLM holds its share
         others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
         left = usable_bytes(search.hardware) - others * (1 + slack_share(choice))
-        sizes = search.choices("vllm_tensor_parallel_size", possible)
-        yield from islice(filter(None, (_over_gpus(search, choice, size, left) for size in sizes)), 1)
+        found += [_with_share(search, one, left) for one in _over_groups(search, choice)]
+    starts = [one for one in found if _starts(search, one)]
+    return sorted(starts, key=lambda one: (_generation_s(search, one), one.vllm_tensor_parallel_size))
 
 
-def _over_gpus(search: Search, job: Job, size: int, left: float) -> Job | None:
-    """vLLM over groups of `size` GPUs, with the share that is left but no more than all completions need; None if it
-    cannot start."""
-    choice = replace(job, vllm_tensor_parallel_size=size)
-    if search.may("vllm_gpu_memory_utilization"):
-        # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
-        wanted = job.global_batch / search.hardware.num_gpus * job.sequence_tokens * kv_bytes_per_token(search.shape)
-        needed = vllm_weight_bytes(search.shape, choice) + WORKSPACE_BYTES + wanted
-        share = min(left, 1.1 * needed) / (search.hardware.card.total_gib * GIB)
-        rounded = int(min(max(share, 0.01), FULL_ENOUGH) * 100) / 100
-        choice = replace(choice, vllm_gpu_memory_utilization=rounded)
-    starts = vllm_cache_tokens(search.shape, search.hardware.card, choice) >= choice.sequence_tokens
-    return choice if starts else None
+def _over_groups(search: Search, job: Job) -> list[Job]:
+    """vLLM over every group of GPUs that a machine divides into; the job itself where there is nothing to choose."""
+    here, heads = search.hardware.gpus_per_machine, search.shape.num_kv_heads
+    possible = tuple(size for size in (1, 2, 4, 8) if here % size == 0 and heads % size == 0)
+    if not job.shares_with_vllm:
+        return [job]
+    return [
+        replace(job, vllm_tensor_parallel_size=size) for size in search.choices("vllm_tensor_parallel_size", possible)
+    ]
+
+
+def _with_share(search: Search, job: Job, left: float) -> Job:
+    """vLLM with the share of a card that is left, but no more than all completions need."""
+    if not search.may("vllm_gpu_memory_utilization"):
+        return job
+    # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
+    wanted = job.global_batch / search.num_gpus * job.sequence_tokens * kv_bytes_per_token(search.shape)
+    needed = vllm_weight_bytes(search.shape, job) + WORKSPACE_BYTES + wanted
+    share = min(left, 1.1 * needed) / (search.hardware.card.total_gib * GIB)
+    return replace(job, vllm_gpu_memory_utilization=int(min(max(share, 0.01), FULL_ENOUGH) * 100) / 100)
+
+
+def _starts(search: Search, job: Job) -> bool:
+    """True if vLLM's share holds at least one completion beside its weights."""
+    return vllm_cache_tokens(search.shape, search.hardware.card, job) >= job.sequence_tokens

@@ -16,7 +16,7 @@ def technique(job: Job) -> str:
 
 
 def label(job: Job, num_gpus: int) -> str:
-    """A plan in a line: "ZeRO-2, LoRA r=16, micro-batch 4 x 2, checkpointing"."""
+    """A plan in a line, over the GPUs that train: "ZeRO-2, LoRA r=16, micro-batch 4 x 2, checkpointing"."""
     every = {0: "no checkpointing", 1: "checkpointing", 2: "every 2nd layer checkpointed"}.get(
         job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
     )
@@ -24,3 +24,11 @@ def label(job: Job, num_gpus: int) -> str:
     batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"
     name = technique(job) if num_gpus > 1 or job.zero_stage else technique(job).replace("DDP", "one GPU")
     return f"{name}, {batch}, {every}"
+
+
+def vllm_label(job: Job) -> str:
+    """Where vLLM runs, "vLLM over 2 GPUs"; "" without it, or on each GPU alone."""
+    group = job.vllm_tensor_parallel_size
+    if job.vllm_gpus:
+        return f"vLLM server on {job.vllm_gpus} more"
+    return f"vLLM over {group} GPUs" if job.shares_with_vllm and group > 1 else ""

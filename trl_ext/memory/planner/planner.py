@@ -3,15 +3,17 @@
 Contract: a plan keeps what the user set, the global batch and everything else that the optimisation sees. Only an
 opt-in in `allow` lets it train adapters (lora), train them on 4 bits (qlora), keep Adam's state in 8 bits (adam8bit),
 shorten sequences (shorter) or generate fewer completions a prompt (fewer).
+
+The clock is that of `formulas.times`: the first plan is the fastest of all, or within 5 % of it and simpler.
 """
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import Hardware, parse_gpus
+from trl_ext.memory.cards import Hardware, parse_gpus, parse_headroom
 from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.formulas.generation import vllm_weight_bytes
 from trl_ext.memory.job import Job, changed
@@ -20,10 +22,11 @@ from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
 from trl_ext.memory.planner.labels import label, technique
 from trl_ext.memory.planner.search import Search, make_search, opt_ins_of, ppo_defaults, unalias, unaliased
+from trl_ext.memory.run.alternatives import WayOut, faster_ways, other_questions
 from trl_ext.memory.units import in_gib
 
 NUM_PLANS = 5
-WORTH_AN_OPT_IN = 2.0  # an opt-in is mentioned beside plans that fit if it is so many times faster
+NUM_WAYS_OUT = 5
 SHORTEST = 64  # tokens
 ALIKE = 0.05  # plans that differ by less are the same to a user
 
@@ -46,7 +49,7 @@ class Plan:
 
     @property
     def label(self) -> str:
-        return label(self.job, self.estimate.hardware.num_gpus)
+        return label(self.job, self.estimate.num_gpus)
 
     def what_if(self, **changes: Any) -> Estimate:
         """The estimate with other settings, everything else as planned; it need not fit.
@@ -89,33 +92,48 @@ class Plans:
         allow: Opt-ins of the user.
         plans: Those that fit, fastest first.
         refused: Techniques that do not fit.
-        with_opt_in: By opt-in, the best plan if it were allowed as well; only where that changes much.
     """
 
     search: Search
     allow: frozenset[str]
     plans: tuple[Plan, ...]
     refused: tuple[Refusal, ...]
-    with_opt_in: Mapping[str, Plan] = field(default_factory=dict)
 
     @property
     def reasons(self) -> str:
         """Why the first three techniques do not fit, in sentences."""
         return " ".join(f"{refusal.reason.rstrip('.')}." for refusal in self.refused[:3])
 
+    def ways_out(self) -> list[tuple[WayOut, Plan]]:
+        """Changes of the question, and the best plan with each: where nothing fits the cheapest with which something
+        does, else those that make steps much faster, and vLLM."""
+        if self.plans:
+            best_s = self.plans[0].estimate.step_s
+            found = _answered(faster_ways(self.search, self.allow))
+            return [(change, one) for change, one in found if one.estimate.step_s * change.worth <= best_s]
+        changes = [one for one in other_questions(self.search, self.allow) if _may_fit(one)]
+        if not changes:  # of two changes the first is another method: what costs least beside more cards
+            methods = [one for one in other_questions(self.search, self.allow) if one.is_method]
+            pairs = (first.then(second) for first in methods for second in other_questions(first.search, first.allow))
+            changes = [one for one in pairs if not one.is_method and _may_fit(one)]
+        return list(_answered(changes[:NUM_WAYS_OUT]))
+
     @property
     def advice(self) -> tuple[str, ...]:
-        """Sentences that say what each single opt-in more would give."""
-        return self.advice_for("--allow ")
+        """Sentences that say what another question would give, after the option of `trl-ext plan` that asks it."""
+        return tuple(f"{change.option}: {self._gain(plan)}." for change, plan in self.ways_out())
 
-    def advice_for(self, option: str) -> tuple[str, ...]:
-        """Sentences that say what each single opt-in more would give, after the option with which it is given."""
-        sentences = []
-        for name, one in self.with_opt_in.items():
-            lengths = f", {one.job.sequence_tokens} tokens a sequence" if name == "shorter" else ""
-            gain = f"{one.estimate.peak_gib:.1f} GiB, about {one.estimate.step_s:.0f} s a step{lengths}"
-            sentences.append(f"{option}{name}: {gain}.")
-        return tuple(sentences)
+    @property
+    def advice_for_run(self) -> tuple[str, ...]:
+        """Sentences that say what other settings of a run would give, those that it can have."""
+        return tuple(f"{change.key}: {self._gain(plan)}." for change, plan in self.ways_out() if change.key)
+
+    def _gain(self, plan: Plan) -> str:
+        now, then = self.search.job, plan.job
+        lengths = f", {then.sequence_tokens} tokens a sequence" if then.sequence_tokens != now.sequence_tokens else ""
+        fewer = f", {then.num_generations} completions a prompt" if then.num_generations != now.num_generations else ""
+        before = f" instead of {self.plans[0].estimate.step_s:.0f}" if self.plans else ""
+        return f"{plan.estimate.peak_gib:.1f} GiB, about {plan.estimate.step_s:.0f} s a step{before}{lengths}{fewer}"
 
     @property
     def best(self) -> Plan:
@@ -139,7 +157,7 @@ class Plans:
             "max_length": max_positions,
             "max_prompt_length": max_positions - job.max_completion_length,
             "max_completion_length": max_positions - job.max_prompt_length,
-            "per_device_train_batch_size": job.global_batch // self.search.hardware.num_gpus,
+            "per_device_train_batch_size": job.global_batch // self.search.num_gpus,
             "lora_r": 1024,
         }
         name = unalias(name)
@@ -158,6 +176,7 @@ def plan(
     gpus: str | Hardware,
     *,
     allow: Iterable[str] = (),
+    headroom: str | float | None = None,
     **settings: Any,
 ) -> Plans:
     """Settings for a job that fit the cards, by formulas: in under a second, without weights and without torch.
@@ -165,7 +184,8 @@ def plan(
     Args:
         trainer: "reward", "grpo" or "ppo".
         model: See `find_shape`.
-        gpus: "4xA40-48GB", or a `Hardware`.
+        gpus: "4xA40-48GB", "2x8xH100-80GB" for two machines, or a `Hardware`.
+        headroom: Share of a card that stays free, 0.05 or "5%"; None for that of the hardware, which is 5 %.
         allow: Of "lora", "qlora", "adam8bit", "shorter", "fewer".
         settings: Fields of `Job`; they stay as they are. `gradient_accumulation_steps` fixes the global batch.
 
@@ -173,6 +193,8 @@ def plan(
         ConfigError: An unknown card, model, setting or opt-in, or settings that contradict each other.
     """
     hardware = parse_gpus(gpus) if isinstance(gpus, str) else gpus
+    if headroom is not None:
+        hardware = replace(hardware, headroom_frac=parse_headroom(headroom))
     shape, opt_ins = find_shape(model), opt_ins_of(allow)
     return plans_of(make_search(trainer, shape, hardware, settings), opt_ins)
 
@@ -182,33 +204,40 @@ def plan(
 
 def plans_of(search: Search, allow: frozenset[str]) -> Plans:
     """Everything that the planner finds."""
-    plans, refused = _plans_and_refusals(search, allow)
-    return Plans(search, allow, plans, refused, dict(_with_opt_in(search, allow, plans)))
+    return Plans(search, allow, *_plans_and_refusals(search, allow))
 
 
 def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Plan, ...], tuple[Refusal, ...]]:
     plans: list[Plan] = []
     refused: list[Refusal] = []
     for variant, opt_ins in variants(search, allow):
-        fits_whole = False
+        below_s: float | None = None  # of the fastest below ZeRO-3
         for technique_job in choices.techniques(variant):
-            if technique_job.uses_lora and technique_job.zero_stage == 3 and fits_whole:
-                continue  # it would gather the frozen base in every micro-batch, and all of it to merge adapters
-            found = choices.fitting(variant, technique_job)
+            found = choices.fastest(variant, technique_job)
+            if found and found.job.zero_stage < 3:
+                below_s = min(found.step_s, below_s or found.step_s)
+            if found and found.job.uses_lora and found.job.zero_stage == 3 and below_s is not None:
+                if found.step_s * (1 + ALIKE) >= below_s:
+                    continue  # it gathers the frozen base in every micro-batch, and all of it to merge adapters
             if found:
-                plans.append(Plan(min(found, key=lambda one: one.step_s), opt_ins))
-                fits_whole = True
+                plans.append(Plan(found, opt_ins))
             else:
                 jobs = choices.most_frugal(variant, technique_job)
-                if variant.job.use_vllm:  # in the ways in which vLLM can start, if there are any
-                    jobs = [job for one in jobs for job in list(choices.vllm_choices(variant, one)) or [one]]
+                if variant.job.shares_with_vllm:  # in the ways in which vLLM can start, if there are any
+                    jobs = [job for one in jobs for job in choices.vllm_choices(variant, one) or [one]]
                 refused.append(Refusal(min(map(variant.estimate, jobs), key=lambda one: one.need_bytes)))
     if not plans and allow & {"shorter", "fewer"}:
         plans = list(_smaller(search, allow))
-    plans.sort(key=lambda one: one.estimate.step_s)
-    worthwhile = [one for one in plans if not any(_beats(other, one) for other in plans if other is not one)]
-    # Plans that are alike by a little each may beat one another in a circle, as a tiny model's do.
-    return tuple((worthwhile or plans)[:NUM_PLANS]), tuple(refused)
+    return _worthwhile(plans), tuple(refused)
+
+
+def _worthwhile(plans: list[Plan]) -> tuple[Plan, ...]:
+    """The plans that somebody may want, fastest first."""
+    plans = sorted(plans, key=lambda one: one.estimate.step_s)
+    kept = [one for one in plans if not any(_beats(other, one) for other in plans if other is not one)]
+    if plans and not (kept and kept[0].estimate.step_s <= plans[0].estimate.step_s * (1 + ALIKE)):
+        kept.insert(0, plans[0])  # what beat it was itself beaten, by something slower yet or in a circle
+    return tuple(kept[:NUM_PLANS])
 
 
 def _beats(one: Plan, other: Plan) -> bool:
@@ -228,7 +257,13 @@ def _complexity(job: Job) -> tuple[int, bool, int]:
 
 
 def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
-    """The search with the user's own method, then with each opt-in that changes method or optimizer."""
+    """The search with every size of a vLLM server and the user's own method, then with each opt-in that changes method
+    or optimizer."""
+    for placed in search.placed():
+        yield from _methods(placed, allow)
+
+
+def _methods(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
     yield search, ()
     on_card = search.job.offload == "none"  # 8-bit Adam has no version for host memory
     if "adam8bit" in allow and search.may("optim") and search.job.method == "full" and on_card:
@@ -264,15 +299,20 @@ def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:
             return
 
 
-def _with_opt_in(search: Search, allow: frozenset[str], plans: tuple[Plan, ...]) -> Iterator[tuple[str, Plan]]:
-    """The best plan with each opt-in more: with every one if nothing fits, else with LoRA if it is much faster."""
-    for name in ("lora",) if plans else ("lora", "qlora", "adam8bit", "shorter"):
-        if name in allow or (name != "shorter" and search.job.method != "full"):
-            continue
-        found, _ = _plans_and_refusals(search, allow | {name})
-        best = next((one for one in found if name in one.opt_ins), None)
-        if best and (not plans or best.estimate.step_s * WORTH_AN_OPT_IN < plans[0].estimate.step_s):
-            yield name, best
+def _answered(changes: Iterable[WayOut]) -> Iterator[tuple[WayOut, Plan]]:
+    """Changes with which something fits, and the best plan that needs them."""
+    for change in changes:
+        found, _ = _plans_and_refusals(change.search, change.allow)
+        best = next((one for one in found if change.opt_in in ("", *one.opt_ins)), None)
+        if best:
+            yield change, best
+
+
+def _may_fit(change: WayOut) -> bool:
+    """True if something fits with the change, by a quick look."""
+    if change.opt_in in ("shorter", "fewer"):
+        return True
+    return _any_fits(change.search, {}, change.allow) is not None
 
 
 def _any_fits(search: Search, setting: dict[str, int], allow: frozenset[str]) -> Estimate | None:

@@ -1,18 +1,20 @@
 """The planner's search: a job on a machine, the settings that stay, and the opt-ins of the user."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate, quick_estimate
-from trl_ext.memory.formulas.generation import check_vllm
+from trl_ext.memory.formulas.generation import check_group, check_vllm
 from trl_ext.memory.job import Job, changed, check_batch, check_model
 from trl_ext.memory.models.shapes import ModelShape
 
 ALLOW = ("lora", "qlora", "adam8bit", "shorter", "fewer")
+SERVER_SIZES = (1, 2, 4, 8)  # GPUs of a vLLM server
+FULL_ENOUGH = 0.9  # vLLM's largest share of a card, and a server's by default
 _ALIASES = {"zero": "zero_stage", "micro_batch": "per_device_train_batch_size", "vllm": "use_vllm"}
 
 
@@ -32,6 +34,11 @@ class Search:
     shape: ModelShape
     hardware: Hardware
 
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that train."""
+        return self.job.training_gpus(self.hardware.num_gpus)
+
     def estimate(self, job: Job) -> Estimate:
         """Estimate a job whose settings are known to go together."""
         return quick_estimate(job, self.shape, self.hardware)
@@ -44,6 +51,28 @@ class Search:
         """The values to try: all of `free`, or only the given one."""
         return free if self.may(name) else (getattr(self.job, name),)
 
+    def placed(self) -> list["Search"]:
+        """The search with every number of GPUs that a vLLM server can have, itself where there is nothing to choose.
+
+        Raises:
+            ConfigError: None can be, with the reason of the last one tried.
+        """
+        if self.job.vllm_mode != "server" or not self.may("vllm_gpus"):
+            return [self]
+        found, reason = [], ConfigError(f"A vLLM server beside training needs two GPUs. {self.hardware} has one.")
+        for size in (size for size in SERVER_SIZES if size < self.hardware.num_gpus):
+            job = _with_server(self.job, size)
+            try:
+                check_batch(job, self.hardware.num_gpus)
+                check_vllm(self.shape, job, self.hardware)
+            except ConfigError as error:
+                reason = error
+            else:
+                found.append(replace(self, job=job, given=self.given | {"vllm_gpus"}))
+        if not found:
+            raise reason
+        return found
+
     def check(self) -> None:
         """Check the settings as far as they are given.
 
@@ -51,9 +80,28 @@ class Search:
             ConfigError: They do not go with the model or the number of GPUs, or vLLM cannot start with them.
         """
         check_model(self.job, self.shape)
-        check_batch(self.job, self.hardware.num_gpus)
-        if not self.may("vllm_gpu_memory_utilization"):
-            check_vllm(self.shape, self.hardware.card, self.job, self.hardware.num_gpus)
+        for one in self.placed():
+            check_batch(one.job, one.hardware.num_gpus)
+        if not self.job.shares_with_vllm:
+            if not self.may("vllm_gpus"):
+                check_vllm(self.shape, self.job, self.hardware)
+        elif not self.may("vllm_tensor_parallel_size"):
+            check_group(self.shape, self.job, self.hardware)
+        if self.job.shares_with_vllm and not self.may("vllm_gpu_memory_utilization"):
+            self._check_share()
+
+    def _check_share(self) -> None:
+        """Check that vLLM can start with the given share over the given group, or over the largest one."""
+        here, heads = self.hardware.gpus_per_machine, self.shape.num_heads
+        possible = tuple(size for size in SERVER_SIZES if here % size == 0 and heads % size == 0)
+        sizes = self.choices("vllm_tensor_parallel_size", possible)
+        check_vllm(self.shape, replace(self.job, vllm_tensor_parallel_size=max(sizes)), self.hardware)
+
+
+def _with_server(job: Job, size: int) -> Job:
+    """The job with a vLLM server of its own GPUs, which hold one copy of the model."""
+    server = replace(job, use_vllm=True, vllm_mode="server", vllm_gpus=size, vllm_tensor_parallel_size=size)
+    return replace(server, vllm_gpu_memory_utilization=FULL_ENOUGH)
 
 
 def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
@@ -62,10 +110,10 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     Raises:
         ConfigError: A setting is unknown, or the settings cannot work.
     """
-    settings = unaliased(settings)
+    settings = _of_server(unaliased(settings))
     if trainer == "ppo" and settings.get("steps_per_generation"):
         raise ConfigError("steps_per_generation is GRPO's: PPO generates at once what it updates on. Leave it out.")
-    settings["global_batch"] = _global_batch(settings, hardware.num_gpus)
+    settings["global_batch"] = _global_batch(settings, hardware.num_gpus - int(settings.get("vllm_gpus", 0)))
     settings.pop("gradient_accumulation_steps", None)
     given = frozenset(settings)
     if "adapter" in (settings.get("critic"), settings.get("reward_model")):
@@ -76,6 +124,17 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)
     search.check()
     return search
+
+
+def _of_server(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with what follows from vllm_mode or vllm_gpus: who asks for a server asks for vLLM."""
+    if settings.get("vllm_gpus"):
+        settings.setdefault("vllm_mode", "server")
+        settings.setdefault("vllm_tensor_parallel_size", settings["vllm_gpus"])
+    if settings.get("vllm_mode") == "server":
+        settings.setdefault("use_vllm", True)
+        settings.setdefault("vllm_gpu_memory_utilization", FULL_ENOUGH)
+    return settings
 
 
 def unalias(name: str) -> str:

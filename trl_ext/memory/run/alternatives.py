@@ -1,22 +1,29 @@
-"""Alternatives to a run that does not fit: single changes, cheapest first, and the next ZeRO stage or offload.
+"""Alternatives to a run, or to a question of the planner, that does not fit.
 
-All GiB are estimated, by the planner's formulas: the difference that a setting makes is told as such, for the estimate
-of the run itself may be what was wrong. Whole plans come from the planner: `Run.plans`.
+Of a run: single changes that the optimisation does not see, cheapest first, and the next ZeRO stage or offload. All
+GiB are estimated, by the planner's formulas: the difference that a setting makes is told as such, for the estimate of
+the run itself may be what was wrong. Of a question: the same over all settings, in the order of what they cost the
+user; the planner answers it.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.peak import slack_bytes
-from trl_ext.memory.job import Job
-from trl_ext.memory.planner.choices import CHECKPOINTING, TECHNIQUES, fewer_at_once, most_frugal, techniques
-from trl_ext.memory.planner.search import Search
+from trl_ext.memory.job import Job, changed, check_batch
+from trl_ext.memory.planner.choices import CHECKPOINTING, FREE, TECHNIQUES, fewer_at_once, most_frugal, techniques
+from trl_ext.memory.planner.search import Search, ppo_defaults
 from trl_ext.memory.units import gib
 
 NUM_ALTERNATIVES = 3
 WORTH_GIB = 0.1  # a setting that saves less is none
+WORTH_AN_OPT_IN = 2.0  # adapters are mentioned beside plans that fit if they are so many times faster
+WORTH_A_SERVER = 1.25  # a server, which is started apart, beside vLLM on the training GPUs
+LARGEST_MACHINE = 8  # cards
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +106,16 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
     if not job.expandable_segments:
         written = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
         yield "allocator", written, replace(job, expandable_segments=True)
-    yield from _smaller_forwards(job, search.hardware.num_gpus)
+    yield from _smaller_forwards(job, search.num_gpus)
     for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
         if not (offloads and job.generates):
             written = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
             written += ", every layer" if job.checkpoint_every > 1 else ""
             yield "checkpointing", written, replace(job, checkpoint_every=every, activation_offloading=offloads)
-    if job.use_vllm:
+    if job.shares_with_vllm:
         if not job.vllm_enable_sleep_mode:
             yield "vllm", "vllm_enable_sleep_mode=True", replace(job, vllm_enable_sleep_mode=True)
-    elif job.generates:
+    elif job.generates and not job.use_vllm:
         for one in fewer_at_once(search, job):
             yield "generated at once", f"steps_per_generation={one.steps_per_generation}", one
     for one in _later_stages(search):
@@ -133,3 +140,124 @@ def _later_stages(search: Search) -> list[Job]:
     here = (search.job.zero_stage, search.job.offload)
     place = TECHNIQUES.index(here) if here in TECHNIQUES else len(TECHNIQUES)
     return [one for one in techniques(search) if TECHNIQUES.index((one.zero_stage, one.offload)) > place]
+
+
+# Other questions ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    """One setting of the planner's question, changed.
+
+    Args:
+        option: As `trl-ext plan` takes it: "--allow lora".
+        search, allow: The question then.
+        key: As a run takes it: "memory_allow=lora"; "" for what a run cannot change.
+        opt_in: The opt-in that it gives, "" for another setting.
+        is_method: True if it trains other weights.
+        worth: How many times faster it must be to be mentioned beside plans that fit.
+    """
+
+    option: str
+    search: Search
+    allow: frozenset[str]
+    key: str = ""
+    opt_in: str = ""
+    is_method: bool = False
+    worth: float = 1.0
+
+    def then(self, other: "WayOut") -> "WayOut":
+        """This change and another one of the question that it leaves."""
+        return replace(other, option=f"{self.option} {other.option}", key="", opt_in=self.opt_in or other.opt_in)
+
+
+def other_questions(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+    """Every single change of a question that may make something fit: first what the optimisation does not see, then
+    the method, Adam in 8 bits, less at once, and more cards."""
+    for name in sorted(FREE & search.given - {"per_device_train_batch_size", "vllm_gpu_memory_utilization"}):
+        yield WayOut(f"without --{name}", replace(search, given=search.given - {name}), allow)
+    yield from _other_vllm(search, allow)
+    yield from _other_methods(search, allow)
+    if search.job.method == "full" and search.may("optim") and "adam8bit" not in allow:
+        yield _allowed(search, allow, "adam8bit")
+    for name in ("shorter", "fewer") if search.job.trainer == "grpo" else ("shorter",):
+        if name not in allow:
+            yield _allowed(search, allow, name)
+    yield from _more_cards(search, allow)
+
+
+def faster_ways(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+    """Changes of a question that has an answer: vLLM where there is none, a server for it, adapters."""
+    if search.job.generates and search.may("use_vllm"):
+        yield from _changed(search, allow, "--use_vllm", "", use_vllm=True)
+    elif search.job.shares_with_vllm and search.may("vllm_mode"):
+        yield from (replace(one, worth=WORTH_A_SERVER) for one in _other_vllm(search, allow) if "server" in one.option)
+    for one in _other_methods(search, allow):
+        if one.opt_in == "lora":
+            yield replace(one, worth=WORTH_AN_OPT_IN)
+
+
+def _other_vllm(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+    """No vLLM, or the other of its two modes."""
+    job = search.job
+    if not job.use_vllm:
+        return
+    none = {"use_vllm": False, "vllm_mode": "colocate", "vllm_gpus": 0}
+    yield from _changed(search, allow, "without --use_vllm", "use_vllm=False", **none)
+    given = search.given - {"vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "vllm_gpus"}
+    free = replace(search, given=given)
+    if job.vllm_mode == "server":
+        yield from _changed(free, allow, "--vllm_mode colocate", "", vllm_mode="colocate", vllm_gpus=0)
+    elif search.hardware.num_machines == 1:
+        yield from _changed(free, allow, "--vllm_mode server", "", vllm_mode="server")
+
+
+def _other_methods(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+    """Adapters, and adapters on a 4-bit base, also if the user gave another method."""
+    job = search.job
+    for name in ("lora", "qlora")[("full", "lora", "qlora").index(job.method) :]:
+        if name in allow:
+            continue
+        if job.method == "full" and search.may("method"):
+            yield _allowed(search, allow, name)
+            continue
+        freed = search.given - {"critic", "reward_model"} if job.method == "full" else search.given
+        settings = {**ppo_defaults(job.trainer, name, freed), "method": name}
+        if name == "qlora" and job.zero_stage == 3:
+            settings |= {"zero_stage": 2, "offload": "none"}
+            search = replace(search, given=search.given - {"zero_stage", "offload"})
+        key = "load_in_4bit=True" if job.method == "lora" else ""
+        for one in _changed(search, allow, f"--method {name}", key, **settings):
+            yield replace(one, is_method=True)
+
+
+def _allowed(search: Search, allow: frozenset[str], name: str) -> WayOut:
+    return WayOut(
+        f"--allow {name}", search, allow | {name}, f"memory_allow={name}", name, is_method=name in ("lora", "qlora")
+    )
+
+
+def _more_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+    """Twice, four and eight times the cards: in one machine up to eight, then more machines."""
+    now = search.hardware
+    for times in (2, 4, 8):
+        each = min(now.gpus_per_machine * times, max(LARGEST_MACHINE, now.gpus_per_machine))
+        count = now.num_gpus * times
+        if count % each:
+            continue
+        hardware: Hardware = replace(now, num_gpus=count, num_machines=count // each)
+        try:
+            check_batch(search.job, count)
+        except ConfigError:
+            return
+        yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow)
+
+
+def _changed(search: Search, allow: frozenset[str], option: str, key: str, **settings: object) -> Iterator[WayOut]:
+    """The question with other settings, if they go together."""
+    try:
+        other = replace(search, job=changed(search.job, settings))
+        other.placed()
+    except ConfigError:
+        return
+    yield WayOut(option, other, allow, key)

@@ -145,7 +145,9 @@ def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:
         "ds3_gather_for_generation": keys.get("ds3_gather_for_generation") is not False,
         "reward_model": "adapter" if keys.get("reward_adapter") else "copy" if is_copy else "none",
     }
-    if not keys.get("use_vllm") or keys.get("vllm_mode") == "server":
+    if not keys.get("use_vllm"):
         return fields
+    if keys.get("vllm_mode") == "server":  # its cards are none of the run's
+        return {**fields, "use_vllm": True, "vllm_mode": "server"}
     names = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     return {**fields, "use_vllm": True, **{name: keys[name] for name in names}}

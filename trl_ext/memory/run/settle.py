@@ -108,7 +108,7 @@ def _launch(job: Job) -> str:
 
 
 def _nothing_fits(refused: Plans, launched_otherwise: Plans) -> str:
-    instead = launched_otherwise.advice_for("memory_allow=")
+    instead = launched_otherwise.advice_for_run
     if launched_otherwise.plans:
         best = launched_otherwise.best
         instead = (f"Launch with {_launch(best.job)}: {best.estimate.peak_gib:.1f} GiB, {best.label}.", *instead)
@@ -125,15 +125,18 @@ def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware])
                 f"{run.local_processes} processes were launched here, and there are {found.num_gpus} cards. Launch "
                 "one process for each card."
             )
-        return replace(found, num_gpus=run.num_processes)
-    if setting.hardware.num_gpus != run.num_processes:
+        machines = max(run.num_processes // max(run.local_processes, 1), 1)
+        return replace(found, num_gpus=run.num_processes, num_machines=machines)
+    server_gpus = setting.job.vllm_gpus if setting.job else 0
+    trains = setting.hardware.num_gpus - server_gpus
+    if trains != run.num_processes:
         counted = "1 process was" if run.num_processes == 1 else f"{run.num_processes} processes were"
+        server = f", {server_gpus} of them a vLLM server's" if server_gpus else ""
         raise ConfigError(
-            f"memory={setting.name} is for {setting.hardware}, and {counted} launched. Launch with "
-            f"--num_processes {setting.hardware.num_gpus}, or say memory={run.num_processes}x"
-            f"{setting.hardware.card.name}."
+            f"memory={setting.name} is for {setting.hardware}{server}, and {counted} launched. Launch with "
+            f"--num_processes {trains}, or say memory={run.num_processes}x{setting.hardware.card.name}."
         )
-    return setting.hardware
+    return replace(setting.hardware, num_gpus=trains)
 
 
 # A frozen plan ----------------------------------------------------------------------------------------------------

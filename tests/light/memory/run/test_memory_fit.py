@@ -139,7 +139,7 @@ def test_another_number_of_processes_contradicts_the_plan():
 
 def engine_of(name):
     job = preset(name).job
-    zero = {"stage": job.zero_stage}
+    zero = {"stage": job.zero_stage} | ({} if job.offload == "none" else {"offload_optimizer": {"device": "cpu"}})
     return {"zero_optimization": zero} if job.zero_stage else None
 
 

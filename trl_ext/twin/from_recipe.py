@@ -14,9 +14,9 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.files.launch import read_engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
-from trl_ext.memory.run.keys import job_of_run, loaded_dtype
+from trl_ext.memory.run.keys import GUESSED_PROMPT_TOKENS, job_of_run, loaded_dtype
 from trl_ext.scripts.arguments import split_config_flag
-from trl_ext.scripts.recipe import field_types, read_recipe
+from trl_ext.scripts.recipe import field_types, paths_beside, read_recipe
 from trl_ext.twin.simulation import Simulation, find_config, shortened
 
 TRAINERS = ("reward", "grpo", "ppo")
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def recipe_of(
-    file: str, num_gpus: int, trainer: str | None, model: str | None, deepspeed: str | None, prompt_tokens: int
+    file: str, num_gpus: int, trainer: str | None, model: str | None, deepspeed: str | None, prompt_tokens: int | None
 ) -> Recipe:
     """Read a recipe, and what the command line says beside it.
 
@@ -57,6 +57,10 @@ def recipe_of(
     types = {name: field_types(_configs(name)) for name in ([trainer] if trainer else TRAINERS)}
     name = trainer or _trainer_of(path, types)
     given = {key: value for key, value in read_recipe(path, types[name]).items() if key != "env"}
+    beside = paths_beside(path, given)
+    given |= beside
+    if "memory" in beside:
+        del given["memory"]  # the recipe has the plan's settings already
     named = model or given.get("model_name_or_path")
     if not named:
         raise ConfigError(f"{path} names no model. Add model_name_or_path to it, or give --model.")
@@ -67,6 +71,7 @@ def recipe_of(
     for old, new in {"response_length": "max_completion_length", "kl_coef": "beta"}.items():
         if given.get(old) is not None:
             keys[new] = given[old]
+    prompt_tokens = prompt_tokens or given.get("memory_prompt_length") or GUESSED_PROMPT_TOKENS
     return Recipe(
         name, keys, given, str(named), read_engine(deepspeed or given.get("deepspeed")), num_gpus, prompt_tokens
     )

@@ -158,3 +158,15 @@ def test_a_recipe_beside_its_plan_runs_as_the_plan_launches_it(expandable, tmp_p
     job = Job("reward", method="lora", expandable_segments=expandable)
     write_plan(Plan(estimate(job, find_shape("8B"), Hardware(1, find_card("H200"))), ()), tmp_path)
     assert segments_expand(str(tmp_path / "recipe.yaml")) is expandable
+
+
+def test_a_plans_recipe_is_read_from_any_folder_for_the_prompts_that_it_was_made_for(tmp_path):
+    from trl_ext.memory import plan, write_plan
+    from trl_ext.twin.from_recipe import recipe_of
+
+    question = dict(max_prompt_length=700, zero_stage=2)
+    write_plan(plan("grpo", "Qwen/Qwen2.5-0.5B", "2xA40", **question).best, tmp_path / "plan")
+    recipe = recipe_of(str(tmp_path / "plan" / "recipe.yaml"), 2, None, None, None, None)
+    assert recipe.deepspeed["zero_optimization"]["stage"] == 2
+    assert recipe.prompt_tokens == 700
+    assert "memory" not in recipe.given  # whose settings stand in the recipe

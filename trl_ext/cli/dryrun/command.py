@@ -37,7 +37,7 @@ def dryrun(argv: Sequence[str]) -> int:
     from trl_ext.twin.from_recipe import recipe_of
 
     hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib)
-    if arguments.max_prompt_length < 1:
+    if arguments.max_prompt_length is not None and arguments.max_prompt_length < 1:
         raise ConfigError(f"--max_prompt_length is {arguments.max_prompt_length}. It must be at least 1.")
     recipe = recipe_of(
         arguments.recipe,
@@ -70,7 +70,11 @@ def _parser() -> CommandParser:
     parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="where the recipe's keys do not tell")
     parser.add_argument("--model", help="instead of the recipe's: folder, config.json, name on the hub, or such as 8B")
     parser.add_argument("--deepspeed", metavar="FILE", help="DeepSpeed's JSON or accelerate's YAML, if not in recipe")
-    parser.add_argument("--max_prompt_length", type=int, default=512, help="tokens of the longest prompt (512)")
+    parser.add_argument(
+        "--max_prompt_length",
+        type=int,
+        help="tokens of the longest prompt (the recipe's memory_prompt_length, or 512)",
+    )
     parser.add_argument("--timeout_s", type=float, default=900.0, help="seconds after which the formulas answer (900)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -139,12 +143,13 @@ def _estimate(recipe: Any, simulation: Any, hardware: Any) -> Any:
     """The formulas' answer; None for a model that they do not know."""
     from trl_ext.memory.estimate import quick_estimate
     from trl_ext.memory.job import check_model
-    from trl_ext.memory.models.families import FAMILIES, shape_from_config
+    from trl_ext.memory.models.families import shape_from_config
     from trl_ext.twin.from_recipe import job_of_recipe
 
-    if simulation.config.get("model_type") not in FAMILIES:
+    try:
+        shape = shape_from_config(simulation.config, recipe.model)
+    except ConfigError:
         return None
-    shape = shape_from_config(simulation.config, recipe.model)
     job = job_of_recipe(recipe, shape)
     check_model(job, shape)
     return quick_estimate(job, shape, hardware)

@@ -2,6 +2,7 @@
 
 import os
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,6 +92,29 @@ def test_a_generation_is_as_large_as_before(tmp_path):
     assert args.memory_plan.job.max_prompt_length == 4  # the longest of the rows
     trainer.args.max_steps = 1
     trainer.train()
+
+
+def test_a_prompt_longer_than_the_plans_is_told_and_counted(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(memory_plan.logger, "warning", told.append)
+    args = grpo_trainer(tmp_path, memory="1xA40-48GB", global_batch=16, memory_prompt_length=3).args
+    assert args.memory_plan.job.max_prompt_length == 4
+    (sentence,) = [one for one in told if "memory_prompt_length" in one]
+    assert sentence.startswith(
+        "The longest prompt has 4 tokens, and memory_prompt_length is 3: memory is planned for 4."
+    )
+
+
+def test_a_prompt_that_vllm_has_no_room_for_is_refused():
+    args = SimpleNamespace(memory_prompt_length=None, process_index=0, use_vllm=True, max_completion_length=10)
+    inputs = memory_plan.Inputs(None, tokenizer=tiny.tokenizer(), dataset=PROMPTS)
+    args.vllm_max_model_length = 14
+    assert memory_plan._prompt_tokens(args, inputs) == 4
+    args.vllm_max_model_length = 13
+    with pytest.raises(
+        ConfigError, match="has 4 tokens; with max_completion_length=10 that is more than vllm_max_model"
+    ):
+        memory_plan._prompt_tokens(args, inputs)
 
 
 @pytest.mark.parametrize("settings", [{"loss_type": "bnpo"}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])

@@ -14,6 +14,7 @@ from trl import DatasetMixtureConfig, ModelConfig
 from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.data.look import look_at_prompts
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import RewardArguments, build_functions
 
@@ -169,6 +170,7 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     settle_critic(script_args, training_args, model_args, reward_funcs)
     train_rows, held_out_rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
+    look_at_prompts((train_rows, held_out_rows), model_args.model_name_or_path, training_args, reward_funcs)
 
     from trl import get_peft_config, get_quantization_config
 

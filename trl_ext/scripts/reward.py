@@ -14,6 +14,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.keys import DataArguments
+from trl_ext.scripts.data.look import look_at_pairs
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import build_rules
 
@@ -127,6 +128,8 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
         train_pairs = filter_everywhere(train_pairs, rules, margin, "training pairs")
         # Pairs that the rules contradict stay here: evaluation compares the two kinds.
         held_out_pairs = filter_everywhere(held_out_pairs, None, False, "held-out pairs")
+    tokenizer = training.load_tokenizer(training_args, model_args)
+    look_at_pairs((train_pairs, held_out_pairs), training_args, tokenizer)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
 
     from trl import get_peft_config, get_quantization_config

@@ -18,6 +18,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.data.keys import DataArguments
+from trl_ext.scripts.data.look import ROLES
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
@@ -54,7 +55,8 @@ def main(
         training_args.recipe = parser.given_values(sys.argv[1:] if argv is None else argv)
         check_settings(training_args)
         check_output_dir(training_args.output_dir)
-        with nothing_left(training_args.output_dir), unreadable_rows():
+        own_names = parsed[0].mapping().names_of_the_data()
+        with nothing_left(training_args.output_dir), unreadable_rows(), own_names:
             train(*parsed)
 
 
@@ -127,7 +129,16 @@ def resume_point(training_args: Any) -> str | bool | None:
 
 
 def data_source(script_args: DataArguments, training_args: Any, dataset_args: DatasetMixtureConfig) -> DatasetSource:
-    """Name the dataset, with held-out rows only if the run evaluates; checked without reading a row."""
+    """Name the dataset, with held-out rows only if the run evaluates; checked without reading a row.
+
+    Raises:
+        ConfigError, DataError: There is no such data, or a stream and no `max_steps`.
+    """
+    if (script_args.dataset_streaming or dataset_args.streaming) and training_args.max_steps <= 0:
+        raise ConfigError(
+            "Nobody knows how many rows a stream has, so num_train_epochs is no length of a run: set max_steps, the "
+            "optimizer steps to take, or dataset_streaming to false."
+        )
     evaluates = training_args.eval_strategy != "no" or training_args.eval_on_start
     return DatasetSource(
         name=script_args.dataset_name,
@@ -153,23 +164,27 @@ def load_rows(
     mapping = script_args.mapping()
     train_rows, held_out_rows = (
         mapping.apply(part, role, lambda: has_chat_template(training_args, model_args))
-        for part, role in zip(rows, ("train_dataset", "eval_dataset"), strict=True)
+        for part, role in zip(rows, ROLES, strict=True)
     )
     if training_args.memory is None:  # else the plan may choose other batches; the trainer looks again
         check_steps(train_rows, training_args)
     return train_rows, held_out_rows
 
 
-def has_chat_template(training_args: Any, model_args: ModelConfig) -> bool:
-    """Return True if the model's tokenizer has a chat template; False also where it cannot be loaded."""
+def load_tokenizer(training_args: Any, model_args: ModelConfig) -> Any:
+    """Return the model's tokenizer; None where it cannot be loaded, which the trainer will say."""
     from transformers import AutoTokenizer
 
     name, source = model_args.model_name_or_path, {"revision": model_args.model_revision}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=training_args.trust_remote_code, **source)
-    except (OSError, ValueError):  # the trainer is about to say so
-        return False
-    return bool(tokenizer.chat_template)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=training_args.trust_remote_code, **source)
+    except (OSError, ValueError):
+        return None
+
+
+def has_chat_template(training_args: Any, model_args: ModelConfig) -> bool:
+    """Return True if the model's tokenizer has a chat template; False also where it cannot be loaded."""
+    return bool(getattr(load_tokenizer(training_args, model_args), "chat_template", None))
 
 
 def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, Any]:

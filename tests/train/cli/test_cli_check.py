@@ -106,11 +106,100 @@ def test_a_recipe_that_works_is_told_step_by_step(ask):
     assert {f["level"] for f in findings} == {"ok", "note"}
     assert "grpo run (told from its keys; --trainer says otherwise), for 4 processes" in told(findings, "recipe")
     assert "199 tokens, without a chat template" in told(findings, "tokenizer")
-    assert "8 rows and 8 held-out ones read" in told(findings, "data")
+    assert "16 rows and 16 held-out ones read" in told(findings, "data")
     assert "has 2 tokens; with its completion 8 at most" in told(findings, "lengths")
     assert "8 of 8 gold answers earn everything; of 24 answers of other rows 0 do." in told(findings, "rules")
     assert "Gold completions earn 1.1 on 8 of 8 rows" in told(findings, "rules")
     assert "ZeRO-2, LoRA r=16, micro-batch 4 x 2" in told(findings, "memory", "ok")
+
+
+GSM8K = [{"question": tiny.words(i, i + 1), "answer": f"{tiny.words(i)}\n#### {i},000"} for i in range(3, 19)]
+MAPPED = dict(
+    columns={"prompt": "question"},
+    answer_pattern="#### (.+)",
+    prompt_template="{question}\nw9",
+    rules=[{"rule": "answer", "gold": "answer", "kind": "number"}],
+    eval_strategy="no",
+)
+
+
+def files_of(tmp_path, rows):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "rows.jsonl")
+
+
+@pytest.fixture(scope="module")
+def chat_model(assets, tmp_path_factory):
+    """The tiny model's folder, its tokenizer with a chat template."""
+    folder = tmp_path_factory.mktemp("chat_model")
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text((assets / "tiny" / "config.json").read_text())
+    return folder
+
+
+def test_eight_rows_are_shown_as_the_model_reads_them(ask, chat_model, tmp_path):
+    keys = {**GRPO, **MAPPED, "system_prompt": "w7", "dataset_name": files_of(tmp_path, GSM8K)}
+    code, findings = ask(keys, model=chat_model)
+    assert code == 0, findings
+    rows = [f["what"] for f in findings if f["subject"].startswith("row ")]
+    assert len(rows) == 8
+    assert rows[0] == r"<system>w7<user>w3 w4\nw9<assistant>  |  answer: 3,000"
+    assert "8 of 8 gold answers earn everything" in told(findings, "rules")
+
+
+@pytest.mark.parametrize("keys", [{}, {"prompt_format": "text"}])
+def test_a_chat_template_that_is_not_used_is_told_unless_meant(keys, ask, chat_model):
+    code, findings = ask({**GRPO, **keys}, model=chat_model)
+    words = "The prompts are text, and the model's chat template is not applied."
+    assert code == 0 and (words in told(findings, "data", "note")) == (not keys)
+
+
+# (what the last of the rows holds, what the check says of it)
+LATE = {
+    "null": ({"question": None}, "train_dataset: row 16 has no 'question' (null)."),
+    "no answer": ({"answer": "w3"}, "train_dataset: row 16 has no match of answer_pattern '#### (.+)' in 'answer'."),
+    "gold that is null": ({"answer": None}, "row 16 has no 'answer' (null)"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_small_data_of_this_machine_are_looked_at_as_a_whole(name, ask, tmp_path):
+    cells, words = LATE[name]
+    rows = [*GSM8K, GSM8K[0] | cells]
+    code, findings = ask({**GRPO, **MAPPED, "dataset_name": files_of(tmp_path, rows)})
+    assert code == CANNOT_WORK and words in told(findings, "data", "problem")
+
+
+def test_blank_prompts_are_named_by_the_column_of_the_data(ask, tmp_path):
+    keys = {**GRPO, **MAPPED, "columns": {"prompt": "question", "task": "answer"}, "rules": RULES[1:]}
+    keys |= {"dataset_name": files_of(tmp_path, [*GSM8K, GSM8K[0] | {"question": " "}])}
+    keys = {key: value for key, value in keys.items() if key not in ("prompt_template", "answer_pattern")}
+    code, findings = ask(keys)
+    words = (
+        "row 16 has a blank prompt. Drop or mend such rows: dataset.filter(...). Here prompt is made of 'question'."
+    )
+    assert code == CANNOT_WORK and words in told(findings, "data", "problem")
+
+
+def test_golds_that_are_null_in_some_rows_are_a_note(ask, tmp_path):
+    rows = [{"prompt": tiny.words(i), "answer": tiny.words(i) if i < 18 else None} for i in range(3, 19)]
+    code, findings = ask({**GRPO, "dataset_name": files_of(tmp_path, rows), "eval_strategy": "no"})
+    assert code == 0 and "null or NaN in 1 of its 16 rows (row 15)" in told(findings, "data", "note")
+
+
+def test_too_few_rows_for_a_step_are_a_problem(ask, tmp_path):
+    keys = {**GRPO, "gradient_accumulation_steps": 64, "eval_strategy": "no"}
+    code, findings = ask(keys)
+    assert code == CANNOT_WORK and "train_dataset has 16 rows; over 1 process one" in told(findings, "data", "problem")
+
+
+def test_a_stream_without_max_steps_is_a_problem(ask):
+    code, findings = ask({**GRPO, "dataset_streaming": True})
+    assert code == CANNOT_WORK and "set max_steps" in told(findings, "data", "problem")
+    code, findings = ask({**GRPO, "dataset_streaming": True, "max_steps": 4})
+    assert code == 0 and "8 rows and 8 held-out ones read" in told(findings, "data")
 
 
 def test_every_finding_is_a_line_of_the_table(assets, tmp_path, capsys):
@@ -165,7 +254,8 @@ def test_a_flag_helps_to_tell_the_trainer(tmp_path):
 
 
 def test_a_ppo_recipe_is_checked_with_its_critic(ask):
-    code, findings = ask({**PPO, **LORA}, "--trainer", "ppo", "--gpus", "4xA40-48GB")
+    keys = {**PPO, **LORA, "per_device_train_batch_size": 4}
+    code, findings = ask(keys, "--trainer", "ppo", "--gpus", "4xA40-48GB")
     assert code == 0, findings
     assert "LoRA r=16, adapter critic" in told(findings, "memory")
 

@@ -3,7 +3,7 @@
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trl_ext.errors import TrlExtError
+from trl_ext.errors import DataError, TrlExtError
 from trl_ext.scripts.data.keys import DataArguments, PromptArguments
 
 PATTERN = "#### (.+)"
@@ -103,6 +103,26 @@ def test_pairs_keep_their_prompts_as_text():
         "chosen": "w6",
         "rejected": "w7",
     }
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_checkpoint_knows_the_prompts_of_its_run(streams):
+    from trl_ext.trainers.checkpoints.fingerprint import data_of, differences
+
+    runs = [
+        data_of(mapped(chat_template=True, streams=streams, columns=COLUMNS, system_prompt=prompt))
+        for prompt in ("Be brief.", "Be brief.", "Be kind.")
+    ]
+    assert runs[0] == runs[1]
+    (changed,) = differences(runs[0], runs[2])
+    assert changed.startswith("first row was" if streams else "content was")
+
+
+def test_what_the_row_checks_say_names_the_columns_of_the_data():
+    mapping = PromptArguments(columns={"prompt": "question", "answer": "solution"}).mapping()
+    with pytest.raises(DataError) as caught, mapping.names_of_the_data():
+        raise DataError("train_dataset: row 5 has a blank prompt. Drop it.")
+    assert str(caught.value) == "train_dataset: row 5 has a blank prompt. Drop it. Here prompt is made of 'question'."
 
 
 # Bad input --------------------------------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     rows = report.attempt("data", check_data.read_rows, parsed)
     measured = None
     if rows is not None:
-        report.findings += report.attempt("data", check_data.check_rows, parsed, rows, rewards or []) or []
+        inputs = (parsed, rows, rewards or [], tokenizer)
+        report.findings += report.attempt("data", check_data.check_rows, *inputs) or []
+        report.findings += check_data.show_rows(*inputs)
         measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
         report.findings += check_data.check_lengths(parsed, measured)
         report.findings += report.attempt("rules", check_data.check_rules, rewards or [], rows, tokenizer) or []

@@ -1,6 +1,8 @@
 """The part of `trl-ext check` about data: eight rows, their columns and lengths, and the rules on them."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,22 +11,27 @@ from trl_ext.cli.check.recipe import Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.errors import ConfigError, DataError, TrlExtError
 from trl_ext.scripts import training
+from trl_ext.scripts.data.look import ROLES, look_at_pairs, look_at_prompts
 
 NUM_ROWS = 8
-ROLES = ("train_dataset", "eval_dataset")
+# What is shown of the first row and of each other one.
+FIRST_ROW_CHARS, ROW_CHARS = 2000, 160
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The first rows of each split.
+    """Rows of each split as the recipe maps them.
 
     Args:
-        train: At most eight, by column.
-        held_out: None if the run does not evaluate.
+        train, held_out: The first eight at most, by column; held_out is None if the run does not evaluate.
+        read: All rows of both splits that were read: the first eight, or the whole of small local data.
+        is_whole: True for the latter.
     """
 
     train: list[dict[str, Any]]
     held_out: list[dict[str, Any]] | None
+    read: tuple[Any, Any]
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,59 +52,111 @@ class Lengths:
 
 
 def read_rows(parsed: Parsed) -> Rows:
-    """Read the first rows, streamed: nothing else is read or downloaded.
+    """Read and map the first rows, streamed: nothing else is downloaded; small data of this machine as a whole.
 
     Raises:
-        ConfigError, DataError: The script could not load the data; or a row cannot be read.
+        ConfigError, DataError: The script could not load or map the data; or a row cannot be read.
     """
+    from datasets import Dataset
     from datasets.exceptions import DatasetsError
 
     source = training.data_source(parsed.script_args, parsed.training_args, parsed.dataset_args)
+    is_whole = source.is_small and not source.streaming
     if source.mixture is not None:
         source.mixture.streaming = True
-    train, held_out = replace(source, streaming=True).load()
     try:
-        first = [None if split is None else list(split.take(NUM_ROWS)) for split in (train, held_out)]
-        return Rows(*(_mapped(parsed, part, role) for part, role in zip(first, ROLES, strict=True)))
+        parts: Any = (source if is_whole else replace(source, streaming=True)).load()
+        if not is_whole:
+            parts = [None if part is None else Dataset.from_list(list(part.take(NUM_ROWS))) for part in parts]
     except TrlExtError:
         raise
     except (DatasetsError, OSError, ValueError) as error:
         raise DataError(f"The first rows of {source.name or 'the mixture'} cannot be read: {error}.") from error
-
-
-def _mapped(parsed: Parsed, rows: list[dict[str, Any]] | None, role: str) -> Any:
-    """Return the rows as the recipe maps them."""
-    from datasets import Dataset
-
-    if not rows:
-        return rows
     has_template = partial(training.has_chat_template, parsed.training_args, parsed.model_args)
-    return list(parsed.script_args.mapping().apply(Dataset.from_list(rows), role, has_template))
+    mapping = parsed.script_args.mapping()
+    train, held_out = (mapping.apply(part, role, has_template) for part, role in zip(parts, ROLES, strict=True))
+    return Rows(_first(train), None if held_out is None else _first(held_out), (train, held_out), is_whole)
 
 
-def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any]) -> list[Finding]:
-    """Check columns and sides by the trainer's own checks.
+def _first(dataset: Any) -> list[dict[str, Any]]:
+    return list(dataset.select(range(min(NUM_ROWS, len(dataset)))))
+
+
+def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
+    """Check columns, prompts and sides by the trainer's own checks.
 
     Raises:
         DataError: The trainer would refuse the rows.
     """
-    from datasets import Dataset
+    from trl_ext.trainers.rows.steps import check_steps
 
-    from trl_ext.trainers.checks import check_dataset
-    from trl_ext.trainers.rows.pairs import check_pairs
-
-    for role, part in zip(ROLES, (rows.train, rows.held_out), strict=True):
-        if part is None:
-            continue
-        if not part:
-            raise DataError(f"{role} is empty. Check the split's name.")
+    with _warnings() as warned, parsed.script_args.mapping().names_of_the_data():
         if parsed.trainer == "reward":
-            check_pairs(Dataset.from_list(part), role)
-        elif parsed.trainer == "grpo" or "input_ids" not in part[0]:
-            check_dataset(Dataset.from_list(part), list(rewards), role)
-    held_out = "" if rows.held_out is None else f" and {len(rows.held_out)} held-out ones"
+            look_at_pairs(rows.read, parsed.training_args, tokenizer)
+        else:
+            look_at_prompts(rows.read, parsed.model_args.model_name_or_path, parsed.training_args, rewards, tokenizer)
+    if rows.is_whole and parsed.training_args.memory is None:  # else the plan may choose other batches
+        check_steps(rows.read[0], parsed.training_args)
+    held_out = "" if rows.held_out is None else f" and {len(rows.read[1])} held-out ones"
     columns = ", ".join(rows.train[0])
-    return [ok("data", f"{len(rows.train)} rows{held_out} read, with the columns {columns}.")]
+    found = [ok("data", f"{len(rows.read[0])} rows{held_out} read, with the columns {columns}.")]
+    found += [note("data", sentence) for sentence in warned]
+    if isinstance(rows.train[0].get("prompt"), str) and getattr(tokenizer, "chat_template", None):
+        if parsed.trainer != "reward" and parsed.script_args.prompt_format is None:
+            advice = "prompt_format: chat asks as a user would; prompt_format: text says that this is meant."
+            found.append(note("data", "The prompts are text, and the model's chat template is not applied.", advice))
+    return found
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect what the trainers' checks warn of within the block, instead of printing it."""
+    logger = logging.getLogger("trl_ext.trainers.rows")
+    sentences: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: sentences.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield sentences
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+
+
+# The first rows ---------------------------------------------------------------------------------------------------
+
+
+def show_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: Any) -> list[Finding]:
+    """Show the first rows as the model reads them, with what the rules read beside them; the first one longest."""
+    read = [column for rules in rewards for column in getattr(rules, "columns", ())]
+    shown = ("chosen", "rejected", *read) if parsed.trainer == "reward" else tuple(read)
+    options = {"add_generation_prompt": True, **(getattr(parsed.training_args, "chat_template_kwargs", None) or {})}
+    found = []
+    for number, row in enumerate(rows.train):
+        limit = FIRST_ROW_CHARS if number == 0 else ROW_CHARS
+        parts = [_cut(_rendered(row["prompt"], tokenizer, options), limit)] if "prompt" in row else []
+        parts += [f"{name}: {_cut(str(row[name]), limit)}" for name in dict.fromkeys(shown) if name in row]
+        found.append(ok(f"row {number}", "  |  ".join(parts)))
+    return found
+
+
+def _rendered(prompt: Any, tokenizer: Any, options: dict[str, Any]) -> str:
+    """Return the text that the model reads; messages as they are without a template that takes them."""
+    from jinja2 import TemplateError
+
+    if not isinstance(prompt, list) or not getattr(tokenizer, "chat_template", None):
+        return str(prompt)
+    try:
+        return str(tokenizer.apply_chat_template(prompt, tokenize=False, **options))
+    except TemplateError:  # another finding says so
+        return str(prompt)
+
+
+def _cut(text: str, limit: int) -> str:
+    """Return a text in one line, without its middle where it is long."""
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= limit else f"{text[: limit * 2 // 3]} [...] {text[-limit // 3 :]}"
 
 
 # Lengths ----------------------------------------------------------------------------------------------------------

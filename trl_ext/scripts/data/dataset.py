@@ -4,6 +4,7 @@ What can be known without reading a row is checked first, so that a wrong path c
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.scripts.data.hub import leave_if_unreachable, problem_of_config, unreachable
 
 # How `datasets` calls the reader of a file.
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+SMALL_BYTES = 32 << 20
 
 _ADVICE = (
     "Name the splits with --dataset_train_split and --dataset_test_split; without held-out rows set eval_strategy to "
@@ -45,10 +48,33 @@ class DatasetSource:
             raise ConfigError("There is no dataset. Give --dataset_name, or list `datasets` in the recipe.")
         if self.name and self.mixture is not None:
             raise ConfigError(f"Both dataset_name ('{self.name}') and `datasets` are given. Give one of them.")
+        if self.is_local:
+            self._check_local(Path(str(self.name)))
+        if self.config and (self.mixture is not None or self._files()):
+            where = self.name or "a mixture, whose `datasets` name their own"
+            raise ConfigError(
+                f"dataset_config is '{self.config}', which has no effect on {where}. Leave it out "
+                '(--dataset_config "" on the command line).'
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """True for a path; False for a name on the hub and for a mixture."""
         path = Path(self.name or "")
-        is_local = path.exists() or path.suffix in READERS or str(self.name).startswith(("/", "./", "../"))
-        if self.name and is_local:
-            self._check_local(path)
+        looks_so = path.suffix in READERS or str(self.name).startswith(("/", "./", "../"))
+        return bool(self.name) and (path.exists() or looks_so)
+
+    @property
+    def is_small(self) -> bool:
+        """True for files of this machine that are read in a moment."""
+        if not self.is_local:
+            return False
+        path, num_bytes = Path(str(self.name)), 0
+        for file in [path] if path.is_file() else path.rglob("*"):
+            num_bytes += file.stat().st_size if file.is_file() else 0
+            if num_bytes > SMALL_BYTES:
+                return False
+        return True
 
     @property
     def splits(self) -> list[str]:
@@ -73,16 +99,21 @@ class DatasetSource:
         from datasets.exceptions import DatasetsError
         from trl import get_dataset
 
+        if not self.is_local:
+            leave_if_unreachable()
         try:
             if self.mixture is not None:
                 return get_dataset(self.mixture)
             if files := self._files():
                 reader = READERS[files[self.train_split].suffix]
                 return load_dataset(reader, data_files={s: str(f) for s, f in files.items()}, streaming=self.streaming)
-            return load_dataset(self.name, name=self.config, streaming=self.streaming)
+            return load_dataset(self.name, name=self.config or None, streaming=self.streaming)
+        except ConnectionError as error:
+            quoted = re.search("'([^']+)'", str(error))  # one of a mixture
+            raise DataError(unreachable(self.name or (quoted[1] if quoted else "of the mixture"))) from error
         except (DatasetsError, OSError, ValueError) as error:
             what = f"The dataset '{self.name}'" if self.name else "The mixture of `datasets`"
-            raise DataError(f"{what} cannot be loaded: {self._reason(error)}") from error
+            raise DataError(f"{what} cannot be loaded: {self._reason(error)}.") from error
 
     def _reason(self, error: Exception) -> str:
         """Say in one line what is wrong: the first bad line of a JSON Lines file, or what `datasets` hides or says."""
@@ -91,7 +122,7 @@ class DatasetSource:
                 return f"{file.name}, {found}"
         if "corresponds to no data" in str(error):
             return "it has no rows"
-        return one_line(error)
+        return problem_of_config(error, self.config) or one_line(error)
 
     def _files(self) -> dict[str, Path]:
         """One file for each split, of a local file or of a folder that holds `<split>.jsonl` and the like."""

@@ -154,6 +154,23 @@ class RowMapping:
             cells[ANSWER] = match[1].strip()
         return cells
 
+    @contextmanager
+    def names_of_the_data(self) -> Iterator[None]:
+        """Let a DataError within the block that speaks of a column by our name also tell the data's own."""
+        try:
+            yield
+        except DataError as error:
+            words = set(re.findall(r"\w+", str(error)))
+            told = [(ours, f"'{theirs}'") for ours, theirs in self.columns.items() if theirs not in (None, ours)]
+            if self.template is not None:
+                told = [(PROMPT, "prompt_template over " + " and ".join(f"'{name}'" for name in self.template.fields))]
+            notes = [
+                f"{ours} is made of {theirs}" for ours, theirs in told if ours in words and theirs not in str(error)
+            ]
+            if not notes:
+                raise
+            raise DataError(f"{error} Here {' and '.join(notes)}.") from error
+
     # Names ----------------------------------------------------------------------------------------------------------
 
     @property

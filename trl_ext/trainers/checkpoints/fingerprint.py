@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -97,14 +97,21 @@ def described(value: Any) -> Any:
 
 
 def data_of(dataset: Any) -> dict[str, Any]:
-    """Return number and columns of the rows and a checksum of some, evenly spaced; of a stream its columns."""
+    """Return number and columns of the rows and a checksum of some, evenly spaced; of a stream of its first row."""
     if not isinstance(dataset, Dataset):
-        return {"columns": sorted(getattr(dataset, "column_names", None) or ())}
+        found: dict[str, Any] = {"columns": sorted(getattr(dataset, "column_names", None) or ())}
+        if isinstance(dataset, IterableDataset):
+            found["first row"] = _hashed(_as_json(next(iter(dataset), None)).encode())
+        return found
     num_rows = len(dataset)
     chosen = sorted({i * (num_rows - 1) // max(_NUM_ROWS - 1, 1) for i in range(_NUM_ROWS)}) if num_rows else []
     plain = dataset.with_format(None)
-    text = json.dumps([plain[i] for i in chosen], sort_keys=True, default=lambda value: type(value).__name__)
+    text = _as_json([plain[i] for i in chosen])
     return {"rows": num_rows, "columns": sorted(dataset.column_names), "content": _hashed(text.encode())}
+
+
+def _as_json(rows: Any) -> str:
+    return json.dumps(rows, sort_keys=True, default=lambda value: type(value).__name__)
 
 
 def _tokenizer_of(processing_class: Any) -> str | None:

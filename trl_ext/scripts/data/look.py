@@ -1,0 +1,39 @@
+"""Rows looked at by the trainers' own checks before any model loads: in `trl-ext check`, and in a run where the
+trainer looks only after it has loaded models."""
+
+from collections.abc import Sequence
+from typing import Any
+
+ROLES = ("train_dataset", "eval_dataset")
+
+
+def look_at_prompts(
+    parts: Sequence[Any], model_name: str, training_args: Any, rewards: Sequence[Any], tokenizer: Any = None
+) -> None:
+    """Raise DataError for rows that GRPO or PPO would refuse.
+
+    Args:
+        parts: Training rows, and those held out or None. Rows of token ids, which PPO takes, are left to it.
+        model_name: The policy, on the hub or a folder; not loaded.
+        training_args: The script's.
+        rewards: Rule sets among them say which columns they read.
+        tokenizer: The policy's; loaded if not given.
+    """
+    from trl_ext.trainers.checks import columns_of
+    from trl_ext.trainers.rows.prompts import PromptChecks
+
+    checks = PromptChecks(model_name, list(rewards), training_args, {"processing_class": tokenizer})
+    for part, role in zip(parts, ROLES, strict=True):
+        if part is not None and "input_ids" not in columns_of(part, role):
+            checks.look_at(part, role)
+
+
+def look_at_pairs(parts: Sequence[Any], training_args: Any, tokenizer: Any = None) -> None:
+    """Raise DataError for pairs that the reward trainer would refuse; `tokenizer` tells whether chats can be read."""
+    from trl_ext.trainers.rows.pairs import check_pairs
+
+    # A template that the recipe names takes the place of the tokenizer's.
+    reader = None if training_args.chat_template_path else tokenizer
+    for part, role in zip(parts, ROLES, strict=True):
+        if part is not None:
+            check_pairs(part, role, reader)

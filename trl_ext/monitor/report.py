@@ -135,7 +135,8 @@ def _machine(versions: Mapping[str, Any]) -> str:
     cards = [str(card) for card in versions.get("cards") or ()]
     number = versions.get("num_processes") or 1
     processes = f"{number} process{'es' if number != 1 else ''}"
-    return f"{processes}, {', '.join(dict.fromkeys(cards))}" if cards else processes
+    counted = ", ".join(f"{cards.count(card)} x {card}" for card in dict.fromkeys(cards))
+    return counted if cards and len(cards) == number else ", ".join(filter(None, (processes, counted)))
 
 
 def summary_table(summary: RunSummary) -> Group:

@@ -1,6 +1,7 @@
 """The page of a run: what stands in it, how long it may be, and that all data in it is text."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -130,6 +131,8 @@ def test_thousands_of_steps_stay_readable_and_small(tmp_path):
     longest = max(html.split('d="'), key=len).partition('"')[0]
     assert longest.count("L") < 1000
     assert 'class="band"' in html
+    titles = re.findall(r'aria-label="(Mean reward.*) over optimizer steps"', html)
+    assert titles[:2] == ["Mean reward", "Mean reward, rule_11 to rule_22"] and len(titles) == 4
 
 
 def test_nothing_logged_is_told_with_what_to_do():

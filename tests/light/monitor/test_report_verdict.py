@@ -95,6 +95,14 @@ def test_a_collapse_of_entropy_is_told():
 def test_a_rule_that_falls_while_the_reward_rises_is_told():
     log = [entry | {"rewards/truth/mean": 1 - entry["reward"]} for entry in rewards([n / 20 for n in range(20)])]
     assert "Rule 'truth' fell by 0.75 while the reward rose by 0.75: is it outbid?" in warned(log)
+    noisy = [entry | {"rewards/noise/mean": (7 * entry["step"]) % 11 / 10} for entry in log]
+    assert "noise" not in warned(noisy)
+
+
+def test_many_warnings_of_a_kind_are_counted():
+    failed = {f"rules/rule_{number}/error_frac": 0.5 for number in range(20)}
+    warnings = judged(rewards([0.1, 0.2], **failed)).warnings
+    assert len(warnings) == 8 and warnings[-1] == "And 13 more of the kind."
 
 
 def test_a_critic_worse_than_the_mean_is_told():

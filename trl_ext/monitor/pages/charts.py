@@ -3,19 +3,24 @@
 Legend: coordinates are pixels of the picture, from its top left corner.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from trl_ext.monitor.words import short
 
+T = TypeVar("T")
+
 MOST_POINTS = 240  # of a line; more are averaged in as many columns, with a band from the lowest to the highest value
+MOST_BANDS = 5  # in a picture: more of them hide each other
 MOST_MARKERS = 40  # a line of fewer points shows each of them
 NUM_HUES = 8
 # Values that reach this many times their median are drawn on a logarithmic axis: else one outlier flattens the rest.
 _LOG_RATIO = 100.0
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 22
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 8, 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,10 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], width: int = 440, h
         return None
     values = [value for line in lines for value in line.values]
     x, y = _x_scale([line.steps for line in lines], width), _y_scale(values, height)
-    strokes = tuple(_stroke(line, x, y) for line in lines)
-    notes = ["logarithmic axis"] if y.is_log else []
-    notes += ["mean and range of neighbouring steps"] if any(stroke.band for stroke in strokes) else []
-    return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), strokes, note=", ".join(notes))
+    has_bands = sum(not line.is_held_out for line in lines) <= MOST_BANDS
+    strokes = tuple(_stroke(line, x, y, has_bands) for line in lines)
+    note = "logarithmic axis" if y.is_log else ""
+    return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), strokes, note=note)
 
 
 def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920, height: int = 220) -> Picture | None:
@@ -128,8 +133,7 @@ def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920
     if not steps:
         return None
     x = _x_scale([steps], width, columns=True)
-    size = math.ceil(len(steps) / MOST_POINTS)
-    columns = [steps[start : start + size] for start in range(0, len(steps), size)]
+    columns = _columns(steps)
     edges = [x(column[0] - _half(steps)) for column in columns] + [x(steps[-1] + _half(steps))]
     tops = [[0.0] * len(columns)]
     for line in lines:
@@ -148,7 +152,7 @@ def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920
     return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), tuple(strokes), is_stacked=True)
 
 
-def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
+def _stroke(line: Line, x: Scale, y: Scale, has_bands: bool) -> Stroke:
     last = short(line.values[-1])
     if line.is_held_out or len(line.steps) <= MOST_MARKERS:
         markers = tuple(
@@ -167,13 +171,15 @@ def _stroke(line: Line, x: Scale, y: Scale) -> Stroke:
         means.append((centre, math.fsum(heights) / len(heights)))
         highest.append((centre, min(heights)))
         lowest.append((centre, max(heights)))
-    return Stroke(line.name, _style(line), _path(means), _path([*highest, *lowest[::-1]]) + "Z", (), last)
+    band = _path([*highest, *lowest[::-1]]) + "Z" if has_bands else ""
+    return Stroke(line.name, _style(line), _path(means), band, (), last)
 
 
-def _columns(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-    """The points in at most MOST_POINTS neighbourhoods of equal number."""
-    size = math.ceil(len(points) / MOST_POINTS)
-    return [list(points[start : start + size]) for start in range(0, len(points), size)]
+def _columns(points: Sequence[T]) -> list[Sequence[T]]:
+    """The points in at most MOST_POINTS neighbourhoods of equal number, but for one."""
+    number = min(MOST_POINTS, len(points))
+    edges = [place * len(points) // number for place in range(number + 1)]
+    return [points[start:end] for start, end in itertools.pairwise(edges)]
 
 
 def _style(line: Line) -> str:

@@ -6,7 +6,7 @@ browser to run or to fetch anything.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from trl_ext.monitor.summary import Change, RunSummary, held_out_entries, summar
 from trl_ext.monitor.words import cut, duration, score, short, visible
 
 MOST_ROWS = 50  # of the table of steps
+MOST_LINES = 12  # of a picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         verdict=judge_run(log_history, series, summary, facts.max_steps),
         tiles=_tiles(series, summary),
         curves=curve_rows(summary),
-        main_pictures=[found for panel in main_panels(kind) if (found := panel_chart(panel, series, is_main=True))],
+        main_pictures=[picture for panel in main_panels(kind) for picture in _main_charts(panel, series)],
         small_pictures=small,
         unchanged=unchanged,
         has_completions=kind is not REWARD_MODEL,
@@ -101,13 +102,24 @@ def panel_chart(panel: Panel, series: Mapping[str, Series], is_main: bool = Fals
     hues = {curve.key: hue for hue, curve in enumerate(_in_order(panel, found))}
     lines = []
     for curve in sorted(found, key=lambda curve: hues[curve.key]):
-        strong = is_main and curve.key == panel.curves[0].key and len(hues) > 1
+        strong = is_main and curve.key in ("reward", "objective/scores") and len(hues) > 1
         for key, is_held_out in ((curve.key, False), (HELD_OUT + curve.key, True)):
             if (values := series.get(key)) is not None and not (is_held_out and not is_main):
                 name = "held-out" if is_held_out else curve.name
                 lines.append(Line(name, values.steps, values.values, hues[curve.key], is_held_out, strong))
     size = {"width": 920, "height": 250} if is_main else {}
     return line_chart(panel.title, panel.unit, lines, **size)
+
+
+def _main_charts(panel: Panel, series: Mapping[str, Series]) -> Iterator[Picture]:
+    """A panel as wide pictures of at most MOST_LINES curves each."""
+    found = {curve: values for prefix in (HELD_OUT, "") for curve, values in members(panel, series, prefix)}
+    curves = _in_order(panel, found)
+    for start in range(0, len(curves), MOST_LINES):
+        part = tuple(curves[start : start + MOST_LINES])
+        title = panel.title if not start else f"{panel.title}, {part[0].name} to {part[-1].name}"
+        if picture := panel_chart(Panel(title, panel.unit, part), series, is_main=True):
+            yield picture
 
 
 def _in_order(panel: Panel, found: Mapping[log_keys.Curve, Series]) -> list[log_keys.Curve]:

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.log_keys import HELD_OUT, PPO, Entry
-from trl_ext.monitor.pages.series import Series
+from trl_ext.monitor.log_keys import HELD_OUT, PPO, Curve, Entry
+from trl_ext.monitor.pages.series import Panel, Series, members
 from trl_ext.monitor.summary import Change, RunSummary
 from trl_ext.monitor.words import duration, score, short
 
@@ -20,8 +20,11 @@ NO_VALUE_FRAC = 0.05
 MEMORY_OVER_PLAN = 1.05
 LENGTH_CORRELATION = 0.5
 OVERFIT_GAP = 0.15
+OUTBID = 0.05
+MOST_WARNINGS = 8
 # A change by less than this share of the larger value is none.
 _SMALL = 0.02
+_RULES = Panel("", "", (Curve("rewards/*/mean", "*"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ def judge_run(
     state = "finished" if is_finished else "ended early" if summary.train_s is not None else "stopped or still running"
     ending = f"{'failed' if failure else state}: {steps}{time}"
     warnings = [*([failure] if failure else []), *_warnings(series, summary)]
+    if len(warnings) > MOST_WARNINGS:
+        warnings[MOST_WARNINGS - 1 :] = [f"And {len(warnings) - MOST_WARNINGS + 1} more of the kind."]
     return RunVerdict(headline, mood, ending[0].upper() + ending[1:], is_finished and not failure, tuple(warnings))
 
 
@@ -80,7 +85,7 @@ def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, s
         return f"{name} {score(after)} in the only logged step: too little to judge", "unknown"
     noise = _SMALL * max(abs(before), abs(after))
     if where == "training":
-        noise = max(noise, _noise(series[curve.key].values, summary))
+        noise = max(noise, _noise(series[curve.key].values, _window(series[curve.key])))
     words = f"from {score(before)} to {score(after)} {'in' if where == 'training' else 'on'} {where}"
     if abs(after - before) <= noise:
         return f"No change to speak of: {curve.name} went {words}", "same"
@@ -89,12 +94,11 @@ def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, s
     return f"It got worse: {curve.name} fell {words}", "worse"
 
 
-def _noise(values: Sequence[float], summary: RunSummary) -> float:
-    """Two standard errors of the difference of two means of as many entries as both ends average."""
+def _noise(values: Sequence[float], window: int) -> float:
+    """Two standard errors of the difference of two means of `window` entries."""
     jumps = [later - earlier for earlier, later in itertools.pairwise(values)]
     if len(jumps) < 3:
         return 0.0
-    window = max(1, min(5, len(values) // 4))
     return 2 * statistics.pstdev(jumps) / math.sqrt(window)  # a jump's variance is that of two entries
 
 
@@ -153,7 +157,6 @@ def _divergence(series: Mapping[str, Series], summary: RunSummary) -> Iterator[s
 
 
 def _rules(series: Mapping[str, Series]) -> Iterator[str]:
-    total = series.get("reward")
     for key, values in series.items():
         rule, _, metric = key.removeprefix("rules/").rpartition("/")
         if key.startswith("rules/") and metric in ("timeout_frac", "error_frac", "none_frac"):
@@ -161,11 +164,11 @@ def _rules(series: Mapping[str, Series]) -> Iterator[str]:
             what = {"timeout_frac": "ran out of time or memory", "error_frac": "failed", "none_frac": "gave no value"}
             if share > NO_VALUE_FRAC or (metric == "error_frac" and share > 0):
                 yield f"Rule '{rule}' {what[metric]} on {share:.1%} of completions."
-        elif key.startswith("rewards/") and key.endswith("/mean") and total and len(values.values) > 8:
-            rule = key.removeprefix("rewards/").removesuffix("/mean")
-            rose, fell = _change(total), _change(values)
-            if rose > 0.05 and fell < -0.05:
-                yield f"Rule '{rule}' fell by {short(-fell)} while the reward rose by {short(rose)}: is it outbid?"
+    rose = _change(series["reward"]) if "reward" in series else 0.0
+    rules = {curve.name: values for curve, values in members(_RULES, series)} if rose > OUTBID else {}
+    for rule, fell in ((rule, -_change(values)) for rule, values in rules.items()):
+        if fell > OUTBID:
+            yield f"Rule '{rule}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
 
 
 def _reward_model(series: Mapping[str, Series]) -> Iterator[str]:
@@ -190,5 +193,7 @@ def _last(series: Mapping[str, Series], key: str) -> float | None:
 
 
 def _change(series: Series) -> float:
-    window = _window(series)
-    return statistics.fmean(series.values[-window:]) - statistics.fmean(series.values[:window])
+    """The last quarter's mean less the first quarter's, 0 where that is within the noise."""
+    window = max(1, len(series.values) // 4)
+    change = statistics.fmean(series.values[-window:]) - statistics.fmean(series.values[:window])
+    return change if abs(change) > _noise(series.values, window) else 0.0

@@ -1,0 +1,97 @@
+"""Charts: every value is in the picture, thinned ones in their band, and axes have round numbers."""
+
+import re
+
+import pytest
+
+from trl_ext.monitor.pages.charts import MOST_POINTS, Line, line_chart, stacked_chart
+
+
+def points(path):
+    return [tuple(map(float, pair.split())) for pair in re.split("[MLZ]", path) if pair]
+
+
+def chart(values, **others):
+    return line_chart("Loss", "", [Line("loss", range(1, len(values) + 1), values, **others)])
+
+
+def test_a_short_line_has_a_point_for_every_value():
+    picture = chart([0.0, 1.0, 2.0])
+    (stroke,) = picture.strokes
+    assert points(stroke.path) == [(x, y) for x, y, _ in stroke.markers]
+    assert [text for *_, text in stroke.markers] == ["loss, step 1: 0.00", "loss, step 2: 1.00", "loss, step 3: 2.00"]
+    assert stroke.markers[0][1] == picture.bottom and stroke.markers[0][0] == picture.left
+
+
+def test_a_lone_value_is_a_point_within_the_axes():
+    picture = chart([0.5])
+    ((x, y, _),) = picture.strokes[0].markers
+    assert picture.left < x < picture.width - picture.right and 0 < y < picture.bottom
+    assert [label for _, label in picture.x_ticks if label == "1"]
+
+
+@pytest.mark.parametrize("length", [241, 250, 479, 5000])
+def test_a_long_line_is_thinned_evenly_and_its_band_holds_every_value(length):
+    values = [float(number % 7) for number in range(length)]
+    values[length // 2] = 100.0  # a spike that no thinning may lose
+    (stroke,) = chart(values).strokes
+    assert len(points(stroke.path)) == MOST_POINTS and not stroke.markers
+    band = points(stroke.band)
+    around = points(chart(values[length // 2 - 15 : length // 2 + 15]).strokes[0].path)
+    assert min(y for _, y in band) == pytest.approx(min(y for _, y in around))
+
+
+def test_a_thinned_line_ends_on_the_mean_of_as_many_values_as_the_others():
+    values = [number % 2 for number in range(4801)]
+    heights = [y for _, y in points(chart(values).strokes[0].path)]
+    assert max(heights) - min(heights) < 0.1 * 190
+
+
+def test_the_columns_of_a_stack_add_up():
+    lines = [Line("a", range(1, 5), [1.0] * 4), Line("b", [1, 3], [3.0, 1.0])]
+    picture = stacked_chart("Phases", "seconds", lines)
+    one = (picture.bottom - next(y for y, label in picture.y_ticks if label == "2")) / 2
+    top = [y for _, y in points(picture.strokes[1].path)][:8:2]
+    assert [(picture.bottom - y) / one for y in top] == pytest.approx([4, 1, 2, 1], abs=0.05)
+
+
+@pytest.mark.parametrize("number", [1, 3, 1000])
+def test_a_stack_of_any_number_of_steps_is_as_wide_as_its_axes(number):
+    picture = stacked_chart("Phases", "", [Line("a", range(number), [1.0] * number)])
+    places = [x for x, _ in points(picture.strokes[0].path)]
+    assert min(places) == picture.left and max(places) == picture.width - picture.right
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0.0, 1.2], ["0", "0.5", "1.0"]),
+        ([0.0, 0.0], ["0", "0.5", "1.0"]),
+        ([10.0, 11.0], ["10.0", "10.5", "11.0"]),
+        ([-2.0, 2.0], ["-2", "0", "2"]),
+        ([0.0, 4e-5], ["0", "2e-05", "4e-05"]),
+        ([0.0, 12_000.0], ["0", "5k", "10k"]),
+        ([0.0, 3e6], ["0", "1M", "2M", "3M"]),
+    ],
+)
+def test_axes_have_few_round_numbers(values, labels):
+    assert [label for _, label in chart(values).y_ticks] == labels
+
+
+def test_an_outlier_turns_the_axis_logarithmic_and_says_so():
+    picture = chart([1.0] * 9 + [1e6])
+    assert picture.note == "logarithmic axis"
+    assert [label for _, label in picture.y_ticks] == ["1", "100", "10000", "1e+06"]
+    assert chart([0.0] * 9 + [1e6]).note == ""  # 0 has no logarithm
+
+
+def test_many_lines_have_no_bands_and_differ_in_colour_or_dashes():
+    lines = [Line(str(hue), range(300), range(300), hue) for hue in range(24)]
+    strokes = line_chart("Rewards", "", lines).strokes
+    assert not any(stroke.band for stroke in strokes)
+    assert len({stroke.style for stroke in strokes}) == 24
+
+
+def test_nothing_is_no_chart():
+    assert line_chart("Loss", "", [Line("loss", [], [])]) is None
+    assert stacked_chart("Phases", "", []) is None

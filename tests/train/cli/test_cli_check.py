@@ -16,6 +16,7 @@ from trl_ext.cli.check import memory as check_memory
 from trl_ext.cli.check import models as check_models
 from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.command import CANNOT_WORK, check
+from trl_ext.cli.check.data import Lengths
 from trl_ext.cli.doctor import print_findings
 from trl_ext.doctor import Gpu, probe
 from trl_ext.doctor.finding import problem
@@ -443,6 +444,18 @@ def test_trls_float32_is_planned_as_float32(assets, tmp_path):
     parsed = check_recipe.parse(str(path), "grpo", [], 2)
     job = check_memory.run_of_recipe(parsed, find_shape(assets / "8B"), 2, check_recipe.Launch()).job
     assert (job.dtype, job.method, job.checkpoint_every) == ("float32", "full", 1)
+
+
+@pytest.mark.parametrize(("longest", "planned"), [(700, 700), (90, 600)])
+def test_a_prompt_longer_than_the_recipe_says_is_a_problem_and_counted(longest, planned, assets, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump({**GRPO, "model_name_or_path": str(assets / "8B"), "memory_prompt_length": 600}))
+    parsed = check_recipe.parse(str(path), "grpo", [], 2)
+    shape, cards, launch = find_shape(assets / "8B"), check_memory.machine("2xH200", None), check_recipe.Launch()
+    lengths = (None, Lengths(prompt=longest))
+    assert check_memory.run_of_recipe(parsed, shape, 2, launch, lengths).job.max_prompt_length == planned
+    said = [one.what for one in check_memory.check_memory(parsed, shape, cards, 2, launch, lengths)]
+    assert ("A prompt has 700 tokens, and memory_prompt_length is 600." in said) is (longest > 600)
 
 
 def test_the_config_beside_the_tokenizer_is_the_one_planned(assets):

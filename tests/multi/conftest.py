@@ -1,9 +1,14 @@
-"""Tiny models on disk, for processes of their own."""
+"""Tiny models on disk, for processes of their own, and the wheel."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tests.conftest import ROOT
 
 HIDDEN_SIZE = 64
 
@@ -45,3 +50,15 @@ def tiny_reward_model(tiny_model, tmp_path_factory):
     model.save_pretrained(folder)
     PreTrainedTokenizerFast.from_pretrained(tiny_model).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """Path of the wheel, built offline with hatchling from here."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    [path] = folder.glob("*.whl")
+    return path

@@ -1,4 +1,4 @@
-"""The wheel carries the files that are not Python, and finds them again. Builds offline, with hatchling from here."""
+"""The wheel carries the files that are not Python, and finds them again."""
 
 import os
 import subprocess
@@ -6,20 +6,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    pytest.importorskip("hatchling")
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    [path] = folder.glob("*.whl")
-    return path
 
 
 def test_every_data_file_is_in_the_wheel(wheel):

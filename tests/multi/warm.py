@@ -64,8 +64,8 @@ sys.exit(code)
 
 
 @cache
-def warm_python() -> Path:
-    """What stands for Python in this test run; starts the server."""
+def warm_python(package: Path = ROOT) -> Path:
+    """What stands for Python in this test run; starts the server. `package` is the folder that holds `trl_ext`."""
     folder = tempfile.TemporaryDirectory(prefix="warm")  # short: a socket's path has 107 characters at most
     path = os.path.join(folder.name, "socket")
     program = Path(folder.name, "python")
@@ -75,10 +75,10 @@ def warm_python() -> Path:
     listener.bind(path)
     listener.listen()
     log = open(os.path.join(folder.name, "log"), "w")
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.multi.warm", str(listener.fileno())],
-        cwd=ROOT,
+        [sys.executable, __file__, str(listener.fileno())],
+        cwd=folder.name,
         env=environment,
         stdout=log,
         stderr=log,
@@ -96,7 +96,9 @@ def warm_python() -> Path:
 
 def main() -> None:
     """Answer until told to end. One fork waits for each fork that works."""
+    del sys.path[0]  # the folder of this file, where `trainers` and `memory` are tests
     forks.preload(PRELOADED)
+    sys.path.insert(0, "")  # a fork puts its own folder there
     gc.freeze()  # a fork copies a page on its first write, and collecting writes on all
     listener = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks after those that wait

@@ -1,0 +1,312 @@
+"""What the README and the pages show, runs from an installed wheel, in a folder that is no checkout.
+
+| block | what happens to it |
+|---|---|
+| Python | the blocks of a page are one program, from top to bottom, run with a tiny model for one step |
+| shell | the commands of a page are one session, each run as printed; but |
+| ... that trains | launcher and script are asked whether they take it; the first of each trainer reaches step 1 |
+| ... of pip or uv | its requirements are names and extras that exist |
+| ... of make | the target exists |
+| YAML | a rule set, or a recipe whose keys a script knows |
+| JSON, TOML | is read |
+| text, diff | nothing: output, and changes |
+| marked `<!-- needs: ... -->` | nothing runs; lines that train are asked about all the same |
+"""
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from tests import tiny
+from tests.documents import BLOCKS, NEEDS, PAGES, ROOT, Block
+from tests.multi.launching import ENVIRONMENT, PROGRAMS
+from tests.multi.warm import warm_python
+from tests.preferences import reward_model
+
+torch.set_num_threads(1)
+
+TIMEOUT_S = 600
+TRAINERS = ("grpo", "reward", "ppo")
+TRAINS = re.compile(
+    r"trl-ext (grpo|reward|ppo)\b|(?:accelerate launch|torchrun|python) .*-m trl_ext\.scripts\.(\w+)\b"
+)
+LANGUAGES = {"", "bash", "diff", "json", "python", "text", "toml", "yaml"}
+MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
+# Beside ours, what pip lines may install.
+OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "lm-eval", "modelscope"}
+# Commands that tell by their exit code what they found, here that this machine has no card.
+MAY_FIND = ("trl-ext doctor", "trl-ext check", "trl-ext dryrun")
+# What would take minutes, and where it is tested.
+SHORTER = {" --verify": ""}  # tests/train/twin/test_plan_verify.py
+SETTINGS = {"use_cpu": True, "bf16": False, "max_steps": 1, "report_to": "none"}
+ONE_STEP = "--use_cpu true --bf16 false --report_to none --logging_steps 1"
+FEW = {
+    "grpo": "--max_steps 1 --max_completion_length 4 --num_generations 2 --per_device_train_batch_size 4",
+    "ppo": "--total_episodes 1 --num_ppo_epochs 1 --num_mini_batches 1 --response_length 4"
+    " --per_device_train_batch_size 2 --gradient_accumulation_steps 1",
+    "reward": "--max_steps 1 --per_device_train_batch_size 2",
+}
+
+
+def blocks(*languages: str, page: str | None = None, marked: bool | None = None) -> list[Block]:
+    found = [block for block in BLOCKS if block.language in languages and page in (None, block.page)]
+    return [block for block in found if marked in (None, bool(block.kind))]
+
+
+def pages(*languages: str) -> list[str]:
+    return sorted({block.page for block in blocks(*languages, marked=False)})
+
+
+def training_lines() -> list[str]:
+    return [line for block in blocks("", "bash") for line in block.commands() if TRAINS.match(line)]
+
+
+def trainer_of(line: str) -> str:
+    found = TRAINS.match(line)
+    return found[1] or found[2]
+
+
+# An installed wheel and what a reader has in the working folder ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory):
+    """A folder of packages with nothing but our wheel in it."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "--disable-pip-version-check", "--target", folder, wheel], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(site, tmp_path_factory):
+    """Of a shell in which Python and its programs are a warm Python that has the wheel."""
+    python = warm_python(site)
+    folder = tmp_path_factory.mktemp("bin")
+    for program in (site / "bin" / "trl-ext", Path(sys.prefix, "bin/accelerate"), Path(sys.prefix, "bin/torchrun")):
+        text = program.read_text().partition("\n")[2]
+        (folder / program.name).write_text(f"#!{python}\n{text}")
+        (folder / program.name).chmod(0o755)
+    path = os.pathsep.join([str(folder), str(python.parent), os.environ["PATH"]])
+    variables = {"PATH": path, "PYTHONPATH": str(site), "PYTHON_EXEC": str(python), "COLUMNS": "120"}
+    return {name: text for name, text in ENVIRONMENT.items() if name != "TRL_EXT_DATA"} | variables
+
+
+@pytest.fixture(scope="module")
+def tiny_models(tmp_path_factory):
+    """A causal model and a reward model, each with its tokenizer."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    tiny.model("llama", max_position_embeddings=4096).save_pretrained(folder / "causal")
+    reward_model(folder / "reward", max_position_embeddings=4096).save_pretrained(folder / "reward")
+    for name in ("causal", "reward"):
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+SUMS = [{"prompt": f"{a} + {b} =", "answer": str(a + b)} for a in range(5) for b in range(4)]
+PAIRS = [{"prompt": row["prompt"], "chosen": f" A: {row['answer']}", "rejected": " A: 99"} for row in SUMS]
+RECIPE = """\
+model_name_or_path: tiny
+dataset_name: train.jsonl
+output_dir: out/recipe
+num_generations: 4
+max_completion_length: 16
+use_cpu: true
+bf16: false
+"""
+RULES = "rules:\n  - {rule: answer}\n  - {rule: length, low: 1, high: 64, unit: words, weight: 0.1, gate: answer}\n"
+
+
+@pytest.fixture(scope="module")
+def desk(tiny_models, tmp_path_factory):
+    """The working folder of a reader: the files, data and finished runs that the pages name."""
+    import datasets
+
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "tiny").symlink_to(tiny_models / "causal")
+    (folder / "rules.yaml").write_text(RULES)
+    (folder / "recipe.yaml").write_text(RECIPE + RULES)
+    (folder / "reward.yaml").write_text(
+        re.sub("(?m)^(num_gen|max_comp).*\n", "", RECIPE).replace("train.jsonl", "pairs.jsonl")
+    )
+    for name in ("train.jsonl", "data.jsonl", "my/problems/train.jsonl", "my/problems/test.jsonl"):
+        write_rows(folder / name, SUMS)
+    pairs = "trl-lib/ultrafeedback_binarized"
+    for name in ("pairs.jsonl", f"{pairs}/train.jsonl", f"{pairs}/test.jsonl"):
+        write_rows(folder / name, PAIRS)
+    said = [{**row, "completion": f"A: {row['answer']}", "completion_ids": [1, 2, 3]} for row in SUMS]
+    for name in ("completions.parquet", "out/completions/completions_00010.parquet"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_list(said).to_parquet(folder / name)
+    for name in ("accelerate_configs", "deepspeed_configs"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture
+def hub(desk, tiny_models, tmp_path):
+    """The reader's folder, in which every model of the hub is the tiny one."""
+    shutil.copytree(desk, tmp_path, symlinks=True, dirs_exist_ok=True)
+    for name in {name for block in BLOCKS for name in MODEL.findall(block.text)}:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(tiny_models / "causal")
+    for name in ("reward-model", "out/reward"):
+        (tmp_path / name).symlink_to(tiny_models / "reward")
+    return tmp_path
+
+
+def run(command: list, folder: Path, environment: dict[str, str], **options) -> str:
+    """Run a command to its end; fail with the tail of what it said, or return that."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        **options,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout[-5000:]}"
+    return done.stdout
+
+
+# Blocks and what happens to them -------------------------------------------------------------------------------------
+
+
+def test_every_block_has_a_language_that_is_looked_at():
+    assert not [block for block in BLOCKS if block.language not in LANGUAGES]
+    fences = sum(page.read_text().count("```") for page in PAGES)
+    inline = sum(page.read_text().count("` ```") for page in PAGES)
+    assert fences == 2 * len(BLOCKS) + inline
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.kind], ids=lambda block: f"{block.page}:{block.line}"
+)
+def test_a_block_that_cannot_run_here_says_why(block):
+    assert block.kind in NEEDS and block.reason
+    pytest.skip(f"needs {NEEDS[block.kind]}: {block.reason}")
+
+
+def test_the_package_is_the_wheels(site, environment, tmp_path):
+    code = "import trl_ext, os; print(trl_ext.__file__, 'trl-ext' in os.popen('trl-ext --version').read())"
+    (tmp_path / "where.py").write_text(code)
+    assert run(["python", "where.py"], tmp_path, environment).split() == [str(site / "trl_ext/__init__.py"), "True"]
+
+
+class OneStep(ast.NodeTransformer):
+    """Let every trainer's config in a program compute one step on a CPU."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        name = getattr(node.func, "id", "")
+        if name in ("GRPOConfig", "PPOConfig", "RewardConfig"):
+            ours = SETTINGS | ({} if name == "RewardConfig" else {"max_completion_length": 4})
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in {*ours, "response_length"}]
+            node.keywords += [ast.keyword(key, ast.Constant(value)) for key, value in ours.items()]
+        return node
+
+
+@pytest.mark.parametrize("page", pages("python"))
+def test_the_python_blocks_of_a_page_run_from_top_to_bottom(page, hub, environment):
+    program = ast.parse("\n".join(block.text for block in blocks("python", page=page, marked=False)))
+    (hub / "page.py").write_text(ast.unparse(OneStep().visit(program)))
+    run(["python", "page.py"], hub, environment)
+
+
+@pytest.mark.parametrize("page", pages("", "bash"))
+def test_the_commands_of_a_page_run_in_order(page, desk, environment, tmp_path):
+    shutil.copytree(desk, tmp_path, symlinks=True, dirs_exist_ok=True)
+    session = [line for block in blocks("", "bash", page=page, marked=False) for line in block.commands()]
+    session = [line for line in session if not (TRAINS.match(line) or installs(line) or line.startswith("make "))]
+    for longer, shorter in SHORTER.items():
+        session = [line.replace(longer, shorter) for line in session]
+    script = [f"{{ {line}\n}} >said.{i} 2>&1; echo $? >code.{i}" for i, line in enumerate(session)]
+    run(["bash"], tmp_path, environment, input="\n".join(script))
+    failed = {}
+    for i, line in enumerate(session):
+        code = int((tmp_path / f"code.{i}").read_text())
+        if code != 0 and not (code == 1 and line.startswith(MAY_FIND)):
+            failed[line] = (code, (tmp_path / f"said.{i}").read_text()[-3000:])
+    assert not failed, "\n\n".join(f"{line}\nended with {code}:\n{said}" for line, (code, said) in failed.items())
+
+
+def expanded(lines: list[str], folder: Path, environment: dict[str, str]) -> list[list[str]]:
+    """The words of each line, as the shell hands them to its program."""
+    script = "\n".join(f"printf '%s\\0' {line}\nprintf '\\1'" for line in lines)
+    told = run(["bash"], folder, environment, input=script)
+    return [one.split("\0")[:-1] for one in told.split("\1")[:-1]]
+
+
+def test_launcher_and_script_take_every_line_that_trains(hub, environment):
+    asked = {"lines": expanded(training_lines(), hub, environment), "recipes": []}
+    told = run(["python", PROGRAMS / "accepted.py"], hub, environment, input=json.dumps(asked))
+    assert json.loads(told.splitlines()[-1]) == []
+
+
+def test_every_yaml_block_is_a_rule_set_or_a_recipe(hub, environment):
+    asked = {"lines": [], "recipes": [block.text for block in blocks("yaml")]}
+    told = run(["python", PROGRAMS / "accepted.py"], hub, environment, input=json.dumps(asked))
+    assert json.loads(told.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_first_line_of_a_trainer_reaches_step_1(trainer, hub, environment):
+    line = next(line for line in training_lines() if trainer_of(line) == trainer)
+    line = re.sub(r"--num_processes \d+", "--num_processes 1", line)
+    run(["bash", "-c", f"{line} {ONE_STEP} {FEW[trainer]} --output_dir out/{trainer}"], hub, environment)
+    assert list((hub / "out" / trainer).glob("**/*.safetensors"))
+
+
+@cache
+def extras() -> set[str]:
+    return set(distribution("trl_ext").metadata.get_all("Provides-Extra"))
+
+
+def installs(line: str) -> bool:
+    return line.startswith(("pip ", "uv pip ", "uv add ", "python -m pip "))
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("", "bash") for line in block.commands() if installs(line)])
+def test_a_line_that_installs_names_what_there_is(line):
+    words = shlex.split(line, comments=True)
+    for word in words[words.index("install" if "install" in words else "add") + 1 :]:
+        if word.startswith("-") or word == ".":
+            continue
+        requirement = Requirement(word.removeprefix("."))
+        assert requirement.name in OTHERS or requirement.name.replace("_", "-") == "trl-ext"
+        assert requirement.extras <= extras()
+
+
+@pytest.mark.parametrize(
+    "line", [line for block in blocks("", "bash") for line in block.commands() if line.startswith("make ")]
+)
+def test_a_target_of_make_exists(line):
+    target = shlex.split(line, comments=True)[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", blocks("json", "toml"), ids=lambda block: f"{block.page}:{block.line}")
+def test_a_block_of_data_is_read(block):
+    assert {"json": json.loads, "toml": tomllib.loads}[block.language](block.text)

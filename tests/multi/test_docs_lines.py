@@ -1,5 +1,7 @@
 """What the README and the pages show, runs from an installed wheel, in a folder that is no checkout.
 
+A block of YAML whose first line is `# NAME.yaml` lies in that folder under this name.
+
 | block | what happens to it |
 |---|---|
 | Python | the blocks of a page are one program, from top to bottom, run with a tiny model for one step |
@@ -39,14 +41,15 @@ from tests.preferences import reward_model
 torch.set_num_threads(1)
 
 TIMEOUT_S = 600
-TRAINERS = ("grpo", "reward", "ppo")
 TRAINS = re.compile(
-    r"trl-ext (grpo|reward|ppo)\b|(?:accelerate launch|torchrun|python) .*-m trl_ext\.scripts\.(\w+)\b"
+    r"(?:\w+=\S+ )*(?:trl-ext |(?:accelerate launch|torchrun|python) .*-m trl_ext\.scripts\.)"
+    r"(grpo|reward|ppo)\b(?! --help)"
 )
 LANGUAGES = {"", "bash", "diff", "json", "python", "text", "toml", "yaml"}
+SAVED = re.compile(r"# (\w+\.yaml)\n")
 MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
 # Beside ours, what pip lines may install.
-OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "lm-eval", "modelscope"}
+OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "modelscope"}
 # Commands that tell by their exit code what they found, here that this machine has no card.
 MAY_FIND = ("trl-ext doctor", "trl-ext check", "trl-ext dryrun")
 # What would take minutes, and where it is tested.
@@ -75,8 +78,7 @@ def training_lines() -> list[str]:
 
 
 def trainer_of(line: str) -> str:
-    found = TRAINS.match(line)
-    return found[1] or found[2]
+    return TRAINS.match(line)[1]
 
 
 # An installed wheel and what a reader has in the working folder ------------------------------------------------------
@@ -146,6 +148,9 @@ def desk(tiny_models, tmp_path_factory):
     (folder / "tiny").symlink_to(tiny_models / "causal")
     (folder / "rules.yaml").write_text(RULES)
     (folder / "recipe.yaml").write_text(RECIPE + RULES)
+    for block in blocks("yaml"):
+        if named := SAVED.match(block.text):
+            (folder / named[1]).write_text(block.text)
     (folder / "reward.yaml").write_text(
         re.sub("(?m)^(num_gen|max_comp).*\n", "", RECIPE).replace("train.jsonl", "pairs.jsonl")
     )
@@ -154,25 +159,30 @@ def desk(tiny_models, tmp_path_factory):
     pairs = "trl-lib/ultrafeedback_binarized"
     for name in ("pairs.jsonl", f"{pairs}/train.jsonl", f"{pairs}/test.jsonl"):
         write_rows(folder / name, PAIRS)
+    for split in ("train", "test"):
+        rows = [{"question": f"What is {row['prompt']}", "answer": f"So it is. #### {row['answer']}"} for row in SUMS]
+        write_rows(folder / "openai" / "gsm8k" / f"{split}.jsonl", rows)
     said = [{**row, "completion": f"A: {row['answer']}", "completion_ids": [1, 2, 3]} for row in SUMS]
     for name in ("completions.parquet", "out/completions/completions_00010.parquet"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         datasets.Dataset.from_list(said).to_parquet(folder / name)
-    for name in ("accelerate_configs", "deepspeed_configs"):
-        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def furnished(folder: Path, desk: Path, tiny_models: Path) -> Path:
+    """Make `folder` the reader's, in which every model of the hub is the tiny one."""
+    shutil.copytree(desk, folder, symlinks=True, dirs_exist_ok=True)
+    for name in {name for block in BLOCKS for name in MODEL.findall(block.text)}:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(tiny_models / "causal")
+    for name in ("reward-model", "out/reward"):
+        (folder / name).symlink_to(tiny_models / "reward")
     return folder
 
 
 @pytest.fixture
 def hub(desk, tiny_models, tmp_path):
-    """The reader's folder, in which every model of the hub is the tiny one."""
-    shutil.copytree(desk, tmp_path, symlinks=True, dirs_exist_ok=True)
-    for name in {name for block in BLOCKS for name in MODEL.findall(block.text)}:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).symlink_to(tiny_models / "causal")
-    for name in ("reward-model", "out/reward"):
-        (tmp_path / name).symlink_to(tiny_models / "reward")
-    return tmp_path
+    return furnished(tmp_path, desk, tiny_models)
 
 
 def run(command: list, folder: Path, environment: dict[str, str], **options) -> str:
@@ -236,12 +246,16 @@ def test_the_python_blocks_of_a_page_run_from_top_to_bottom(page, hub, environme
 
 
 @pytest.mark.parametrize("page", pages("", "bash"))
-def test_the_commands_of_a_page_run_in_order(page, desk, environment, tmp_path):
-    shutil.copytree(desk, tmp_path, symlinks=True, dirs_exist_ok=True)
+def test_the_commands_of_a_page_run_in_order(page, desk, tiny_models, environment, trained, tmp_path):
     session = [line for block in blocks("", "bash", page=page, marked=False) for line in block.commands()]
     session = [line for line in session if not (TRAINS.match(line) or installs(line) or line.startswith("make "))]
     for longer, shorter in SHORTER.items():
         session = [line.replace(longer, shorter) for line in session]
+    if any(line.startswith("trl-ext plan") for line in session):  # it knows the models themselves
+        shutil.copytree(desk, tmp_path, symlinks=True, dirs_exist_ok=True)
+    else:
+        furnished(tmp_path, desk, tiny_models)
+    shutil.copytree(trained, tmp_path / "out" / "grpo", dirs_exist_ok=True)
     script = [f"{{ {line}\n}} >said.{i} 2>&1; echo $? >code.{i}" for i, line in enumerate(session)]
     run(["bash"], tmp_path, environment, input="\n".join(script))
     failed = {}
@@ -260,6 +274,7 @@ def expanded(lines: list[str], folder: Path, environment: dict[str, str]) -> lis
 
 
 def test_launcher_and_script_take_every_line_that_trains(hub, environment):
+    shutil.copy(hub / "reward.yaml", hub / "recipe.yaml")  # keys that every trainer has
     asked = {"lines": expanded(training_lines(), hub, environment), "recipes": []}
     told = run(["python", PROGRAMS / "accepted.py"], hub, environment, input=json.dumps(asked))
     assert json.loads(told.splitlines()[-1]) == []
@@ -271,12 +286,27 @@ def test_every_yaml_block_is_a_rule_set_or_a_recipe(hub, environment):
     assert json.loads(told.splitlines()[-1]) == []
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_the_first_line_of_a_trainer_reaches_step_1(trainer, hub, environment):
+def train(trainer: str, folder: Path, environment: dict[str, str]) -> Path:
+    """Run the first line of the pages that trains with this trainer, for one step; the run's folder."""
     line = next(line for line in training_lines() if trainer_of(line) == trainer)
     line = re.sub(r"--num_processes \d+", "--num_processes 1", line)
-    run(["bash", "-c", f"{line} {ONE_STEP} {FEW[trainer]} --output_dir out/{trainer}"], hub, environment)
-    assert list((hub / "out" / trainer).glob("**/*.safetensors"))
+    run(["bash", "-c", f"{line} {ONE_STEP} {FEW[trainer]} --output_dir out/{trainer}"], folder, environment)
+    return folder / "out" / trainer
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, desk, tiny_models, environment):
+    """The folder of a finished run of GRPO."""
+    return train("grpo", furnished(tmp_path_factory.mktemp("grpo"), desk, tiny_models), environment)
+
+
+def test_the_first_line_of_grpo_reaches_step_1(trained):
+    assert list(trained.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("trainer", ["reward", "ppo"])
+def test_the_first_line_of_a_trainer_reaches_step_1(trainer, hub, environment):
+    assert list(train(trainer, hub, environment).glob("*.safetensors"))
 
 
 @cache

@@ -93,7 +93,12 @@ class Launched:
         for words, (machine, _), log in zip(map(shlex.split, printed), machines, self.logs, strict=True):
             kind = "reward" if "reward" in words else "grpo"
             launcher = "trl-ext" if words[0] == "trl-ext" else " ".join(words[:2])
-            replaced = {"16": "2", "recipe.yaml": str(recipes[kind]), "/shared/out": str(folder / "out")}
+            replaced = {
+                "$(trl-ext launch-file zero2)": str(launching.YAMLS["zero2"]),
+                "16": "2",
+                "recipe.yaml": str(recipes[kind]),
+                "/shared/out": str(folder / "out"),
+            }
             words = [replaced.get(word, word) for word in words[len(launcher.split()) :]]
             command = ["ip", "netns", "exec", machine, warm_python(), "-m", MODULES[launcher], *words, *more]
             with log.open("w") as file:

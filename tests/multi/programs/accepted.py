@@ -21,6 +21,8 @@ def parser_of(module: str):
 
 def ask(words: list[str]) -> None:
     """Raise where launcher or script refuse the line."""
+    while "=" in words[0]:  # a variable of the environment
+        words = words[1:]
     if words[0] == "trl-ext":
         module = SCRIPTS[words[1]].module
         launch_arguments(module, parser_of(module), words[2:])

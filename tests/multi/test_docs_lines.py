@@ -52,12 +52,13 @@ MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
 OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "modelscope"}
 # Commands that tell by their exit code what they found, here that this machine has no card.
 MAY_FIND = ("trl-ext doctor", "trl-ext check", "trl-ext dryrun")
-# What would take minutes, and where it is tested.
-SHORTER = {" --verify": ""}  # tests/train/twin/test_plan_verify.py
+# What would take long, and where it is tested: tests/train/twin/test_plan_verify.py, docs/memory.md.
+SHORTER = {" --verify": "", "trl-ext dryrun recipe.yaml --gpus 8xA100-80GB": "trl-ext dryrun --help"}
 SETTINGS = {"use_cpu": True, "bf16": False, "max_steps": 1, "report_to": "none"}
 ONE_STEP = "--use_cpu true --bf16 false --report_to none --logging_steps 1"
 FEW = {
-    "grpo": "--max_steps 1 --max_completion_length 4 --num_generations 2 --per_device_train_batch_size 4",
+    "grpo": "--max_steps 1 --max_completion_length 4 --num_generations 2 --per_device_train_batch_size 4"
+    " --use_peft --lora_target_modules all-linear",
     "ppo": "--total_episodes 1 --num_ppo_epochs 1 --num_mini_batches 1 --response_length 4"
     " --per_device_train_batch_size 2 --gradient_accumulation_steps 1",
     "reward": "--max_steps 1 --per_device_train_batch_size 2",
@@ -154,7 +155,7 @@ def desk(tiny_models, tmp_path_factory):
     (folder / "reward.yaml").write_text(
         re.sub("(?m)^(num_gen|max_comp).*\n", "", RECIPE).replace("train.jsonl", "pairs.jsonl")
     )
-    for name in ("train.jsonl", "data.jsonl", "my/problems/train.jsonl", "my/problems/test.jsonl"):
+    for name in ("train.jsonl", "test.jsonl", "data.jsonl", "my/problems/train.jsonl", "my/problems/test.jsonl"):
         write_rows(folder / name, SUMS)
     pairs = "trl-lib/ultrafeedback_binarized"
     for name in ("pairs.jsonl", f"{pairs}/train.jsonl", f"{pairs}/test.jsonl"):
@@ -255,7 +256,8 @@ def test_the_commands_of_a_page_run_in_order(page, desk, tiny_models, environmen
         shutil.copytree(desk, tmp_path, symlinks=True, dirs_exist_ok=True)
     else:
         furnished(tmp_path, desk, tiny_models)
-    shutil.copytree(trained, tmp_path / "out" / "grpo", dirs_exist_ok=True)
+    for name in ("grpo", "grpo-more"):
+        shutil.copytree(trained, tmp_path / "out" / name, dirs_exist_ok=True)
     script = [f"{{ {line}\n}} >said.{i} 2>&1; echo $? >code.{i}" for i, line in enumerate(session)]
     run(["bash"], tmp_path, environment, input="\n".join(script))
     failed = {}

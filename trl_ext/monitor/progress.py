@@ -1,4 +1,4 @@
-"""Progress of a run on rank 0: a bar on a terminal, one short line per logging step elsewhere.
+"""Progress of a run on rank 0: a bar on a terminal, curves in a notebook, one short line per logging step elsewhere.
 
 Replaces transformers' ProgressCallback and PrinterCallback, which print the whole metrics dictionary at every step.
 """
@@ -10,16 +10,18 @@ from typing import Any
 
 from tqdm import tqdm
 from transformers import PrinterCallback, ProgressCallback
+from transformers.utils import is_in_notebook
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Entry
+from trl_ext.monitor.notebook import NotebookCurves
 from trl_ext.monitor.words import duration, scores
 
 _BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
 
 
 class ProgressLine(ProgressCallback, PrinterCallback):
-    """Steps, the run's curves (for GRPO the reward and every rule) and time left.
+    """Steps, the run's curves (for GRPO the reward and every rule) and time left; with `disable_tqdm` always lines.
 
     Our trainers have one in the place of transformers' own callbacks. It is one of both: whoever removes them, as in
     `trainer.remove_callback(PrinterCallback)`, removes it.
@@ -28,12 +30,18 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def __init__(self) -> None:
         super().__init__()
         self._bar: tqdm | None = None
+        self._curves: NotebookCurves | None = None
+        self._line = ""
         self._steps_s = 0.0  # seconds inside optimizer steps: evaluation and saving do not count
         self._num_steps = 0
         self._step_begin_s = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and sys.stderr.isatty() and not args.disable_tqdm:
+        if not state.is_world_process_zero or args.disable_tqdm:
+            return
+        if is_in_notebook():
+            self._curves = NotebookCurves()
+        elif sys.stderr.isatty():
             # Not tqdm's own measure: a container's terminal may report a width of 0, which would hide the bar.
             columns = shutil.get_terminal_size().columns
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, bar_format=_BAR, ncols=columns)
@@ -51,27 +59,32 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         if not state.is_world_process_zero or not logs:
             return
         if log_keys.is_held_out(logs):
-            self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}")
+            self._print(f"held-out after step {state.global_step}  {_plotted(logs, HELD_OUT)}", state)
         elif log_keys.is_training(logs):
             text = _plotted(logs)
             left_s = self._steps_s / max(self._num_steps, 1) * (state.max_steps - state.global_step)
             if self._bar is not None:
                 self._bar.set_description_str(f"left {duration(left_s)}  {text}")
             else:
-                self._print(f"step {state.global_step}/{state.max_steps}  {text}  left {duration(left_s)}")
+                self._print(f"step {state.global_step}/{state.max_steps}  {text}  left {duration(left_s)}", state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._bar is not None:
             self._bar.close()
-            self._bar = None
+        if self._curves is not None and self._line:
+            self._curves.show(self._line, state.log_history, is_last=True)
+        self._bar = self._curves = None
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
         """Show no bar of its own for an evaluation."""
 
-    def _print(self, line: str) -> None:
-        if self._bar is not None:
+    def _print(self, line: str, state: Any) -> None:
+        if self._curves is not None:
+            self._line = line
+            self._curves.show(line, state.log_history)
+        elif self._bar is not None:
             self._bar.write(line, file=sys.stderr)
         else:
             print(line, file=sys.stderr, flush=True)

@@ -83,6 +83,11 @@ SEAMS = (
     ),
     Seam("trl.trainer.reward_trainer:RewardTrainer._save_checkpoint", ("model", "trial"), "as above"),
     Seam("transformers:Trainer.train", ("resume_from_checkpoint", "trial"), "gets a whole checkpoint or none"),
+    Seam(
+        "transformers:Trainer._determine_best_metric",
+        ("metrics", "trial"),
+        "raises KeyError for a `metric_for_best_model` that the metrics lack",
+    ),
     Seam("transformers:Trainer._run_epoch", (), "called once an epoch, and not at all when no step is left"),
     Seam("transformers:Trainer._get_output_dir", ("trial",), "names the folder beside, while a checkpoint is written"),
     Seam("transformers:Trainer._push_from_checkpoint", ("checkpoint_folder",), "called when a checkpoint is whole"),
@@ -97,6 +102,7 @@ SEAMS = (
         "writes README.md; its sentence `This model is a fine-tuned version of ...` and its heading `### Framework "
         "versions` are found there",
     ),
+    Seam("transformers.trainer:DEFAULT_PROGRESS_CALLBACK", (), "a notebook's, for which ProgressLine stands as well"),
     Seam("transformers:Trainer.add_callback", ("callback",), "a ProgressLine takes the place of the one there"),
     Seam(
         "transformers.trainer_utils:sort_checkpoints",

@@ -10,6 +10,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from trl_ext.compat.swap import swapped
+from trl_ext.trainers.checkpoints.best import check_best_metric, unknown_metric
 from trl_ext.trainers.checkpoints.fingerprint import fingerprint
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
@@ -46,6 +47,7 @@ class WholeCheckpoints(Trainer):
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
         """Overrides transformers.Trainer.train: only a whole checkpoint of this run is resumed from."""
+        check_best_metric(self)
         if trial is not None:  # a search has settings and checkpoints of its own
             self._run = None
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
@@ -56,6 +58,13 @@ class WholeCheckpoints(Trainer):
         if checkpoint is not None:
             check_run(self, checkpoint, self._run)
         return super().train(checkpoint, trial, ignore_keys_for_eval)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Overrides transformers.Trainer._determine_best_metric: an unknown name is a sentence."""
+        try:
+            return super()._determine_best_metric(metrics, trial)
+        except KeyError as error:
+            raise unknown_metric(str(self.args.metric_for_best_model), metrics) from error
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Overrides transformers.Trainer._run_epoch: a run that has taken all its steps takes no more.

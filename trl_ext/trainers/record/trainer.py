@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import trainer as transformers_trainer
 from transformers.utils import logging
 
 from trl_ext.memory.files.plan import as_dict
@@ -38,7 +39,8 @@ class RunRecords(Trainer):
         """Overrides transformers.Trainer.__init__: one line of progress, unless the user has a callback for it."""
         super().__init__(*args, **kwargs)
         callbacks = self.callback_handler.callbacks
-        shown = [i for i, one in enumerate(callbacks) if isinstance(one, (ProgressCallback, PrinterCallback))]
+        kinds = (ProgressCallback, PrinterCallback, transformers_trainer.DEFAULT_PROGRESS_CALLBACK)  # a notebook's
+        shown = [i for i, one in enumerate(callbacks) if isinstance(one, kinds)]
         if len(shown) == 1:  # transformers' own, which it adds last
             callbacks[shown[0]] = ProgressLine()
         elif any(isinstance(callbacks[i], ProgressLine) for i in shown[:-1]):

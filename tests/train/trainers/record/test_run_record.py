@@ -9,7 +9,7 @@ import trl
 import yaml
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
@@ -159,6 +159,15 @@ def test_there_is_one_line_of_progress_and_no_series_that_says_nothing(tmp_path,
     }
     captured = capfd.readouterr()
     assert "step 1/1  reward " in captured.err and "{'loss'" not in captured.out + captured.err
+
+
+def test_the_table_that_transformers_shows_in_a_notebook_gives_way(tmp_path, monkeypatch):
+    class TableOfNotebooks(TrainerCallback):
+        """As transformers' own, which is no ProgressCallback."""
+
+    monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", TableOfNotebooks)
+    run = trainer(tmp_path, disable_tqdm=False)
+    assert not run.pop_callback(TableOfNotebooks) and shown(run) == ["ProgressLine"]
 
 
 @pytest.mark.parametrize("disable_tqdm", [True, False])

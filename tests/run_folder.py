@@ -12,6 +12,9 @@ HOSTILE = (
 )
 
 
+PLAN = {"label": "plan of 40 GiB", "peak_gib": 38.21, "usable_gib": 45.0, "peak_phase": "update", "step_s": 12.34}
+
+
 def entry(step: int, num_steps: int, rules: int = 2) -> dict[str, Any]:
     """What a GRPO run logs in a step; its rewards rise."""
     done = step / num_steps
@@ -81,6 +84,7 @@ def write_run(folder: Path, num_steps: int = 20, rules: int = 2, **recipe: Any) 
         write_table(folder, step, rows)
     packages = {"trl_ext": "0.1.0", "trl": "1.16.0"}
     versions = {"trainer": "grpo", "started": "2026-11-22T18:00:00+00:00", "num_processes": 2, "packages": packages}
+    versions["launch"] = "trl-ext grpo --config quickstart"
     settings = {"model_name_or_path": "org/<model>", "dataset_name": "org/data", "learning_rate": 1e-5, **recipe}
-    write_record(folder, settings, versions, {"rules": [{"rule": "answer", "gold": "answer"}]}, {"plan": "<p>"})
+    write_record(folder, settings, versions, {"rules": [{"rule": "answer", "gold": "answer"}]}, PLAN)
     return folder

@@ -89,7 +89,7 @@ def run_facts(
     if record is None:
         return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples)
     model, data, versions = record.model, record.dataset, record.versions
-    facts = [f"data {short_name(data)}" if data else "", _date(versions.get("started")), _machine(versions)]
+    facts = [f"data: {short_name(data)}" if data else "", _date(versions.get("started")), _machine(versions)]
     return RunFacts(
         title=f"{trainer} on {short_name(model)}" if model else f"{trainer} run",
         facts=[fact for fact in facts if fact],
@@ -97,6 +97,8 @@ def run_facts(
         versions={name: str(number) for name, number in versions.get("packages", {}).items()},
         rules=_text(_of_run(folder, RULES_FILE)),
         plan=_text(_of_run(folder, PLAN_FILE)),
+        planned=_planned(record.plan or {}),
+        launch=str(versions.get("launch") or ""),
         max_steps=max_steps,
         samples=samples,
     )
@@ -106,6 +108,18 @@ def _samples(folder: Path, log_history: Sequence[Entry], weights: Any) -> Sample
     keys = {key.removeprefix("eval_") for entry in log_history for key in entry}
     names = {key.removeprefix("rewards/").removesuffix("/mean") for key in keys if key.startswith("rewards/")}
     return read_samples(folder, names, weights)
+
+
+def _planned(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a plan says of memory and time, by name; what is not as we write it is left out."""
+    numbers = {key: value for key, value in plan.items() if isinstance(value, (int, float))}
+    rows = [("settings", plan["label"])] if isinstance(plan.get("label"), str) else []
+    if {"peak_gib", "usable_gib"} <= numbers.keys():
+        where = f", in {plan['peak_phase']}" if isinstance(plan.get("peak_phase"), str) else ""
+        rows.append(("memory at the peak", f"{plan['peak_gib']:.1f} of {plan['usable_gib']:.1f} GiB on a card{where}"))
+    if "step_s" in numbers:
+        rows.append(("time of a step", f"{plan['step_s']:.1f} s"))
+    return rows
 
 
 def _of_run(folder: Path, name: str) -> Path:

@@ -72,9 +72,18 @@ def test_every_section_is_there_in_order(page):
 
 def test_the_head_says_what_was_run_when_and_how_it_ended(html):
     head = html[html.index("<h1>") : html.index('<section id="curves">')]
-    assert "GRPO on org/&lt;model&gt;" in head and "data org/data" in head and "2026-11-22 18:00 UTC" in head
+    assert "GRPO on org/&lt;model&gt;" in head and "data: org/data" in head and "2026-11-22 18:00 UTC" in head
     assert "It learned: reward rose from 0.10 to 0.90 on held-out problems" in head
     assert "Finished: 20 of 20 steps in 1:01" in head
+
+
+def test_the_plan_is_told_in_words_and_a_damaged_one_is_not(page, tmp_path):
+    assert "plan of 40 GiB" in page.texts["memory"] and "38.2 of 45.0 GiB on a card, in update" in page.texts["memory"]
+    assert "12.3 s" in page.texts["memory"] and "trl-ext grpo --config quickstart" in page.texts["settings"]
+    folder = write_run(tmp_path / "run")
+    (folder / "plan.json").write_text('{"label": 1, "peak_gib": "<b>", "usable_gib": null, "step_s": []}')
+    write_report(folder)
+    assert "The plan" not in (folder / "report.html").read_text()
 
 
 def test_each_group_of_samples_has_prompt_gold_total_and_explanation(page):

@@ -35,6 +35,8 @@ class RunFacts:
         settings: Of the run, by name, as text.
         versions: Of packages, by name.
         rules, plan: The files' text, empty without.
+        planned: What the plan says, by name.
+        launch: The line that the run was launched with, empty where not known.
         max_steps: Steps that the run was to take, None if not known.
         samples: Completions.
     """
@@ -45,6 +47,8 @@ class RunFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     rules: str = ""
     plan: str = ""
+    planned: Sequence[tuple[str, str]] = ()
+    launch: str = ""
     max_steps: int | None = None
     samples: Samples = field(default_factory=lambda: Samples({}))
 
@@ -83,6 +87,8 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         tokens=token_rows(summary),
         memory=summary.memory,
         plan=facts.plan,
+        planned=facts.planned,
+        launch=facts.launch,
         held_out=entry_rows(kind, evenly(held_out_entries(log_history), MOST_ROWS), HELD_OUT),
         steps=entry_rows(kind, evenly(training, MOST_ROWS), ""),
         num_logged=len(training),

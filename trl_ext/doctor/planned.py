@@ -27,11 +27,11 @@ def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
 
 def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
     hardware, need = plan.estimate.hardware, gib(plan.estimate.need_bytes)
-    if len(facts.gpus) < hardware.num_gpus:
+    if len(facts.gpus) < hardware.gpus_per_machine:
         advice = "Plan again with --gpus for the cards that are here."
         yield problem(SUBJECT, f"The plan is for {hardware}; cards found here: {len(facts.gpus)}.", advice)
         return
-    for index, gpu in enumerate(facts.gpus[: hardware.num_gpus]):
+    for index, gpu in enumerate(facts.gpus[: hardware.gpus_per_machine]):
         if gpu.usable_gib < need:
             what = f"The plan needs {need:.1f} GiB a card (estimated); card {index} has {gpu.usable_gib:.1f} usable."
             yield problem(SUBJECT, what, "Plan again with --gpus for the cards that are here.")

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import CARDS, CONTEXT_GIB, find_card, parse_gpus
+from trl_ext.memory.cards import CARDS, CONTEXT_GIB, find_card, parse_gpus, with_network
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,23 @@ from trl_ext.memory.cards import CARDS, CONTEXT_GIB, find_card, parse_gpus
 def test_usual_spellings_are_read(text, count, name):
     hardware = parse_gpus(text)
     assert (hardware.num_gpus, hardware.card.name) == (count, name)
+
+
+def test_several_machines_are_read():
+    hardware = parse_gpus("2x8xH100-80GB")
+    assert (hardware.num_machines, hardware.gpus_per_machine, hardware.num_gpus) == (2, 8, 16)
+    assert str(hardware) == "2x8xH100-80GB" and parse_gpus(str(hardware)) == hardware
+    assert hardware.gb_s == 50.0 < parse_gpus("8xH100-80GB").gb_s
+
+
+def test_slow_links_are_not_made_faster_by_the_network():
+    assert parse_gpus("2x8x4090").gb_s == parse_gpus("8x4090").gb_s
+
+
+@pytest.mark.parametrize(("gpus", "rate"), [("8xH100-80GB", 100.0), ("2x8xH100-80GB", 0.0)])
+def test_a_network_without_machines_or_rate_is_a_sentence(gpus, rate):
+    with pytest.raises(ConfigError, match="between several machines"):
+        with_network(parse_gpus(gpus), rate)
 
 
 def test_there_are_22_cards_with_names_of_their_own():

@@ -97,7 +97,8 @@ def _instead(otherwise: Plans) -> str:
         best = otherwise.best
         need = gib(best.estimate.need_bytes)
         return f"The same optimisation fits as {best.label}: {need:.1f} GiB. See `trl-ext plan`."
-    return " ".join(otherwise.advice_for_run) or "Take more or larger cards."
+    told = (f"`trl-ext plan` {'' if one.startswith('without') else 'with '}{one}" for one in otherwise.advice)
+    return " ".join(told) or "Take more or larger cards."
 
 
 def _not_modelled(parsed: Parsed) -> list[Finding]:

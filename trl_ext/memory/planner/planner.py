@@ -111,11 +111,11 @@ class Plans:
             best_s = self.plans[0].estimate.step_s
             found = _answered(faster_ways(self.search, self.allow))
             return [(change, one) for change, one in found if one.estimate.step_s * change.worth <= best_s]
-        changes = [one for one in other_questions(self.search, self.allow) if _may_fit(one)]
+        changes = _that_may_fit(other_questions(self.search, self.allow))
         if not changes:  # of two changes the first is another method: what costs least beside more cards
-            methods = [one for one in other_questions(self.search, self.allow) if one.is_method]
+            methods = [one for one in other_questions(self.search, self.allow) if one.kind == "method"]
             pairs = (first.then(second) for first in methods for second in other_questions(first.search, first.allow))
-            changes = [one for one in pairs if not one.is_method and _may_fit(one)]
+            changes = _that_may_fit(one for one in pairs if one.kind != "method")
         return list(_answered(changes[:NUM_WAYS_OUT]))
 
     @property
@@ -308,11 +308,15 @@ def _answered(changes: Iterable[WayOut]) -> Iterator[tuple[WayOut, Plan]]:
             yield change, best
 
 
-def _may_fit(change: WayOut) -> bool:
-    """True if something fits with the change, by a quick look."""
-    if change.opt_in in ("shorter", "fewer"):
-        return True
-    return _any_fits(change.search, {}, change.allow) is not None
+def _that_may_fit(changes: Iterable[WayOut]) -> list[WayOut]:
+    """Changes with which something fits, by a quick look; of more and more cards the fewest."""
+    found: list[WayOut] = []
+    for change in changes:
+        if change.kind == "cards" and found and found[-1].kind == "cards":
+            continue
+        if change.opt_in in ("shorter", "fewer") or _any_fits(change.search, {}, change.allow):
+            found.append(change)
+    return found
 
 
 def _any_fits(search: Search, setting: dict[str, int], allow: frozenset[str]) -> Estimate | None:

@@ -113,7 +113,7 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     settings = _of_server(unaliased(settings))
     if trainer == "ppo" and settings.get("steps_per_generation"):
         raise ConfigError("steps_per_generation is GRPO's: PPO generates at once what it updates on. Leave it out.")
-    settings["global_batch"] = _global_batch(settings, hardware.num_gpus - int(settings.get("vllm_gpus", 0)))
+    settings["global_batch"] = _global_batch(settings, max(hardware.num_gpus - int(settings.get("vllm_gpus", 0)), 1))
     settings.pop("gradient_accumulation_steps", None)
     given = frozenset(settings)
     if "adapter" in (settings.get("critic"), settings.get("reward_model")):

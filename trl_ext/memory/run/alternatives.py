@@ -154,7 +154,7 @@ class WayOut:
         search, allow: The question then.
         key: As a run takes it: "memory_allow=lora"; "" for what a run cannot change.
         opt_in: The opt-in that it gives, "" for another setting.
-        is_method: True if it trains other weights.
+        kind: "method" if it trains other weights, "cards" for more of them, "" else.
         worth: How many times faster it must be to be mentioned beside plans that fit.
     """
 
@@ -163,7 +163,7 @@ class WayOut:
     allow: frozenset[str]
     key: str = ""
     opt_in: str = ""
-    is_method: bool = False
+    kind: str = ""
     worth: float = 1.0
 
     def then(self, other: "WayOut") -> "WayOut":
@@ -174,8 +174,12 @@ class WayOut:
 def other_questions(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
     """Every single change of a question that may make something fit: first what the optimisation does not see, then
     the method, Adam in 8 bits, less at once, and more cards."""
-    for name in sorted(FREE & search.given - {"per_device_train_batch_size", "vllm_gpu_memory_utilization"}):
-        yield WayOut(f"without --{name}", replace(search, given=search.given - {name}), allow)
+    # Settings that are the planner's to choose, and that the user gave: each, and all of them.
+    of_server = {"vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"} if search.job.vllm_gpus else set()
+    given = sorted(FREE & search.given - of_server)
+    for names in [[name] for name in given] + ([given] if len(given) > 1 else []):
+        option = " ".join(["without", *(f"--{name}" for name in names)])
+        yield WayOut(option, replace(search, given=search.given.difference(names)), allow)
     yield from _other_vllm(search, allow)
     yield from _other_methods(search, allow)
     if search.job.method == "full" and search.may("optim") and "adam8bit" not in allow:
@@ -228,13 +232,12 @@ def _other_methods(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
             search = replace(search, given=search.given - {"zero_stage", "offload"})
         key = "load_in_4bit=True" if job.method == "lora" else ""
         for one in _changed(search, allow, f"--method {name}", key, **settings):
-            yield replace(one, is_method=True)
+            yield replace(one, kind="method")
 
 
 def _allowed(search: Search, allow: frozenset[str], name: str) -> WayOut:
-    return WayOut(
-        f"--allow {name}", search, allow | {name}, f"memory_allow={name}", name, is_method=name in ("lora", "qlora")
-    )
+    kind = "method" if name in ("lora", "qlora") else ""
+    return WayOut(f"--allow {name}", search, allow | {name}, f"memory_allow={name}", name, kind)
 
 
 def _more_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
@@ -250,7 +253,7 @@ def _more_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
             check_batch(search.job, count)
         except ConfigError:
             return
-        yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow)
+        yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow, kind="cards")
 
 
 def _changed(search: Search, allow: frozenset[str], option: str, key: str, **settings: object) -> Iterator[WayOut]:

@@ -381,7 +381,7 @@ def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) ->
     found, hardware = plan.estimate, plan.estimate.hardware
     lines = [
         f"Memory plan for {found.shape.name} on {hardware}: {plan.label}. {gib(found.need_bytes):.1f} of "
-        f"{hardware.card.usable_gib:.1f} GiB a card, about {found.step_s:.0f} s a step (estimated)."
+        f"{hardware.usable_gib:.1f} usable GiB a card, about {found.step_s:.0f} s a step (estimated)."
     ]
     shown = {name: new for name, (_, new) in changes.items() if not name.startswith("activation_checkpointing")}
     if shown:

@@ -178,3 +178,39 @@ def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it
 def test_ppo_has_no_completions_that_wait():
     with pytest.raises(ConfigError, match="PPO generates at once what it updates on"):
         plan("ppo", "7B", "1xH200", steps_per_generation=2)
+
+
+# A server, and several machines -------------------------------------------------------------------------------------
+
+
+def test_a_plan_with_a_server_starts_it_on_the_cards_that_do_not_train(tmp_path):
+    one = plan("grpo", "7B", "8xH100", vllm_gpus=2, global_batch=48).best
+    server, training = settings.launch_lines(one.job, "x", "MODEL", one.estimate.hardware)
+    assert server.startswith("CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve --model MODEL --tensor_parallel_size 2 ")
+    assert training.startswith("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5 ")
+    write_plan(one, tmp_path)
+    assert yaml.safe_load((tmp_path / "accelerate.yaml").read_text())["num_processes"] == 6
+    recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    assert (recipe["use_vllm"], recipe["vllm_mode"]) == (True, "server")
+    assert not {"vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"} & recipe.keys()
+    assert read_plan(tmp_path) == one
+
+
+def test_a_plan_for_two_machines_has_a_line_for_each(tmp_path):
+    one = plan("reward", "8B", "2x8xH100", headroom="8%").best
+    lines = settings.launch_lines(one.job, "x", "MODEL", one.estimate.hardware)
+    assert [f"--machine_rank {rank} --main_process_ip ADDRESS" in line for rank, line in enumerate(lines)] == [
+        True
+    ] * 2
+    assert all("--num_machines 2 --num_processes 16" in line for line in lines)
+    write_plan(one, tmp_path)
+    assert "| `ADDRESS` |" in (tmp_path / "README.md").read_text()
+    assert read_plan(tmp_path).estimate.hardware == one.estimate.hardware
+
+
+def test_a_plan_of_before_head_room_was_made_without(written):
+    path = written[1] / "plan.json"
+    stored = json.loads(path.read_text())
+    stored["hardware"] = {name: stored["hardware"][name] for name in ("num_gpus", "host_gib", "card")}
+    path.write_text(json.dumps(stored))
+    assert read_plan(path).estimate.hardware.headroom_frac == 0.0

@@ -168,6 +168,140 @@ def test_the_largest_value_fits_and_the_next_does_not(field):
     assert not plan("grpo", "7B", "1x4090", **{**settings, field: largest + 1}).plans
 
 
+# vLLM, servers, machines, head-room ---------------------------------------------------------------------------------
+
+LONG = {"method": "lora", "use_vllm": True, "max_completion_length": 8192}
+
+
+def test_vllm_goes_over_two_cards_where_that_is_faster_by_the_planners_own_clock():
+    grouped = plan("grpo", "32B", "2xH200", headroom=0, **LONG).best
+    alone = plan("grpo", "32B", "2xH200", headroom=0, vllm_tensor_parallel_size=1, zero_stage=1, **LONG).best
+    assert grouped.job.vllm_tensor_parallel_size == 2
+    assert grouped.estimate.step_s < 434 < alone.estimate.step_s
+
+
+def test_a_share_that_is_too_small_for_one_card_takes_a_larger_group():
+    settings = {"method": "lora", "use_vllm": True, "vllm_gpu_memory_utilization": 0.3}
+    assert plan("grpo", "7B", "4xL40S", **settings).best.job.vllm_tensor_parallel_size > 1
+
+
+@pytest.mark.parametrize("gpus", ["2xH200", "4x2xH100"])
+def test_a_group_larger_than_a_machine_is_a_sentence(gpus):
+    with pytest.raises(ConfigError, match="vllm_tensor_parallel_size 4 does not divide a machine's 2 GPUs"):
+        plan("grpo", "7B", gpus, use_vllm=True, vllm_tensor_parallel_size=4)
+
+
+def test_groups_never_cross_machines():
+    plans = plan("grpo", "14B", "4x2xH100", **LONG).plans
+    assert plans and all(one.job.vllm_tensor_parallel_size <= 2 for one in plans)
+
+
+def test_a_servers_cards_do_not_train_and_the_batch_divides_over_the_others():
+    plans = plan("grpo", "7B", "8xH100", vllm_mode="server", global_batch=96).plans
+    assert {one.job.vllm_gpus for one in plans} <= {2, 4}
+    for one in plans:
+        trains = 8 - one.job.vllm_gpus
+        assert one.estimate.num_gpus == trains
+        assert one.job.per_device_train_batch_size * one.job.accumulation(trains) * trains == 96
+        assert all("vLLM" not in one.estimate.terms_gib(phase) for phase in one.estimate.worst)
+
+
+def test_the_users_number_of_server_cards_stays():
+    plans = plan("grpo", "7B", "8xH100", vllm_gpus=4)
+    assert {(one.job.vllm_gpus, one.job.vllm_tensor_parallel_size) for one in plans.plans} == {(4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "words"),
+    [
+        ("1xH100", {"vllm_mode": "server"}, "needs two GPUs"),
+        ("8xH100", {"vllm_gpus": 8}, "leave no GPU for training"),
+        ("8xH100", {"vllm_gpus": 4, "vllm_tensor_parallel_size": 2}, "the server has 4 GPUs"),
+        ("8xH100", {"vllm_gpus": 2, "vllm_mode": "colocate"}, "vllm_mode is colocate"),
+        (
+            "4xH100",
+            {"vllm_mode": "server", "global_batch": 25, "num_generations": 5},
+            "batch of 25 does not divide by 2",
+        ),
+        ("2x8xH100", {"vllm_gpus": 8}, "over 2 machines is not planned"),
+        ("8xH100", {"vllm_mode": "apart"}, "Use one of colocate, server"),
+    ],
+)
+def test_a_server_that_cannot_be_is_a_sentence(gpus, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        plan("grpo", "7B", gpus, **settings)
+
+
+def test_the_network_between_machines_makes_steps_longer_than_one_machine_would_take():
+    job, shape = Job("reward", zero_stage=3, global_batch=64), find_shape("7B")
+    one, two = (estimate(job, shape, parse_gpus(gpus)) for gpus in ("16xH100", "2x8xH100"))
+    assert two.seconds["communication"] > 5 * one.seconds["communication"]
+    assert two.peak_gib == one.peak_gib and two.host_bytes == one.host_bytes / 2
+
+
+@pytest.mark.parametrize("headroom", ["5%", 0.05, "0.05", None])
+def test_head_room_is_five_per_cent_unless_said_otherwise(headroom):
+    plans = plan("reward", "8B", "8xA100-80GB", headroom=headroom)
+    usable = plans.search.hardware.usable_gib
+    assert usable == pytest.approx(0.95 * 78.0)
+    assert all(sum(one.estimate.terms_gib(one.estimate.peak.phase).values()) <= usable for one in plans.plans)
+
+
+@pytest.mark.parametrize("headroom", ["-1%", "95%", "much", float("nan")])
+def test_head_room_that_is_no_share_is_a_sentence(headroom):
+    with pytest.raises(ConfigError, match="Give the share of a card that stays free"):
+        plan("reward", "8B", "8xA100-80GB", headroom=headroom)
+
+
+def test_what_only_head_room_refuses_is_said():
+    tight = plan("grpo", "8B", "1xA100-80GB", method="lora", headroom=0, offload="none").best
+    settings = {"per_device_train_batch_size": 1, "checkpoint_every": 1, "method": "lora", "offload": "none"}
+    card = tight.estimate.hardware.card
+    need = gib(plan("grpo", "8B", "1xA100-80GB", steps_per_generation=1, **settings).best.estimate.need_bytes)
+    small = Hardware(1, replace(card, total_gib=need + 1.2 + 0.1))
+    reasons = plan("grpo", "8B", small, steps_per_generation=1, **settings).reasons
+    assert "of which 5% stay free" in reasons
+
+
+# What else would fit ------------------------------------------------------------------------------------------------
+
+
+def options(plans):
+    return [change.option for change, _ in plans.ways_out()]
+
+
+def test_where_nothing_fits_all_settings_are_looked_at_whatever_was_given():
+    plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
+    assert not plans.plans
+    assert options(plans) == ["without --use_vllm", "--method qlora"]
+    server = plan("grpo", "Qwen/Qwen3-30B-A3B", "8xH100", method="lora", use_vllm=True, max_completion_length=4096)
+    assert "--vllm_mode server" in options(server)
+    given = plan("reward", "70B", "4xA40", offload="none", zero_stage=2)
+    assert options(given) == ["without --offload --zero_stage", "--allow qlora"]
+    cards = plan("grpo", "70B", "2x4090", use_vllm=True, method="full")
+    assert options(cards) == ["without --use_vllm", "--gpus 8xRTX4090-24GB"]
+
+
+def test_every_way_out_fits_and_is_the_answer_to_the_question_that_it_names():
+    plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
+    for _, one in plans.ways_out():
+        assert one.estimate.fits
+    without = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora").best
+    assert plans.ways_out()[0][1].job == without.job
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+def test_a_plan_without_vllm_says_what_vllm_would_give(trainer):
+    plans = plan(trainer, "8B", "8xA100-80GB", method="lora", **K1)
+    best_s = plan(trainer, "8B", "8xA100-80GB", method="lora", use_vllm=True, **K1).best.estimate.step_s
+    now_s = plans.best.estimate.step_s
+    assert any(
+        sentence.startswith("--use_vllm: ") and f"{best_s:.0f} s a step instead of {now_s:.0f}" in sentence
+        for sentence in plans.advice
+    )
+    assert not plan(trainer, "8B", "8xA100-80GB", method="lora", use_vllm=False, **K1).advice
+
+
 # Monotony ----------------------------------------------------------------------------------------------------------
 
 SHAPE = find_shape("7B")

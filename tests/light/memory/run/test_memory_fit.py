@@ -10,6 +10,7 @@ from trl_ext.memory.files.launch import SHIPPED
 from trl_ext.memory.files.plan import write_plan
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.choices import FREE
+from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS, preset
 from trl_ext.memory.run.keys import job_of_run
 from trl_ext.memory.run.setting import parse_memory
@@ -221,6 +222,17 @@ def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
     plan = settled(one, "4xA40-48GB")
     write_plan(plan, tmp_path / "plan")
     assert settled(one, str(tmp_path / "plan")).job == plan.job
+
+
+def test_a_plan_with_a_server_serves_a_run_of_the_cards_that_train(tmp_path):
+    planned = plan("grpo", "8B", "8xA100-80GB", vllm_gpus=4, zero_stage=2, max_completion_length=512).best
+    write_plan(planned, tmp_path / "plan")
+    server = {"use_vllm": True, "vllm_mode": "server"}
+    one = run(engine=ZERO2, num_processes=4, per_device_train_batch_size=4, gradient_accumulation_steps=4, **server)
+    settled_plan = settled(one, str(tmp_path / "plan"))
+    assert settled_plan.estimate.fits and settled_plan.estimate.num_gpus == 4
+    with pytest.raises(ConfigError, match="4 of them a vLLM server's, and 8 processes were launched"):
+        settled(run(engine=ZERO2, num_processes=8, **server), str(tmp_path / "plan"))
 
 
 # Bad words --------------------------------------------------------------------------------------------------------

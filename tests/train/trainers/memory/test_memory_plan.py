@@ -1,6 +1,7 @@
 """`memory` of a config: what the plan sets in the run, what it leaves alone, what it refuses before a model loads."""
 
 import os
+from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from trl_ext.memory.files.plan import write_plan
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.planner import Plan
+from trl_ext.memory.run.settle import Run
 from trl_ext.scripts import grpo, training
 from trl_ext.trainers.memory import plan as memory_plan
 
@@ -103,6 +105,18 @@ def test_a_prompt_longer_than_the_plans_is_told_and_counted(tmp_path, monkeypatc
     assert sentence.startswith(
         "The longest prompt has 4 tokens, and memory_prompt_length is 3: memory is planned for 4."
     )
+
+
+def test_nobody_is_warned_by_a_formula_of_another_family_unasked(monkeypatch):
+    """Measured memory is held against formulas of the model's own family, unless `memory` asks for the nearest."""
+    shape = find_shape({"model_type": "llama", "num_hidden_layers": 2})
+    trainer = SimpleNamespace(args=SimpleNamespace(), memory_kind="grpo")
+    monkeypatch.setattr(memory_plan, "inputs_of", lambda trainer: None)
+    monkeypatch.setattr(memory_plan, "cards_here", lambda: parse_gpus("1xA40"))
+    for stands_for, is_planned in [("", True), ("qwen3_5", False)]:
+        run = Run(Job("grpo"), frozenset(), replace(shape, stands_for=stands_for), 1, 1)
+        monkeypatch.setattr(memory_plan, "describe_run", lambda *_, run=run: run)
+        assert (memory_plan.plan_of(trainer) is not None) is is_planned
 
 
 def test_a_prompt_that_vllm_has_no_room_for_is_refused():

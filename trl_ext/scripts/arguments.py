@@ -31,6 +31,7 @@ _LAUNCH_KEYS = frozenset(
     "config_file deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
     "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
 )
+_PROMPT_KEYS = frozenset({"system_prompt", "prompt_template", "prompt_format"})  # unknown to the reward script alone
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
@@ -104,7 +105,7 @@ class StrictParser(TrlParser):
         flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
         keys = {name if name in self.types_of else name.removeprefix("no_") for name in flags}
         if _CONFIG_FLAG in argv:
-            keys |= read_recipe(argv[argv.index(_CONFIG_FLAG) + 1], self.types_of, _explain_launch_key).keys()
+            keys |= read_recipe(argv[argv.index(_CONFIG_FLAG) + 1], self.types_of, _explain_key).keys()
         return keys & self.types_of.keys()
 
     def given_values(self, argv: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class StrictParser(TrlParser):
         words, recipe = split_config_flag(argv), {}
         if _CONFIG_FLAG in words:
             at = words.index(_CONFIG_FLAG)
-            recipe = read_recipe(words[at + 1], self.types_of, _explain_launch_key)
+            recipe = read_recipe(words[at + 1], self.types_of, _explain_key)
             del words[at : at + 2]
         flags = vars(self.parse_known_args(words)[0])
         given = self.given_keys(words)
@@ -123,7 +124,7 @@ class StrictParser(TrlParser):
         argv = split_config_flag(argv)
         if _CONFIG_FLAG in argv:
             at = argv.index(_CONFIG_FLAG)
-            read_recipe(argv[at + 1], self.types_of, explain_unknown=_explain_launch_key)
+            read_recipe(argv[at + 1], self.types_of, explain_unknown=_explain_key)
             del argv[at : at + 2]
         return self.parse_known_args(argv)[1]
 
@@ -145,8 +146,10 @@ def split_config_flag(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def _explain_launch_key(key: str) -> str | None:
-    """Give a hint for a key that belongs to the launcher and not to a recipe; None for other keys."""
+def _explain_key(key: str) -> str | None:
+    """Give a hint for a key of the launcher's, or of trainers that this one is not; None for other keys."""
+    if key in _PROMPT_KEYS:
+        return "It belongs to grpo and ppo: preference pairs bring their prompts."
     if key in _LAUNCH_KEYS:
         return f"It belongs to `accelerate launch`: give --{key} on the command line, before the script."
     return None

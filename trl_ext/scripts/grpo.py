@@ -19,13 +19,26 @@ DESCRIPTION = """\
 Train a language model with GRPO on rules as rewards.
 
   accelerate launch --num_processes 8 --config_file accelerate_configs/zero3.yaml -m trl_ext.scripts.grpo \\
-      --config recipe.yaml --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k
+      --config recipe.yaml --model_name_or_path Qwen/Qwen2.5-7B-Instruct
+
+Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
+
+  dataset_name: openai/gsm8k
+  dataset_config: main
+  columns: {prompt: question}
+  answer_pattern: '#### (.+)'
 
 The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
 and an unknown one is an error. The keys that most runs set:
 
   model_name_or_path     model, on the hub or a folder
   dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file
+  dataset_config, dataset_streaming
+                         its configuration; whether rows are read as training goes on, which needs max_steps
+  columns                columns by our name, with the data's: {prompt: question, answer: solution}
+  answer_pattern         where in the column answer the answer stands: a regular expression with one group
+  system_prompt, prompt_template, prompt_format
+                         what is around a prompt; it is a chat where the model's tokenizer has a chat template
   rules                  rules in the recipe, or the path of a YAML file with them
   output_dir             where the model and report.html go
   max_steps              optimizer steps

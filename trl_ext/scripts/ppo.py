@@ -22,8 +22,15 @@ DESCRIPTION = """\
 Train a language model with PPO on rules, reward models, or both.
 
   accelerate launch --num_processes 4 --config_file accelerate_configs/zero2.yaml -m trl_ext.scripts.ppo \\
-      --config recipe.yaml --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name openai/gsm8k \\
+      --config recipe.yaml --model_name_or_path Qwen/Qwen2.5-7B-Instruct \\
       --use_peft --lora_target_modules all-linear
+
+Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
+
+  dataset_name: openai/gsm8k
+  dataset_config: main
+  columns: {prompt: question}
+  answer_pattern: '#### (.+)'
 
 The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
 and an unknown one is an error. The keys that most runs set:
@@ -31,6 +38,12 @@ and an unknown one is an error. The keys that most runs set:
   model_name_or_path     policy, on the hub or a folder
   dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file; column prompt
                          (text or messages) or input_ids
+  dataset_config, dataset_streaming
+                         its configuration; whether rows are read as training goes on, which needs max_steps
+  columns                columns by our name, with the data's: {prompt: question, answer: solution}
+  answer_pattern         where in the column answer the answer stands: a regular expression with one group
+  system_prompt, prompt_template, prompt_format
+                         what is around a prompt; it is a chat where the model's tokenizer has a chat template
   rules                  rules in the recipe, or the path of a YAML file with them
   reward_model           reward models with one output, beside rules or instead of them
   score_mode             add, gate (reward models only judge what passes the rules), or rules_only

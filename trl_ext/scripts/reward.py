@@ -32,6 +32,8 @@ and an unknown one is an error. The keys that most runs set:
   model_name_or_path     language model or reward model, on the hub or a folder
   dataset_name           pairs, on the hub, a folder with train.jsonl and test.jsonl, or one file; columns chosen and
                          rejected, text or messages, with or without prompt
+  columns                columns by our name, with the data's: {chosen: good, rejected: bad}; {prompt: null} leaves the
+                         prompt out, where the messages of both sides begin with it
   output_dir             where the model and report.html go
   num_train_epochs       passes over the pairs, mostly 1; or max_steps
   per_device_train_batch_size, gradient_accumulation_steps

@@ -25,8 +25,8 @@ def check_dataset(dataset: Any, reward_funcs: list[Any], role: str, needs_prompt
     for name, columns in columns_of_all(dataset, role):
         if needs_prompt and "prompt" not in columns:
             raise DataError(
-                f"{name} has no column 'prompt', only {_listed(columns)}. Rename the column that holds the prompts: "
-                "dataset.rename_column('<name>', 'prompt')."
+                f"{name} has no column 'prompt', only {_listed(columns)}. Name the one that holds the prompts: in a "
+                f"recipe columns: {{prompt: {columns[0]}}}, else dataset.rename_column('{columns[0]}', 'prompt')."
             )
         for rules in reward_funcs:
             missing = sorted(set(getattr(rules, "columns", ())) - set(columns))

@@ -48,10 +48,14 @@ def test_a_configuration_that_is_not_there_is_a_sentence(gsm8k, config, sentence
     assert str(caught.value) == f"The dataset '{gsm8k}' cannot be loaded: {sentence}"
 
 
-def test_a_configuration_of_one_file_has_no_effect(tmp_path):
+def test_a_copy_in_one_file_stands_for_any_configuration(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "w5"}\n')
-    with pytest.raises(ConfigError, match=r"dataset_config is 'main', which has no effect on .*rows\.jsonl"):
-        DatasetSource(str(tmp_path / "rows.jsonl"), config="main")
+    assert DatasetSource(str(tmp_path / "rows.jsonl"), config="main").load()[0][0] == {"prompt": "w5"}
+
+
+def test_a_configuration_of_a_mixture_has_no_effect():
+    with pytest.raises(ConfigError, match="dataset_config is 'main', which has no effect on a mixture"):
+        DatasetSource(None, config="main", mixture=object())
 
 
 @pytest.fixture

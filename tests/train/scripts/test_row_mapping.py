@@ -1,9 +1,11 @@
 """Columns of any data become prompts and answers, by the keys of a recipe; what cannot be mapped is a sentence."""
 
+import re
+
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trl_ext.errors import DataError, TrlExtError
+from trl_ext.errors import ConfigError, DataError, TrlExtError
 from trl_ext.scripts.data.keys import DataArguments, PromptArguments
 
 PATTERN = "#### (.+)"
@@ -72,6 +74,15 @@ def test_the_answer_rule_reads_golds_with_commas():
     gold = list(mapped(columns=COLUMNS, answer_pattern=PATTERN)["answer"])
     completions = ["It is 6.", "It is 1234.", "It is 5."]
     assert rules(prompts=["?"] * 3, completions=completions, answer=gold) == [1.0, 1.0, 0.0]
+
+
+def test_every_gold_of_gsm8k_is_a_number(data_dir):
+    from trl_ext.scripts.data.dataset import DatasetSource
+
+    train, _ = DatasetSource(str(data_dir / "gsm8k_train.jsonl")).load()
+    rows = PromptArguments(columns={"prompt": "question"}, answer_pattern=PATTERN).mapping()
+    golds = rows.apply(train, "train_dataset", lambda: False)["answer"]
+    assert len(golds) == len(train) and all(re.fullmatch(r"-?[\d,]+(\.\d+)?", gold) for gold in golds)
 
 
 def test_messages_get_the_system_message_in_front():
@@ -191,6 +202,15 @@ def test_keys_that_do_not_fit_the_data_are_a_sentence(name):
     with pytest.raises(TrlExtError) as caught:
         mapped(**keys)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["system_prompt", "prompt_template", "prompt_format"])
+def test_keys_of_prompts_are_not_for_pairs(key, tmp_path):
+    from trl_ext.scripts import reward
+
+    (tmp_path / "recipe.yaml").write_text(f"{key}: text\n")
+    with pytest.raises(ConfigError, match=f"unknown key '{key}'. It belongs to grpo and ppo"):
+        reward.make_parser().parse(["--config", str(tmp_path / "recipe.yaml")])
 
 
 BAD_ROWS = {

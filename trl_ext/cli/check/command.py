@@ -95,9 +95,11 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         ConfigError: The command's own arguments cannot work: an unknown card, a launch file that is not there.
     """
     from trl_ext.cli.check import data as check_data
+    from trl_ext.cli.check import lengths as check_lengths
     from trl_ext.cli.check import memory as check_memory
     from trl_ext.cli.check import models as check_models
     from trl_ext.cli.check import recipe as check_recipe
+    from trl_ext.cli.check import rules as check_rules
     from trl_ext.doctor.finding import ok
     from trl_ext.memory.files.launch import zero_stage
 
@@ -128,9 +130,9 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         inputs = (parsed, rows, rewards or [], tokenizer)
         report.findings += report.attempt("data", check_data.check_rows, *inputs) or []
         report.findings += check_data.show_rows(*inputs)
-        measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
-        report.findings += check_data.check_lengths(parsed, measured)
-        report.findings += report.attempt("rules", check_data.check_rules, rewards or [], rows, tokenizer) or []
+        measured = report.attempt("data", check_lengths.measure, parsed, rows, tokenizer)
+        report.findings += check_lengths.check_lengths(parsed, measured)
+        report.findings += report.attempt("rules", check_rules.check_rules, rewards or [], rows, tokenizer) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured
         memory = (parsed, shape, hardware, num_processes, launch, prompt_length)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from trl_ext.cli.check.data import Lengths
+from trl_ext.cli.check.lengths import Lengths
 from trl_ext.cli.check.recipe import Launch, Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.look import this_machine

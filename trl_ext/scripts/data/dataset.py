@@ -50,11 +50,11 @@ class DatasetSource:
             raise ConfigError(f"Both dataset_name ('{self.name}') and `datasets` are given. Give one of them.")
         if self.is_local:
             self._check_local(Path(str(self.name)))
-        if self.config and (self.mixture is not None or self._files()):
-            where = self.name or "a mixture, whose `datasets` name their own"
+        # A file, or a folder with one for each split, stands for any configuration: a recipe for the hub's data then
+        # reads a copy of them by --dataset_name alone.
+        if self.config and self.mixture is not None:
             raise ConfigError(
-                f"dataset_config is '{self.config}', which has no effect on {where}. Leave it out "
-                '(--dataset_config "" on the command line).'
+                f"dataset_config is '{self.config}', which has no effect on a mixture. Give `name` to its `datasets`."
             )
 
     @property

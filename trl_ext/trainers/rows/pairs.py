@@ -36,8 +36,8 @@ def check_columns(dataset: Any, role: str) -> None:
             accepted = "; ".join(" and ".join(f"'{column}'" for column in names) for names in ACCEPTED)
             raise DataError(
                 f"{name} has the columns {listed(sorted(columns))}, which make no preference pairs. "
-                f"Accepted are: {accepted}; each with or without 'margin'. Rename columns: "
-                "dataset.rename_column(old, new)."
+                f"Accepted are: {accepted}; each with or without 'margin'. Rename them: in a recipe columns: "
+                "{chosen: ..., rejected: ...}, else dataset.rename_column(old, new)."
             )
 
 

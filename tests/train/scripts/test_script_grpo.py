@@ -76,8 +76,9 @@ def recipe(tmp_path):
 
 def test_a_recipe_trains_evaluates_saves_and_reports(assets, recipe, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
+    path = recipe(log_completions=True, num_completions_to_print=0)
     grpo.main(
-        ["--config", recipe(), "--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
+        ["--config", path, "--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
     )
     captured = capfd.readouterr()
     files = {path.name for path in (tmp_path / "out").iterdir()}
@@ -104,7 +105,9 @@ def test_a_recipe_trains_evaluates_saves_and_reports(assets, recipe, tmp_path, c
     assert "step 1/2  reward " in progress and "answer " in progress and "left 0:00" in progress
     assert "{'loss'" not in captured.out + captured.err  # the metrics dictionary of transformers' own callback
     assert "2 steps in" in captured.out
-    assert "answer" in (tmp_path / "out" / "report.html").read_text()
+    assert "Advantage" not in captured.out  # the table of completions
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "<h3>Best</h3>" in html and "Column answer</span>" in html and " tokens</td>" in html
 
 
 def first_step(folder):

@@ -82,7 +82,7 @@ def files(folder):
 
 def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
-    run(*LORA)
+    run(*LORA, log_completions=True, num_completions_to_print=0)
     captured = capfd.readouterr()
     written = files(tmp_path / "out")
     assert {"adapter_model.safetensors", "critic/adapter_model.safetensors", "critic/critic.json"} <= written
@@ -107,6 +107,8 @@ def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, 
     record = read_record(tmp_path / "out")
     assert record.trainer == "ppo" and [rule["rule"] for rule in record.rules["rules"]] == ["answer", "length"]
     assert record.recipe["lora_r"] == 4
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "<h3>Best</h3>" in html and "Column answer</span>" in html and "Explained variance" in html
 
 
 def test_a_run_is_repeated_from_its_folder(run, assets, tmp_path):

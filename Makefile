@@ -20,19 +20,25 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 export TOKENIZERS_PARALLELISM := false
 export TRL_EXPERIMENTAL_SILENCE := 1
 
+# pip says what it downloads, a line a package; a failed pip fails.
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
+	/^Installing collected/ { print "  and now into place"; fflush() }'
+
 .PHONY: quickstart test light fix docs bench gpu
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --editable ".[deepspeed,dev]"
+	@echo "Installing PyTorch, TRL and the others into $(VENV): a line for each of about 90 packages"
+	@$(BIN)/python -m pip install --progress-bar off "$(TORCH)" | $(ONE_LINE_EACH)
+	@$(BIN)/python -m pip install --progress-bar off --editable ".[deepspeed,dev]" | $(ONE_LINE_EACH)
 	touch $@
 
 quickstart: $(VENV)/.installed
 	assets=$$($(BIN)/python -m trl_ext.scripts.quickstart.assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
-	$(BIN)/accelerate launch --num_processes 2 --config_file accelerate_configs/zero2.yaml \
-		-m trl_ext.scripts.grpo --config trl_ext/recipes/quickstart.yaml \
+	$(BIN)/trl-ext grpo --num_processes 2 --config_file zero2 --config quickstart \
 		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --seed $(SEED)
 
 test: $(VENV)/.installed

@@ -22,6 +22,7 @@ from trl_ext import resources
 from trl_ext.errors import LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
+from trl_ext.scripts.quiet import quiet_launcher
 from trl_ext.scripts.recipe import argument_problem, option_names, unknown_argument
 
 
@@ -36,6 +37,7 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     from accelerate.commands.launch import launch_command
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    quiet_launcher()
     arguments = launch_arguments(module, parser, argv)
     # PyTorch's launcher would kill the processes 30 seconds after SIGTERM and Ctrl-C, and not tell how they ended.
     arguments.signals_to_handle = "SIGHUP,SIGQUIT"

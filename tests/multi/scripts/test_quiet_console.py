@@ -1,0 +1,64 @@
+"""Two processes say what one process says: steps, a table, one problem, and what comes next."""
+
+import json
+import subprocess
+
+from tests.multi.launching import environment
+from tests.multi.warm import warm_python
+
+RECIPE = dict(
+    rules=[{"rule": "length", "high": 4, "slack": 4, "unit": "words"}],
+    max_steps=2,
+    logging_steps=1,
+    use_cpu=True,
+    bf16=False,
+    report_to="none",
+    save_strategy="no",
+    eval_strategy="steps",
+    eval_steps=2,
+    eval_on_start=True,
+    num_generations_eval=1,
+    log_completions=True,
+    num_completions_to_print=0,
+    per_device_train_batch_size=4,
+    per_device_eval_batch_size=2,
+    num_generations=2,
+    max_completion_length=4,
+)
+NOISE = (
+    "Loading weights",
+    "Generating",
+    "Writing model",
+    "FutureWarning",
+    "OMP_NUM_THREADS",
+    "accelerator to CPU",
+    "built",
+)
+
+
+def test_a_console_is_quiet(tiny_model, tmp_path):
+    for split in ("train", "test"):
+        rows = [json.dumps({"prompt": f"w{i} w3"}) for i in range(8)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
+    (tmp_path / "recipe.yaml").write_text(json.dumps(RECIPE))
+    command = [warm_python(), "-m", "trl_ext.cli.main", "grpo", "--num_processes", 2, "--config_file", "cpu"]
+    command += ["--main_process_port", 0, "--config", "recipe.yaml", "--output_dir", "out"]
+    command += ["--model_name_or_path", tiny_model, "--dataset_name", tmp_path]
+    env = {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([str(word) for word in command], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    text = done.stdout + done.stderr
+    assert not [noise for noise in NOISE if noise in text]
+    said = [line for line in done.stderr.splitlines() if line.strip() and "runpy" not in line]  # of the warm Python
+    steps = [line.split("  ")[0] for line in said]
+    assert steps == ["held-out after step 0", "step 1/2", "step 2/2", "held-out after step 2"]
+    ending = done.stdout[done.stdout.index("Model: ") :].splitlines()
+    assert [line.split(" ")[0] for line in ending if line] == [
+        "Model:",
+        "One",
+        "Before:",
+        "After:",
+        "Next:",
+        *[""] * 3,
+    ]
+    assert ending[2].startswith("One problem: w") and ending[2].endswith(" w3")

@@ -38,6 +38,13 @@ def test_a_run_that_dies_is_an_answer():
     assert lines[2] == "  ZeRO-2: memory is not measured on a CPU; 30.00 s a step (30.00: right)"
 
 
+def test_a_server_is_not_started(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    question = f"--trainer grpo --model {tmp_path} --gpus 2xH200 --use_vllm --vllm_mode server --method lora --probe"
+    with pytest.raises(ConfigError, match="--probe starts no vLLM server"):
+        plan(question.split())
+
+
 def test_a_size_cannot_be_probed():
     with pytest.raises(ConfigError, match="8B has no weights"):
         plan("--trainer grpo --model 8B --gpus 1xH200 --probe".split())

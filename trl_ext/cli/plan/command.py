@@ -56,7 +56,7 @@ NUMBERS = {
 NAMES = {
     "method": "full (default), lora or qlora",
     "critic": "of PPO: adapter, head or separate",
-    "reward_model": "of PPO and GRPO: none, adapter, or copy for one of the policy's size",
+    "reward_model": "of PPO and GRPO: none, copy for one of the policy's size, or adapter (PPO)",
     "offload": "none, optimizer or all; free if not given",
     "dtype": "bfloat16 or float32, of the weights as loaded; free if not given",
     "optim": "adamw_torch_fused or adamw_bnb_8bit",

@@ -57,7 +57,7 @@ def probed(plans: Plans, model: str) -> list[Trial]:
         model: The model as the command line names it.
 
     Raises:
-        ConfigError: A size instead of a model, or more cards in the plan than here.
+        ConfigError: A size instead of a model, more cards in the plan than here, or a vLLM server in every plan.
     """
     from trl_ext.doctor.look import this_machine
 
@@ -69,7 +69,10 @@ def probed(plans: Plans, model: str) -> list[Trial]:
             f"--probe runs on the cards here, {here}, and the plan is for {planned}. Plan for those here."
         )
     # The reward model of a plan is not at hand, and left out of estimate and run alike.
-    found = [replace(one, estimate=one.what_if(reward_model="none")) for one in plans.plans[:NUM_PLANS]]
+    alone = [one for one in plans.plans if not one.job.vllm_gpus]
+    if not alone:
+        raise ConfigError("--probe starts no vLLM server. Ask for a plan without --vllm_mode server.")
+    found = [replace(one, estimate=one.what_if(reward_model="none")) for one in alone[:NUM_PLANS]]
     return [_probe(one, model, use_cpu=here is None) for one in found]
 
 

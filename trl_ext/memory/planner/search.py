@@ -113,6 +113,8 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     settings = _of_server(unaliased(settings))
     if trainer == "ppo" and settings.get("steps_per_generation"):
         raise ConfigError("steps_per_generation is GRPO's: PPO generates at once what it updates on. Leave it out.")
+    if trainer == "grpo" and settings.get("reward_model") == "adapter":
+        raise ConfigError("reward_model=adapter is PPO's. GRPO takes reward_model=copy, a whole model, or none.")
     settings["global_batch"] = _global_batch(settings, max(hardware.num_gpus - int(settings.get("vllm_gpus", 0)), 1))
     settings.pop("gradient_accumulation_steps", None)
     given = frozenset(settings)

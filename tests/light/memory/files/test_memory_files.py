@@ -175,6 +175,11 @@ def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it
         assert f"| `{word}` | {MEANINGS[word]} |" in text
 
 
+def test_grpo_has_no_reward_model_on_its_backbone():
+    with pytest.raises(ConfigError, match="reward_model=adapter is PPO's"):
+        plan("grpo", "7B", "1xH200", reward_model="adapter")
+
+
 def test_ppo_has_no_completions_that_wait():
     with pytest.raises(ConfigError, match="PPO generates at once what it updates on"):
         plan("ppo", "7B", "1xH200", steps_per_generation=2)

@@ -1,13 +1,19 @@
 """Every shipped recipe is one that its script accepts."""
 
 import re
+import shlex
 from importlib import import_module
 
 import pytest
 
 from trl_ext import resources
+from trl_ext.cli.check import recipe as check_recipe
+from trl_ext.cli.check.memory import run_of_recipe
+from trl_ext.cli.check.models import shape_of
 from trl_ext.cli.main import SCRIPTS
 from trl_ext.cli.recipes import shipped_recipes
+from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.units import gib
 from trl_ext.scripts.rewards import build_rules
 
 MODULES = {recipe.name: SCRIPTS[recipe.trainer].module for recipe in shipped_recipes()}
@@ -37,3 +43,27 @@ def test_what_the_reward_recipe_suggests_in_comments_parses(tmp_path):
         "all-linear",
         1e-4,
     )
+
+
+PLANNED = [recipe for recipe in shipped_recipes() if "# Memory:" in recipe.path.read_text()]
+HEADROOM = 0.05
+
+
+@pytest.mark.parametrize("recipe", PLANNED, ids=lambda recipe: recipe.name)
+def test_a_recipe_fits_its_machine_with_headroom_as_its_head_says(recipe, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # the recipe sets it
+    text, words = recipe.path.read_text(), shlex.split(recipe.launch)
+    num_processes, launch_file = (words[words.index(f"--{flag}") + 1] for flag in ("num_processes", "config_file"))
+    hardware = parse_gpus(recipe.machine)
+    assert hardware.num_gpus == int(num_processes)
+    parsed = check_recipe.parse(str(recipe.path), recipe.trainer, [], hardware.num_gpus)
+    launch = check_recipe.read_launch(str(resources.accelerate_config(launch_file)))
+    said = re.search(r"# Memory: ([\d.]+) of ([\d.]+) GiB(?: with prompts of up to (\d+) tokens)? \(estimated", text)
+    prompt_tokens = None if recipe.trainer == "reward" else int(said[3])
+    run = run_of_recipe(parsed, shape_of(parsed), hardware.num_gpus, launch, (prompt_tokens, None))
+    plans = run.plans(hardware, frozenset())
+    assert plans.plans, plans.reasons
+    need_gib = gib(plans.best.estimate.need_bytes)
+    assert need_gib < (1 - HEADROOM) * hardware.card.usable_gib
+    assert float(said[2]) == pytest.approx(hardware.card.usable_gib, abs=0.1)
+    assert float(said[1]) == pytest.approx(need_gib, rel=0.03)  # 3 %: changes of the formulas that move no recipe

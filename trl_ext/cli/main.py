@@ -133,9 +133,12 @@ def launch_script(name: str, argv: list[str]) -> int:
         recipes, module = ", ".join(names), f"python -m {script.module}"
         print(SCRIPT_HELP.format(name=name, script=script, module=module, recipes=recipes), end="")
         return 0
+    from trl_ext.cli.before_launch import check_before_launch
     from trl_ext.cli.launch import launch
 
-    return launch(script.module, import_module(script.module).make_parser(), argv)
+    parser = import_module(script.module).make_parser()
+    check_before_launch(name, script.module, parser, argv)
+    return launch(script.module, parser, argv)
 
 
 if __name__ == "__main__":

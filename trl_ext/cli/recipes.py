@@ -59,10 +59,11 @@ class ShippedRecipe:
 
 def shipped_recipes() -> list[ShippedRecipe]:
     """Read the heads of all shipped recipes, in the order of their names."""
-    return [_read(path) for path in resources.recipes()]
+    return [read_head(path) for path in resources.recipes()]
 
 
-def _read(path: Path) -> ShippedRecipe:
+def read_head(path: Path) -> ShippedRecipe:
+    """Read the head of a shipped recipe."""
     head = path.read_text(encoding="utf-8").partition("\n\n")[0]
     first = _FIRST_LINE.match(head)
     assert first, f"{path.name} does not begin with `# TASK on MACHINE: PURPOSE`"
@@ -85,7 +86,7 @@ def recipes(argv: Sequence[str]) -> int:
         raise ConfigError(f"There is a {name}.yaml here already. Move it, or go to another folder.") from error
     except OSError as error:
         raise ConfigError(f"{name}.yaml cannot be written here: {error.strerror}. Go to another folder.") from error
-    launch = _read(source).launch.replace(f"--config {name}", f"--config {name}.yaml")
+    launch = read_head(source).launch.replace(f"--config {name}", f"--config {name}.yaml")
     print(f"written: {name}.yaml\n\nlaunch:\n{launch}")
     return 0
 

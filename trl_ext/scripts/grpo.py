@@ -18,8 +18,10 @@ from trl_ext.scripts.rewards import RewardArguments, build_rewards
 DESCRIPTION = """\
 Train a language model with GRPO on rules as rewards.
 
-  accelerate launch --num_processes 8 --config_file accelerate_configs/zero3.yaml -m trl_ext.scripts.grpo \\
-      --config recipe.yaml --model_name_or_path Qwen/Qwen2.5-7B-Instruct
+  accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero2)" -m trl_ext.scripts.grpo \\
+      --config gsm8k-grpo-8x40gb
+
+`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
 
 Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
 

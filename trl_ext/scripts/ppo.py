@@ -21,9 +21,10 @@ from trl_ext.scripts.rewards import RewardArguments, build_functions
 DESCRIPTION = """\
 Train a language model with PPO on rules, reward models, or both.
 
-  accelerate launch --num_processes 4 --config_file accelerate_configs/zero2.yaml -m trl_ext.scripts.ppo \\
-      --config recipe.yaml --model_name_or_path Qwen/Qwen2.5-7B-Instruct \\
-      --use_peft --lora_target_modules all-linear
+  accelerate launch --num_processes 4 --config_file "$(trl-ext launch-file zero2)" -m trl_ext.scripts.ppo \\
+      --config gsm8k-ppo-4xa40
+
+`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
 
 Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
 

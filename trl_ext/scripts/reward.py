@@ -21,10 +21,11 @@ from trl_ext.scripts.rewards import build_rules
 DESCRIPTION = """\
 Train a reward model on pairs of a chosen and a rejected answer.
 
-  accelerate launch --num_processes 8 --config_file accelerate_configs/zero3.yaml -m trl_ext.scripts.reward \\
+  accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero3)" -m trl_ext.scripts.reward \\
       --config reward --model_name_or_path Qwen/Qwen2.5-7B-Instruct --dataset_name trl-lib/ultrafeedback_binarized
 
-  with LoRA:  --use_peft --lora_target_modules all-linear --learning_rate 1e-4
+`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
+With LoRA: --use_peft --lora_target_modules all-linear --learning_rate 1e-4
 
 The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
 and an unknown one is an error. The keys that most runs set:

@@ -1,11 +1,13 @@
 """`trl-ext score`: files in, a table and an exit code out; slips are one sentence."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
+from tests.conftest import ROOT
 from trl_ext.cli.main import main
 from trl_ext.cli.score.command import printable
 
@@ -220,6 +222,57 @@ def test_a_rule_of_tokens_names_the_option(folder, capsys):
     write("table.jsonl", TABLE)
     error = stopped(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0"], capsys)
     assert error.endswith("On the command line: --tokenizer MODEL.")
+
+
+def readme_rules():
+    text = (ROOT / "README.md").read_text()
+    return next(block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "rules:" in block)
+
+
+def saved_tokenizer(path):
+    pytest.importorskip("torch")
+    from tests import tiny
+
+    tiny.tokenizer().save_pretrained(path)
+
+
+def of_a_run(folder, text="<think>a b</think> <answer>4</answer>"):
+    datasets = pytest.importorskip("datasets")
+    prompt = "What is 2 + 2?"
+    (folder / "out/completions").mkdir(parents=True)
+    table = datasets.Dataset.from_list([{"step": 10, "prompt": prompt, "completion": text, "advantage": 0.5}] * 18)
+    table.to_parquet("out/completions/completions_00010.parquet")
+    write("train.jsonl", [{"prompt": prompt, "answer": "4"}])
+    (folder / "rules.yaml").write_text(readme_rules())
+
+
+README_LINE = "explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl"
+
+
+@pytest.mark.parametrize("where", ["out", "out/checkpoint-10", "model"])
+def test_the_line_of_the_readme_counts_with_the_runs_own_tokenizer(where, folder, capsys):
+    of_a_run(folder)
+    saved_tokenizer(where)
+    (folder / "out/recipe.yaml").write_text("model_name_or_path: model")
+    (folder / "out/versions.json").write_text('{"trainer": "grpo"}')
+    assert main(["score", *README_LINE.split()]) == 0
+    assert "length" in capsys.readouterr().out
+
+
+def test_without_a_tokenizer_in_the_run_the_option_is_named(folder, capsys):
+    of_a_run(folder)
+    assert stopped(["score", *README_LINE.split()], capsys).endswith("On the command line: --tokenizer MODEL.")
+    (folder / "out/recipe.yaml").write_text("model_name_or_path: ./gone")
+    (folder / "out/versions.json").write_text('{"trainer": "grpo"}')
+    error = stopped(["score", *README_LINE.split()], capsys)
+    assert error.startswith("error: The tokenizer './gone' cannot be loaded: ") and "--tokenizer" in error
+
+
+def test_a_column_that_is_missing_is_answered_with_those_that_are_there(folder, capsys):
+    write("data.jsonl", [{"question": "6 * 7?", "solution": "42"}])
+    for command in (["audit", "rules.yaml", "data.jsonl"], ["redteam", "rules.yaml", "--data", "data.jsonl"]):
+        error = stopped(["score", *command], capsys)
+        assert "'answer', which the dataset lacks; its columns are: question, solution." in error
 
 
 def test_an_unknown_option_exits_with_2(folder, capsys):

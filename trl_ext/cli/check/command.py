@@ -24,7 +24,8 @@ EXAMPLES = """\
 examples:
   trl-ext check recipe.yaml --gpus 4xA40-48GB
   trl-ext check quickstart --trainer grpo --model_name_or_path ./model --dataset_name ./data --num_processes 2
-  trl-ext check plan/recipe.yaml --config_file plan/accelerate.yaml --dataset_name openai/gsm8k --max_steps 10
+  trl-ext check gsm8k-grpo-8x40gb --gpus 8xA100-40GB --config_file zero2
+  trl-ext check plan/recipe.yaml --config_file plan/accelerate.yaml --dataset_name ./data --max_steps 10
 
 exit code 0 if nothing stands in the way, 1 if something does"""
 

@@ -24,7 +24,8 @@ EXAMPLES = """\
 examples:
   trl-ext dryrun recipe.yaml --gpus 8xA100-80GB
   trl-ext dryrun plan/recipe.yaml --trainer ppo --gpus 4xA40-48GB --max_prompt_length 1024 --json
-  trl-ext dryrun recipe.yaml --gpus 8xA100-40GB --model 7B --deepspeed accelerate_configs/zero3.yaml
+  trl-ext dryrun recipe.yaml --gpus 8xA100-40GB --model 7B \\
+      --deepspeed "$(trl-ext launch-file zero3)"
 
 exit code 0 if it fits, 1 if it does not, 2 if the question cannot be answered"""
 BEFORE_TRAINING = "load"

@@ -25,6 +25,7 @@ Why did this completion earn what it earned? Scores one row of the table that TR
 (output_dir/completions/*.parquet), or of any file with the columns prompt and completion."""
 EXPLAIN_EXAMPLE = """\
 TRL's table does not hold the dataset's columns. --data names the dataset; the row with the same prompt is taken.
+Rules that count tokens take the tokenizer of the run, in whose folder the table lies.
 
 examples:
   trl-ext score explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl
@@ -84,7 +85,8 @@ def _add_explain(parser: CommandParser) -> None:
         metavar="NAME=NAME_IN_FILE",
         help="column that has another name in the file, or in the data; may be repeated",
     )
-    parser.add_argument("--tokenizer", help="the model's name or folder, for rules that count tokens")
+    purpose = "the model's name or folder, for rules that count tokens (default: that of the table's run)"
+    parser.add_argument("--tokenizer", help=purpose)
 
 
 def _add_redteam(parser: CommandParser) -> None:
@@ -133,7 +135,7 @@ def _printed(report: Any, as_json: bool) -> int:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """`trl-ext score explain`."""
-    from trl_ext.cli.score.rows import columns_of, ids_of, renamed, row_of
+    from trl_ext.cli.score.rows import columns_of, ids_of, renamed, row_of, tokenizer_of_run
     from trl_ext.cli.score.text import dependencies, heading, logged
     from trl_ext.rewards import RuleSet, completion_text
 
@@ -142,7 +144,10 @@ def run_explain(arguments: argparse.Namespace) -> int:
     row = row_of(arguments.completions, arguments.row, names)
     text = completion_text(row["completion"])
     columns = columns_of(rules, row, names, arguments.data, arguments.split)
-    ids = ids_of(row, text, arguments.tokenizer)
+    tokenizer = arguments.tokenizer
+    if tokenizer is None and any(getattr(rule, "unit", None) == "tokens" for rule in rules.rules):
+        tokenizer = tokenizer_of_run(arguments.completions)
+    ids = ids_of(row, text, tokenizer)
     try:
         found = rules.explain(row.get("prompt"), row["completion"], ids, **columns)
     except RuleError as error:

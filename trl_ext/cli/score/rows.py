@@ -126,6 +126,28 @@ def prompt_key(prompt: Any) -> str:
     return str(prompt)
 
 
+def tokenizer_of_run(completions: str) -> str | None:
+    """Return the tokenizer of the run that wrote a table: the saved one, or its model's; None where no run is known.
+
+    Args:
+        completions: Path of the table; TRL writes it to RUN/completions.
+
+    Raises:
+        DataError: The run's record is damaged.
+    """
+    from trl_ext.monitor.record import read_record
+
+    folder = Path(completions).absolute().parent
+    if folder.name != "completions":
+        return None
+    run = folder.parent
+    for saved in (run, *sorted(run.glob("checkpoint-*"))):
+        if (saved / "tokenizer_config.json").is_file():
+            return str(saved)
+    record = read_record(run)
+    return None if record is None else record.model
+
+
 def ids_of(row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int] | None:
     """The completion's token ids: the table's, or else the tokenizer's; None with neither."""
     ids = row.get("completion_ids")
@@ -138,5 +160,6 @@ def ids_of(row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int
     try:
         found = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"The tokenizer '{tokenizer}' cannot be loaded: {error}") from error
+        first = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(f"The tokenizer '{tokenizer}' cannot be loaded: {first}. Name one: --tokenizer.") from error
     return list(found(text, add_special_tokens=False)["input_ids"])

@@ -48,8 +48,7 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
     if not judging:
         names = ", ".join(f"'{rule.name}'" for rule in rules.rules)
         raise ConfigError(f"None of the rules {names} judges correctness: there is no gold to audit. Add such a rule.")
-    rows = data_rows(dataset, ("prompt", *rules.columns))
-    require_columns(rules.rules, rows[0])
+    rows = data_rows(dataset, rules, ("prompt",))
     run = _Run(rules, rows, others, seed)
     found = tuple(map(run.audit, judging))
     if all(entry.num_not_asked == entry.num_rows for entry in found):
@@ -224,16 +223,22 @@ def other_rows(keys: Sequence[str | None], others: int, seed: int) -> list[list[
     return found
 
 
-def data_rows(dataset: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of a Dataset or of a list of mappings, with those of the columns that there are.
+def data_rows(dataset: Any, rules: RuleSet, more: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a Dataset or of a list of mappings: the columns that the rules read, and of `more` those there are.
 
     All rows have the same keys: what is missing in some rows of a list is None there, as `datasets` reads it.
+
+    Raises:
+        DataError: A column that a rule reads is missing, or there are no rows.
     """
+    wanted = dict.fromkeys((*more, *rules.columns))
     if hasattr(dataset, "column_names") and hasattr(dataset, "select_columns"):
-        there = [name for name in dict.fromkeys(columns) if name in (dataset.column_names or ())]
+        names = dataset.column_names or ()
+        there = [name for name in wanted if name in names]
         rows = dataset.with_format(None).select_columns(there).to_list() if there else [{} for _ in dataset]
     elif isinstance(dataset, list | tuple) and all(isinstance(row, Mapping) for row in dataset):
-        there = [name for name in dict.fromkeys(columns) if any(name in row for row in dataset)]
+        names = dict.fromkeys(name for row in dataset for name in row)
+        there = [name for name in wanted if name in names]
         rows = [{name: row.get(name) for name in there} for row in dataset]
     else:
         raise DataError(
@@ -241,4 +246,5 @@ def data_rows(dataset: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
         )
     if not rows:
         raise DataError("The data has no rows. Give at least one.")
+    require_columns(rules.rules, dict.fromkeys(names))
     return rows

@@ -18,7 +18,7 @@ from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
 from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, prompt_text, tags_of
 from trl_ext.rewards.rows import completion_text
-from trl_ext.rewards.ruleset import RuleSet, require_columns
+from trl_ext.rewards.ruleset import RuleSet
 from trl_ext.rewards.totals.explanation import Explanation
 
 _ROUNDING = 1e-9
@@ -53,9 +53,7 @@ def redteam(
     if rows is None:
         targets = built_in(rules.rules)
     else:
-        found = data_rows(rows, ("prompt", "completion", *rules.columns))
-        require_columns(rules.rules, found[0])
-        targets = of_data(rules.rules, found)
+        targets = of_data(rules.rules, data_rows(rows, rules, ("prompt", "completion")))
     courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
     attempts = []
     for cheat in tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S):

@@ -28,7 +28,7 @@ def check_arguments(args: Any, data_collator: Any) -> None:
         raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
     check_settings(args)
     if args.fsdp:
-        raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Use accelerate_configs/zero3.yaml.")
+        raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Launch with --config_file zero3.")
     if args.kl_estimator == "k3" and args.beta > 0:
         logger.warning_once(
             "kl_estimator='k3' in the reward hardly holds the policy back: its gradient is not the KL's and vanishes "

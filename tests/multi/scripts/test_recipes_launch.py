@@ -1,0 +1,114 @@
+"""Every shipped recipe is launched by the line that it prints, and reaches step 1.
+
+Beside the model, made tiny, only sizes change: processes, batches, lengths. The rows are made up and have the columns
+of the data that the recipe names; the CPU computes, and vLLM, which needs a GPU, is off.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+
+import pytest
+import yaml
+
+from tests import tiny
+from tests.multi.launching import PROGRAMS, TIMEOUT_S, environment
+from tests.multi.warm import warm_python
+from tests.preferences import reward_model
+from tests.reward_trainers import chat_tokenizer
+from trl_ext.cli.recipes import shipped_recipes
+
+RECIPES = {recipe.name: recipe for recipe in shipped_recipes()}
+# Columns of the data sets, as their cards on the hub have them.
+ROWS = {
+    "openai/gsm8k": {"question": "Ann has 9 apples and eats 2. How many are left?", "answer": "9 - 2 = 7.\n#### 7"},
+    "zwhe99/DeepMath-103K": {
+        "question": "Evaluate the limit.",
+        "final_answer": "\\frac{1}{2}",
+        "difficulty": 5.0,
+        "topic": "Mathematics -> Calculus",
+        "r1_solution_1": "a",
+        "r1_solution_2": "b",
+        "r1_solution_3": "c",
+    },
+    "trl-lib/ultrafeedback_binarized": {
+        side: [{"content": "Hello", "role": "user"}, {"content": answer, "role": "assistant"}]
+        for side, answer in (("chosen", "Good day"), ("rejected", "No"))
+    }
+    | {"score_chosen": 8.0, "score_rejected": 2.0},
+    "trl-lib/ultrafeedback-prompt": {"prompt": [{"content": "Hello", "role": "user"}]},
+}
+# The quickstart's.
+OWN = {"prompt": [{"role": "user", "content": "Calculate: 4 + 3 = ?"}], "answer": "7"}
+# In the recipe's own data; two processes where DDP or ZeRO shall have something to do, once each.
+TWO = ("rm-ultrafeedback-6x4090", "gsm8k-ppo-4xa40")
+SIZES = {"num_processes": 1, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2}
+SIZES_OF = {
+    "grpo": {"max_steps": 1, "num_generations": 2, "max_completion_length": 4, "use_vllm": "false"},
+    "ppo": {
+        "num_generations": 2,
+        "total_episodes": 1,
+        "response_length": 4,
+        "num_mini_batches": 1,
+        "num_ppo_epochs": 1,
+        "per_device_eval_batch_size": 2,
+    },
+    "reward": {"max_steps": 1},
+}
+ON_CPU = {"use_cpu": "true", "bf16": "false"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with tiny models, and a folder of rows for each data set."""
+    folder = tmp_path_factory.mktemp("recipes")
+    tiny.model("llama").save_pretrained(folder / "model")
+    reward_model(folder / "rm").save_pretrained(folder / "rm")
+    for name in ("model", "rm"):
+        chat_tokenizer().save_pretrained(folder / name)
+    for name, row in {**ROWS, "own": OWN}.items():
+        data = folder / "data" / name
+        data.mkdir(parents=True)
+        for split, count in (("train", 8), ("test", 2)):
+            (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(count)))
+    return folder
+
+
+def command_of(recipe, folder):
+    """The printed line's words, with the model, the data and the sizes of the test behind them."""
+    line = recipe.launch.replace("\\\n", " ").splitlines()[-1]  # a line before it makes the quickstart's assets
+    program, *words = shlex.split(line)
+    assert program == "trl-ext"
+    settings = yaml.safe_load(recipe.path.read_text())
+    data = settings.get("dataset_name", "own")
+    if recipe.name == "reward":
+        data = "trl-lib/ultrafeedback_binarized"
+    given = {
+        "model_name_or_path": folder / "model",
+        "dataset_name": folder / "data" / data,
+        "output_dir": folder / recipe.name,
+        **SIZES,
+        **SIZES_OF[recipe.trainer],
+        **ON_CPU,
+    }
+    if "dataset_config" in settings:
+        given["dataset_config"] = ""  # files here have none
+    if recipe.name in TWO:
+        given["num_processes"] = 2
+    if "--reward_model" in words or "reward_model" in settings:
+        given["reward_model"] = folder / "rm"
+    return [*words, *(str(word) for key, value in given.items() for word in (f"--{key}", value))]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_launched_by_its_printed_line_and_reaches_step_1(name, folder):
+    words = command_of(RECIPES[name], folder)
+    if "zero" in words[words.index("--config_file") + 1]:
+        pytest.importorskip("deepspeed")
+    command = [str(warm_python()), str(PROGRAMS / "command.py"), *words, "--main_process_port", "0"]
+    env = environment() | {"HF_HOME": str(folder / "hub"), "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, " ".join(command) + "\n" + done.stdout[-2000:] + done.stderr[-4000:]
+    assert json.loads((folder / name / "trainer_state.json").read_text())["global_step"] == 1
+    assert not os.path.exists(folder / "out")

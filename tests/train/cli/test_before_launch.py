@@ -1,0 +1,147 @@
+"""What one process can know is said before many start."""
+
+import json
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from trl_ext import resources
+from trl_ext.cli import before_launch
+from trl_ext.cli.before_launch import check_before_launch
+from trl_ext.cli.check.recipe import make_parser
+from trl_ext.cli.main import main
+from trl_ext.errors import ConfigError, DataError, SupportError
+
+parser_of = cache(make_parser)
+RULES = [{"rule": "length", "high": 4}]
+GOOD = dict(model_name_or_path="Qwen/Qwen2.5-1.5B-Instruct", dataset_name="rows.jsonl", use_cpu=True, rules=RULES)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 ="}\n')
+    return tmp_path
+
+
+def check(*words, trainer="grpo", **changes):
+    """Check a launch of a recipe with changes; None takes a key out."""
+    settings = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    with open("recipe.yaml", "w") as file:
+        json.dump(settings, file)  # JSON is YAML
+    check_before_launch(trainer, f"trl_ext.scripts.{trainer}", parser_of(trainer), ["--config", "recipe.yaml", *words])
+
+
+def test_what_can_start_passes():
+    check()
+    check("--num_processes", "4", "--config_file", "multi_gpu")
+    check("--packing", "false", "--num_processes=2", "--report_to", "none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "error", "sentence"),
+    [
+        (dict(model_name_or_path=None), [], ConfigError, "There is no model."),
+        (dict(model_name_or_path="./nowhere"), [], ConfigError, "There is no folder ./nowhere."),
+        (dict(dataset_name=None), [], ConfigError, "There is no dataset."),
+        (dict(dataset_name="rows.json"), [], DataError, "There is no file or folder rows.json."),
+        (dict(dataset_name="./rows"), [], DataError, "There is no file or folder rows."),
+        (dict(eval_strategy="steps"), [], DataError, "rows.jsonl is one file and has no split 'test'."),
+        ({}, ["--dataset_name", "/nowhere/rows"], DataError, "There is no file or folder /nowhere/rows."),
+        (dict(output_dir="rows.jsonl"), [], ConfigError, "output_dir rows.jsonl cannot be a folder"),
+        (dict(resume_from_checkpoint="out/checkpoint-5"), [], ConfigError, "There is no checkpoint out/checkpoint-5."),
+        (dict(rules="rules.yaml"), [], ConfigError, "rules.yaml cannot be read"),
+        (dict(rules=[{"rule": "lenght"}]), [], ConfigError, "unknown rule 'lenght'. Did you mean 'length'?"),
+        (dict(report_to="tensorbord"), [], ConfigError, "report_to is tensorbord, which is no tracker. Did you mean"),
+        (dict(report_to=["none", "dvclive"]), [], SupportError, "report_to is dvclive, and its package is not instal"),
+        (dict(use_vllm=True), [], SupportError, "use_vllm is set, and vllm is not installed: pip install 'trl_ext[v"),
+        (dict(prompt_template="{"), [], ConfigError, "prompt_template: "),
+    ],
+)
+def test_what_cannot_start_is_a_sentence(changes, words, error, sentence):
+    with pytest.raises(error) as raised:
+        check(*words, **changes)
+    assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [(["--config_file", "zero2"], {}), (["--use_deepspeed"], {}), ([], {"deepspeed": "engine.json"})],
+)
+def test_deepspeed_that_is_not_installed_is_a_sentence(words, changes, monkeypatch):
+    monkeypatch.setattr(before_launch, "find_spec", lambda name: None if name == "deepspeed" else name)
+    with pytest.raises(SupportError, match=r"deepspeed is not installed: pip install 'trl_ext\[deepspeed\]'"):
+        check(*words, **changes)
+
+
+@pytest.mark.parametrize(
+    ("cards", "words", "sentence"),
+    [
+        (0, ["--num_processes", "2"], "2 processes are to start on this machine, and no GPU is visible."),
+        (4, ["--num_processes", "8"], "4 GPUs are visible. Start one process for each: --num_processes 4."),
+        (4, ["--num_processes", "8", "--num_machines", "2"], None),
+        (4, ["--num_processes", "4"], None),
+        (0, ["--num_processes", "1"], None),
+        (0, ["--num_processes", "8", "--use_cpu", "true"], None),
+    ],
+)
+def test_more_processes_than_cards(cards, words, sentence, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: cards > 0)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: cards)
+    if sentence is None:
+        check(*words, use_cpu=None)
+        return
+    with pytest.raises(ConfigError) as raised:
+        check(*words, use_cpu=None)
+    assert sentence in str(raised.value)
+
+
+def test_a_recipe_of_another_trainer_names_its_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["grpo", "--num_processes", "6", "--config", "rm-ultrafeedback-6x4090"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.strip() == (
+        "error: rm-ultrafeedback-6x4090 is a recipe for reward, not for grpo. Start it by: trl-ext reward."
+    )
+    with pytest.raises(ConfigError, match=r"recipe\.yaml is a recipe for reward, not for grpo"):
+        check(rules=None, filter_pairs=True, max_length=64)
+    with pytest.raises(ConfigError, match="quickstart is a recipe for grpo, not for ppo"):
+        check_before_launch("ppo", "trl_ext.scripts.ppo", parser_of("ppo"), ["--config", "quickstart"])
+
+
+def test_a_misspelt_key_is_no_recipe_of_another_trainer():
+    with pytest.raises(ConfigError, match=r"unknown key 'max_step'\. Did you mean 'max_steps'"):
+        check(max_step=5)
+
+
+class NoHub:
+    """A hub that answers with an error."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def dataset_info(self, name, timeout):
+        raise self.error
+
+
+def test_a_dataset_that_the_hub_does_not_have_is_a_sentence(monkeypatch):
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: False)
+    response = SimpleNamespace(headers={}, request=None)
+    offline = HfHubHTTPError.__base__("offline")
+    for error in (GatedRepoError("ask", response=response), offline, OSError("offline")):
+        monkeypatch.setattr("huggingface_hub.HfApi", lambda error=error: NoHub(error))
+        check(dataset_name="my/rows")  # who cannot be asked refuses nothing
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: NoHub(RepositoryNotFoundError("404", response=response)))
+    with pytest.raises(DataError, match="There is no dataset my/rows, neither here nor on the hub, or it is private"):
+        check(dataset_name="my/rows")
+
+
+@pytest.mark.parametrize("path", resources.accelerate_configs(), ids=lambda path: path.stem)
+def test_every_shipped_launch_file_passes(path):
+    if path.stem.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    check("--config_file", path.stem, "--num_processes", "2")

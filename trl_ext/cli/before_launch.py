@@ -1,0 +1,191 @@
+"""What one process can know before many start: a mistake is then said at once, and not by each of them.
+
+Nothing is loaded here, and no device is started. The scripts check the same again, for other launchers.
+"""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+from trl_ext import resources
+from trl_ext.cli.check.recipe import TRAINERS, make_parser
+from trl_ext.cli.launch import launch_arguments
+from trl_ext.cli.recipes import read_head
+from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.scripts import training
+from trl_ext.scripts.arguments import StrictParser, split_config_flag
+from trl_ext.scripts.data.dataset import DatasetSource
+from trl_ext.scripts.recipe import ENV_KEY, nearest
+from trl_ext.scripts.rewards import build_rules
+
+LAUNCHED = "DeepSpeed of the launch"
+# A setting, the package that it needs, and how to install that.
+PACKAGES = (
+    ("use_vllm", "vllm", "trl_ext[vllm]"),
+    ("deepspeed", "deepspeed", "trl_ext[deepspeed]"),
+    (LAUNCHED, "deepspeed", "trl_ext[deepspeed]"),
+    ("use_liger_kernel", "liger_kernel", "liger-kernel"),
+    ("load_in_4bit", "bitsandbytes", "bitsandbytes"),
+    ("load_in_8bit", "bitsandbytes", "bitsandbytes"),
+)
+
+
+def check_before_launch(trainer: str, module: str, parser: StrictParser, argv: Sequence[str]) -> None:
+    """Check a command line and its recipe.
+
+    Args:
+        trainer: "grpo", "ppo" or "reward".
+        module: The script's.
+        parser: The script's parser.
+        argv: Arguments of the script and of `accelerate launch`, in any order.
+
+    Raises:
+        ConfigError, DataError, RuleError, SupportError: The run could not start.
+    """
+    words = split_config_flag(argv)
+    if "--config" in words:
+        check_trainer(trainer, words[words.index("--config") + 1], parser)
+    check_run(parser, words, launch_arguments(module, parser, words))
+
+
+def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
+    """Refuse a recipe of another trainer: a shipped one, or one whose keys only the other knows.
+
+    Raises:
+        ConfigError: With the command that the recipe is for.
+    """
+    path = Path(recipe)
+    other = None
+    if path.parent == resources.recipes()[0].parent:
+        other = read_head(path).trainer
+    elif path.is_file():
+        try:
+            keys = set(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, yaml.YAMLError):
+            return  # the parser says what is wrong with it
+        if not keys <= {*parser.types_of, ENV_KEY}:
+            others = (name for name in TRAINERS if name != trainer)
+            other = next((name for name in others if keys <= {*make_parser(name).types_of, ENV_KEY}), None)
+    if other not in (None, trainer):
+        name = path.stem if path.parent == resources.recipes()[0].parent else recipe
+        raise ConfigError(f"{name} is a recipe for {other}, not for {trainer}. Start it by: trl-ext {other}.")
+
+
+def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> None:
+    """Check what a command line and its recipe say about the run.
+
+    Args:
+        parser: The script's parser.
+        argv: Arguments of the script, and possibly of the launcher.
+        launch: The launcher's arguments.
+
+    Raises:
+        ConfigError, DataError, RuleError, SupportError: The run could not start.
+    """
+    settings = {**vars(parser.parse_known_args([])[0]), **parser.given_values(argv)}
+    keys: Any = SimpleNamespace(**settings)
+    given = parser.given_keys(argv)
+    kind, *_ = parser.dataclass_types
+    kind(**{one.name: settings[one.name] for one in fields(kind) if one.init})  # refuses what contradicts itself
+    if "sft_model_path" not in given:
+        training.check_model(keys)
+    if keys.output_dir is not None:
+        training.check_output_dir(keys.output_dir)
+    training.resume_point(keys)
+    _check_hub(training.data_source(keys, keys, keys))
+    if keys.rules is not None:
+        build_rules(keys.rules)
+    check_trackers(keys.report_to)
+    file = {} if launch.config_file is None else yaml.safe_load(Path(launch.config_file).read_text(encoding="utf-8"))
+    by_launcher = launch.use_deepspeed or file.get("distributed_type") == "DEEPSPEED"
+    check_packages({**settings, LAUNCHED: by_launcher})
+    if not (launch.cpu or file.get("use_cpu") or str(keys.use_cpu).lower() == "true"):
+        num_processes = launch.num_processes or file.get("num_processes") or 1
+        check_cards(num_processes // (launch.num_machines or file.get("num_machines") or 1))
+
+
+def _check_hub(source: DatasetSource) -> None:
+    """Refuse a dataset that is neither here nor on the hub; nothing is asked offline, and no answer is no refusal."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    # The HTTP library is another one in each version of the hub's.
+    http_error: Any = HfHubHTTPError.__base__
+    if source.name is None or Path(source.name).exists() or is_offline_mode():
+        return
+    try:
+        HfApi().dataset_info(source.name, timeout=5)
+    except GatedRepoError:
+        return  # a token that the hub wants is asked for by what loads the rows
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise DataError(
+            f"There is no dataset {source.name}, neither here nor on the hub, or it is private. Check --dataset_name."
+        ) from error
+    except (http_error, OSError):
+        return
+
+
+def check_trackers(report_to: str | Sequence[str] | None) -> None:
+    """Refuse a tracker that nobody knows, and one whose package is not installed.
+
+    Raises:
+        ConfigError: There is no such tracker.
+        SupportError: Its package is missing.
+    """
+    from transformers.integrations.integration_utils import (
+        INTEGRATION_TO_CALLBACK,
+        get_available_reporting_integrations,
+    )
+
+    names = [report_to] if isinstance(report_to, str) else report_to or ()
+    for name in names:
+        if name in ("all", "none"):
+            continue
+        if name not in INTEGRATION_TO_CALLBACK:
+            guess = nearest(name, INTEGRATION_TO_CALLBACK)
+            hint = f"Did you mean {guess}?" if guess else f"There are: {', '.join(sorted(INTEGRATION_TO_CALLBACK))}."
+            raise ConfigError(f"report_to is {name}, which is no tracker. {hint}")
+        if name not in get_available_reporting_integrations():
+            raise SupportError(
+                f"report_to is {name}, and its package is not installed: pip install {name}. Or set report_to: none."
+            )
+
+
+def check_packages(settings: Mapping[str, Any]) -> None:
+    """Refuse a setting whose package is not installed.
+
+    Raises:
+        SupportError: With the package.
+    """
+    for key, package, source in PACKAGES:
+        if settings.get(key) not in (None, False, "false") and find_spec(package) is None:
+            raise SupportError(f"{key} is set, and {package} is not installed: pip install '{source}'.")
+
+
+def check_cards(num_processes: int) -> None:
+    """Refuse several processes on fewer accelerators.
+
+    Raises:
+        ConfigError: There are fewer.
+    """
+    import torch
+
+    num_cards = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if num_processes <= max(num_cards, 1):
+        return
+    if not num_cards:
+        raise ConfigError(
+            f"{num_processes} processes are to start on this machine, and no GPU is visible. To train on the CPU, set "
+            "use_cpu: true and bf16: false; `trl-ext doctor` tells why a GPU is not seen."
+        )
+    raise ConfigError(
+        f"{num_processes} processes are to start on this machine, and {num_cards} GPUs are visible. Start one process "
+        f"for each: --num_processes {num_cards}."
+    )

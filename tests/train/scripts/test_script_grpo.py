@@ -119,6 +119,7 @@ def first_step(folder):
 def test_a_run_is_repeated_from_its_folder(assets, recipe, tmp_path, monkeypatch):
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"rules": [*RULES, DIVIDES], "clip": [-1, 2]}))
     short = dict(max_steps=1, eval_strategy="no", eval_on_start=False)
+    short |= {"prompt_template": "{prompt} w3"}
     path = recipe("rules", **short, env={"SOME_API_KEY": "hush", "SOME_WORD": "loud"})
     monkeypatch.setattr("os.environ", dict(os.environ))
     where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]

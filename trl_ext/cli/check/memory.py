@@ -7,7 +7,7 @@ from trl_ext.cli.check.lengths import Lengths
 from trl_ext.cli.check.recipe import Launch, Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.look import this_machine
-from trl_ext.memory.cards import Hardware, parse_gpus
+from trl_ext.memory.cards import HEADROOM_FRAC, Hardware, parse_gpus
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.models.shapes import ModelShape
@@ -61,6 +61,9 @@ def check_memory(
         return [problem(SUBJECT, what, "Launch one process for each card, or say which cards: --gpus.")]
     if num_processes < hardware.num_gpus:
         hardware = replace(hardware, num_gpus=num_processes, num_machines=1)
+    # Without `memory` the settings are the user's own: what fits is told, and where little is left a note.
+    setting = parsed.training_args.memory_setting
+    hardware = replace(hardware, headroom_frac=setting.kept_free_frac if setting else 0.0)
     run = run_of_recipe(parsed, shape, num_processes, launch, prompt_length)
     findings = [_verdict(run, hardware, launch), *_not_modelled(parsed)]
     if parsed.trainer != "reward" and prompt_length[0] is None:
@@ -88,6 +91,11 @@ def _verdict(run: Run, hardware: Hardware, launch: Launch) -> Finding:
     option = launched_with(best.job.zero_stage, best.job.offload)
     if not launch.is_known and hardware.num_gpus > 1 and option:
         return note(SUBJECT, what, f"Launch with {option}; or say which file you launch with.")
+    if need > usable * (1 - HEADROOM_FRAC) and not hardware.headroom_frac:
+        advice = (
+            f"Less than {HEADROOM_FRAC:.0%} of a card stay free, and the formulas are estimates: `trl-ext dryrun`."
+        )
+        return note(SUBJECT, what, advice)
     return ok(SUBJECT, what)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import CARDS, Hardware, parse_gpus
+from trl_ext.memory.cards import CARDS, HEADROOM_FRAC, Hardware, parse_gpus
 from trl_ext.memory.files.plan import read_plan
 from trl_ext.memory.job import Job
 from trl_ext.memory.planner.planner import Plan
@@ -23,11 +23,19 @@ class MemorySetting:
         name: As the user wrote it.
         hardware: The cards; None for those of this machine.
         job: The frozen plan's; None where the settings are to be searched.
+        headroom_frac: Share of a card that stays free; None for that of the cards, or of the frozen plan.
     """
 
     name: str
     hardware: Hardware | None = None
     job: Job | None = None
+    headroom_frac: float | None = None
+
+    @property
+    def kept_free_frac(self) -> float:
+        """Share of a card that stays free."""
+        planned = self.hardware.headroom_frac if self.hardware else HEADROOM_FRAC
+        return planned if self.headroom_frac is None else self.headroom_frac
 
 
 def parse_memory(memory: Any) -> MemorySetting:

@@ -83,7 +83,7 @@ def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Cal
         ConfigError: Nothing fits as launched, with the launch that would; the launch or a given setting contradicts
             the plan; or the plan needs an opt-in.
     """
-    hardware = _hardware(run, setting, machine)
+    hardware = replace(_hardware(run, setting, machine), headroom_frac=setting.kept_free_frac)
     if setting.job is not None:
         return _frozen(run, setting, setting.job, allow, hardware)
     plans = run.plans(hardware, allow)

@@ -1,10 +1,11 @@
 """The settings `memory*`, which our configs share, and which settings of a config were given."""
 
 import os
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Self
 
 from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import parse_headroom
 from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.planner.search import opt_ins_of
 from trl_ext.memory.run.setting import MemorySetting, parse_memory
@@ -31,6 +32,12 @@ class MemoryFields:
         default=None,
         metadata={
             "help": "What memory may change beside that, with commas between: lora, qlora, adam8bit, shorter, fewer."
+        },
+    )
+    memory_headroom: str | None = field(
+        default=None,
+        metadata={
+            "help": "Share of a card that memory keeps free, such as 5%. Unset: 5%, or that of a plan's folder."
         },
     )
     memory_prompt_length: int | None = field(
@@ -79,11 +86,13 @@ class MemoryFields:
         opt_ins = opt_ins_of((self.memory_allow or "").split(","))
         self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
         if self.memory_setting is None:
-            alone = [name for name in ("memory_allow", "global_batch") if getattr(self, name)]
+            alone = [name for name in ("memory_allow", "memory_headroom", "global_batch") if getattr(self, name)]
             if alone:
                 raise ConfigError(f"{alone[0]} has no effect without memory. Set memory='auto', or remove it.")
             return
         self.memory = self.memory_setting.name
+        if self.memory_headroom is not None:
+            self.memory_setting = replace(self.memory_setting, headroom_frac=parse_headroom(self.memory_headroom))
         self.memory_opt_ins = opt_ins
         for name, value in ALLOCATOR.items():
             os.environ.setdefault(name, value)  # read when CUDA starts

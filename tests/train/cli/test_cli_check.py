@@ -16,7 +16,7 @@ from trl_ext.cli.check import memory as check_memory
 from trl_ext.cli.check import models as check_models
 from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.command import CANNOT_WORK, check
-from trl_ext.cli.check.data import Lengths
+from trl_ext.cli.check.lengths import Lengths
 from trl_ext.cli.doctor import print_findings
 from trl_ext.doctor import Gpu, probe
 from trl_ext.doctor.finding import problem
@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_a_problem_with_what_would(ask):
 def test_what_never_fits_names_the_word_that_helps(ask):
     code, findings = ask(GRPO, "--gpus", "1x4090", "--num_processes", "1")
     assert code == CANNOT_WORK
-    assert "`trl-ext plan` with --allow" in told(findings, "memory", "problem")
+    assert "memory_allow=lora: " in told(findings, "memory", "problem")
 
 
 def test_the_recipes_own_deepspeed_file_decides_the_stage(ask, tmp_path):

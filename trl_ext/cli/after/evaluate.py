@@ -88,8 +88,8 @@ def evaluate(argv: Sequence[str]) -> int:
     (folder / "completions.jsonl").write_text("".join(json_line(row) + "\n" for row in rows), encoding="utf-8")
     (folder / "evaluation.json").write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
     console = Console()
-    console.print(result.table())
-    console.print(f"Results: {folder}", soft_wrap=True, markup=False, highlight=False)
+    for part in (result.title(), result.table(), f"Results: {folder}"):
+        console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
     return 0
 
 

@@ -81,16 +81,19 @@ class Evaluation:
             "truncated_frac": self.truncated_frac,
         }
 
+    def title(self) -> str:
+        """Return what was asked, in a line."""
+        asked = self.settings
+        how = "greedy" if asked["temperature"] == 0 else f"{asked['num_generations']} at {asked['temperature']:g}"
+        return f"{asked['num_problems']} problems of {asked['dataset']}, {how}, rule '{asked['pass_rule']}'"
+
     def table(self) -> Any:
         """Return the table for a terminal, for rich to print."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        asked = self.settings
-        how = "greedy" if asked["temperature"] == 0 else f"{asked['num_generations']} at {asked['temperature']:g}"
-        title = f"{asked['num_problems']} problems of {asked['dataset']}, {how}, rule '{asked['pass_rule']}'"
-        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(box=box.SIMPLE_HEAD)
         for name, side in (("", "left"), ("", "right"), ("interval", "right"), ("", "left")):
             table.add_column(name, justify=side)  # type: ignore[arg-type]
         for k, one in self.passes.items():

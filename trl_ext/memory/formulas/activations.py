@@ -137,8 +137,14 @@ def lora_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def padding_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token that padded batches add: a mask repeats keys and values for every query head (estimated)."""
-    return 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width)
+    """Bytes a token that padded batches add to what a layer saves: with a mask, keys and values are repeated for every
+    query head, and torch's sdpa keeps the mask [B, 1, S, S] in the dtype of the queries, 2S (estimated)."""
+    return 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width) + 2.0 * job.sequence_tokens
+
+
+def mask_bytes(job: Job) -> int:
+    """Bytes a token of the mask of truth values that all layers of a padded batch share: S (estimated)."""
+    return 0 if job.packing else job.sequence_tokens
 
 
 def checkpoint_bytes(shape: ModelShape, job: Job) -> int:
@@ -173,7 +179,8 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_BF16: 2 * hidden + 4 * width + 4 * head + 16,
         Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
     }[mode]
-    return saved_bytes(shape, job) + above + EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
+    above += mask_bytes(job) + EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
+    return saved_bytes(shape, job) + above
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:
@@ -199,7 +206,7 @@ def no_grad_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_BF16: (8, 4),
         Mode.LORA_AUTOCAST: (12, 4),
     }[mode_of(job)]
-    return mlps * mlp_width(shape) + hiddens * shape.hidden + heads * shape.head_dim
+    return mlps * mlp_width(shape) + hiddens * shape.hidden + heads * shape.head_dim + 3 * mask_bytes(job)
 
 
 def cast_cache_bytes(shape: ModelShape, job: Job) -> float:

@@ -53,7 +53,17 @@ def test_queries_and_keys_with_norms_save_more():
 
 def test_a_padded_batch_repeats_keys_and_values():
     padded = replace(ZERO2, packing=False)
-    assert act.saved_bytes(LLAMA3, padded) - act.saved_bytes(LLAMA3, ZERO2) == 4 * (4096 - 1024)
+    mask = 2 * padded.sequence_tokens  # [B, 1, S, S] in bf16
+    assert act.saved_bytes(LLAMA3, padded) - act.saved_bytes(LLAMA3, ZERO2) == 4 * (4096 - 1024) + mask
+
+
+def test_the_mask_of_long_padded_rows_grows_with_their_square():
+    """32k tokens: a GiB of truth values, and two in bf16 for every layer that is not checkpointed."""
+    long = replace(ZERO2, max_length=32768, checkpoint_every=0)
+    more = [act.held_bytes(LLAMA3, replace(long, packing=packing))[1] * 32768 for packing in (True, False)]
+    repeated = 32 * 32768 * 4 * (4096 - 1024)
+    assert more[1] - more[0] - repeated == 32 * 2 * 2**30
+    assert act.mask_bytes(replace(long, packing=False)) * 32768 == 2**30
 
 
 def test_dropout_keeps_a_mask_and_a_copy_of_each_input():

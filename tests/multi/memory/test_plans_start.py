@@ -17,12 +17,11 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tests.multi.launching import environment, skip_what_cannot_run
+from tests.multi.launching import TIMEOUT_S, environment, skip_what_cannot_run
 from tests.multi.warm import warm_python
 from trl_ext.cli.plan.command import plan
 from trl_ext.memory.planner.presets import PRESETS
 
-TIMEOUT_S = 600  # of a launch that hangs
 NUM_ROWS = 64  # an optimizer step of every plan here
 IS_THOROUGH = os.environ.get("TRL_EXT_THOROUGH") == "1"  # all of them; some minutes
 # Launched in every test run: each trainer, with and without DeepSpeed, on one process and on two.

@@ -50,6 +50,8 @@ def echo(ids, number) -> list[int]:
 
 def install(monkeypatch, answer=echo) -> list[dict]:
     """Put the stand-in in vLLM's place, and return what each `LLM` is made with."""
+    import trl.trainer.grpo_trainer  # noqa: F401  while it can still see that vLLM is not there
+
     package, requests = ModuleType("vllm"), ModuleType("vllm.lora.request")
     package.LLM, package.SamplingParams = FakeLLM, FakeSamplingParams
     requests.LoRARequest = FakeLoRARequest

@@ -27,6 +27,7 @@ _TOKENS = ("chosen_ids", "rejected_ids")
 _LEGACY = ("chosen_input_ids", "rejected_input_ids")
 ACCEPTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"), _TOKENS)
 _EMPTY, _EQUAL = "an empty side", "a chosen side that equals the rejected one"
+_MIXED = "text beside messages"
 
 
 def check_columns(dataset: Any, role: str) -> None:
@@ -62,10 +63,12 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
         for problem in problems(pair, check, first):
             found.setdefault(problem, []).append(row)
     if found:
-        drops = "Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."
-        refuse(
-            found, role, drops if set(found) <= {_EMPTY, _EQUAL} else "Drop or mend such rows: dataset.filter(...)."
-        )
+        advice = "Drop or mend such rows: dataset.filter(...)."
+        if set(found) <= {_EMPTY, _EQUAL}:
+            advice = "Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."
+        elif _MIXED in found:
+            advice = "Messages that begin with the prompt need none beside them: in a recipe columns: {prompt: null}."
+        refuse(found, role, advice)
     first = next(iter(dataset if is_stream else dataset.select_columns(_read(dataset))))
     if _is_chat(first.get("chosen")) and tokenizer is not None and getattr(tokenizer, "chat_template", None) is None:
         raise DataError(
@@ -142,7 +145,7 @@ def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[s
         return found
     kinds = [_is_chat(row[name]) for name in ("prompt", "chosen", "rejected") if name in row]
     if len(set(kinds)) > 1:
-        return "text beside messages"
+        return _MIXED
     if kinds[0] == _is_chat(first["chosen"]):
         return ""
     return f"{'messages' if kinds[0] else 'text'}, where the first row has {'text' if kinds[0] else 'messages'}"

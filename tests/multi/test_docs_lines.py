@@ -51,7 +51,7 @@ MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
 # Beside ours, what pip lines may install.
 OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "modelscope"}
 # Commands that tell by their exit code what they found, here that this machine has no card.
-MAY_FIND = ("trl-ext doctor", "trl-ext check", "trl-ext dryrun")
+MAY_FIND = ("trl-ext doctor",)
 # What would take long, and where it is tested: tests/train/twin/test_plan_verify.py, docs/memory.md.
 SHORTER = {" --verify": "", "trl-ext dryrun recipe.yaml --gpus 8xA100-80GB": "trl-ext dryrun --help"}
 SETTINGS = {"use_cpu": True, "bf16": False, "max_steps": 1, "report_to": "none"}
@@ -173,7 +173,8 @@ def desk(tiny_models, tmp_path_factory):
 def furnished(folder: Path, desk: Path, tiny_models: Path) -> Path:
     """Make `folder` the reader's, in which every model of the hub is the tiny one."""
     shutil.copytree(desk, folder, symlinks=True, dirs_exist_ok=True)
-    for name in {name for block in BLOCKS for name in MODEL.findall(block.text)}:
+    texts = [block.text for block in BLOCKS] + [path.read_text() for path in ROOT.glob("trl_ext/recipes/*.yaml")]
+    for name in {name for text in texts for name in MODEL.findall(text)}:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).symlink_to(tiny_models / "causal")
     for name in ("reward-model", "out/reward"):
@@ -226,6 +227,13 @@ def test_the_package_is_the_wheels(site, environment, tmp_path):
     assert run(["python", "where.py"], tmp_path, environment).split() == [str(site / "trl_ext/__init__.py"), "True"]
 
 
+def test_plan_check_doctor_and_a_grpo_run_need_no_extra(desk, site, environment):
+    """In a Python of its own: one that is warm has imported what it is to miss."""
+    command = [sys.executable, PROGRAMS / "bare.py"]
+    assert run(command, desk, environment).splitlines()[-1] == "codes [0, 0, 0], []"
+    assert (desk / "bare" / "model.safetensors").is_file()
+
+
 class OneStep(ast.NodeTransformer):
     """Let every trainer's config in a program compute one step on a CPU."""
 
@@ -252,10 +260,10 @@ def test_the_commands_of_a_page_run_in_order(page, desk, tiny_models, environmen
     session = [line for line in session if not (TRAINS.match(line) or installs(line) or line.startswith("make "))]
     for longer, shorter in SHORTER.items():
         session = [line.replace(longer, shorter) for line in session]
-    if any(line.startswith("trl-ext plan") for line in session):  # it knows the models themselves
-        shutil.copytree(desk, tmp_path, symlinks=True, dirs_exist_ok=True)
-    else:
-        furnished(tmp_path, desk, tiny_models)
+    furnished(tmp_path, desk, tiny_models)
+    (tmp_path / "elsewhere").mkdir()  # where models are themselves and not tiny
+    (tmp_path / "plan").symlink_to("elsewhere/plan")
+    session = [f"(cd elsewhere; {line})" if line.startswith("trl-ext plan") else line for line in session]
     for name in ("grpo", "grpo-more"):
         shutil.copytree(trained, tmp_path / "out" / name, dirs_exist_ok=True)
     script = [f"{{ {line}\n}} >said.{i} 2>&1; echo $? >code.{i}" for i, line in enumerate(session)]
@@ -263,6 +271,7 @@ def test_the_commands_of_a_page_run_in_order(page, desk, tiny_models, environmen
     failed = {}
     for i, line in enumerate(session):
         code = int((tmp_path / f"code.{i}").read_text())
+        line = line.removeprefix("(cd elsewhere; ")
         if code != 0 and not (code == 1 and line.startswith(MAY_FIND)):
             failed[line] = (code, (tmp_path / f"said.{i}").read_text()[-3000:])
     assert not failed, "\n\n".join(f"{line}\nended with {code}:\n{said}" for line, (code, said) in failed.items())
@@ -324,9 +333,9 @@ def installs(line: str) -> bool:
 def test_a_line_that_installs_names_what_there_is(line):
     words = shlex.split(line, comments=True)
     for word in words[words.index("install" if "install" in words else "add") + 1 :]:
-        if word.startswith("-") or word == ".":
+        if word.startswith("-"):
             continue
-        requirement = Requirement(word.removeprefix("."))
+        requirement = Requirement("trl-ext" + word[1:] if word.startswith(".") else word)
         assert requirement.name in OTHERS or requirement.name.replace("_", "-") == "trl-ext"
         assert requirement.extras <= extras()
 

@@ -26,7 +26,6 @@ NUM_ROWS = 64  # an optimizer step of every plan here
 IS_THOROUGH = os.environ.get("TRL_EXT_THOROUGH") == "1"  # all of them; some minutes
 # Launched in every test run: each trainer, with and without DeepSpeed, on one process and on two.
 ALWAYS_LAUNCHED = (
-    "24gb",
     "reward, optimizer in host memory, 1",
     "grpo, every 2nd layer, ZeRO-2, 2",
     "grpo, QLoRA, 1",

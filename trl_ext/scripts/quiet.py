@@ -9,6 +9,8 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from importlib import import_module
+from typing import Any
 
 # Libraries that all processes call alike.
 _LIBRARIES = r"(accelerate|datasets|deepspeed|huggingface_hub|peft|torch|transformers|trl)(\.|$)"
@@ -51,9 +53,9 @@ def quiet_libraries() -> None:
 def quiet_deepspeed() -> None:
     """Leave out DeepSpeed's line, one a process, that its communication was compiled."""
     with suppress(ImportError):
-        import deepspeed.comm.torch
-
-        deepspeed.comm.torch.print = lambda *args, **options: None
+        # Not as an attribute: there `deepspeed.comm.torch` is PyTorch.
+        backend: Any = import_module("deepspeed.comm.torch")
+        backend.print = lambda *args, **options: None
 
 
 def _is_no_banner(record: logging.LogRecord) -> bool:

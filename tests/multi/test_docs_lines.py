@@ -44,6 +44,7 @@ TRAINS = re.compile(
     r"(?:\w+=\S+ )*(?:trl-ext |(?:accelerate launch|torchrun|python) .*-m trl_ext\.scripts\.)"
     r"(grpo|reward|ppo)\b(?! --help)"
 )
+COPIES = re.compile(r"trl-ext recipes [\w-]+$")
 LANGUAGES = {"", "bash", "diff", "json", "python", "text", "toml", "yaml"}
 SAVED = re.compile(r"# (\w+\.yaml)\n")
 MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
@@ -57,10 +58,10 @@ SETTINGS = {"use_cpu": True, "bf16": False, "max_steps": 1, "report_to": "none"}
 ONE_STEP = "--use_cpu true --bf16 false --report_to none --logging_steps 1"
 FEW = {
     "grpo": "--max_steps 1 --max_completion_length 4 --num_generations 2 --per_device_train_batch_size 4"
-    " --use_peft --lora_target_modules all-linear",
+    " --gradient_accumulation_steps 1 --use_peft --lora_target_modules all-linear",
     "ppo": "--total_episodes 1 --num_ppo_epochs 1 --num_mini_batches 1 --response_length 4"
     " --per_device_train_batch_size 2 --gradient_accumulation_steps 1",
-    "reward": "--max_steps 1 --per_device_train_batch_size 2",
+    "reward": "--max_steps 1 --per_device_train_batch_size 2 --gradient_accumulation_steps 1",
 }
 
 
@@ -285,6 +286,7 @@ def expanded(lines: list[str], folder: Path, environment: dict[str, str]) -> lis
 
 def test_launcher_and_script_take_every_line_that_trains(hub, environment):
     shutil.copy(hub / "reward.yaml", hub / "recipe.yaml")  # keys that every trainer has
+    copy_recipes(hub, environment)
     asked = {"lines": expanded(training_lines(), hub, environment), "recipes": []}
     told = run(["python", PROGRAMS / "accepted.py"], hub, environment, input=json.dumps(asked))
     assert json.loads(told.splitlines()[-1]) == []
@@ -296,8 +298,15 @@ def test_every_yaml_block_is_a_rule_set_or_a_recipe(hub, environment):
     assert json.loads(told.splitlines()[-1]) == []
 
 
+def copy_recipes(folder: Path, environment: dict[str, str]) -> None:
+    """Run the lines of the pages that copy a shipped recipe, which lines that train are then about."""
+    lines = {line for block in blocks("", "bash") for line in block.commands() if COPIES.match(line)}
+    run(["bash", "-e"], folder, environment, input="\n".join(sorted(lines)))
+
+
 def train(trainer: str, folder: Path, environment: dict[str, str]) -> Path:
     """Run the first line of the pages that trains with this trainer, for one step; the run's folder."""
+    copy_recipes(folder, environment)
     line = next(line for line in training_lines() if trainer_of(line) == trainer)
     line = re.sub(r"--num_processes \d+", "--num_processes 1", line)
     run(["bash", "-c", f"{line} {ONE_STEP} {FEW[trainer]} --output_dir out/{trainer}"], folder, environment)

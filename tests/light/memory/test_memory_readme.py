@@ -1,8 +1,14 @@
-"""The README's table of the six cases says what the presets say."""
+"""The table of presets says what the presets say, and the README shows what commands print."""
+
+import re
+import shlex
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
+from trl_ext import RuleSet
+from trl_ext.cli.main import main
 from trl_ext.memory.planner.labels import technique
 from trl_ext.memory.planner.presets import PRESETS
 
@@ -22,14 +28,32 @@ def cells(name):
     ]
 
 
-@pytest.mark.parametrize("readme", ["README.md", "README_zh.md"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_row_of_the_table_is_the_preset(readme, name):
-    rows = [line for line in (ROOT / readme).read_text().splitlines() if f"`{name}`" in line and line.startswith("|")]
+def test_a_row_of_the_table_is_the_preset(name):
+    lines = (ROOT / "docs/memory.md").read_text().splitlines()
+    rows = [line for line in lines if f"`{name}`" in line and line.startswith("| ") and "**" in line]
     assert len(rows) == 1
     wanted = " | ".join(cells(name))
     assert wanted in rows[0], f"the row should hold\n{wanted}\nand is\n{rows[0]}"
 
 
-def test_the_tables_rows_are_the_six_cases():
+def test_the_tables_rows_are_all_cases():
     assert len(CASES) == 8  # PPO of two sizes, the reward model at two lengths
+
+
+def test_the_readme_shows_what_the_plan_prints(monkeypatch, capsys):
+    shown = re.search(r"```text\n\$ trl-ext (plan .*)\n([^`]*)```", (ROOT / "README.md").read_text())
+    monkeypatch.setenv("COLUMNS", "110")
+    assert main(shlex.split(shown[1])) == 0
+    printed = iter([line.rstrip() for line in capsys.readouterr().out.splitlines()])
+    wanted = [line for line in shown[2].splitlines() if line != "..."]
+    missing = [line for line in wanted if line not in printed]  # in this order, since `in` takes from an iterator
+    assert wanted and not missing
+
+
+def test_the_readme_shows_what_its_rules_explain():
+    text = (ROOT / "README.md").read_text()
+    rules = RuleSet.from_dict(yaml.safe_load(re.search(r"```yaml\n(rules:.*?)```", text, flags=re.DOTALL)[1]))
+    call, printed = re.search(r">>> print\(rules\.(explain\(.*\))\)\n([^`]*)```", text).groups()
+    question, completion, gold = re.fullmatch(r'explain\("(.*)", "(.*)", answer="(.*)"\)', call).groups()
+    assert str(rules.explain(question, completion, answer=gold)).split() == printed.split()

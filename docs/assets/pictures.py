@@ -1,0 +1,105 @@
+"""Draw the README's pictures from the planner of rows and the presets: `python docs/assets/pictures.py`.
+
+Text stays text in the SVG files, so that `tests/light/test_pictures.py` can hold them against today's numbers.
+"""
+
+import random
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
+
+from trl_ext.memory.planner.presets import PRESETS
+from trl_ext.packing.plan import Item, plan_rows
+
+FOLDER = Path(__file__).parent
+PROMPT_TOKENS, GROUP = 40, 8
+BLUE, ORANGE, GREY = "#4878a8", "#ee8a3a", "#d9d9d9"
+plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "trl_ext", "font.size": 10, "axes.spines.top": False})
+plt.rcParams.update({"axes.spines.right": False, "font.family": ["Helvetica", "Arial", "sans-serif"]})
+
+
+def completion_lengths() -> list[int]:
+    """Tokens of eight completions of one prompt, log-normal as in real groups."""
+    draw = random.Random(0)
+    return [max(2, min(160, round(draw.lognormvariate(3.6, 0.8)))) for _ in range(GROUP)]
+
+
+def token_counts() -> tuple[int, int]:
+    """Tokens of the padded batch and of the flat row."""
+    lengths = completion_lengths()
+    # The last prompt token is repeated in front of each completion: it predicts the completion's first token.
+    (row,) = plan_rows([Item(group=0, shared=PROMPT_TOKENS - 1, own=1 + n) for n in lengths])
+    return GROUP * (PROMPT_TOKENS + max(lengths)), row.num_tokens
+
+
+def draw_padding() -> None:
+    """One group as a padded batch, and the same tokens as a flat row, to one scale."""
+    lengths = completion_lengths()
+    padded, flat = token_counts()
+    width = PROMPT_TOKENS + max(lengths)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True, layout="constrained")
+    for i, n in enumerate(lengths):
+        left.barh(i, PROMPT_TOKENS, color=BLUE)
+        left.barh(i, n, left=PROMPT_TOKENS, color=ORANGE)
+        left.barh(i, max(lengths) - n, left=PROMPT_TOKENS + n, color=GREY)
+    left.set_title(f"TRL: padded, {padded:,} tokens")
+    start = 0
+    for length, color in [(PROMPT_TOKENS - 1, BLUE), *((1 + n, ORANGE) for n in lengths)]:
+        end = start + length - 0.8  # a gap between segments
+        while start < end:  # wrapped at the width of the padded batch
+            line, column = divmod(start, width)
+            part = min(end - start, width - column)
+            right.barh(int(line), part, left=column, color=color)
+            start += part
+        start = end + 0.8
+    right.set_title(f"trl_ext: one flat row, {flat:,} tokens")
+    for axis in (left, right):
+        axis.set(xlim=(0, width), ylim=(GROUP - 0.4, -0.6), yticks=[], xlabel="tokens")
+    names = {"prompt": BLUE, "completions": ORANGE, "padding": GREY}
+    handles = [Patch(color=color, label=name) for name, color in names.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    save(figure, "padding.svg")
+
+
+def memory_rows() -> list[tuple[str, float, float, float]]:
+    """Name, GiB of the preset, GiB of the obvious settings and usable GiB of the card, for the users' cases."""
+    rows = []
+    for name, one in PRESETS.items():
+        if "x" in name:
+            found = one.plan().estimate
+            rows.append((name, found.peak_gib, one.obvious_estimate().peak_gib, found.hardware.card.usable_gib))
+    return rows
+
+
+def draw_memory() -> None:
+    """GiB of the presets beside the obvious settings and the card."""
+    rows = memory_rows()
+    figure, axis = plt.subplots(figsize=(9, 3.4), layout="constrained")
+    for row, (_, preset, obvious, card) in enumerate(rows):
+        axis.barh(row - 0.2, obvious, height=0.36, color=GREY)
+        axis.barh(row + 0.2, preset, height=0.36, color=BLUE)
+        axis.text(obvious + 1, row - 0.2, f"{obvious:.1f}", va="center", fontsize=8)
+        axis.text(preset - 1, row + 0.2, f"{preset:.1f}", va="center", ha="right", fontsize=8, color="white")
+        axis.plot([card, card], [row - 0.45, row + 0.45], color="black")
+    axis.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axis.invert_yaxis()
+    axis.set_xlabel("GiB on each GPU, estimated")
+    handles = [Patch(color=GREY, label="obvious settings"), Patch(color=BLUE, label="preset")]
+    handles.append(plt.Line2D([], [], color="black", label="what the card has"))
+    axis.legend(handles=handles, frameon=False)
+    save(figure, "memory.svg")
+
+
+def save(figure: plt.Figure, name: str) -> None:
+    """Write without a date, so that the same numbers make the same file."""
+    figure.savefig(FOLDER / name, metadata={"Date": None}, facecolor="white")
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    draw_padding()
+    draw_memory()

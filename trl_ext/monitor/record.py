@@ -23,6 +23,7 @@ RECIPE_FILE = "recipe.yaml"
 RULES_FILE = "rules.yaml"
 VERSIONS_FILE = "versions.json"
 PLAN_FILE = "plan.json"
+FILES = (RECIPE_FILE, RULES_FILE, VERSIONS_FILE, PLAN_FILE)
 # The first line of YAML files that a run writes: it replaces them, and nobody else's.
 MARK = "# Written by trl_ext at the start of a run."
 

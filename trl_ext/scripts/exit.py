@@ -82,13 +82,21 @@ def _print_once(sentence: str) -> None:
 
 @contextmanager
 def nothing_left(folder: str | Path) -> Iterator[None]:
-    """Remove a folder, and the parents that were made for it, if a TrlExtError ends the run while it is empty."""
+    """Remove a folder, and the parents that were made for it, if a TrlExtError ends the run before it left anything.
+
+    The record, which is written before the first step, is nothing where there is nothing else.
+    """
+    from trl_ext.monitor.record import FILES
+
     path = Path(folder).absolute()
     made = [part for part in (path, *path.parents) if not part.exists()]
     try:
         yield
     except TrlExtError:
         with suppress(OSError):  # it was never made, or something was written
+            if path in made and {file.name for file in path.iterdir()} <= set(FILES):
+                for name in FILES:
+                    (path / name).unlink(missing_ok=True)
             for part in made:
                 part.rmdir()
         raise

@@ -179,8 +179,8 @@ def work_bytes(shape: ModelShape, job: Job) -> float:
         Mode.LORA_BF16: 2 * hidden + 4 * width + 4 * head + 16,
         Mode.LORA_AUTOCAST: 10 * hidden + 6 * width + 4 * head + 8,
     }[mode]
-    above += mask_bytes(job) + EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
-    return saved_bytes(shape, job) + above
+    extra = EXTRAS.get(shape.family, Extra()).peak.get(mode, 0.0) * hidden
+    return saved_bytes(shape, job) + above + mask_bytes(job) + extra
 
 
 def held_bytes(shape: ModelShape, job: Job) -> tuple[float, float]:

@@ -173,7 +173,13 @@ class PPOConfig(GRPOConfig):
         self._check_choices()
         self._check_horizon()
         if self.num_total_batches is not None:
-            self.max_steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
+            steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
+            if self.max_steps > 0 and self.max_steps != steps:  # equal in a copy of this config
+                raise ConfigError(
+                    f"max_steps={self.max_steps} has no effect beside total_episodes={self.total_episodes}, which "
+                    f"makes {steps} optimizer steps. Give total_episodes alone, or unset it (total_episodes: null)."
+                )
+            self.max_steps = steps
 
     # TRL 1.12 wrote these into the config when training began; scripts read them.
 

@@ -53,7 +53,11 @@ OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "modelscope"}
 # Commands that tell by their exit code what they found, here that this machine has no card.
 MAY_FIND = ("trl-ext doctor",)
 # What would take long, and where it is tested: tests/train/twin/test_plan_verify.py, docs/memory.md.
-SHORTER = {" --verify": "", "trl-ext dryrun recipe.yaml --gpus 8xA100-80GB": "trl-ext dryrun --help"}
+SHORTER = {
+    " --verify": "",
+    "trl-ext dryrun recipe.yaml --gpus 8xA100-80GB": "trl-ext dryrun --help",
+    "trl-ext dryrun reward.yaml --trainer reward": "trl-ext dryrun --help",
+}
 SETTINGS = {"use_cpu": True, "bf16": False, "max_steps": 1, "report_to": "none"}
 ONE_STEP = "--use_cpu true --bf16 false --report_to none --logging_steps 1"
 FEW = {

@@ -1,13 +1,11 @@
 """`trl-ext score`: files in, a table and an exit code out; slips are one sentence."""
 
 import json
-import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import ROOT
 from trl_ext.cli.main import main
 from trl_ext.cli.score.command import printable
 
@@ -224,9 +222,12 @@ def test_a_rule_of_tokens_names_the_option(folder, capsys):
     assert error.endswith("On the command line: --tokenizer MODEL.")
 
 
-def readme_rules():
-    text = (ROOT / "README.md").read_text()
-    return next(block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "rules:" in block)
+RULES_OF_TOKENS = """\
+rules:
+  - {rule: answer, gold: answer, kind: number}
+  - {rule: tags, tags: [think, answer], weight: 0.2, gate: answer}
+  - {rule: length, high: 512, slack: 128, weight: 0.1}
+"""
 
 
 def saved_tokenizer(path):
@@ -243,28 +244,28 @@ def of_a_run(folder, text="<think>a b</think> <answer>4</answer>"):
     table = datasets.Dataset.from_list([{"step": 10, "prompt": prompt, "completion": text, "advantage": 0.5}] * 18)
     table.to_parquet("out/completions/completions_00010.parquet")
     write("train.jsonl", [{"prompt": prompt, "answer": "4"}])
-    (folder / "rules.yaml").write_text(readme_rules())
+    (folder / "rules.yaml").write_text(RULES_OF_TOKENS)
 
 
-README_LINE = "explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl"
+LINE = "explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl"
 
 
 @pytest.mark.parametrize("where", ["out", "out/checkpoint-10", "model"])
-def test_the_line_of_the_readme_counts_with_the_runs_own_tokenizer(where, folder, capsys):
+def test_tokens_are_counted_with_the_runs_own_tokenizer(where, folder, capsys):
     of_a_run(folder)
     saved_tokenizer(where)
     (folder / "out/recipe.yaml").write_text("model_name_or_path: model")
     (folder / "out/versions.json").write_text('{"trainer": "grpo"}')
-    assert main(["score", *README_LINE.split()]) == 0
+    assert main(["score", *LINE.split()]) == 0
     assert "length" in capsys.readouterr().out
 
 
 def test_without_a_tokenizer_in_the_run_the_option_is_named(folder, capsys):
     of_a_run(folder)
-    assert stopped(["score", *README_LINE.split()], capsys).endswith("On the command line: --tokenizer MODEL.")
+    assert stopped(["score", *LINE.split()], capsys).endswith("On the command line: --tokenizer MODEL.")
     (folder / "out/recipe.yaml").write_text("model_name_or_path: ./gone")
     (folder / "out/versions.json").write_text('{"trainer": "grpo"}')
-    error = stopped(["score", *README_LINE.split()], capsys)
+    error = stopped(["score", *LINE.split()], capsys)
     assert error.startswith("error: The tokenizer './gone' cannot be loaded: ") and "--tokenizer" in error
 
 

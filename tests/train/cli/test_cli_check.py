@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_a_problem_with_what_would(ask):
 def test_what_never_fits_names_the_word_that_helps(ask):
     code, findings = ask(GRPO, "--gpus", "1x4090", "--num_processes", "1")
     assert code == CANNOT_WORK
-    assert "memory_allow=lora: " in told(findings, "memory", "problem")
+    assert "with --allow lora: " in told(findings, "memory", "problem")
 
 
 def test_the_recipes_own_deepspeed_file_decides_the_stage(ask, tmp_path):

@@ -23,7 +23,7 @@ def lock(tmp_path, monkeypatch):
 
 def nothing_parsed(parser, argv):
     """Give the script's arguments, as far as it looks at them before its training."""
-    return grpo.GRPOScriptArguments(), SimpleNamespace(output_dir="out", fp16=False)
+    return grpo.GRPOScriptArguments(), SimpleNamespace(output_dir="out", fp16=False, given=frozenset())
 
 
 def start(argv):

@@ -67,5 +67,5 @@ def test_without_a_plan_there_is_nothing_to_verify(capsys):
 
 
 def test_a_list_of_presets_has_no_plan_to_verify():
-    with pytest.raises(ConfigError, match="--presets lists the frozen plans and takes nothing else"):
+    with pytest.raises(ConfigError, match="--presets lists the frozen plans and takes --json alone"):
         plan(["--presets", "--verify"])

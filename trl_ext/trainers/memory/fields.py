@@ -37,7 +37,7 @@ class MemoryFields:
     memory_headroom: str | None = field(
         default=None,
         metadata={
-            "help": "Share of a card that memory keeps free, such as 5%. Unset: 5%, or that of a plan's folder."
+            "help": "Share of a card that memory keeps free, such as 0.05. Unset: 0.05, or that of a plan's folder."
         },
     )
     memory_prompt_length: int | None = field(

@@ -48,7 +48,7 @@ light: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/light
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/light
 
 fix: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -9,7 +9,7 @@ from tests.batches import RAGGED, alone, batch, gradient
 from tests.tensor.packing.test_packed_attention import packed_logits
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.compat.torch import has_varlen_attn
-from trl_ext.packing import attention
+from trl_ext.packing import attention, kernels
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,8 +56,8 @@ def test_bfloat16_errors_are_at_most_twice_those_of_padding(family, share_prompt
 
 def test_the_varlen_kernel_is_the_one_that_runs():
     assert has_varlen_attn(CUDA)
-    kernel = attention.choose_kernel("sdpa", CUDA, torch.bfloat16, 64)
-    assert kernel is attention.varlen_attention
+    kernel = kernels.choose_kernel("sdpa", CUDA, torch.bfloat16, 64)
+    assert kernel is kernels.varlen_attention
 
 
 @pytest.mark.parametrize("family", tiny.PACKABLE)

@@ -133,7 +133,7 @@ def attention_of_a_gpu() -> AbstractContextManager[None]:
     Why: on a CPU `scaled_dot_product_attention` runs segment by segment and saves other tensors.
     Remove when: never; the twin asks for the choice of another machine.
     """
-    from trl_ext.packing.attention import varlen_attention
+    from trl_ext.packing.kernels import varlen_attention
 
     return replaced(("trl_ext.packing.attention:choose_kernel", lambda *where, **how: varlen_attention))
 

@@ -7,7 +7,7 @@ from trl.trainer.utils import add_fused_lm_head
 from tests import tiny
 from tests.batches import RAGGED, batch
 from trl_ext.errors import PackingError
-from trl_ext.packing import attention
+from trl_ext.packing import attention, kernels
 from trl_ext.packing.layout import lay_out, segment_table
 from trl_ext.packing.plan import Item, plan_rows
 from trl_ext.trainers.forward.completions import forward, plan, score, unpad
@@ -100,8 +100,8 @@ def test_install_is_idempotent():
 def test_the_kernel_follows_device_precision_and_what_was_asked_for(
     base, device, dtype, head_size, kernel, monkeypatch
 ):
-    monkeypatch.setattr("trl_ext.packing.attention.has_varlen_attn", lambda device: True)
-    chosen = attention.choose_kernel(base, torch.device(device), dtype, head_size)
+    monkeypatch.setattr("trl_ext.packing.kernels.has_varlen_attn", lambda device: True)
+    chosen = kernels.choose_kernel(base, torch.device(device), dtype, head_size)
     assert getattr(chosen, "func", chosen).__name__ == kernel
 
 
@@ -159,10 +159,10 @@ def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
             out.append(torch.einsum("hqk,khd->qhd", logits.masked_fill(~allowed, -1e9).softmax(-1), vs))
         return torch.cat(out)
 
-    monkeypatch.setattr("trl_ext.packing.attention.call_varlen_attn", kernel)
+    monkeypatch.setattr("trl_ext.packing.kernels.call_varlen_attn", kernel)
     for window in (None, 3):
-        ours = attention.varlen_attention(q, k, v, table, scale=0.3, window=window)
-        reference = attention.sdpa_attention(q, k, v, table, scale=0.3, window=window)
+        ours = kernels.varlen_attention(q, k, v, table, scale=0.3, window=window)
+        reference = kernels.sdpa_attention(q, k, v, table, scale=0.3, window=window)
         assert (ours - reference).abs().max() < 1e-6
 
 

@@ -1,0 +1,120 @@
+"""Kernels of attention over the segments of a flat row, and which of them serves.
+
+Legend: T queries of the flat row, K keys after the prefixes are repeated, H query heads, Hkv key heads, D head size.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from trl_ext.compat.torch import call_varlen_attn, flash_attn_function, has_varlen_attn
+from trl_ext.packing.layout import SegmentTable
+
+_FLASH_VERSIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
+
+
+def choose_kernel(
+    base: str, device: torch.device, dtype: torch.dtype, head_size: int, dropout: float = 0.0
+) -> Callable[..., torch.Tensor]:
+    """The function that computes packed attention for these inputs.
+
+    Installed flash-attn when the model asks for it, PyTorch's own varlen kernel on CUDA in half precision,
+    `scaled_dot_product_attention` segment by segment everywhere else.
+    """
+    half = dtype in (torch.bfloat16, torch.float16)
+    if device.type != "cuda" or not half or head_size > 256 or head_size % 8 or dropout:
+        return sdpa_attention
+    if base in _FLASH_VERSIONS:
+        return partial(flash_attention, version=_FLASH_VERSIONS[base])
+    return varlen_attention if has_varlen_attn(device) else sdpa_attention
+
+
+def sdpa_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: SegmentTable,
+    *,
+    scale: float | None,
+    window: int | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """The reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
+    # Split, not sliced: the backward of a slice fills a whole row with zeros, once per segment.
+    lengths = [segment.length for segment in segments.segments]
+    queries, keys, values = (x.split(lengths, dim=2) for x in (query, key, value))
+    place = {(segment.start, segment.end): i for i, segment in enumerate(segments.segments)}
+    outputs = []
+    for segment, q, k, v in zip(segments.segments, queries, keys, values, strict=True):
+        if segment.num_keys > segment.length:
+            prefix = place[segment.prefix]
+            k, v = torch.cat([keys[prefix], k], dim=2), torch.cat([values[prefix], v], dim=2)
+        # A root that fits its window is plainly causal: no mask needed, and the faster kernel.
+        plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
+        outputs.append(
+            F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=None if plain else segments.mask(segment, window),
+                is_causal=plain,
+                dropout_p=dropout,
+                scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        )
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
+
+
+def varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: SegmentTable,
+    *,
+    scale: float | None,
+    window: int | None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """`torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
+    ragged = _ragged(query, key, value, segments)
+    return call_varlen_attn(*ragged, scale=scale, window_left=_keys_before(window))[None]
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: SegmentTable,
+    *,
+    scale: float | None,
+    window: int | None,
+    dropout: float = 0.0,
+    version: int,
+) -> torch.Tensor:
+    """The installed flash-attn 2 or 3, for those who ask for it by `attn_implementation`."""
+    ragged = _ragged(query, key, value, segments)
+    window_size = (_keys_before(window), 0)
+    out = flash_attn_function(version)(*ragged, softmax_scale=scale, causal=True, window_size=window_size)
+    # flash-attn 3 returns the log-sum-exp too.
+    return (out[0] if isinstance(out, tuple) else out)[None]
+
+
+def _ragged(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
+    """The arguments that varlen kernels share: [T, heads, D] in one half precision, keys gathered by segment."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # Under autocast a normalised query (Qwen3) arrives in float32 beside a bfloat16 value.
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if segments.kv_index is not None:
+        k, v = k.index_select(0, segments.kv_index), v.index_select(0, segments.kv_index)
+    lengths = (segments.cu_seqlens_q, segments.cu_seqlens_k, segments.max_seqlen_q, segments.max_seqlen_k)
+    return (q.contiguous(), k.contiguous(), v.contiguous(), *lengths)
+
+
+def _keys_before(window: int | None) -> int:
+    """Keys before itself that a query sees, as varlen kernels count; -1 for all."""
+    return -1 if window is None else window - 1

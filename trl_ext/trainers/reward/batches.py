@@ -13,8 +13,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, Dataset, Sampler, get_worker_info
 
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.packing.balance import forward_cost, spread
-from trl_ext.packing.plan import Item
+from trl_ext.packing.step_plan import RowBlock, RowSize, forward_cost, plan_blocks
 from trl_ext.trainers.forward.pairs import PairRow, num_tokens_of_pair, pair_row
 
 Rows = list[tuple[int, ...]]
@@ -32,7 +31,7 @@ class PairSizes:
     def __init__(self, chosen: Sequence[int], rejected: Sequence[int], shared: Sequence[int], hidden_size: int):
         pairs = list(zip(chosen, rejected, shared, strict=True))
         self.tokens = [c + r - s for c, r, s in pairs]
-        self.costs = [forward_cost([Item(0, s, c - s), Item(0, s, r - s)], hidden_size) for c, r, s in pairs]
+        self.costs = [forward_cost([RowSize(0, s, c - s), RowSize(0, s, r - s)], hidden_size) for c, r, s in pairs]
 
 
 @dataclass(eq=False)
@@ -93,10 +92,10 @@ class StepSampler(Sampler[Rows]):
 
     def _batches_of(self, step: list[list[int]], num_batches: int) -> list[Rows]:
         pairs = [i for batch in step for i in batch]
-        tokens, costs = [self.sizes.tokens[i] for i in pairs], [self.sizes.costs[i] for i in pairs]
         with self.clock.phase("layout"):
-            mine = spread(tokens, costs, self.num_ranks, self.max_tokens)[self.rank]
-        rows = [tuple(pairs[i] for i in row) for row in mine]
+            blocks = [RowBlock((k,), self.sizes.tokens[i], self.sizes.costs[i]) for k, i in enumerate(pairs)]
+            mine = plan_blocks(blocks, self.num_ranks, self.max_tokens).forwards[self.rank]
+        rows = [tuple(pairs[k] for k in row) for row in mine]
         # Even, and rounded so that the last batch is never the empty one.
         cuts = [len(rows) * k // num_batches for k in range(num_batches + 1)]
         return [rows[a:b] for a, b in pairwise(cuts)]

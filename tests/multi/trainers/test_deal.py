@@ -1,0 +1,65 @@
+"""Rows that change ranks arrive whole, in order and without more padding than they need."""
+
+import subprocess
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from tests.conftest import ROOT
+from tests.multi.launching import TIMEOUT_S, environment, launched
+from tests.multi.programs.deal_worker import ROWS, padded, plans
+from trl_ext.trainers.forward.exchange import deal
+
+PLANS = list(plans(1))
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda count: f"{count} ranks")
+def got(request, tmp_path_factory) -> list[dict]:
+    """Of each rank, by plan, what it got."""
+    if request.param == 1:
+        batch = padded(list(range(ROWS)))
+        return [{name: deal(batch, wanted, Accelerator(cpu=True)) for name, wanted in plans(1).items()}]
+    file = tmp_path_factory.mktemp("deal") / "got.pt"
+    command = [*launched("cpu", request.param), "-m", "tests.multi.programs.deal_worker", file]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, env=environment(), timeout=TIMEOUT_S, capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_each_rank_gets_its_rows_as_if_it_had_padded_them(got, plan):
+    for mine, rows in zip(got, plans(len(got))[plan], strict=True):
+        if not rows:
+            continue
+        expected = padded(rows)
+        assert list(mine[plan]) == list(expected)
+        for key, value in expected.items():
+            if isinstance(value, torch.Tensor):
+                assert mine[plan][key].dtype == value.dtype
+                assert torch.equal(mine[plan][key], value), key
+        assert [note["number"] for note in mine[plan]["notes"]] == rows
+        images = zip(mine[plan]["notes"], expected["notes"], strict=True)
+        assert all(torch.equal(note["image"], other["image"]) for note, other in images)
+        assert mine[plan]["empty"] is None
+
+
+def test_a_rank_may_be_left_without_rows(got):
+    for mine in got[:-1]:
+        batch = mine["all on the last"]
+        assert batch["completion_ids"].shape == (0, 1) and batch["completion_ids"].dtype == torch.long
+        assert batch["advantages"].shape == (0,) and batch["notes"] == []
+        assert batch["num_items_in_batch"] == 7
+
+
+def test_rows_without_a_scored_token_keep_one_column():
+    batch = padded([0, 1, 2])
+    batch["completion_mask"][:] = 0
+    got = deal(batch, [[0, 2]], Accelerator(cpu=True))
+    assert got["completion_ids"].shape == (2, 1)
+    assert got["prompt_ids"].shape == (2, 4)
+
+
+def test_keys_that_differ_between_tensors_and_lists_of_other_lengths_are_refused():
+    with pytest.raises(AssertionError, match="other numbers of rows"):
+        deal(padded([0, 1, 2]) | {"notes": [1]}, [[0]], Accelerator(cpu=True))

@@ -1,4 +1,4 @@
-"""Environments that own the data: what TRL takes and trains, GRPOTrainer takes and trains to the same weights."""
+"""Environments that own the data: TRL's loop calls their tools, and GRPOTrainer packs and trains to TRL's weights."""
 
 from typing import Any
 
@@ -8,86 +8,119 @@ import trl
 from datasets import Dataset
 
 import trl_ext
-from tests import tiny
-from tests.rollouts import rollout
-from trl_ext.errors import DataError
+from tests import tiny, tool_task
+from trl_ext import RuleSet
+from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards import Answer
 
 torch.set_num_threads(1)
 
-TEMPLATE = (
-    "{% for m in messages %}{{ ' w3 ' if m['role'] == 'user' else ' w4 ' }}{{ m['content'] }}{% endfor %}"
-    "{% if add_generation_prompt %} w4 {% endif %}"
-)
-CONVERSATIONS = {"prompt": [[{"role": "user", "content": tiny.words(i, 5)}] for i in range(3, 19)]}
-WITHOUT_PROMPT = {"level": list(range(16))}
+LEVELS = Dataset.from_dict({"level": list(range(16)), "answer": [str(i) for i in range(16)]})
 
 
-class Counting:
-    """An environment with one tool, which scores what it was reset with."""
+class Sums:
+    """Asks for a sum, adds up what is called, and scores how near its total came."""
 
-    def reset(self, level: int = 0, **_: Any) -> str:
-        self.level = level
-        return tiny.words(20 + level)
+    def reset(self, level: int = 0, **_: Any) -> str | None:
+        self.level, self.total = level, 0
+        return f"{level} + {level} ="
 
-    def get_reward(self) -> float:
-        Counting.calls += 1
-        return (Counting.calls * 7 % 11) / 11
-
-    def guess(self, number: int) -> str:
-        """Guess.
+    def add(self, a: int, b: int) -> int:
+        """
+        Add two numbers.
 
         Args:
-            number: The guess.
+            a: The first number.
+            b: The second number.
         """
-        return tiny.words(number)
+        self.total += a + b
+        return self.total
 
-    calls = 0
-
-
-@pytest.fixture(autouse=True)
-def tools_without_a_real_template(monkeypatch):
-    """Let a tiny chat template do, and no tool be called."""
-    for name in ("supports_tool_calling", "is_chat_template_prefix_preserving"):
-        monkeypatch.setattr(f"trl.trainer.grpo_trainer.{name}", lambda _: True)
-    monkeypatch.setattr("trl.trainer.grpo_trainer.add_response_schema", lambda processor: processor)
-
-    def no_calls(self, prompts, prompt_ids, completion_ids, completions, logprobs, *_):
-        mask = [[1] * len(ids) for ids in completion_ids]
-        return mask, completions, completion_ids, logprobs, 0, 0, [[] for _ in prompts]
-
-    monkeypatch.setattr(trl.GRPOTrainer, "_tool_call_loop", no_calls)
+    def get_reward(self) -> float | None:
+        return 1 / (1 + abs(self.total - 2 * self.level))
 
 
-def weights_after(library: Any, tmp_path: Any, rows: dict[str, list], **changes: Any) -> torch.Tensor:
-    """All weights after one optimizer step."""
-    Counting.calls = 0
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    settings = dict(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_steps=1)
-    settings |= dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, num_generations=4)
-    settings |= dict(max_completion_length=12, learning_rate=1e-3, adam_epsilon=1e-3, save_strategy="no", beta=0.0)
-    trainer = library.GRPOTrainer(
-        tiny.model("llama"),
-        None,
-        library.GRPOConfig(**settings, **changes),
-        Dataset.from_dict(rows),
-        processing_class=tokenizer,
-        environment_factory=Counting,
-        rollout_func=lambda prompts, trainer: rollout([prompt[-1]["content"] for prompt in prompts], trainer),
-    )
-    before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
-    trainer.train()
-    after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-    assert (after - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
-    return after
+class Quiet(Sums):
+    """Says nothing at a reset, and has no opinion of some rollouts."""
+
+    def reset(self, level: int = 0, **_: Any) -> None:
+        super().reset(level)
+
+    def get_reward(self) -> float | None:
+        return super().get_reward() if self.total else None
 
 
-@pytest.mark.parametrize("rows", [CONVERSATIONS, WITHOUT_PROMPT], ids=["prompt", "no prompt"])
-@pytest.mark.parametrize("budget", [{}, {"max_tokens_per_forward": 32}], ids=["no budget", "budget"])
-def test_a_step_is_trls_with_an_environment(rows, budget, tmp_path):
-    ours = weights_after(trl_ext, tmp_path, rows, packing=True, **budget)
-    theirs = weights_after(trl, tmp_path, rows)
+class Failing:
+    """Another tool, which fails; scored by no one but the functions beside it."""
+
+    def reset(self, **_: Any) -> str:
+        return "error ="
+
+    def fail(self, a: int, b: int) -> int:
+        """
+        Fail.
+
+        Args:
+            a: A number.
+            b: Another number.
+        """
+        raise ValueError("error")
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "it makes the prompt": dict(rows=LEVELS, options=dict(environment_factory=Sums)),
+    "beside a tool and rules": dict(
+        rewards=lambda: RuleSet([Answer(gold="answer", weight=0.5)]),
+        options=dict(environment_factory=Sums, tools=[tool_task.fail]),
+    ),
+    "silent, and without a score": dict(options=dict(environment_factory=Quiet)),
+    "one of several for each row": dict(
+        rows=LEVELS.add_column("environment", ["sums", "fails"] * 8),
+        rewards=lambda: RuleSet([Answer(gold="answer", weight=0.5)]),
+        options=dict(environment_factory={"sums": Sums, "fails": Failing}),
+    ),
+}
+
+
+def trainer(library: Any, tmp_path: Any, rewards: Any = None, **changes: Any) -> Any:
+    return tool_task.trainer(library, tmp_path, rewards and rewards(), **changes)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_its_turns_are_packed_and_train_to_trls_weights(case, tmp_path):
+    budget = {"max_tokens_per_forward": 128} if "rows" in case else {}
+    subject = trainer(trl_ext, tmp_path, packing=True, **budget, **case)
+    ours, theirs = tool_task.trained(subject), tool_task.trained(trainer(trl, tmp_path, **case))
     assert (ours - theirs).abs().max() <= 1e-6
+    tool_task.check_packed(subject)
+
+
+def test_a_row_is_offered_the_tools_of_its_own_environment(tmp_path):
+    subject = trainer(trl_ext, tmp_path, max_steps=1, **CASES["one of several for each row"])
+    subject.train()
+    assert {tool.__name__ for tool in subject._env_tools["sums"]} == {"add"}
+    assert {tool.__name__ for tool in subject._env_tools["fails"]} == {"fail"}
+    # `lost` is nobody's, `fail` is unknown to the sums, and `add` to the other: all of that is a result, not an error.
+    (step,) = [entry for entry in subject.state.log_history if "loss" in entry]
+    assert 0.5 < step["tools/failure_frequency"] < 1
+
+
+def test_a_reset_that_raises_ends_the_run_with_its_own_error(tmp_path):
+    class Broken(Sums):
+        def reset(self, **_: Any) -> str:
+            raise OSError("the game server is away")
+
+    with pytest.raises(OSError, match="the game server is away"):
+        trainer(trl_ext, tmp_path, rows=LEVELS, options=dict(environment_factory=Broken)).train()
+
+
+def test_a_score_that_raises_ends_the_run_with_the_name_of_the_environment(tmp_path):
+    class Unscored(Sums):
+        def get_reward(self) -> float:
+            raise KeyError("total")
+
+    with pytest.raises(RuleError, match=r"On rank 0 the reward 'Unscored' raised:[\s\S]*KeyError: 'total'"):
+        trainer(trl_ext, tmp_path, rows=LEVELS, options=dict(environment_factory=Unscored)).train()
 
 
 def test_rows_without_a_prompt_and_without_an_environment_are_refused(tmp_path):
@@ -96,6 +129,6 @@ def test_rows_without_a_prompt_and_without_an_environment_are_refused(tmp_path):
             tiny.model("llama"),
             lambda completions, **_: [0.0] * len(completions),
             trl_ext.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False),
-            Dataset.from_dict(WITHOUT_PROMPT),
+            LEVELS,
             processing_class=tiny.tokenizer(),
         )

@@ -63,7 +63,7 @@ def test_the_varlen_kernel_is_the_one_that_runs():
 @pytest.mark.parametrize("family", tiny.PACKABLE)
 def test_no_leak_between_segments(family):
     model = tiny.model(family).to(CUDA, torch.bfloat16).eval()
-    attention.install(model.config)
+    attention.take_segments(model.config)
     given, changed = (on_card(batch((12, (6, 9, 4)), (7, (5, 5)))) for _ in range(2))
     changed.input_ids[1, -given.width :] = (changed.input_ids[1, -given.width :] + 1) % tiny.VOCAB
     segments, before = packed_logits(model, given)

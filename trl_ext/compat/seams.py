@@ -292,8 +292,27 @@ SEAMS = (
         (),
         "knows `signals_to_handle`, which `trl-ext grpo` sets: it passes SIGTERM and Ctrl-C on itself",
     ),
-    Seam("transformers:AttentionInterface.register", ("key", "value"), "packed attention is one more implementation"),
-    Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "the mask that it needs: its window"),
+    Seam(
+        "transformers:AttentionInterface.register",
+        ("key", "value"),
+        "an implementation registered again under its own name, which flash-attention and continuous batching read",
+    ),
+    Seam("transformers:AttentionMaskInterface.register", ("key", "value"), "its masks; a packed row needs the window"),
+    Seam(
+        "transformers.modeling_flash_attention_utils:lazy_import_flash_attention",
+        ("implementation",),
+        "the second of the functions that it returns is flash-attention's for rows of different lengths",
+    ),
+    Seam(
+        "transformers.utils.generic:is_flash_attention_requested",
+        ("requested_attention_implementation",),
+        "by name; such an implementation reads its window from the keyword `sliding_window`, all others from the mask",
+    ),
+    Seam(
+        "transformers.integrations.flash_attention:flash_attention_forward",
+        ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "sliding_window"),
+        "the arguments of every attention function; looks the name in the config up",
+    ),
     Seam(
         "transformers.masking_utils:sdpa_mask",
         ("local_size", "use_vmap"),

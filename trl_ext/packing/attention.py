@@ -1,27 +1,32 @@
-"""Attention over the segments of a flat row, registered with transformers as one more attention implementation.
+"""Attention over the segments of a flat row, served under the names of transformers' own implementations.
 
-A model whose `config._attn_implementation` is `packed_name("sdpa")` behaves as under "sdpa" until a forward carries
-the keyword `segments`; then every layer attends within the segment table. The table travels as an argument, never as
-global state, so a recompute under gradient checkpointing sees the segments of its own batch.
+An implementation ("sdpa", "flash_attention_2", "kernels-community/flash-attn3", ...) is registered again under its own
+name: a forward with the keyword `segments` attends within the segment table, every other one gets what was registered
+before. The table travels as an argument, never as global state, so a recompute under gradient checkpointing sees the
+segments of its own batch.
 
 Legend: T tokens of the flat row, H query heads, Hkv key heads, D head size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
-from trl_ext.compat.transformers import attention_function, mask_function, register_attention
+from trl_ext.compat.transformers import (
+    attention_function,
+    flash_varlen_function,
+    is_flash,
+    mask_function,
+    register_attention,
+    register_mask,
+)
 from trl_ext.errors import PackingError
 from trl_ext.packing.kernels import choose_kernel
 from trl_ext.packing.layout import SegmentTable
-
-SUFFIX = "+packed"
 
 # Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
 # the segments and the window say everything.
@@ -39,36 +44,99 @@ class WindowMask:
     size: int
 
 
-def packed_name(base: str) -> str:
-    """Name of the attention implementation that packs on top of `base` ("sdpa", "flash_attention_2", ...)."""
-    return base if base.endswith(SUFFIX) else base + SUFFIX
-
-
-def install(config: Any) -> None:
-    """Let a model attend within segments whenever a forward brings some; idempotent.
+@dataclass(frozen=True)
+class AttentionDispatch:
+    """An attention implementation that attends within segments where a forward brings some.
 
     Args:
-        config: The model's config, changed in place. transformers does not save this field with the model.
+        base: The implementation's name.
+        plain: What was registered under it: it serves forwards without segments.
     """
-    base = (config._attn_implementation or "sdpa").removesuffix(SUFFIX)
-    # Eager attention lives in each model's own file, out of our reach; sdpa computes the same, or refuses.
-    served_by = "sdpa" if base == "eager" else base
-    register_attention(packed_name(base), partial(attend, base=served_by), partial(_mask, base=served_by))
-    config._attn_implementation = packed_name(base)
+
+    base: str
+    plain: Callable[..., Any]
+
+    def __call__(self, *args: Any, segments: Any = None, **kwargs: Any) -> Any:
+        if isinstance(segments, SegmentTable):
+            return attend(*args, base=self.base, segments=segments, **kwargs)
+        # Another project's models may know a keyword of this name.
+        return self.plain(*args, **kwargs, **({} if segments is None else {"segments": segments}))
 
 
-def uninstall(config: Any) -> None:
-    """Give the model its own attention implementation back."""
-    config._attn_implementation = config._attn_implementation.removesuffix(SUFFIX)
+@dataclass(frozen=True)
+class MaskDispatch:
+    """A mask function that makes no [T, T] mask in a packed forward.
+
+    Args:
+        base: The attention implementation's name.
+        plain: What was registered under it, if anything: it serves all other forwards.
+    """
+
+    base: str
+    plain: Callable[..., Any] | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _packed.get():
+            return window_of_mask(self.base, **kwargs)
+        return None if self.plain is None else self.plain(*args, **kwargs)
 
 
-def is_installed(config: Any) -> bool:
-    return str(config._attn_implementation).endswith(SUFFIX)
+# The names that `dispatch_on_segments` was called for.
+_dispatched: set[str] = set()
+
+
+def take_segments(config: Any) -> str | None:
+    """Let a model attend within segments whenever a forward brings some; idempotent.
+
+    Eager attention lives in each model's own file, out of our reach: sdpa takes its place, which computes the same, or
+    refuses.
+
+    Args:
+        config: The model's config.
+
+    Returns:
+        The name of the model's attention implementation before, for the case that it is not packed after all.
+
+    Raises:
+        PackingError: its implementation cannot be packed.
+    """
+    before: str | None = config._attn_implementation
+    base = config.get_text_config()._attn_implementation
+    if base in (None, "eager"):
+        dispatch_on_segments("sdpa")
+        config._attn_implementation = "sdpa"
+    else:
+        dispatch_on_segments(base)
+    return before
+
+
+def dispatch_on_segments(base: str) -> None:
+    """Register an attention implementation of transformers again, under its own name; idempotent, for all models.
+
+    Raises:
+        PackingError: the implementation is a kernel from the hub that cannot be loaded, or is not flash-attention's.
+    """
+    if "/" in base:
+        try:
+            is_flash_attention = flash_varlen_function(base) is not None
+        except (OSError, ImportError, ValueError) as error:
+            raise PackingError(f"The kernel {base} cannot be loaded: {error} Set packing=False.") from error
+        if not is_flash_attention:
+            raise PackingError(f"The kernel {base} is not one of flash-attention's. Set packing=False.")
+    attention, mask = attention_function(base), mask_function(base)
+    if not isinstance(attention, AttentionDispatch):
+        register_attention(base, AttentionDispatch(base, attention))
+    if not isinstance(mask, MaskDispatch):
+        register_mask(base, MaskDispatch(base, mask))
+    _dispatched.add(base)
 
 
 @contextmanager
 def packed_forward() -> Iterator[None]:
     """Around a model call with `segments`: transformers need not build an attention mask."""
+    # transformers registers a kernel from the hub anew when it loads it again, and so may a user.
+    for base in _dispatched:
+        dispatch_on_segments(base)
     token = _packed.set(True)
     try:
         yield
@@ -84,27 +152,25 @@ def attend(
     attention_mask: torch.Tensor | WindowMask | None,
     *,
     base: str,
-    segments: SegmentTable | None = None,
+    segments: SegmentTable,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """One attention layer, in the shape that transformers' `AttentionInterface` wants.
+    """One attention layer of a packed forward, in the shape that transformers' `AttentionInterface` wants.
 
     Args:
-        query: [B, H, T, D]; B = 1 when `segments` is given.
-        key, value: [B, Hkv, T, D].
-        attention_mask: With `segments` a window or None; a model that brings any other mask cannot be packed.
-        base: The implementation that serves forwards without `segments`, and picks the kernel for those with.
+        query: [1, H, T, D].
+        key, value: [1, Hkv, T, D].
+        attention_mask: A window or None; a model that brings any other mask cannot be packed.
+        base: The model's attention implementation, which picks the kernel.
         segments: Who attends to whom in the flat row.
 
     Returns:
-        [B, T, H, D], and None in place of attention weights.
+        [1, T, H, D], and None in place of attention weights.
 
     Raises:
         PackingError: the layer asks for something that segments do not cover (a mask of its own, soft-capping, sinks,
             position bias).
     """
-    if segments is None:
-        return attention_function(base)(module, query, key, value, attention_mask, **kwargs)
     _refuse_extras(module, kwargs)
     scale = kwargs.get("scaling")
     window = _window(module, base, attention_mask, kwargs)
@@ -135,19 +201,21 @@ def _window(
             f"{type(module).__name__} attends through a mask of its own, which packed attention does not know. Set "
             "packing=False."
         )
-    if "flash" in base:
+    if is_flash(base):
         return kwargs.get("sliding_window")
     return None if attention_mask is None else attention_mask.size
 
 
-def _mask(*args: Any, base: str, **kwargs: Any) -> Any:
-    """Make an attention mask, in the shape that transformers' `AttentionMaskInterface` wants; packed, only its window.
+def window_of_mask(base: str, **kwargs: Any) -> WindowMask | None:
+    """Return what a packed forward needs of the mask that a model asks for: its window, or None for a causal one.
+
+    Args:
+        base: The model's attention implementation.
+        kwargs: The arguments of transformers' mask functions.
 
     Raises:
         PackingError: the mask is neither causal nor a causal sliding window.
     """
-    if not _packed.get():
-        return mask_function(base)(*args, **kwargs)
     size = kwargs.get("local_size")
     is_chunked = size is not None and size == getattr(kwargs["config"], "attention_chunk_size", None)
     # transformers turns to vmap where a model lays functions of its own over the mask.
@@ -156,4 +224,4 @@ def _mask(*args: Any, base: str, **kwargs: Any) -> Any:
             f"The attention mask of {type(kwargs['config']).__name__} is neither causal nor a sliding window. Set "
             "packing=False."
         )
-    return None if size is None or "flash" in base else WindowMask(size)
+    return None if size is None or is_flash(base) else WindowMask(size)

@@ -122,8 +122,9 @@ def check(
                 tolerance = max(HALF_TOLERANCE, 3 * _rms(torch.cat(padded(rows)) - reference))
             before = packed(rows)
             after = packed(changed)
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
-        # Whatever a foreign model raises on a packed row means the same: this model cannot be packed.
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, OSError, ImportError) as error:
+        # Whatever a foreign model raises on a packed row means the same: this model cannot be packed. So does a
+        # kernel that the hub does not give.
         return CheckResult(float("nan"), float("nan"), tolerance, f"{type(error).__name__}: {error}", what)
     leak = max((a - b).abs().max().item() for a, b in zip(before[1:], after[1:], strict=True))
     return CheckResult(_rms(torch.cat(before) - reference), leak, tolerance, what=what)

@@ -9,10 +9,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from trl_ext.compat.torch import call_varlen_attn, flash_attn_function, has_varlen_attn
+from trl_ext.compat.torch import call_varlen_attn, has_varlen_attn
+from trl_ext.compat.transformers import flash_varlen_function, is_flash
 from trl_ext.packing.layout import SegmentTable
-
-_FLASH_VERSIONS = {"flash_attention_2": 2, "flash_attention_3": 3}
 
 
 def choose_kernel(
@@ -20,14 +19,14 @@ def choose_kernel(
 ) -> Callable[..., torch.Tensor]:
     """The function that computes packed attention for these inputs.
 
-    Installed flash-attn when the model asks for it, PyTorch's own varlen kernel on CUDA in half precision,
+    On CUDA in half precision the model's own flash-attention where it asks for one, else PyTorch's varlen kernel;
     `scaled_dot_product_attention` segment by segment everywhere else.
     """
     half = dtype in (torch.bfloat16, torch.float16)
     if device.type != "cuda" or not half or head_size > 256 or head_size % 8 or dropout:
         return sdpa_attention
-    if base in _FLASH_VERSIONS:
-        return partial(flash_attention, version=_FLASH_VERSIONS[base])
+    if is_flash(base):
+        return partial(flash_attention, base=base)
     return varlen_attention if has_varlen_attn(device) else sdpa_attention
 
 
@@ -92,12 +91,16 @@ def flash_attention(
     scale: float | None,
     window: int | None,
     dropout: float = 0.0,
-    version: int,
+    base: str,
 ) -> torch.Tensor:
-    """The installed flash-attn 2 or 3, for those who ask for it by `attn_implementation`."""
-    ragged = _ragged(query, key, value, segments)
-    window_size = (_keys_before(window), 0)
-    out = flash_attn_function(version)(*ragged, softmax_scale=scale, causal=True, window_size=window_size)
+    """flash-attention of the version that `attn_implementation` asks for."""
+    q, k, v, cu_q, cu_k, max_q, max_k = _ragged(query, key, value, segments)
+    kernel = flash_varlen_function(base)
+    assert kernel is not None, "Kernels without a varlen function are refused when packing starts."
+    # By name, since some versions have another order.
+    lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
+    window_size = {} if window is None else {"window_size": (window - 1, 0)}
+    out = kernel(q, k, v, softmax_scale=scale, causal=True, **lengths, **window_size)
     # flash-attn 3 returns the log-sum-exp too.
     return (out[0] if isinstance(out, tuple) else out)[None]
 

@@ -1,5 +1,6 @@
 """When a trainer packs: what the setting asks for, the check on the real model, and the reason why not."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,7 +10,7 @@ from transformers.utils import logging
 from trl_ext.compat.peft import adds_virtual_tokens
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.packing import attention
+from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.token_counts import TokenCounts
 
@@ -47,6 +48,7 @@ class PackingSwitch(Trainer):
     Attributes:
         _packs: Whether forwards are flat rows.
         _check_is_due: Whether the self-check must run before the first packed forward.
+        _attention_before: Configs of the models, each with the attention implementation that it had.
         _clock, _tokens: Seconds by phase, and tokens, since the last optimizer step.
         _metrics: TRL's, lists by name for "train" and "eval".
     """
@@ -54,6 +56,7 @@ class PackingSwitch(Trainer):
     model: "PreTrainedModel | PeftModel"
     _packs = False
     _check_is_due = False
+    _attention_before: Sequence[tuple[Any, str | None]] = ()
     _clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
     _tokens: TokenCounts
     _metrics: Any
@@ -76,8 +79,14 @@ class PackingSwitch(Trainer):
         if reason:
             self._stop_packing(reason)
             return
-        for model in self._models():
-            attention.install(model.config)
+        before: list[tuple[Any, str | None]] = []
+        self._attention_before = before
+        try:
+            for model in self._models():
+                before.append((model.config, take_segments(model.config)))
+        except PackingError as error:
+            self._stop_packing(str(error).removesuffix(" Set packing=False."))
+            return
         self._packs = True
         # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
         self._check_is_due = True
@@ -98,12 +107,12 @@ class PackingSwitch(Trainer):
             self.model.train(was_training)
         failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
         if self.accelerator.reduce(failed, reduction="sum").item() > 0:
-            for other in self._models():
-                attention.uninstall(other.config)
             self._packs = False
             self._stop_packing(str(result))
 
     def _stop_packing(self, reason: str) -> None:
+        for config, name in reversed(self._attention_before):  # models may share a config
+            config._attn_implementation = name
         reason = reason.rstrip(".")  # an exception's sentence has its own full stop
         name = self.model.config._name_or_path or type(self.model).__name__
         if getattr(self.args, "packing_is_required", False):

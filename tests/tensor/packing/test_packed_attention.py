@@ -1,7 +1,11 @@
 """Packed attention: no leak between segments, refusals, and what a model does without segments."""
 
+from types import FunctionType
+
 import pytest
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trl.trainer.utils import add_fused_lm_head
 
 from tests import tiny
@@ -32,7 +36,7 @@ def packed_logits(model, given, share_prompt=True):
 @pytest.mark.parametrize("family", tiny.PACKABLE)
 def test_changing_one_segment_leaves_the_others_logits_bitwise_equal(family, share_prompt):
     model = tiny.model(family).eval()
-    attention.install(model.config)
+    attention.take_segments(model.config)
     given = batch((12, (6, 9, 4)), (7, (5, 5)))
     changed = batch((12, (6, 9, 4)), (7, (5, 5)))
     changed.input_ids[1, -given.width :] = (changed.input_ids[1, -given.width :] + 1) % tiny.VOCAB
@@ -46,19 +50,30 @@ def test_changing_one_segment_leaves_the_others_logits_bitwise_equal(family, sha
             assert torch.equal(before[span], after[span])
 
 
+@pytest.fixture
+def names_as_shipped(monkeypatch) -> dict:
+    """Attention by name as before this process packed anything; returns what is registered, [masks or not][name]."""
+    registered = {}
+    for masks, interface in enumerate((AttentionInterface, AttentionMaskInterface)):
+        plain = {name: getattr(found, "plain", found) for name, found in interface._global_mapping.items()}
+        monkeypatch.setattr(interface, "_global_mapping", plain)
+        registered[masks] = plain
+    monkeypatch.setattr(attention, "_dispatched", set())
+    return registered
+
+
 @pytest.mark.parametrize("family", tiny.PACKABLE)
-def test_without_segments_a_model_is_what_it_was(family):
+def test_without_segments_a_model_is_bit_for_bit_what_it_was(family, names_as_shipped):
     model = tiny.model(family).eval()
     inputs = {"input_ids": RAGGED.input_ids, "attention_mask": RAGGED.attention_mask}
     with torch.no_grad():
         before = model(**inputs).logits
-        attention.install(model.config)
+        attention.take_segments(model.config)
         assert torch.equal(before, model(**inputs).logits)
-        attention.uninstall(model.config)
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_generation_with_a_cache_is_what_it_was():
+def test_generation_with_a_cache_is_what_it_was(names_as_shipped):
     model = tiny.model("llama").eval()
     ask = dict(
         input_ids=RAGGED.input_ids[:, :20],
@@ -67,22 +82,64 @@ def test_generation_with_a_cache_is_what_it_was():
         do_sample=False,
     )
     before = model.generate(**ask)
-    attention.install(model.config)
+    attention.take_segments(model.config)
     assert torch.equal(before, model.generate(**ask))
 
 
-def test_the_name_of_packed_attention_is_not_saved_with_the_model(tmp_path):
+def test_a_name_is_registered_once(names_as_shipped):
     model = tiny.model("llama")
-    attention.install(model.config)
-    model.save_pretrained(tmp_path)
-    assert attention.SUFFIX not in (tmp_path / "config.json").read_text()
+    attention.take_segments(model.config)
+    once = [dict(names) for names in names_as_shipped.values()]
+    attention.take_segments(tiny.model("qwen2").config)
+    with attention.packed_forward():
+        assert once == list(names_as_shipped.values())
+    assert all(isinstance(names["sdpa"].plain, FunctionType) for names in once)
 
 
-def test_install_is_idempotent():
-    model = tiny.model("llama")
-    attention.install(model.config)
-    attention.install(model.config)
-    assert model.config._attn_implementation == "sdpa" + attention.SUFFIX
+def test_eager_attention_gives_way_to_sdpa_and_its_name_is_told():
+    model = tiny.model("gemma2")
+    assert attention.take_segments(model.config) == "eager"
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_keyword_of_the_same_name_that_is_not_ours_is_passed_on():
+    seen = {}
+    attention.AttentionDispatch("sdpa", lambda *args, **kwargs: seen.update(kwargs))(
+        None, segments="theirs", scaling=1
+    )
+    assert seen == {"segments": "theirs", "scaling": 1}
+
+
+def test_who_registers_a_name_later_serves_plain_forwards_and_no_packed_ones(names_as_shipped):
+    """transformers itself does so whenever it loads a kernel from the hub."""
+    model = tiny.model("llama").eval()
+    attention.take_segments(model.config)
+    given = batch((12, (6, 9)))
+    _, before = packed_logits(model, given)
+    calls = []
+
+    def theirs(*args, **kwargs):
+        calls.append(kwargs)
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("sdpa", theirs)
+    _, after = packed_logits(model, given)
+    assert torch.equal(before, after)
+    assert not calls
+    with torch.no_grad():
+        model(input_ids=given.input_ids)
+    assert len(calls) == model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("reason", [OSError("no connection"), ImportError("no kernels"), None])
+def test_a_kernel_of_the_hub_that_does_not_come_or_is_not_flash_attention_is_refused(reason, monkeypatch):
+    def lookup(name):
+        if reason is not None:
+            raise reason
+
+    monkeypatch.setattr(attention, "flash_varlen_function", lookup)
+    with pytest.raises(PackingError, match=str(reason or "not one of flash-attention's")):
+        attention.dispatch_on_segments("kernels-community/sparse")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +227,7 @@ def test_scores_return_to_their_row_and_column():
     model = tiny.model("llama").eval()
     add_fused_lm_head(model)
     let_positions_be_chosen(model)
-    attention.install(model.config)
+    attention.take_segments(model.config)
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
     with torch.no_grad():
         together = score(model, flat, plan(flat, True), torch.device("cpu")).logps
@@ -192,8 +249,9 @@ def test_a_packed_forward_needs_no_mask_of_the_whole_row(monkeypatch):
     model = tiny.model("llama").eval()
     add_fused_lm_head(model)
     let_positions_be_chosen(model)
-    attention.install(model.config)
-    monkeypatch.setattr("trl_ext.packing.attention.mask_function", lambda name: pytest.fail("a [T, T] mask was built"))
+    attention.take_segments(model.config)
+    dense = attention.MaskDispatch("sdpa", lambda *_, **__: pytest.fail("a [T, T] mask was built"))
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", dense)
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
     (row,) = plan(flat, True)
     with torch.no_grad(), attention.packed_forward():

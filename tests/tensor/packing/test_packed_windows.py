@@ -35,7 +35,7 @@ def packable(family: str, **changes) -> torch.nn.Module:
     model = tiny.model(family, sliding_window=WINDOW, **changes).eval()
     add_fused_lm_head(model)
     let_positions_be_chosen(model)
-    attention.install(model.config)
+    attention.take_segments(model.config)
     return model
 
 
@@ -63,7 +63,7 @@ def test_a_model_whose_layers_make_masks_of_their_own_cannot_be_packed(family):
     model = tiny.model(family).eval()
     add_fused_lm_head(model)
     let_positions_be_chosen(model)
-    attention.install(model.config)
+    attention.take_segments(model.config)
     result = self_check(model)
     assert not result.is_exact
     assert "mask" in result.failure.lower()
@@ -94,7 +94,7 @@ def test_the_window_is_read_where_transformers_reads_it():
 
 def mask_in_a_packed_forward(base: str, config: dict[str, int], **options: object) -> object:
     with attention.packed_forward():
-        return attention._mask(base=base, config=SimpleNamespace(**config), **options)
+        return attention.MaskDispatch(base, None)(config=SimpleNamespace(**config), **options)
 
 
 def test_a_packed_forward_keeps_the_window_of_a_mask():

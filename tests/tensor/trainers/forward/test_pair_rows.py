@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification
 from tests import tiny
 from tests.preferences import reward_model
 from trl_ext.errors import PackingError
-from trl_ext.packing import attention
+from trl_ext.packing.attention import take_segments
 from trl_ext.trainers.forward.pairs import (
     SHARED,
     num_shared_tokens,
@@ -236,10 +236,9 @@ def test_packed_scores_are_those_of_every_side_alone(family, pad_token_id, share
     expected = scores_alone(model, examples)
     assert expected.std() > 1000 * SCORE_TOLERANCE, "all scores are alike, so nothing is compared"
     add_pooled_head(model)
-    attention.install(model.config)
+    take_segments(model.config)
     with torch.no_grad():
         packed = score_row(model, pair_row(examples, share_prompt, pad_token_id))
-    attention.uninstall(model.config)
     assert packed.shape == expected.shape
     assert (packed - expected).abs().max() <= SCORE_TOLERANCE
 
@@ -249,10 +248,9 @@ def test_a_row_without_pairs_has_no_score_and_reaches_every_layer_with_a_gradien
     """A surplus forward must take part in the collectives of ZeRO-3 and DDP, and change nothing."""
     model = model_of(family)
     add_pooled_head(model)
-    attention.install(model.config)
+    take_segments(model.config)
     scores = score_row(model, pair_row([], True, PAD))
     scores.sum().backward()
-    attention.uninstall(model.config)
     assert scores.shape == (0, 1)
     gradients = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()

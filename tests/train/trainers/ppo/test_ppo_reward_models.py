@@ -13,7 +13,6 @@ from tests import tiny
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer, warnings_of
 from trl_ext.errors import ConfigError
-from trl_ext.packing import attention
 from trl_ext.trainers.ppo.scores.reward_models import RewardModel, num_positions
 
 TOLERANCE = 5e-6
@@ -126,7 +125,6 @@ def test_autocast_surrounds_every_forward(llama):
 
 def pad_only(subject: RewardModel) -> None:
     """As if the self-check had failed."""
-    attention.uninstall(subject.model.config)
     subject.packs = subject._check_is_due = False
 
 

@@ -13,7 +13,6 @@ from tests import ppo_trainers, tiny
 from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
 from tests.rollouts import rollout
 from trl_ext.errors import ConfigError, RuleError
-from trl_ext.packing import attention
 from trl_ext.trainers.forward.reward_input import RECORD_FILE, RewardInputRecord, read_record
 from trl_ext.trainers.ppo.scores.reward_models import RewardModel
 
@@ -81,7 +80,6 @@ class Trained:
         tokenizer = self.tokenizer()
         subject = RewardModel(self.model(), tokenizer, "rm", record=read_record(self.folder))
         if not packs:
-            attention.uninstall(subject.model.config)
             subject.packs = subject._check_is_due = False
         scores = subject(self.prompts, self.completions, None, ids)
         assert subject.packs == packs

@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
-from trl_ext.packing import attention
+from trl_ext.packing.attention import take_segments
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import RewardEncoder, is_main_process
 from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
@@ -204,9 +204,9 @@ class RewardModel(CompletionScorer):
             return self._pad_instead("prompt tuning puts virtual tokens before every row")
         try:
             add_pooled_head(self.model)
+            self._attention_before = take_segments(self.model.config)
         except PackingError as error:
             return self._pad_instead(str(error).removesuffix(" Set packing=False."))
-        attention.install(self.model.config)
         return True
 
     def _pad_instead(self, reason: str) -> bool:
@@ -236,7 +236,7 @@ class RewardModel(CompletionScorer):
             share_prompt=True,
         )
         if not result.is_exact:
-            attention.uninstall(self.model.config)
+            self.model.config._attn_implementation = self._attention_before
             self.packs = self._pad_instead(str(result))
 
 

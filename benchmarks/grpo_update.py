@@ -2,21 +2,19 @@
 
 The update phase is the old-policy pass, the loss forward and backward, and the optimizer step. Completions come from
 a fixed `rollout_func`, so that generation costs nothing and both trainers see the same tokens. Rounds alternate
-between the two trainers, so that a busy machine hits both.
+between the trainers, so that a busy machine hits both. A short batch warms up.
+
+Then the same shapes with five groups, of which three have one reward for all: what leaving them out of the update is
+worth on top (`extra_ratio`, ours over ours). The old-policy pass is in both.
 
     python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
 """
 
 import argparse
 import itertools
-import json
-import math
 import os
-import random
-import statistics
 import tempfile
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -26,39 +24,27 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from machine import machine
+from grpo_task import VOCAB, Shape, StepClock, fixed_rollout, lengths, model, reward, tokenizer
+from machine import save
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 import trl_ext
 
-VOCAB = 8192
-GENERATIONS = 8
 # Every round draws other completions: seeds 0, 1, ... and 100, 101, ...
 FIRST_SEED = 100
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Lengths in tokens, and prompts in a generation batch (8 completions each).
-
-    Completions are log-normal with this mean and sigma, cut at `longest`; sigma 0: all equal.
-    """
-
-    name: str
-    prompt: int
-    mean: int
-    longest: int
-    sigma: float
-    groups: int
-    asked_ratio: float
+FLAT_GROUPS, ALL_GROUPS = 3, 5
+ASKED_EXTRA = 1.8
 
 
 @dataclass(frozen=True)
 class Result:
-    """Seconds and tokens, summed over the update phases (tokens: of old-policy and loss pass together)."""
+    """Seconds and tokens, summed over the update phases (tokens: of old-policy and loss pass together).
+
+    Args:
+        extra_ratio: Our seconds over our seconds where 60 % of the groups have no variance, in five groups.
+        extra_token_ratio: The tokens of the same.
+    """
 
     shape: str
     phases: int
@@ -69,80 +55,37 @@ class Result:
     trl_tokens: int
     ours_tokens: int
     tokens_ratio: float
+    extra_ratio: float | None = None
+    asked_extra_ratio: float = ASKED_EXTRA
+    extra_token_ratio: float | None = None
 
 
-SHAPES = (
-    Shape("short", 60, 120, 512, 0.8, 4, 4.0),
-    Shape("long tail", 150, 300, 2048, 0.8, 2, 3.0),
-    Shape("long prompt", 1024, 256, 256, 0.0, 2, 2.5),
-)
+SHAPES = {
+    Shape("short", 60, 120, 512, 0.8, groups=4): 5.0,
+    Shape("long tail", 150, 300, 2048, 0.8, groups=2): 4.0,
+    Shape("long prompt", 1024, 256, 256, 0.0, groups=2): 3.2,
+}
 
 
-class StepClock(TrainerCallback):
-    """Seconds of each optimizer step."""
-
-    def __init__(self):
-        self.seconds: list[float] = []
-
-    def on_step_begin(self, *args, **kwargs):
-        _wait()
-        self._start = time.perf_counter()
-
-    def on_step_end(self, *args, **kwargs):
-        _wait()
-        self.seconds.append(time.perf_counter() - self._start)
+def prompts(shape: Shape) -> list[str]:
+    return [f"w{i + 3}" for i in range(shape.groups)]
 
 
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def flat_reward(prompts: list[str], completion_ids: list[list[int]], **columns) -> list[float]:
+    """Three of five groups get one reward for all their completions."""
+    flat = {f"w{i + 3}" for i in range(FLAT_GROUPS)}
+    found = reward(completion_ids)
+    return [0.5 if prompt in flat else value for prompt, value in zip(prompts, found, strict=True)]
 
 
-def lengths(shape: Shape, seed: int) -> list[int]:
-    """Completion lengths of one generation batch, scaled to the mean before they are cut at the longest."""
-    draw = random.Random(seed)
-    drawn = [math.exp(draw.gauss(0, shape.sigma)) for _ in range(shape.groups * GENERATIONS)]
-    scale = shape.mean / statistics.mean(drawn)
-    return [max(1, min(shape.longest, round(x * scale))) for x in drawn]
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = {f"w{i}": i for i in range(VOCAB)}
-    fast = Tokenizer(models.WordLevel(words, unk_token="w3"))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="w0", eos_token="w2", padding_side="left")
-
-
-def model(layers: int, width: int) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=width,
-        intermediate_size=width * 8 // 3,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 64,
-        num_key_value_heads=width // 192,
-        max_position_embeddings=8192,
-    )
-    return LlamaForCausalLM(config)
-
-
-def trainer(library, shape: Shape, options, round_: int, folder: str):
+def trainer(library, shape: Shape, options, round_: int, folder: str, reward_func=reward, rows: int | None = None):
     """A trainer whose every even optimizer step is one update phase: old-policy pass, loss, backward, step."""
-    draws = itertools.count(FIRST_SEED * round_)
-
-    def rollout(prompts, trainer):
-        seed = next(draws)
-        draw = random.Random(seed)
-        ids = {p: [draw.randrange(3, VOCAB) for _ in range(shape.prompt)] for p in dict.fromkeys(prompts)}
-        completions = [[draw.randrange(3, VOCAB) for _ in range(n)] for n in lengths(shape, seed)]
-        return {"prompt_ids": [ids[p] for p in prompts], "completion_ids": completions, "logprobs": None}
-
+    rows = rows or options.rows
     args = library.GRPOConfig(
         output_dir=folder,
-        per_device_train_batch_size=options.rows,
-        gradient_accumulation_steps=shape.groups * GENERATIONS // options.rows,
-        num_generations=GENERATIONS,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=shape.rows // rows,
+        num_generations=shape.generations,
         # Two passes over a generation batch, so that TRL asks for the old policy's log-probabilities.
         num_iterations=2,
         max_completion_length=shape.longest,
@@ -157,41 +100,66 @@ def trainer(library, shape: Shape, options, round_: int, folder: str):
     clock = StepClock()
     subject = library.GRPOTrainer(
         model(options.layers, options.width),
-        lambda completion_ids, **_: [len(ids) % 7 / 7 for ids in completion_ids],
+        reward_func,
         args,
-        Dataset.from_dict({"prompt": [f"w{i + 3}" for i in range(shape.groups)]}),
+        Dataset.from_dict({"prompt": prompts(shape)}),
         processing_class=tokenizer(),
-        rollout_func=rollout,
+        rollout_func=fixed_rollout(shape, itertools.count(FIRST_SEED * round_), warm_up=warm_up(shape)),
         callbacks=[clock],
     )
     subject.remove_callback(transformers.PrinterCallback)
     return clock, subject
 
 
-def measure(shape: Shape, options) -> Result:
+def warm_up(shape: Shape) -> Shape:
+    return replace(shape, prompt=16, mean=16, longest=16)
+
+
+def measure(shape: Shape, asked_ratio: float, options) -> Result:
     """Seconds of the same update phases of either trainer, in alternating rounds."""
-    seconds = dict.fromkeys(("trl", "trl_ext"), 0.0)
-    tokens = dict.fromkeys(("trl", "trl_ext"), 0)
+    seconds, tokens = {}, {}
     for round_ in range(options.rounds):
         for library in (trl, trl_ext):
-            with tempfile.TemporaryDirectory() as folder:
-                clock, subject = trainer(library, shape, options, round_, folder)
-                subject.train()
-            # Step 0 warms up; odd steps have no old-policy pass.
-            seconds[library.__name__] += sum(clock.seconds[2::2])
-            measured = range(1, options.phases + 1)
-            tokens[library.__name__] += sum(_tokens(subject, library, shape, round_, k) for k in measured)
-    return Result(
+            add(library.__name__, library, shape, options, round_, seconds, tokens)
+    result = Result(
         shape=shape.name,
         phases=options.rounds * options.phases,
         trl_s=round(seconds["trl"], 2),
         ours_s=round(seconds["trl_ext"], 2),
         ratio=round(seconds["trl"] / seconds["trl_ext"], 2),
-        asked_ratio=shape.asked_ratio,
+        asked_ratio=asked_ratio,
         trl_tokens=tokens["trl"],
         ours_tokens=tokens["trl_ext"],
         tokens_ratio=round(tokens["trl"] / tokens["trl_ext"], 2),
     )
+    return measure_extra(result, replace(shape, groups=ALL_GROUPS), options) if options.extra else result
+
+
+def measure_extra(result: Result, shape: Shape, options) -> Result:
+    """The same completions with varied rewards, and with rewards of which 60 % of the groups learn nothing."""
+    seconds, tokens = {}, {}
+    for round_ in range(options.rounds):
+        for name, reward_func in (("varied", reward), ("flat", flat_reward)):
+            # A group a micro-batch: both runs cut the step alike.
+            given = {"reward_func": reward_func, "rows": shape.generations}
+            add(name, trl_ext, shape, options, round_, seconds, tokens, **given)
+    return replace(
+        result,
+        extra_ratio=round(seconds["varied"] / seconds["flat"], 2),
+        extra_token_ratio=round(tokens["varied"] / tokens["flat"], 2),
+    )
+
+
+def add(name: str, library, shape: Shape, options, round_: int, seconds: dict, tokens: dict, **given) -> None:
+    """Train, and add seconds and tokens of the measured update phases to those of `name`."""
+    print(f"{shape.name}, round {round_ + 1} of {options.rounds}: {name}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        clock, subject = trainer(library, shape, options, round_, folder, **given)
+        subject.train()
+    # Step 0 warms up; odd steps have no old-policy pass.
+    seconds[name] = seconds.get(name, 0.0) + sum(clock.seconds[2::2])
+    measured = range(1, options.phases + 1)
+    tokens[name] = tokens.get(name, 0) + sum(_tokens(subject, library, shape, round_, k) for k in measured)
 
 
 def _tokens(subject, library, shape: Shape, round_: int, batch: int) -> int:
@@ -206,12 +174,12 @@ def _tokens(subject, library, shape: Shape, round_: int, batch: int) -> int:
 
 
 def show(results: list[Result]) -> None:
-    table = Table(title="GRPO update phase, trl / trl_ext")
-    for column in ("shape", "trl s", "ours s", "ratio", "asked", "trl tokens", "our tokens", "token ratio"):
+    table = Table(title="GRPO update phase, trl / trl_ext; without groups of one reward on top")
+    for column in ("shape", "trl s", "ours s", "ratio", "asked", "trl tokens", "our tokens", "token ratio", "on top"):
         table.add_column(column, justify="left" if column == "shape" else "right")
     for r in results:
         values = (r.trl_s, r.ours_s, r.ratio, r.asked_ratio, r.trl_tokens, r.ours_tokens, r.tokens_ratio)
-        table.add_row(r.shape, *map(str, values))
+        table.add_row(r.shape, *map(str, values), str(r.extra_ratio or ""))
     Console().print(table)
 
 
@@ -223,23 +191,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="times to alternate between the trainers")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=576)
+    parser.add_argument("--no_extra", dest="extra", action="store_false", help="leave groups without variance out")
     parser.add_argument("--output", type=Path, help="JSON file for the figures, with machine and versions")
     options = parser.parse_args()
     results = []
-    for shape in SHAPES:
+    for shape, asked_ratio in SHAPES.items():
         if shape.name in options.shapes:
-            results.append(measure(shape, options))
+            results.append(measure(shape, asked_ratio, options))
             show(results)
-    if options.output:
-        record = {
-            "benchmark": "grpo_update",
-            "model": f"llama, {options.layers} layers of width {options.width}, vocabulary {VOCAB}, bf16 autocast",
-            "rows_per_micro_batch": options.rows,
-            "machine": machine(),
-            "results": [asdict(r) for r in results],
-        }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(record, indent=2) + "\n")
+            save(
+                options.output,
+                "grpo_update",
+                model=f"llama, {options.layers} layers of width {options.width}, vocabulary {VOCAB}, bf16 autocast",
+                rows_per_micro_batch=options.rows,
+                results=[asdict(r) for r in results],
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,18 @@
-"""Where a benchmark's numbers were born."""
+"""Where a benchmark's numbers were born, and the file that they are kept in."""
 
+import json
 import platform
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from trl_ext.compat.versions import installed_versions
+
+# A table is not found among what libraries will one day do otherwise.
+warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def machine() -> dict[str, str]:
@@ -17,3 +25,17 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         **installed_versions("torch", "transformers", "trl", "accelerate"),
     }
+
+
+def save(path: Path | None, benchmark: str, **figures: Any) -> None:
+    """Write figures with machine and versions; nothing without a path."""
+    if path:
+        write(path, {"benchmark": benchmark, "machine": machine(), **figures})
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Put a record into a JSON file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path)

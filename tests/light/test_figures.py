@@ -1,0 +1,75 @@
+"""Figures of speed that the pages give are those of the committed results, to the last digit that is printed."""
+
+import json
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+README, EVIDENCE = ROOT / "README.md", ROOT / "docs" / "reference" / "evidence.md"
+
+
+def results(name: str) -> list[dict]:
+    return json.loads((RESULTS / f"{name}.json").read_text())["results"]
+
+
+def from_to(values: list[float], word: str = "to") -> str:
+    return f"{min(values):.2f} {word} {max(values):.2f} times"
+
+
+def grpo_update() -> dict:
+    found = results("grpo_update_cpu")
+    rows = {f"{one['trl_s']:.1f} s | {one['ours_s']:.1f} s | **{one['ratio']:.2f} times**" for one in found}
+    rows |= {f"** | {one['tokens_ratio']:.2f} times |" for one in found}
+    summary = from_to([one["ratio"] for one in found])
+    return {README: {summary}, EVIDENCE: {summary, *rows}}
+
+
+def reward() -> dict:
+    found = [one for one in results("reward_cpu") if one["pairs_per_step"] == 8]
+    by_variant = {
+        variant: [one["ratio"] for one in found if one["variant"] == variant]
+        for variant in ("packed", "packed, shared")
+    }
+    rows = {
+        f"{packed:.2f} times | **{shared:.2f} times**" for packed, shared in zip(*by_variant.values(), strict=True)
+    }
+    shared = by_variant["packed, shared"]
+    return {README: {from_to(shared)}, EVIDENCE: {from_to(shared, "and"), *rows}}
+
+
+def ppo() -> dict:
+    ours = [one for one in results("ppo_cpu") if not one["variant"].startswith("trl")]
+    speed, memory = (from_to([one[key] for one in ours]) for key in ("faster", "smaller"))
+    memory_of_grpo = json.loads((RESULTS / "ppo_memory_cpu.json").read_text())["ratio"]
+    rows = {f"**{one['faster']:.2f} times** | {one['smaller']:.2f} times smaller" for one in ours}
+    return {README: {speed, memory}, EVIDENCE: {speed, memory, f"{memory_of_grpo:.2f} times", *rows}}
+
+
+def rules() -> dict:
+    rates = [one["value"] for one in results("rewards_cpu") if one["unit"].startswith("rows/s")]
+    return {EVIDENCE: {f"{min(rates):,.0f} to {max(rates):,.0f} rows/s"}}
+
+
+@pytest.mark.parametrize("figures", [grpo_update, reward, ppo, rules], ids=lambda figures: figures.__name__)
+def test_pages_give_the_figures_of_the_results(figures):
+    absent = {
+        f"{page.name}: {figure}"
+        for page, those in figures().items()
+        for figure in those
+        if figure not in page.read_text()
+    }
+    assert not absent
+
+
+@pytest.mark.parametrize("page", [README, EVIDENCE], ids=lambda page: page.name)
+def test_no_page_has_a_figure_of_no_result(page):
+    """A line that names times and a file of results holds no ratio that the file lacks."""
+    lines = [line for line in page.read_text().splitlines() if "benchmarks/results/" in line and " times" in line]
+    for line in lines:
+        (name,) = set(re.findall(r"benchmarks/results/(\w+)\.json", line))
+        text = (RESULTS / f"{name}.json").read_text()
+        known = {f"{float(number):.2f}" for number in re.findall(r"-?\d+\.\d+", text)}
+        assert set(re.findall(r"(\d+\.\d\d)(?= | times)", line)) <= known, line

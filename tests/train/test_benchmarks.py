@@ -1,0 +1,53 @@
+"""The benchmarks run: on shapes so small that their figures say nothing."""
+
+import json
+import sys
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs a script of the benchmarks in this process, with other constants; returns what it wrote."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+    def run(name, *words, **changes):
+        script = import_module(name)
+        for attribute, value in changes.items():
+            monkeypatch.setattr(script, attribute, value)
+        path = tmp_path / f"{name}.json"
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *words, "--output", str(path)])
+        script.main()
+        return json.loads(path.read_text())
+
+    return run
+
+
+def test_planning(run):
+    (result,) = run("planning", "--tiny", "--rounds", "1")["results"]
+    assert result["forwards"] > 1 and set(result["seconds"]) == {"unpad", "plan", "lay_out"}
+
+
+def test_balance(run):
+    (result,) = run("balance", "--steps", "2", SIGMAS=(0.8,), GROUPS=(16,))["results"]
+    assert 1 <= result["median"] <= result["worst"] < result["unplanned"]
+    assert result["over_tokens"] >= 1
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo", "reward"])
+def test_activations(trainer, run):
+    small = replace(import_module("activations").SHAPE, prompt=5, mean=6, longest=6)
+    whole, part = run("activations", "--layers", "1", "--trainers", trainer, PARTS=(1, 4), SHAPE=small)["results"]
+    assert whole["forwards"] == 1 and whole["ratio"] < whole["asked"]
+    assert part["forwards"] > 1 and part["row_mib"] < whole["row_mib"]
+
+
+def test_grpo_update(run):
+    shape = replace(next(iter(import_module("grpo_update").SHAPES)), prompt=8, mean=8, longest=12, groups=2)
+    (result,) = run("grpo_update", "--layers", "1", "--width", "192", "--rounds", "1", SHAPES={shape: 1.0})["results"]
+    assert result["trl_tokens"] > result["ours_tokens"] > 0
+    assert result["extra_ratio"] > 0 and result["extra_token_ratio"] >= 1

@@ -4,20 +4,18 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.gpu.card import MARKS, ON_CARD
 from tests.preferences import pairs, reward_model
 from tests.reward_trainers import trainer
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
-]
+pytestmark = MARKS
 PAIRS = pairs(16)
 
 
 def scores_and_gradient(family, folder, **settings) -> tuple[torch.Tensor, torch.Tensor]:
     """Of one batch of all pairs, on the card: [2N] scores, and the gradient of the loss."""
     model = reward_model(folder / "model", family)
-    subject = trainer(folder, PAIRS, model=model, use_cpu=False, per_device_train_batch_size=16, **settings)
+    subject = trainer(folder, PAIRS, model=model, use_cpu=not ON_CARD, per_device_train_batch_size=16, **settings)
     subject.model.train()
     batch = next(iter(subject.get_train_dataloader()))
     with subject.accelerator.autocast():

@@ -1,4 +1,5 @@
-"""On a CUDA card: PyTorch's varlen kernel in bfloat16 is no worse than twice the padded path, and leaks nothing."""
+"""On a CUDA card: in float32 packed rows are each row alone; in bfloat16 varlen kernels are no worse than twice the
+padded path, and leak nothing."""
 
 import pytest
 import torch
@@ -6,32 +7,35 @@ from datasets import Dataset
 
 from tests import tiny
 from tests.batches import RAGGED, alone, batch, gradient
+from tests.gpu.card import DEVICE, MARKS, ON_CARD, needs_card
 from tests.tensor.packing.test_packed_attention import packed_logits
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.compat.torch import has_varlen_attn
 from trl_ext.packing import attention, kernels
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
-]
-CUDA = torch.device("cuda")
+pytestmark = MARKS
+# Of log-probabilities (absolute) and of gradients (relative) in float32: sums in another order, over a vocabulary.
+ROUNDING = 1e-5
 
 
 def on_card(given):
-    return type(given)(given.rows, given.input_ids.to(CUDA), given.attention_mask.to(CUDA), given.width)
+    return type(given)(given.rows, given.input_ids.to(DEVICE), given.attention_mask.to(DEVICE), given.width)
 
 
-def errors(family, tmp_path, packing: bool, **changes) -> tuple[float, float]:
+def errors(
+    family, tmp_path, packing: bool, bf16: bool = True, attention: str = "sdpa", **changes
+) -> tuple[float, float]:
     """Root mean square error of log-probs, relative error of gradients, against each row alone in float32."""
-    reference = tiny.model(family).to(CUDA)
+    reference = tiny.model(family).to(DEVICE)
     expected, _ = alone(reference, RAGGED)
-    weights = RAGGED.weights().to(CUDA)
+    weights = RAGGED.weights().to(DEVICE)
     expected_gradient = gradient(reference, (expected * weights).sum())
+    policy = tiny.model(family)
+    policy.set_attn_implementation(attention)
     subject = GRPOTrainer(
-        tiny.model(family),
+        policy,
         lambda completions, **_: [0.0] * len(completions),
-        GRPOConfig(str(tmp_path), bf16=True, report_to="none", packing=packing, **changes),
+        GRPOConfig(str(tmp_path), bf16=bf16, use_cpu=not ON_CARD, report_to="none", packing=packing, **changes),
         Dataset.from_dict({"prompt": [tiny.words(5, 6)] * 8}),
         processing_class=tiny.tokenizer(),
     )
@@ -47,6 +51,13 @@ def errors(family, tmp_path, packing: bool, **changes) -> tuple[float, float]:
 
 @pytest.mark.parametrize("share_prompt", [True, False])
 @pytest.mark.parametrize("family", tiny.PACKABLE)
+def test_in_float32_packed_rows_are_each_row_alone(family, share_prompt, tmp_path):
+    found = errors(family, tmp_path, packing=True, bf16=False, share_prompt=share_prompt)
+    assert max(found) < ROUNDING
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize("family", tiny.PACKABLE)
 def test_bfloat16_errors_are_at_most_twice_those_of_padding(family, share_prompt, tmp_path):
     packed = errors(family, tmp_path, packing=True, share_prompt=share_prompt)
     padded = errors(family, tmp_path, packing=False)
@@ -54,15 +65,26 @@ def test_bfloat16_errors_are_at_most_twice_those_of_padding(family, share_prompt
     assert packed[1] <= 2 * padded[1]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("family", ["llama", "mistral_window"])
+def test_flash_attention_is_no_worse_than_twice_the_padded_path(family, version, tmp_path):
+    pytest.importorskip({2: "flash_attn", 3: "flash_attn_interface"}[version])
+    packed = errors(family, tmp_path, packing=True, attention=f"flash_attention_{version}")
+    padded = errors(family, tmp_path, packing=False)
+    assert packed[0] <= 2 * padded[0]
+    assert packed[1] <= 2 * padded[1]
+
+
+@needs_card
 def test_the_varlen_kernel_is_the_one_that_runs():
-    assert has_varlen_attn(CUDA)
-    kernel = kernels.choose_kernel("sdpa", CUDA, torch.bfloat16, 64)
+    assert has_varlen_attn(DEVICE)
+    kernel = kernels.choose_kernel("sdpa", DEVICE, torch.bfloat16, 64)
     assert kernel is kernels.varlen_attention
 
 
 @pytest.mark.parametrize("family", tiny.PACKABLE)
 def test_no_leak_between_segments(family):
-    model = tiny.model(family).to(CUDA, torch.bfloat16).eval()
+    model = tiny.model(family).to(DEVICE, torch.bfloat16).eval()
     attention.take_segments(model.config)
     given, changed = (on_card(batch((12, (6, 9, 4)), (7, (5, 5)))) for _ in range(2))
     changed.input_ids[1, -given.width :] = (changed.input_ids[1, -given.width :] + 1) % tiny.VOCAB

@@ -62,7 +62,7 @@ def weights_after(library, tmp_path, steps: int = 1, family: str = "llama", **ch
         rollout_func=rollout,
     )
     trainer.train()
-    after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).cpu()
     assert (after - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
     return after
 

@@ -1,43 +1,30 @@
 """The memory benchmark for cards, as far as it can be held to account without one: its rows, its arithmetic, its way
 through skipped, failed and resumed rows; and the results of a card, once there are any."""
 
-import argparse
 import json
 import sys
 from dataclasses import replace
-from importlib import import_module
 from io import StringIO
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.gpu import memory, runner
+from benchmarks.gpu import memory_report as report
+from benchmarks.gpu import memory_rows as rows
+from benchmarks.gpu import memory_worker as worker
+from tests.conftest import ROOT
 from trl_ext.memory import estimate
 from trl_ext.memory.job import check_batch, check_model
 from trl_ext.memory.units import GIB
 from trl_ext.twin import simulation_of, why_not
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-RESULTS = sorted((BENCHMARKS / "results").glob("memory_gpu_*.json"))
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("gpu_memory*.json"))
 TOLERANCE_PCT = 2.0
-
-
-def script(name):
-    """A script of the benchmarks, which import one another as their folder's."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return import_module(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
-memory_gpu, rows = script("memory_gpu"), script("memory_gpu_rows")
-report, worker = script("memory_gpu_report"), script("memory_gpu_worker")
 ROWS = {row.name: row for row in rows.ROWS}
 CAP = 10 * GIB
-QUIET = Console(quiet=True)
 
 
 # Rows --------------------------------------------------------------------------------------------------------------
@@ -85,7 +72,7 @@ def test_verdicts_can_go_both_ways():
 
 def test_a_card_of_80_gb_can_measure_most_rows():
     room = 78 * GIB
-    assert sum(memory_gpu.ROOM * report.predict(row)["reserved"] <= room for row in rows.ROWS) >= 24
+    assert sum(memory.ROOM * report.predict(row)["reserved"] <= room for row in rows.ROWS) >= 24
 
 
 # Arithmetic --------------------------------------------------------------------------------------------------------
@@ -113,11 +100,6 @@ def test_a_false_fit_is_one_that_ran_out_of_memory():
     assert (total["verdicts"], total["false_fits"], total["false_refusals"]) == (5, 2, 1)
 
 
-def test_rows_without_a_figure_are_counted_by_what_became_of_them():
-    total = report.summary([made_up(), made_up("skipped"), made_up("failed"), made_up("failed")])
-    assert (total["rows"], total["measured"], total["skipped"], total["failed"]) == (4, 1, 1, 2)
-
-
 def test_an_error_is_measured_against_the_worst_phase_without_loading():
     row = rows.ROWS[0]
     predicted = report.predict(row)["allocated"]
@@ -131,9 +113,9 @@ def test_an_error_is_measured_against_the_worst_phase_without_loading():
 def test_the_report_can_be_read():
     one = report.record(rows.ROWS[0], {"status": "skipped", "reason": "peft is not installed."})
     console = Console(width=170, record=True, file=StringIO())
-    console.print(report.table([one]), *report.sentences(report.summary([one])))
+    console.print(report.table([one]), *report.sentences(runner.counts([one]) | report.summary([one])))
     said = console.export_text()
-    assert "skipped" in said and "0 of 1 rows measured, 1 skipped, 0 failed." in said
+    assert "skipped" in said and "0 of 1 rows measured, 1 skipped, 0 failed, 0 left." in said
 
 
 # One row -----------------------------------------------------------------------------------------------------------
@@ -145,11 +127,11 @@ def asked(monkeypatch):
     caps = []
 
     def answers(on_card, alone=None):
-        def ask(row, device, cap):
+        def ask(row, device, cap, limit_s):
             caps.append(cap)
             return on_card if cap else alone
 
-        monkeypatch.setattr(memory_gpu, "ask", ask)
+        monkeypatch.setattr(memory, "ask", ask)
         return caps
 
     return answers
@@ -162,38 +144,38 @@ def row():
 
 def test_a_row_that_survives_on_its_card_is_run_once(asked, row):
     caps = asked({"status": "measured", "allocated": {"update": 5}})
-    assert memory_gpu.run_row(row, "cuda", 140 * GIB)["fits"] is True
+    assert memory.run_row(row, "cuda", 140 * GIB)["fits"] is True
     assert len(caps) == 1 and caps[0] < 24 * GIB
 
 
 def test_a_row_that_does_not_is_measured_without_the_card(asked, row):
     asked({"status": "oom", "phase": "update"}, {"status": "measured", "allocated": {"update": 5}})
-    answer = memory_gpu.run_row(row, "cuda", 140 * GIB)
+    answer = memory.run_row(row, "cuda", 140 * GIB)
     assert answer["fits"] is False and answer["oom_phase"] == "update" and answer["allocated"] == {"update": 5}
 
 
 def test_a_crash_is_no_verdict(asked, row):
     asked({"status": "failed", "reason": "ValueError."})
-    assert memory_gpu.run_row(row, "cuda", 140 * GIB)["fits"] is None
+    assert memory.run_row(row, "cuda", 140 * GIB)["fits"] is None
 
 
 def test_a_larger_card_than_this_one_cannot_be_imitated(asked, row):
     caps = asked(None, {"status": "measured", "allocated": {"update": 5}})
-    assert memory_gpu.run_row(replace(row, card="B200-180GB"), "cuda", 140 * GIB)["fits"] is None
+    assert memory.run_row(replace(row, card="B200-180GB"), "cuda", 140 * GIB)["fits"] is None
     assert caps == [None]
 
 
 def test_a_row_too_large_for_this_card_is_skipped_with_the_numbers(asked, row):
     asked(None)
-    answer = memory_gpu.run_row(row, "cuda", 8 * GIB)
+    answer = memory.run_row(row, "cuda", 8 * GIB)
     assert answer["status"] == "skipped" and answer["reason"].endswith("and there are 8.0.")
 
 
 @pytest.mark.parametrize("name", ["peft", "deepspeed"])
 def test_a_missing_library_is_told_by_name(name, asked, monkeypatch):
     asked(None)
-    monkeypatch.setattr(memory_gpu, "find_spec", lambda asked: None if asked == name else asked)
-    answer = memory_gpu.run_row(ROWS["reward/lora/zero2/8B"], "cuda", 140 * GIB)
+    monkeypatch.setattr(memory, "find_spec", lambda asked: None if asked == name else asked)
+    answer = memory.run_row(ROWS["reward/lora/zero2/8B"], "cuda", 140 * GIB)
     assert answer == {"status": "skipped", "reason": f"{name} is not installed."}
 
 
@@ -246,44 +228,19 @@ def test_an_allocators_error_is_found_below_the_trainers_own():
 # All rows ----------------------------------------------------------------------------------------------------------
 
 
-def options(path, **changes):
-    given = {"resume": path, "output": None, "device": "cpu", "twin": False, "minutes": None, "scale": "tiny"}
-    return argparse.Namespace(**given | changes)
-
-
-def test_resuming_keeps_what_was_measured_and_tries_again_what_failed(tmp_path, monkeypatch):
-    path, measured = tmp_path / "part.json", []
-    answers = {0: {"status": "measured", "allocated": {"update": 1}}, 1: {"status": "failed", "reason": "made up"}}
-
-    def run_row(row, *where):
-        measured.append(row.name)
-        return answers.get(len(measured) - 1, answers[0])
-
-    monkeypatch.setattr(memory_gpu, "run_row", run_row)
-    first, second, third = (row.name for row in rows.ROWS[:3])
-    memory_gpu.measure(options(path), rows.ROWS[:2], QUIET)
-    result = memory_gpu.measure(options(path), rows.ROWS[:3], QUIET)
-    assert measured == [first, second, second, third]
-    assert [one["row"] for one in result["rows"]] == [first, second, third]
-    assert json.loads(path.read_text())["summary"] == json.loads(json.dumps(result["summary"]))
-
-
-def test_no_row_begins_that_would_end_too_late(tmp_path, monkeypatch):
-    seconds = iter(range(0, 10_000, 50))  # of the clock, which is looked at twice a row
-    monkeypatch.setattr(memory_gpu.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(memory_gpu, "run_row", lambda *row: {"status": "measured", "allocated": {"update": 1}})
-    result = memory_gpu.measure(options(tmp_path / "part.json", minutes=5), rows.ROWS, QUIET)
-    # Rows of 50 s begin 50, 150 and 250 s after the start.
-    assert len(result["rows"]) == 3
+def test_rows_that_were_left_stand_in_no_table_and_in_no_error():
+    left = {"row": "grpo", "status": "left", "reason": "The 8.5 minutes were over."}
+    assert report.summary([left])["allocated"] is None
+    assert not report.table([left]).rows
 
 
 def test_without_a_card_it_says_so_and_the_list_works(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["memory_gpu.py"])
-    assert memory_gpu.main() == 2
+    monkeypatch.setattr(sys, "argv", ["memory.py"])
+    assert memory.main() == 2
     assert capsys.readouterr().out.startswith("There is no CUDA card here.")
-    monkeypatch.setattr(sys, "argv", ["memory_gpu.py", "--list", "--rows", "grpo/"])
-    assert memory_gpu.main() == 0
+    monkeypatch.setattr(sys, "argv", ["memory.py", "--list", "--rows", "grpo/"])
+    assert memory.main() == 0
     assert len(capsys.readouterr().out.splitlines()) == 8
 
 
@@ -291,8 +248,8 @@ def test_a_tiny_row_goes_through_the_whole_benchmark(tmp_path, monkeypatch, caps
     pytest.importorskip("deepspeed")
     path = tmp_path / "out.json"
     words = ["--device", "cpu", "--scale", "tiny", "--rows", "reward/lora/zero2", "--output", str(path)]
-    monkeypatch.setattr(sys, "argv", ["memory_gpu.py", *words])
-    assert memory_gpu.main() == 0, capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["memory.py", *words])
+    assert memory.main() == 0, capsys.readouterr().out
     (one,) = json.loads(path.read_text())["rows"]
     assert one["status"] == "measured", one
     assert one["allocated"]["step"] > 0 and one["num_trained"] > 0 and one["packed"]
@@ -305,7 +262,7 @@ def test_a_tiny_row_goes_through_the_whole_benchmark(tmp_path, monkeypatch, caps
 def results():
     """By file."""
     if not RESULTS:
-        pytest.skip("No card has measured yet: there is no benchmarks/results/memory_gpu_*.json.")
+        pytest.skip("No card has measured yet: there is no benchmarks/results/gpu_memory*.json.")
     return {path.stem: json.loads(path.read_text()) for path in RESULTS}
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from memory_gpu_rows import Row
 from rich.table import Table
 
+from benchmarks.gpu.memory_rows import Row
 from trl_ext.memory.formulas.peak import Footprint, Setup, footprints, slack_bytes, usable_bytes
 from trl_ext.memory.units import gib
 
@@ -83,12 +83,11 @@ def _most(by_phase: Mapping[str, int] | None) -> int | None:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all rows: how many were measured, errors in percent, and verdicts."""
-    verdicts = [(one["predicted"]["fits"], one["fits"]) for one in records if one.get("fits") is not None]
+    """Over all rows that were begun: errors in percent, and verdicts."""
+    begun = [one for one in records if "predicted" in one]
+    verdicts = [(one["predicted"]["fits"], one["fits"]) for one in begun if one.get("fits") is not None]
     return {
-        "rows": len(records),
-        **{status: sum(one["status"] == status for one in records) for status in ("measured", "skipped", "failed")},
-        **{kind: _errors([one["error_pct"][kind] for one in records]) for kind in ("allocated", "reserved", "twin")},
+        **{kind: _errors([one["error_pct"][kind] for one in begun]) for kind in ("allocated", "reserved", "twin")},
         "verdicts": len(verdicts),
         "false_fits": sum(says and not fits for says, fits in verdicts),
         "false_refusals": sum(fits and not says for says, fits in verdicts),
@@ -113,7 +112,8 @@ def table(records: Sequence[Mapping[str, Any]]) -> Table:
     for column in COLUMNS:
         shown.add_column(column, justify="left" if column in ("row", "card") else "right")
     for one in records:
-        shown.add_row(*_cells(one))
+        if "predicted" in one:
+            shown.add_row(*_cells(one))
     return shown
 
 
@@ -141,7 +141,8 @@ def _fits(fits: bool) -> str:
 def sentences(total: Mapping[str, Any]) -> list[str]:
     """The summary in words."""
     said = [
-        f"{total['measured']} of {total['rows']} rows measured, {total['skipped']} skipped, {total['failed']} failed."
+        f"{total['measured']} of {total['rows']} rows measured, {total['skipped']} skipped, {total['failed']} failed, "
+        f"{total['left']} left."
     ]
     for kind, words in (("allocated", "Allocated"), ("reserved", "Reserved"), ("twin", "The twin")):
         errors = total[kind]

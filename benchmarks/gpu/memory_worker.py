@@ -4,7 +4,7 @@ The trainer, its arguments and data are the memory twin's, on real tensors: rand
 completions given at their longest. With DeepSpeed the real engine runs as rank 0 of N in a process group that is a
 fake: what it gathers are copies of its own share, so that values mean nothing and bytes are true. NCCL is not there.
 
-    python benchmarks/memory_gpu_worker.py TASK.json
+    python -m benchmarks.gpu.memory_worker TASK.json
 
 The last line printed is the answer: `allocated` and `reserved`, bytes by phase, and `status`: "measured" or "oom".
 """
@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 import trl_ext
+from benchmarks.gpu.runner import answer
 from trl_ext.compat.versions import installed_versions
 from trl_ext.twin import adapters, run, stand_ins
 from trl_ext.twin.simulation import Simulation
 from trl_ext.twin.tracker import LOAD, UPDATE, Tracker
 
-PREFIX = "ROW "  # before the JSON: libraries print, too
 # No rehearsal, whose peak is no phase's, and no second try with less after an out-of-memory error.
 UNASSISTED = {"memory_rehearsal": False, "memory_on_oom": "raise"}
 
@@ -212,10 +212,10 @@ def work(task: Task) -> dict[str, Any]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return {"status": "oom", "phase": meter.broke_in}
+        return {"status": "oom", "phase": meter.broke_in, "reason": f"out of memory in {meter.broke_in}"}
     return {"status": "measured", **facts, **meter.answer()}
 
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    print(PREFIX + json.dumps(work(Task.load(Path(sys.argv[1])))), flush=True)
+    answer(work(Task.load(Path(sys.argv[1]))))

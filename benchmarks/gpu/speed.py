@@ -1,0 +1,97 @@
+"""How fast is GRPO on this card? An update, and a whole step with generation, against TRL and Unsloth.
+
+No figure of this benchmark has been measured yet. A row is a trainer on a shape, in a process of its own; models have
+random weights of Qwen3-8B's shape with as many layers as the card holds and gets through in time (`scale`). The
+setting is DualKV's (arXiv 2605.15422), and one with a long tail of lengths. MFU counts tokens that are really needed.
+Unsloth's rows are skipped where it is not installed.
+
+    make gpu-speed                                      # again and again, until no row is left
+    python -m benchmarks.gpu.speed --list
+    python -m benchmarks.gpu.speed --device cpu --scale tiny --rows update/tail --output out.json
+"""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gpu import runner
+from benchmarks.gpu.card import card_bytes, card_facts
+from benchmarks.gpu.speed_rows import Row, rows
+
+ROW_LIMIT_S = 240.0
+OURS = "trl_ext"
+
+
+def run_row(row: Row, device: str, limit_s: float) -> dict[str, Any]:
+    """Measure a row within its seconds."""
+    about = {"scale": row.scale, "layers": row.config["num_hidden_layers"], "shape": asdict(row.shape)}
+    if find_spec(row.library) is None:
+        return {"status": "skipped", "reason": f"{row.library} is not installed.", **about}
+    with tempfile.TemporaryDirectory() as folder:
+        task = Path(folder) / "task.json"
+        task.write_text(json.dumps({"row": asdict(row), "device": device}))
+        return {**runner.ask(["-m", "benchmarks.gpu.speed_worker", str(task)], limit_s), **about}
+
+
+def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many times faster ours is than each other library, by shape: of the whole step, and of its update."""
+    found = {one["row"]: one for one in records if one["status"] == "measured"}
+    faster: dict[str, dict[str, float]] = {}
+    for name, one in found.items():
+        kind, _, library = name.rpartition("/")
+        ours = found.get(f"{kind}/{OURS}")
+        if ours and library != OURS:
+            faster[name] = {
+                "step": round(one["median_s"] / ours["median_s"], 2),
+                "update": round(one["phases"]["update"] / ours["phases"]["update"], 2),
+            }
+    return {"faster_than": faster}
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """A line a row."""
+    shown = Table(title="GRPO on a card: seconds of a step")
+    for column in ("row", "scale", "step s", "generate", "update", "MFU", "peak GiB", "ours faster"):
+        shown.add_column(column, justify="left" if column in ("row", "scale") else "right")
+    for one in result["rows"]:
+        if one["status"] != "measured":
+            shown.add_row(one["row"], one.get("scale", ""), one["status"])
+            continue
+        share = "" if one["mfu"] is None else f"{one['mfu']:.0%}"
+        values = (one["median_s"], one["phases"]["generate"], one["phases"]["update"], share, one["peak_gib"] or "")
+        ratio = result["summary"]["faster_than"].get(one["row"], {}).get("step", "")
+        shown.add_row(one["row"], one["scale"], *map(str, values), str(ratio))
+    return shown
+
+
+def main() -> int:
+    options = runner.parser("gpu_speed", __doc__).parse_args()
+    console = Console() if sys.stdout.isatty() else Console(width=150)
+    device = "cpu" if options.device == "cpu" or not runner.has_card() else "cuda"
+    peak = card_facts(device).get("peak_bf16_tflops")
+    wanted = runner.chosen(rows(options.scale, card_bytes(device), peak), options.rows)
+    if (code := runner.begin(options, wanted, console)) is not None:
+        return code
+    run = runner.Run(
+        "gpu_speed", wanted, options, lambda row, limit_s: run_row(row, device, limit_s), ROW_LIMIT_S, summary
+    )
+    result = run.measure(console)
+    console.print(table(result))
+    runner.say_what_is_left(result, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

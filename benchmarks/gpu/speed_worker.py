@@ -1,0 +1,177 @@
+"""One row of the speed benchmark, in a process of its own: a step that warms up, and the measured ones.
+
+    python -m benchmarks.gpu.speed_worker TASK.json
+
+The last line printed is the answer: seconds, phases, MFU, peak. TRL, trl_ext and Unsloth differ in where the trainer
+comes from and in nothing else, but that ours may fill a forward with as many tokens as theirs has with its padding.
+"""
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from datasets import Dataset, disable_progress_bars
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PrinterCallback
+
+from benchmarks.gpu.card import peak_tflops
+from benchmarks.gpu.flops import mfu
+from benchmarks.gpu.memory_worker import is_out_of_memory
+from benchmarks.gpu.runner import answer
+from benchmarks.gpu.speed_rows import Row, needed_flops
+from benchmarks.grpo_task import PHASES, PhasesOfSteps, Shape, fixed_rollout, lengths, reward, tokenizer
+from trl_ext.compat.versions import installed_versions
+
+MEASURED_STEPS = 1
+
+
+def train(row: Row, device: str) -> dict[str, Any]:
+    """Train for a step that warms up and the measured ones; what they took."""
+    clock = PhasesOfSteps()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(row, device, folder, clock)
+        trainer.remove_callback(PrinterCallback)
+        clock.watch(trainer)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        trainer.train()
+    return {**figures(row, clock), **memory(device), **facts(row, trainer)}
+
+
+def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> Any:
+    if row.library == "unsloth":
+        import_module("unsloth")  # before TRL, which it patches
+    library = import_module("trl_ext" if row.library == "trl_ext" else "trl")
+    shape, generates = row.shape, row.measure == "step"
+    args = library.GRPOConfig(
+        output_dir=folder,
+        per_device_train_batch_size=row.micro_batch,
+        gradient_accumulation_steps=shape.rows // row.micro_batch,
+        num_generations=shape.generations,
+        max_completion_length=shape.longest,
+        max_steps=1 + MEASURED_STEPS,
+        learning_rate=1e-6,
+        beta=0.0,
+        use_cpu=device == "cpu",
+        bf16=True,
+        gradient_checkpointing=True,
+        optim="adamw_torch_fused" if device == "cuda" else "adamw_torch",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **({"max_tokens_per_forward": row.budget} if row.library == "trl_ext" else {}),
+    )
+    vocab = row.config["vocab_size"]
+    return library.GRPOTrainer(
+        model=policy(row, device, folder),
+        reward_funcs=reward,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": prompts(shape)}),
+        processing_class=tokenizer(vocab),
+        rollout_func=None if generates else fixed_rollout(shape, itertools.count(), warm_up(shape), vocab),
+        callbacks=[clock],
+    )
+
+
+def warm_up(shape: Shape) -> Shape:
+    """A first batch of few tokens: kernels are loaded, and the optimizer's state is there."""
+    return replace(shape, prompt=min(shape.prompt, 64), mean=min(shape.mean, 64), longest=min(shape.longest, 64))
+
+
+def prompts(shape: Shape) -> list[str]:
+    """Of `shape.prompt` words; no two of one step are equal."""
+    return [" ".join(f"w{3 + (i + j) % 97}" for j in range(shape.prompt)) for i in range(max(shape.groups, 2))]
+
+
+def policy(row: Row, device: str, folder: str) -> Any:
+    """Random weights in bf16, made where they are trained."""
+    values = dict(row.config)
+    config = CONFIG_MAPPING[values.pop("model_type")](**values, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if row.library != "unsloth":
+        return model
+    # Unsloth patches what it loads itself. This has not run on a card yet: a failed row says why.
+    place = Path(folder) / "model"
+    model.save_pretrained(place)
+    tokenizer(row.config["vocab_size"]).save_pretrained(place)
+    del model
+    loaded, _ = import_module("unsloth").FastLanguageModel.from_pretrained(
+        str(place),
+        max_seq_length=row.shape.prompt + row.shape.longest,
+        dtype=torch.bfloat16,
+        load_in_4bit=False,
+        full_finetuning=True,
+    )
+    return loaded
+
+
+def figures(row: Row, clock: PhasesOfSteps) -> dict[str, Any]:
+    """Seconds by step and phase; MFU of the update, of the tokens that it really needs."""
+    measured = clock.phases[1:]
+    update_s = statistics.median(found["update"] for found in measured)
+    # The generated ones are as long as they may be: random weights hardly ever end a text.
+    completions = [row.shape.longest] * row.shape.rows if row.measure == "step" else lengths(row.shape, 1)
+    flops = needed_flops(row, completions)
+    peak = peak_tflops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    return {
+        "seconds": [round(seconds, 3) for seconds in clock.seconds[1:]],
+        "median_s": round(statistics.median(clock.seconds[1:]), 3),
+        "phases": {phase: round(statistics.median(found[phase] for found in measured), 3) for phase in PHASES},
+        "update_tflop": round(flops / 1e12, 3),
+        "mfu": mfu(flops, update_s, peak),
+    }
+
+
+def memory(device: str) -> dict[str, float | None]:
+    """The allocator's highest marks; a processor keeps none."""
+    if device == "cpu":
+        return {"peak_gib": None, "reserved_gib": None}
+    marks = {"peak_gib": torch.cuda.max_memory_allocated(), "reserved_gib": torch.cuda.max_memory_reserved()}
+    return {name: round(num_bytes / 2**30, 2) for name, num_bytes in marks.items()}
+
+
+def facts(row: Row, trainer: Any) -> dict[str, Any]:
+    """What ran."""
+    packages = ("torch", "transformers", "trl") + (("unsloth",) if row.library == "unsloth" else ())
+    logged = [entry for entry in trainer.state.log_history if "packing/forwarded_tokens" in entry]
+    return {
+        "attention": trainer.model.config._attn_implementation,
+        "packed": bool(getattr(trainer, "_packs", False)),
+        "forwarded_tokens": round(logged[-1]["packing/forwarded_tokens"]) if logged else None,
+        "versions": installed_versions(*packages),
+    }
+
+
+def work(row: Row, device: str) -> dict[str, Any]:
+    """Measure a row, or say that it ran out of memory. Any other error ends the process."""
+    try:
+        return {"status": "measured", **train(row, device)}
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"status": "oom", "reason": str(error).strip().splitlines()[0]}
+
+
+def load(path: str) -> tuple[Row, str]:
+    """The row and the device of a task's file."""
+    task = json.loads(Path(path).read_text())
+    return Row(**task["row"] | {"shape": Shape(**task["row"]["shape"])}), task["device"]
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    disable_progress_bars()
+    answer(work(*load(sys.argv[1])))

@@ -1,0 +1,135 @@
+"""The runner of the benchmarks for cards: resuming, limits, and what is said of rows that did not finish."""
+
+import json
+import re
+import subprocess
+import time
+
+import pytest
+from rich.console import Console
+
+from benchmarks.gpu import card, runner
+
+QUIET = Console(quiet=True)
+MEASURED = {"status": "measured", "figure": 1}
+
+
+class Row:
+    def __init__(self, name):
+        self.name = name
+
+
+ROWS = [Row(name) for name in "abcdefgh"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a call of a benchmark, with answers by row; returns its result and the rows that were asked."""
+
+    def call(answers, rows=ROWS, **changes):
+        asked = []
+
+        def run_row(row, limit_s):
+            asked.append((row.name, limit_s))
+            found = answers(row.name) if callable(answers) else answers.get(row.name, MEASURED)
+            return dict(found)
+
+        words = ["--device", "cpu", "--scale", "tiny", "--output", str(tmp_path / "out.json")]
+        options = runner.parser("gpu_toy", "A toy.").parse_args(words)
+        for name, value in changes.items():
+            setattr(options, name, value)
+        made = runner.Run("gpu_toy", rows, options, run_row, 100.0, lambda records: {"own": len(records)})
+        result = made.measure(QUIET)
+        assert json.loads((tmp_path / "out.json").read_text()) == result
+        return result, asked
+
+    return call
+
+
+def statuses(result):
+    return {one["row"]: one["status"] for one in result["rows"]}
+
+
+def test_a_row_that_ended_is_not_run_again_and_one_that_broke_is(run):
+    ends = {"a": "measured", "b": "oom", "c": "unfinished", "d": "skipped", "e": "failed"}
+    answers = {name: {"status": status, "reason": "made up"} for name, status in ends.items()}
+    first, _ = run(answers, ROWS[:5])
+    assert statuses(first) == ends
+    second, asked = run({}, ROWS[:6])
+    assert [name for name, _ in asked] == ["d", "e", "f"]
+    assert statuses(second) == {**ends, "d": "measured", "e": "measured", "f": "measured"}
+    assert second["summary"] | {"rows": 6, "measured": 4, "oom": 1, "unfinished": 1, "own": 6} == second["summary"]
+
+
+def test_no_row_begins_that_would_end_too_late(run, monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now_s[0])
+
+    def of_70_seconds(name):
+        now_s[0] += 70
+        return MEASURED
+
+    result, asked = run(of_70_seconds, minutes=5)
+    assert asked == [("a", 100), ("b", 100), ("c", 100), ("d", 90)]
+    left = {"status": "left", "reason": "The 5 minutes were over."}
+    assert result["rows"][4:] == [{"row": row.name, **left} for row in ROWS[4:]]
+
+
+def test_a_row_that_the_end_of_all_cut_short_is_tried_again(run, monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now_s[0])
+
+    def too_long(name):
+        now_s[0] += 100
+        return {"status": "unfinished", "reason": "It took more than 100 s."}
+
+    result, _ = run(too_long, ROWS[:2], minutes=2.5)
+    assert statuses(result) == {"a": "unfinished", "b": "left"}
+
+
+def test_rows_of_another_card_do_not_mix(run, monkeypatch):
+    run({}, ROWS[:1])
+    monkeypatch.setattr(runner, "machine", lambda: {"card": "H100", "torch": "2", "transformers": "5", "trl": "1"})
+    with pytest.raises(SystemExit, match=r"The rows of .*out\.json are of card none and not H100"):
+        run({}, ROWS[:2])
+
+
+def test_make_starts_the_three_with_wheels_beside_the_checkout():
+    asked = ["make", "--dry-run", "gpu", "WHEELS=wheels", "PYTHON=python3"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=runner.ROOT).stdout
+    assert re.findall(r"python3 -m (benchmarks\.gpu\.\w+)", said) == [
+        f"benchmarks.gpu.{name}" for name in ("exact", "speed", "memory")
+    ]
+    assert "--no-index" in said and ".venv" not in said
+
+
+def test_the_answer_of_a_process_is_its_last_line_behind_the_prefix():
+    script = f"print('noise'); print('{runner.PREFIX}' + '{{\"status\": \"measured\"}}'); print('noise')"
+    assert runner.ask(["-c", script], 60) == {"status": "measured"}
+
+
+def test_a_process_without_an_answer_failed_with_its_last_words():
+    found = runner.ask(["-c", "raise ValueError('made up')"], 60)
+    assert found["status"] == "failed" and "made up" in found["reason"]
+
+
+def test_a_process_that_takes_too_long_is_ended_with_what_it_started():
+    script = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
+    begun_s = time.monotonic()
+    assert runner.ask(["-c", script], 0.5) == {"status": "unfinished", "reason": "It took more than 0 s."}
+    assert time.monotonic() - begun_s < 30
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA L4", 121),
+        ("A card of tomorrow", None),
+    ],
+)
+def test_the_rate_of_a_card_is_the_tables_and_unknown_for_others(name, tflops):
+    assert card.peak_tflops(name) == tflops

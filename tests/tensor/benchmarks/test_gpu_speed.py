@@ -1,0 +1,136 @@
+"""The speed benchmark for cards: operations, scaling to a card, ratios; and tiny rows that run here."""
+
+import json
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from benchmarks.gpu import exact, flops, runner, speed
+from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, TINY, needed_flops, rows
+from trl_ext.memory.units import GIB
+
+TOY = {**CONFIG, **TINY}
+
+
+def toy():
+    values = dict(TOY)
+    config = CONFIG_MAPPING[values.pop("model_type")](**values)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+
+
+def test_operations_are_those_that_torch_counts():
+    tokens = 24
+    with FlopCounterMode(display=False) as counted:
+        toy()(torch.zeros(1, tokens, dtype=torch.long), logits_to_keep=tokens)
+    # Torch counts every query with every key; ours, each with those before it and itself.
+    looks = TOY["num_hidden_layers"] * flops.attention_flops(TOY)
+    unseen = looks * (tokens**2 - tokens * (tokens + 1) / 2)
+    assert flops.forward_flops(TOY, 0, [tokens]) == counted.get_total_flops() - unseen
+
+
+def test_a_shared_prompt_counts_once():
+    prompt = 10 * flops.linear_flops(TOY) + 55 * flops.attention_flops(TOY)
+    twice = 2 * flops.forward_flops(TOY, 10, [5])
+    assert flops.forward_flops(TOY, 10, [5, 5]) == twice - TOY["num_hidden_layers"] * prompt
+
+
+def test_mfu_is_unknown_where_the_card_is():
+    assert flops.mfu(989e12, 2.0, 989) == 0.5
+    assert flops.mfu(989e12, 2.0, None) is None
+
+
+def test_the_model_is_qwen3_8b_and_its_layers_follow_the_card():
+    for gib, peak in ((141, 989.0), (80, 989.0), (80, None)):
+        made = {row.name: row for row in rows("full", gib * GIB, peak)}
+        assert {name.rpartition("/")[0] for name in made} == set(FULL_SHAPES)
+        one = made["update/dualkv/trl"]
+        assert one.config["hidden_size"] == 4096 and 1 < one.config["num_hidden_layers"] < 36
+        assert one.scale.startswith(f"{one.config['num_hidden_layers']} of 36 layers, ")
+        assert one.config == made["update/dualkv/trl_ext"].config
+    assert one.scale.endswith("what its memory holds")
+
+
+def test_a_card_that_holds_all_gets_all_layers():
+    row = next(row for row in rows("full", 1000 * GIB, None) if row.name == "update/dualkv/trl")
+    assert row.scale == "36 of 36 layers, as many as there are"
+    # Six operations a weight and token; what is above them is attention and the LM head.
+    linear = 6 * 36 * (flops.linear_flops(row.config) / 2) * (8192 + 32 * 2048)
+    assert linear < needed_flops(row, [2048] * 32) < 1.5 * linear
+
+
+def made_up(name, step, update):
+    return {"row": name, "status": "measured", "median_s": step, "phases": {"update": update}}
+
+
+def test_ratios_are_of_the_same_shape_and_of_rows_that_ended():
+    records = [
+        made_up("update/tail/trl", 6.0, 5.0),
+        made_up("update/tail/trl_ext", 2.0, 1.0),
+        {"row": "update/dualkv/trl", "status": "oom", "reason": "made up"},
+        made_up("update/dualkv/trl_ext", 2.0, 1.0),
+    ]
+    assert speed.summary(records) == {"faster_than": {"update/tail/trl": {"step": 3.0, "update": 5.0}}}
+
+
+def test_without_a_card_it_says_so_and_the_list_works(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for script in (speed, exact):
+        monkeypatch.setattr(sys, "argv", ["benchmark"])
+        assert script.main() == 2
+        assert capsys.readouterr().out.startswith("There is no CUDA card here.")
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--list"])
+    assert exact.main() == 0
+    assert set(capsys.readouterr().out.split()) >= {"reward", "updates", "varlen"}
+
+
+@pytest.mark.parametrize("kind", ["update/tail", "step/dualkv"])
+def test_tiny_rows_of_trl_and_ours_go_through_the_whole_benchmark(kind, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "out.json"
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", kind, "--output", str(path)]
+    monkeypatch.setattr(sys, "argv", ["speed.py", *words])
+    monkeypatch.setattr(speed.runner, "ask", in_this_process)
+    assert speed.main() == 0, capsys.readouterr().out
+    result = json.loads(path.read_text())
+    trl, ours, unsloth = result["rows"]
+    for one in (trl, ours):
+        assert one["status"] == "measured", one
+        assert one["phases"]["update"] > 0 and one["mfu"] is None and one["scale"] == "a toy"
+        assert (one["phases"]["generate"] > 0.001) == kind.startswith("step")
+        assert sum(one["phases"].values()) == pytest.approx(one["median_s"], rel=0.05, abs=0.01)
+    assert ours["packed"] and not trl["packed"] and ours["forwarded_tokens"] > 0
+    assert unsloth["status"] == "skipped" and unsloth["reason"] == "unsloth is not installed."
+    assert result["summary"]["faster_than"].keys() == {f"{kind}/trl"}
+
+
+def in_this_process(command, limit_s):
+    """What a row's worker would answer: importing the libraries anew would take longer than the row."""
+    from benchmarks.gpu import speed_worker
+
+    return speed_worker.work(*speed_worker.load(command[-1]))
+
+
+def test_the_tests_of_a_file_come_back_by_name(tmp_path, monkeypatch):
+    path = tmp_path / "test_toy.py"
+    path.write_text(
+        "import pytest\n"
+        "def test_llama_holds(): pass\n"
+        "def test_llama_breaks(): assert 1 == 2, 'made up'\n"
+        "@pytest.mark.skip(reason='no card')\n"
+        "def test_llama_waits(): pass\n"
+        "def test_of_another_family(): pass\n"
+    )
+    found = exact.run_row(exact.Row(path), "cpu", "tiny", 60)
+    assert (found["status"], found["passed"]) == ("measured", 1)
+    assert found["skipped_tests"] == {"test_llama_waits": "no card"}
+    assert "made up" in found["failed_tests"]["test_llama_breaks"]
+    assert exact.summary([found]) == {"tests_passed": 1, "tests_failed": 1, "tests_skipped": 1}
+
+
+def test_a_file_of_tests_that_takes_too_long_says_so(tmp_path):
+    path = tmp_path / "test_toy.py"
+    path.write_text("import time\ndef test_llama(): time.sleep(60)\n")
+    assert exact.run_row(exact.Row(path), "cpu", "tiny", 1.0)["status"] == "unfinished"
+    assert runner.counts([{"status": "unfinished"}])["unfinished"] == 1

@@ -37,6 +37,7 @@ from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_i
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.grpo.old_policy import OldPolicy, check_sampled_logps
 from trl_ext.trainers.grpo.per_rule import per_rule
 from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
 from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
@@ -106,6 +107,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._rows_to_score: list[dict[str, Any]] = []
         self._unscored = UnscoredRules()
         self._shares = RuleShares()
+        self._old_policy = OldPolicy(self)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
@@ -159,11 +161,14 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         **multimodal: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Overrides trl.GRPOTrainer._get_per_token_logps_and_entropies: flat rows instead of padded ones."""
+        left_out = self._old_policy.stand_in(input_ids.size(0), logits_to_keep)
+        if left_out is not None:
+            return left_out, None, None
         phase = "update" if torch.is_grad_enabled() else "logps"
         with self._clock.phase(phase):
             if not self._packs or any(value is not None for value in multimodal.values()):
                 self._count(input_ids.numel(), attention_mask, input_ids)
-                return super()._get_per_token_logps_and_entropies(
+                padded = super()._get_per_token_logps_and_entropies(
                     model,
                     input_ids,
                     attention_mask,
@@ -173,9 +178,12 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
                     compute_aux_loss=compute_aux_loss,
                     **multimodal,
                 )
+                self._old_policy.weigh(padded[0])
+                return padded
             result = self._packed_batch(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss
             )
+            self._old_policy.weigh(result.logps)
         return result.logps, result.entropies, result.aux_loss
 
     def _packed_batch(
@@ -245,7 +253,11 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._compute_loss: a chunk's loss by its share of the whole."""
-        return super()._compute_loss(model, inputs) * self._rescue.share
+        with self._old_policy.of_update(inputs) as inputs:
+            loss = super()._compute_loss(model, inputs) * self._rescue.share
+        if not self.model.training:
+            self._old_policy.log(self._metrics["eval"])
+        return loss
 
     # Rewards ------------------------------------------------------------------------------------------------------
 
@@ -254,7 +266,9 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         rows, for scoring that starts early."""
         self._row_checks.look_at_batch(inputs, self.accelerator)
         self._rows_to_score = inputs
-        return super()._generate_and_score_completions(inputs)
+        output = super()._generate_and_score_completions(inputs)
+        self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
+        return output
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -328,7 +342,11 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             sampling_temperature(self, temperature) if temperature is not None else nullcontext(),
         ):
             output = super()._generate(prompts)
-        _, completion_ids, _, completions, *_ = output
+        _, completion_ids, _, completions, logps, *_ = output
+        if self.use_vllm or self.rollout_func is not None:
+            needed = self.use_vllm and self.vllm_importance_sampling_correction
+            check_sampled_logps(completion_ids, logps, self.accelerator, needed=needed)
+        self._old_policy.expect()
         start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids)
         return output
 
@@ -344,6 +362,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             loss = self._train_others(model, super().training_step(model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self._log_step()
+            self._old_policy.log(self._metrics["train"])
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -1,0 +1,175 @@
+"""On-policy with vLLM the old policy is not forwarded: ratios, weights and metrics are those of TRL, which does."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+import trl
+from transformers import AutoModelForCausalLM
+
+import trl_ext
+from tests import tiny
+from tests.rollouts import rollout
+from tests.train.trainers.grpo.test_grpo_step import WEIGHT_TOLERANCE, prompts, reward
+from trl_ext.errors import DataError
+from trl_ext.trainers.grpo import old_policy
+
+torch.set_num_threads(1)
+
+SAMPLING = ("sampling/sampling_logp_difference/", "sampling/importance_sampling_ratio/")
+
+
+def sampled(prompts, trainer) -> dict:
+    """Rollouts with what the sampler believed: off by half a nat, and unknown for some tokens (None, vLLM's NaN)."""
+    output, draw = rollout(prompts, trainer), random.Random(1)
+    output["logprobs"] = [
+        [None if draw.random() < 0.1 else -5.3 + draw.uniform(-0.6, 0.6) for _ in ids]
+        for ids in output["completion_ids"]
+    ]
+    return output
+
+
+def with_tools(prompts, trainer) -> dict:
+    """Rollouts of which every third token is a tool's."""
+    output = sampled(prompts, trainer)
+    return output | {"env_mask": [[int(i % 3 != 1) for i in range(len(ids))] for ids in output["completion_ids"]]}
+
+
+def trained(library, folder, rollouts=sampled, model=None, trains: bool = True, **changes):
+    """A trainer that believes in a vLLM, after a step."""
+    settings = dict(
+        output_dir=str(folder),
+        **tiny.QUIET_ON_CPU,
+        max_steps=1,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_completion_length=12,
+        learning_rate=1e-3,
+        adam_epsilon=1e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+    )
+    trainer = library.GRPOTrainer(
+        model or tiny.model("llama"),
+        reward,
+        library.GRPOConfig(**settings | changes),
+        prompts(),
+        prompts().select([0, 1]),
+        processing_class=tiny.tokenizer(),
+        rollout_func=rollouts,
+    )
+    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
+    if trains:
+        trainer.train()
+    return trainer
+
+
+def weights(trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def num_forwards(trainer, monkeypatch) -> list[bool]:
+    """Whether each forward from here on keeps its graph, as they come."""
+    seen, forward = [], trainer.model.forward
+
+    def counted(*args, **kwargs):
+        seen.append(torch.is_grad_enabled())
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(trainer.model, "forward", counted)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(vllm_importance_sampling_mode="token_truncate"),
+        dict(vllm_importance_sampling_mode="token_mask", vllm_importance_sampling_clip_min=0.8),
+        dict(vllm_importance_sampling_mode="sequence_truncate", off_policy_mask_threshold=0.01),
+        dict(vllm_importance_sampling_mode="sequence_mask", rollouts=with_tools),
+        dict(vllm_importance_sampling_mode="token_truncate", loss_type="vespo", packing=False),
+        dict(rollouts=with_tools, mask_truncated_completions=True, loss_type="grpo"),
+        dict(num_iterations=2, steps_per_generation=2, gradient_accumulation_steps=4),
+    ],
+    ids=lambda changes: ",".join(f"{k}={getattr(v, '__name__', v)}" for k, v in changes.items()),
+)
+def test_weights_and_metrics_are_trls(changes, tmp_path):
+    ours = trained(trl_ext, tmp_path, **changes)
+    theirs = trained(trl, tmp_path, **{name: value for name, value in changes.items() if name != "packing"})
+    start = torch.cat([p.flatten() for p in tiny.model("llama").parameters()])
+    assert (weights(theirs) - start).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
+    assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    mine, other = ours.state.log_history[0], theirs.state.log_history[0]
+    names = {name for name in other if name.startswith(SAMPLING)}
+    assert len(names) == 5 and names <= mine.keys()
+    assert {name: mine[name] for name in names} == pytest.approx({name: other[name] for name in names}, rel=1e-4)
+
+
+def test_the_update_is_the_only_forward_of_the_policy(tmp_path, monkeypatch):
+    tiny.model("llama").save_pretrained(tmp_path / "model")  # TRL loads the reference by the model's name
+    options = dict(beta=0.1, max_steps=2)
+    ours, theirs = (
+        trained(
+            library, tmp_path, model=AutoModelForCausalLM.from_pretrained(tmp_path / "model"), trains=False, **options
+        )
+        for library in (trl_ext, trl)
+    )
+    seen = num_forwards(ours, monkeypatch)
+    ours.train()
+    theirs.train()
+    assert seen == [True] * len(seen)
+    assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    assert ours.state.log_history[1]["kl"] == pytest.approx(theirs.state.log_history[1]["kl"], rel=1e-3)
+
+
+def test_where_the_policy_changes_in_between_the_pass_stays(tmp_path, monkeypatch):
+    trainer = trained(trl_ext, tmp_path, trains=False, num_iterations=2)
+    seen = num_forwards(trainer, monkeypatch)
+    trainer.train()
+    assert False in seen
+    assert not trainer._old_policy.is_left_out
+
+
+def test_an_evaluation_compares_its_own_rows(tmp_path):
+    ours, theirs = (trained(library, tmp_path, trains=False).evaluate() for library in (trl_ext, trl))
+    names = {f"eval_{name}" for name in ours if name.startswith(SAMPLING)} | {
+        name for name in theirs if name.startswith(tuple(f"eval_{prefix}" for prefix in SAMPLING))
+    }
+    assert len(names) == 5
+    assert {name: ours[name] for name in names} == pytest.approx({name: theirs[name] for name in names}, rel=1e-4)
+    assert ours["eval_loss"] == pytest.approx(theirs["eval_loss"], abs=1e-6)
+
+
+def test_it_is_said_once(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(old_policy.logger, "warning", said.append)
+    trained(trl_ext, tmp_path, max_steps=2)
+    assert len(said) == 1 and "left out" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda logps: logps[2].pop(), r"Row 2 of rank 0 has \d+ sampled tokens, and \d+ log-probabilities of them"),
+        (lambda logps: logps[5].append(-1.0), r"Row 5 of rank 0 has \d+ sampled tokens, and \d+ log-probabilities"),
+        (lambda logps: logps.pop(), "Rank 0 got 8 completions, and log-probabilities of 7"),
+    ],
+    ids=["fewer", "more", "fewer rows"],
+)
+def test_log_probabilities_that_do_not_fit_the_tokens_are_one_sentence(damage, sentence, tmp_path):
+    def damaged(prompts, trainer):
+        output = sampled(prompts, trainer)
+        damage(output["logprobs"])
+        return output
+
+    with pytest.raises(DataError, match=sentence):
+        trained(trl_ext, tmp_path, rollouts=damaged)
+
+
+def test_no_log_probabilities_are_one_sentence(tmp_path):
+    with pytest.raises(DataError, match="Rank 0 got no log-probabilities of its 8 completions"):
+        trained(trl_ext, tmp_path, rollouts=rollout)

@@ -1,0 +1,207 @@
+"""The old policy's log-probabilities, taken from the update's own forward where the policy has not changed since.
+
+With vLLM, TRL corrects the policy gradient by the ratio of the old policy's probability to the sampler's, and forwards
+the whole batch once more for it. Where every optimizer step ends a generation (`gradient_accumulation_steps` is a
+multiple of `steps_per_generation * num_iterations`), the old policy is the one that is trained: the detached
+log-probabilities of the update are the same numbers. Legend: B rows, T completion tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers.utils import logging
+
+from trl_ext.errors import DataError
+
+logger = logging.get_logger(__name__)
+
+# TRL's names of what it logs of the pass.
+_DIFFERENCE, _RATIO = "sampling/sampling_logp_difference", "sampling/importance_sampling_ratio"
+
+
+class OldPolicy:
+    """Leaves the old policy's forward out where it would repeat the update's, and gives the update its ratios.
+
+    Args:
+        trainer: A GRPO trainer. PPO's targets need the log-probabilities before the update: it keeps the pass.
+    """
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+        self._is_next = False
+        self._has_told = False
+        self._inputs: dict[str, Any] | None = None
+        self._compared: list[torch.Tensor] = []
+
+    @property
+    def is_left_out(self) -> bool:
+        """True where the pass is left out; equal on all ranks."""
+        trainer, args = self._trainer, self._trainer.args
+        return (
+            trainer.memory_kind == "grpo"
+            and trainer.use_vllm
+            and trainer.vllm_importance_sampling_correction
+            and args.gradient_accumulation_steps % (args.steps_per_generation * trainer.num_iterations) == 0
+        )
+
+    # The pass ------------------------------------------------------------------------------------------------------
+
+    def expect(self) -> None:
+        """Note that rows have been generated: the next forward that TRL asks for is the old policy's."""
+        self._is_next = self.is_left_out
+
+    def stand_in(self, num_rows: int, width: int) -> torch.Tensor | None:
+        """Return what stands for the result of the pass, [B, T] of NaN; None where the forward is another one."""
+        if not self._is_next:
+            return None
+        self._is_next = False
+        if not self._has_told and self._trainer.accelerator.is_main_process:
+            logger.warning(
+                "The forward of the old policy is left out: the policy does not change between sampling and update, "
+                "so the update's own log-probabilities are compared with vLLM's."
+            )
+        self._has_told = True
+        return torch.full((num_rows, width), torch.nan, device=self._trainer.accelerator.device)
+
+    def strip(self, rollouts: dict[str, Any], metrics: dict[str, list[float]]) -> None:
+        """Take out of rollouts and metrics what TRL made of the stand-in."""
+        if not self.is_left_out:
+            return
+        for name in ("old_per_token_logps", "importance_sampling_ratio"):
+            del rollouts[name]
+        for name in [name for name in metrics if name.startswith((_DIFFERENCE, _RATIO))]:
+            metrics[name].pop()
+            if not metrics[name]:
+                del metrics[name]
+
+    # The update ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def of_update(self, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield inputs for one forward of the loss, to which `weigh` adds the ratios that the loss reads.
+
+        Args:
+            inputs: Rows of the forward. The dict stays as it is.
+        """
+        if not self.is_left_out or "importance_sampling_ratio" in inputs:  # rows of the rehearsal have ratios
+            yield inputs
+            return
+        own = self._inputs = dict(inputs)
+        try:
+            yield own
+        finally:
+            self._inputs = None
+        self._compared.append(self._comparison(own))
+
+    def weigh(self, logps: torch.Tensor) -> None:
+        """Add TRL's importance-sampling ratios to the inputs of the running forward of the loss.
+
+        Args:
+            logps: [B, T] log-probabilities of the update.
+        """
+        if self._inputs is None:
+            return
+        inputs, trainer = self._inputs, self._trainer
+        inputs["old_per_token_logps"] = logps.detach()
+        inputs["importance_sampling_ratio"] = importance_ratio(
+            inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"],
+            _counted_tokens(inputs),
+            trainer.vllm_importance_sampling_mode,
+            trainer.vllm_importance_sampling_clip_min,
+            trainer.vllm_importance_sampling_clip_max,
+        )
+
+    def log(self, metrics: dict[str, list[float]]) -> None:
+        """Append what TRL logs of the pass, over all tokens since the last call and all ranks. Collective."""
+        if not self.is_left_out:
+            return
+        nothing = torch.tensor([0.0] * 4 + [-torch.inf] * 3, device=self._trainer.accelerator.device)
+        own, self._compared = _joined(torch.stack([nothing, *self._compared])), []
+        values = _joined(self._trainer.accelerator.gather(own[None]))
+        difference, num_differences, ratio, num_ratios, *extremes = values.tolist()
+        if num_ratios == 0:
+            return
+        largest, largest_ratio, smallest_ratio = extremes if num_differences else (0.0, *extremes[1:])
+        metrics[f"{_DIFFERENCE}/mean"].append(difference / max(num_differences, 1))
+        metrics[f"{_DIFFERENCE}/max"].append(largest)
+        metrics[f"{_RATIO}/min"].append(-smallest_ratio)
+        metrics[f"{_RATIO}/mean"].append(ratio / num_ratios)
+        metrics[f"{_RATIO}/max"].append(largest_ratio)
+
+    def _comparison(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return sum and number of the differences, and of the ratios; the largest of both, and minus the smallest
+        ratio. A token that vLLM could not score has no difference and the ratio 1."""
+        mask = _counted_tokens(inputs).bool()
+        difference = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]).abs()
+        difference = difference[mask & ~difference.isnan()].float()
+        ratio = inputs["importance_sampling_ratio"].float()
+        is_of_sequences = self._trainer.vllm_importance_sampling_mode.startswith("sequence")
+        ratio = ratio.flatten() if is_of_sequences else ratio[mask]
+        none = difference.new_tensor([-torch.inf])
+        sums = [part for values in (difference, ratio) for part in (values.sum(), values.new_tensor(len(values)))]
+        return torch.stack([*sums, *(torch.cat([values, none]).max() for values in (difference, ratio, -ratio))])
+
+
+def _joined(comparisons: torch.Tensor) -> torch.Tensor:
+    """Return one comparison, [7], of several, [N, 7]."""
+    return torch.cat([comparisons[:, :4].sum(dim=0), comparisons[:, 4:].amax(dim=0)])
+
+
+def _counted_tokens(inputs: dict[str, Any]) -> torch.Tensor:
+    """Return [B, T] 1 where the policy's own token counts, 0 for padding and for what a tool said."""
+    return inputs["completion_mask"] * inputs.get("tool_mask", 1)
+
+
+def importance_ratio(
+    log_ratio: torch.Tensor, mask: torch.Tensor, mode: str, clip_min: float | None, clip_max: float | None
+) -> torch.Tensor:
+    """Return TRL's ratio of the old policy's probability to the sampler's.
+
+    Args:
+        log_ratio: [B, T]; NaN where the sampler gave none, which counts as 0.
+        mask: [B, T] 1 where a token counts.
+        mode: `vllm_importance_sampling_mode`: of tokens or of sequences, truncated to the bounds or 0 outside them.
+        clip_min, clip_max: The bounds; None for none.
+
+    Returns:
+        [B, T] of tokens, 1 where none counts (before bounds); [B, 1] of sequences.
+    """
+    level, _, what = mode.partition("_")
+    log_ratio = torch.nan_to_num(log_ratio * mask, nan=0.0)
+    ratio = torch.exp(log_ratio.sum(dim=-1, keepdim=True) if level == "sequence" else log_ratio)
+    low, high = -torch.inf if clip_min is None else clip_min, torch.inf if clip_max is None else clip_max
+    return ratio.clamp(low, high) if what == "truncate" else ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+
+
+def check_sampled_logps(
+    completion_ids: Sequence[Sequence[int]], logps: Any, accelerator: Any, *, needed: bool
+) -> None:
+    """Raise DataError on all ranks where a completion has not one log-probability of its sampling for each token.
+
+    TRL pads what is missing, and would compare tokens with numbers of others. Collective.
+
+    Args:
+        completion_ids: Of this rank.
+        logps: As many lists, or None.
+        accelerator: accelerate's.
+        needed: True where None is wrong, too.
+    """
+    found, rank = "", accelerator.process_index
+    if logps is None:
+        found = f"Rank {rank} got no log-probabilities of its {len(completion_ids)} completions." if needed else ""
+    elif len(logps) != len(completion_ids):
+        found = f"Rank {rank} got {len(completion_ids)} completions, and log-probabilities of {len(logps)}."
+    else:
+        lengths = enumerate(zip(map(len, completion_ids), map(len, logps), strict=True))
+        row = next(((i, tokens, given) for i, (tokens, given) in lengths if tokens != given), None)
+        if row is not None:
+            found = f"Row {row[0]} of rank {rank} has {row[1]} sampled tokens, and {row[2]} log-probabilities of them."
+    everywhere = gather_object([found]) if accelerator.num_processes > 1 else [found]
+    if any(everywhere):
+        raise DataError(
+            f"{next(filter(None, everywhere))} They are compared token by token: take a vLLM that this TRL supports, "
+            "and let a rollout_func return one log-probability for each token."
+        )

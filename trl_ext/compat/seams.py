@@ -69,8 +69,8 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._generate_and_score_completions",
         ("inputs",),
-        "notes the rows whose columns the rules read; takes out `old_per_token_logps`, `importance_sampling_ratio` and "
-        "metrics of `sampling/` where the update gives them",
+        "notes the rows whose columns the rules read; takes out `old_per_token_logps`, `importance_sampling_ratio` "
+        "and metrics of `sampling/` where the update gives them",
     ),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._load_optimizer_and_scheduler",

@@ -123,7 +123,6 @@ def test_the_update_is_the_only_forward_of_the_policy(tmp_path, monkeypatch):
     theirs.train()
     assert seen == [True] * len(seen)
     assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
-    assert ours.state.log_history[1]["kl"] == pytest.approx(theirs.state.log_history[1]["kl"], rel=1e-3)
 
 
 def test_where_the_policy_changes_in_between_the_pass_stays(tmp_path, monkeypatch):

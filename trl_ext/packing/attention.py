@@ -26,7 +26,7 @@ from trl_ext.compat.transformers import (
 )
 from trl_ext.errors import PackingError
 from trl_ext.packing.kernels import choose_kernel
-from trl_ext.packing.layout import SegmentTable
+from trl_ext.packing.table import SegmentTable
 
 # Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
 # the segments and the window say everything.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from trl_ext.compat.torch import call_varlen_attn, has_varlen_attn
 from trl_ext.compat.transformers import flash_varlen_function, is_flash
-from trl_ext.packing.layout import SegmentTable
+from trl_ext.packing.table import SegmentTable
 
 
 def choose_kernel(
@@ -42,14 +42,10 @@ def sdpa_attention(
 ) -> torch.Tensor:
     """The reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
     # Split, not sliced: the backward of a slice fills a whole row with zeros, once per segment.
-    lengths = [segment.length for segment in segments.segments]
-    queries, keys, values = (x.split(lengths, dim=2) for x in (query, key, value))
-    place = {(segment.start, segment.end): i for i, segment in enumerate(segments.segments)}
+    queries, keys, values = (x.split(segments.lengths, dim=2) for x in (query, key, value))
     outputs = []
-    for segment, q, k, v in zip(segments.segments, queries, keys, values, strict=True):
-        if segment.num_keys > segment.length:
-            prefix = place[segment.prefix]
-            k, v = torch.cat([keys[prefix], k], dim=2), torch.cat([values[prefix], v], dim=2)
+    for segment, q, chain in zip(segments.segments, queries, segments.chains, strict=True):
+        k, v = (x[chain[0]] if len(chain) == 1 else torch.cat([x[i] for i in chain], dim=2) for x in (keys, values))
         # A root that fits its window is plainly causal: no mask needed, and the faster kernel.
         plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
         outputs.append(
@@ -112,9 +108,10 @@ def _ragged(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # Under autocast a normalised query (Qwen3) arrives in float32 beside a bfloat16 value.
     q, k = q.to(v.dtype), k.to(v.dtype)
-    if segments.kv_index is not None:
-        k, v = k.index_select(0, segments.kv_index), v.index_select(0, segments.kv_index)
-    lengths = (segments.cu_seqlens_q, segments.cu_seqlens_k, segments.max_seqlen_q, segments.max_seqlen_k)
+    copies = segments.copies
+    if copies.index is not None:
+        k, v = k.index_select(0, copies.index), v.index_select(0, copies.index)
+    lengths = (segments.cu_seqlens, copies.cu_seqlens, max(segments.lengths), copies.longest)
     return (q.contiguous(), k.contiguous(), v.contiguous(), *lengths)
 
 

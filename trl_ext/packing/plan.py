@@ -1,11 +1,14 @@
 """Which sequences share a flat row, and where every token of them lies. Integers only, no tensors.
 
-A flat row is a chain of *segments*. A segment attends to itself, causally, and to at most one earlier segment of
-the same row, its *prefix*:
+A flat row is made of *segments*. A segment attends to itself, causally, and to a chain of earlier segments of the same
+row, its *prefixes*: what several sequences begin with stands there once.
 
-    row:       [ prompt A ][ a1 ...   ][ a2 ...   ][ prompt B ][ b1 ... ]
-    segments:    root        prefix A    prefix A    root        prefix B
-    positions:   0..P-1      P..         P..         0..         ...
+    row:       [ system ][ prompt A  ][ prompt B  ][ a1 ...      ][ a2 ... ][ b1 ...      ]
+    prefixes:    none      system       system       system, A     the same   system, B
+    positions:   0..S-1    S..          S..          S+A..                    S+B..
+
+Prefixes stand before the sequences that use them, the outer before the inner ones: then the queries that see the
+prefixes of one level lie side by side, but where prefixes of different roots are nested.
 
 The plan is a pure function of its arguments: equal batches give equal plans on every rank and in every run.
 """
@@ -13,7 +16,10 @@ The plan is a pure function of its arguments: equal batches give equal plans on 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from trl_ext.errors import PackingError
+from trl_ext.packing.trie import Node, grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class Segment:
         start, end: Half-open range in the row.
         item: Index of the sequence whose tokens these are (for a prefix: of its first member).
         offset: Position, inside the sequence, of the segment's first token.
-        prefix: Half-open range in the row of the segment it also attends to; empty for a root.
+        parent: Number of the segment that holds the tokens just before; None for a root.
         is_prefix: True for shared tokens that stand here on behalf of several sequences.
     """
 
@@ -51,7 +57,7 @@ class Segment:
     end: int
     item: int
     offset: int
-    prefix: tuple[int, int]
+    parent: int | None
     is_prefix: bool = False
 
     @property
@@ -61,18 +67,30 @@ class Segment:
     @property
     def num_keys(self) -> int:
         """Tokens that the last token of the segment attends to, itself included."""
-        return self.length + self.prefix[1] - self.prefix[0]
+        return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """A flat row: its segments in order, without gaps."""
+    """A flat row: its segments in order, without gaps, a parent before its children."""
 
     segments: tuple[Segment, ...]
 
     @property
     def num_tokens(self) -> int:
         return self.segments[-1].end
+
+    def place(self, segment: Segment, token: int) -> int:
+        """Return where a token of the segment's sequence lies in the row.
+
+        Args:
+            segment: One that ends at or behind the token.
+            token: Its number in the sequence.
+        """
+        while token < segment.offset:
+            assert segment.parent is not None, "The chain of prefixes holds the whole beginning."
+            segment = self.segments[segment.parent]
+        return segment.start + token - segment.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +101,18 @@ class _Block:
     num_tokens: int
 
 
-def plan_rows(items: Sequence[Item], max_tokens: int | None = None) -> list[PlannedRow]:
+def plan_rows(
+    items: Sequence[Item], max_tokens: int | None = None, beginnings: dict[int, np.ndarray] | None = None
+) -> list[PlannedRow]:
     """Lay every item into exactly one row.
 
     Args:
         items: Sequences to place.
         max_tokens: Most tokens in one row; None puts everything into a single row.
+        beginnings: The shared tokens of every group, if groups may share among each other what these begin with.
 
     Returns:
-        Rows in the order of their first item. Without a budget there is one row, groups in order of appearance.
+        Rows in the order of their first item. Without a budget there is one row.
 
     Raises:
         PackingError: an item alone is longer than `max_tokens`, has no own token, or disagrees with its group about
@@ -99,7 +120,7 @@ def plan_rows(items: Sequence[Item], max_tokens: int | None = None) -> list[Plan
     """
     _check(items, max_tokens)
     blocks = [block for members in _groups(items) for block in _split(items, members, max_tokens)]
-    return [_lay(items, row) for row in _first_fit_decreasing(blocks, max_tokens)]
+    return [_lay(items, row, beginnings or {}) for row in _first_fit_decreasing(blocks, max_tokens)]
 
 
 def _check(items: Sequence[Item], max_tokens: int | None) -> None:
@@ -167,22 +188,38 @@ def _first_fit_decreasing(blocks: list[_Block], max_tokens: int | None) -> list[
     return sorted(ordered, key=lambda row: row[0].members)
 
 
-def _lay(items: Sequence[Item], blocks: list[_Block]) -> PlannedRow:
-    segments: list[Segment] = []
-    end = 0
+def _lay(items: Sequence[Item], blocks: list[_Block], beginnings: dict[int, np.ndarray]) -> PlannedRow:
+    """Lay blocks into one row: prefixes by level, then sequences with a prefix, then those without."""
+    # Two blocks of a group meet in a row only where neither had room for the other's members; together they share.
+    members: dict[int, list[int]] = {}
     for block in blocks:
-        first = block.members[0]
-        shared = items[first].shared
-        prefix = (end, end)
-        # A lone member needs no prefix segment: its whole sequence is one root, causal without a mask.
-        share = shared > 0 and len(block.members) > 1
-        if share:
-            segments.append(Segment(end, end + shared, first, 0, (end, end), is_prefix=True))
-            prefix = (end, end + shared)
-            end += shared
-        for index in block.members:
-            offset = shared if share else 0
-            length = items[index].length - offset
-            segments.append(Segment(end, end + length, index, offset, prefix if share else (end, end)))
-            end += length
+        members.setdefault(items[block.members[0]].group, []).extend(block.members)
+    shared = {group: items[m[0]].shared for group, m in members.items()}
+    prefixes: list[tuple[int, Node, Node | None]] = []  # level, node, parent
+    leaves: list[tuple[int, Node | None]] = []  # sequence, parent
+    waiting: list[tuple[int, Node, Node | None]] = [(0, grow(members, shared, beginnings), None)]
+    while waiting:  # depth first
+        level, node, parent = waiting.pop()
+        if node.depth:
+            prefixes.append((level, node, parent))
+        here = node if node.depth else None
+        leaves += [(member, here) for member in node.members]
+        waiting += [(level + 1, child, here) for child in reversed(node.children)]
+    prefixes.sort(key=lambda one: one[0])
+    leaves.sort(key=lambda leaf: leaf[1] is None)
+
+    segments: list[Segment] = []
+    numbers: dict[int, int] = {}
+
+    def lay(item: int, end: int, parent: Node | None, is_prefix: bool) -> None:
+        start = segments[-1].end if segments else 0
+        offset = parent.depth if parent else 0
+        above = numbers[id(parent)] if parent else None
+        segments.append(Segment(start, start + end - offset, item, offset, above, is_prefix))
+
+    for _, node, parent in prefixes:
+        numbers[id(node)] = len(segments)
+        lay(node.first, node.depth, parent, is_prefix=True)
+    for member, parent in leaves:
+        lay(member, items[member].length, parent, is_prefix=False)
     return PlannedRow(tuple(segments))

@@ -43,8 +43,9 @@ def test_every_own_token_lands_in_exactly_one_row(case):
 def test_a_segment_sees_all_that_stands_before_it_in_its_sequence(case):
     for row in plan_rows(*case):
         for segment in row.segments:
-            assert segment.prefix[1] - segment.prefix[0] == segment.offset
-            assert segment.prefix[1] <= segment.start or segment.offset == 0
+            above = row.segments[segment.parent] if segment.parent is not None else None
+            assert segment.offset == (above.offset + above.length if above else 0)
+            assert above is None or above.end <= segment.start
 
 
 @given(planned())

@@ -12,12 +12,14 @@ from tests import tiny
 from tests.batches import RAGGED, batch
 from trl_ext.errors import PackingError
 from trl_ext.packing import attention, kernels
-from trl_ext.packing.layout import lay_out, segment_table
+from trl_ext.packing.layout import lay_out
 from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.table import SegmentTable
 from trl_ext.trainers.forward.completions import forward, plan, score, unpad
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 
 torch.set_num_threads(1)
+CPU = torch.device("cpu")
 
 
 def packed_logits(model, given, share_prompt=True):
@@ -165,7 +167,7 @@ def test_the_kernel_follows_device_precision_and_what_was_asked_for(
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_mask_ends_in_the_lower_right_corner(window):
     (row,) = plan_rows([Item(0, 3, 2)] * 2)
-    table = segment_table(row.segments)
+    table = SegmentTable(row.segments, CPU)
     mask = table.mask(row.segments[1], window)
     expected = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
     if window:
@@ -175,15 +177,15 @@ def test_a_mask_ends_in_the_lower_right_corner(window):
 
 def test_keys_are_gathered_prefix_first():
     (row,) = plan_rows([Item(0, 2, 1)] * 2)
-    table = segment_table(row.segments)
-    assert table.kv_index.tolist() == [0, 1, 0, 1, 2, 0, 1, 3]
-    assert table.cu_seqlens_q.tolist() == [0, 2, 3, 4]
-    assert table.cu_seqlens_k.tolist() == [0, 2, 5, 8]
+    table = SegmentTable(row.segments, CPU)
+    assert table.copies.index.tolist() == [0, 1, 0, 1, 2, 0, 1, 3]
+    assert table.cu_seqlens.tolist() == [0, 2, 3, 4]
+    assert table.copies.cu_seqlens.tolist() == [0, 2, 5, 8]
 
 
 def test_no_gather_when_nothing_is_shared():
     (row,) = plan_rows([Item(0, 0, 4), Item(1, 0, 3)])
-    assert segment_table(row.segments).kv_index is None
+    assert SegmentTable(row.segments, CPU).copies.index is None
 
 
 @pytest.mark.parametrize("extra", ["softcap", "s_aux", "position_bias"])
@@ -192,14 +194,14 @@ def test_an_attention_feature_it_does_not_compute_is_refused(extra):
     x = torch.zeros(1, 2, 4, 8)
     with pytest.raises(PackingError, match=extra):
         attention.attend(
-            torch.nn.Module(), x, x, x, None, base="sdpa", segments=segment_table(row.segments), **{extra: 1.0}
+            torch.nn.Module(), x, x, x, None, base="sdpa", segments=SegmentTable(row.segments, CPU), **{extra: 1.0}
         )
 
 
 def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
     """The gather that varlen kernels are fed with, checked against the reference by a kernel written out here."""
     (row,) = plan_rows([Item(0, 5, 2), Item(0, 5, 4), Item(1, 0, 3)])
-    table = segment_table(row.segments)
+    table = SegmentTable(row.segments, CPU)
     draw = torch.Generator().manual_seed(0)
     q = torch.randn(1, 4, row.num_tokens, 8, generator=draw)
     k, v = (torch.randn(1, 2, row.num_tokens, 8, generator=draw) for _ in range(2))
@@ -236,13 +238,13 @@ def test_scores_return_to_their_row_and_column():
     assert (together - apart).abs().max() < 5e-6
 
 
-def test_the_first_token_of_a_segment_carries_no_label():
+def test_the_first_token_of_a_segment_is_not_scored():
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
     for share in (True, False):
         (row,) = plan(flat, share)
         packed = lay_out(row, flat.sequences, flat.num_scored)
-        assert all(packed.labels[0, s.start] == -100 for s in row.segments)
-        assert (packed.labels != -100).sum() == sum(flat.num_scored)
+        assert not {s.start for s in row.segments} & set(packed.scored_index.tolist())
+        assert len(packed.scored_index) == sum(flat.num_scored)
 
 
 def test_a_packed_forward_needs_no_mask_of_the_whole_row(monkeypatch):

@@ -12,8 +12,8 @@ from tests.batches import alone, batch
 from trl_ext.errors import PackingError
 from trl_ext.packing import attention
 from trl_ext.packing.check import CheckResult, longest_window, probes
-from trl_ext.packing.layout import segment_table
 from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.table import SegmentTable
 from trl_ext.trainers.forward.completions import plan, score, unpad
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.grpo.self_check import check_causal_model
@@ -75,7 +75,7 @@ def attend(mask: object, base: str = "sdpa", **options: int) -> torch.Tensor:
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 6, 8, generator=draw) for _ in range(3))
     out, _ = attention.attend(
-        torch.nn.Module(), q, k, v, mask, base=base, segments=segment_table(row.segments), **options
+        torch.nn.Module(), q, k, v, mask, base=base, segments=SegmentTable(row.segments, q.device), **options
     )
     return out
 

@@ -7,31 +7,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from trl_ext.packing.layout import PackedRow, lay_out
+from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
+from trl_ext.packing.ragged import Ragged, cumulated
 from trl_ext.trainers.forward.calls import call_flat
 from trl_ext.trainers.forward.scored_positions import only_positions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Unpadded:
     """The real tokens of a padded prompt-completion batch.
 
     Args:
         sequences: Per row: prompt, then completion.
-        num_scored: Per row: tokens of the completion.
+        num_scored: [B] tokens of the completion.
         width: C.
     """
 
-    sequences: tuple[tuple[int, ...], ...]
-    num_scored: tuple[int, ...]
+    sequences: Ragged
+    num_scored: np.ndarray
     width: int
 
     @property
     def num_raw(self) -> int:
-        return sum(map(len, self.sequences))
+        return len(self.sequences.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,10 @@ def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> 
         width: C.
     """
     # One transfer from the device for the whole batch: planning is a matter of integers.
-    ids, mask = torch.stack([input_ids, attention_mask.to(input_ids.dtype)]).tolist()
-    sequences = tuple(tuple(t for t, m in zip(*row, strict=True) if m) for row in zip(ids, mask, strict=True))
-    return Unpadded(sequences, tuple(sum(row[-width:]) for row in mask), width)
+    marked = input_ids.masked_fill(attention_mask == 0, -1).to(torch.int32).cpu().numpy()
+    is_token = marked >= 0
+    sequences = Ragged(marked[is_token].astype(np.int64), cumulated(is_token.sum(1)))
+    return Unpadded(sequences, is_token[:, marked.shape[1] - width :].sum(1), width)
 
 
 def plan(
@@ -78,16 +81,20 @@ def plan(
     kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
     if not kept:
         return [_filler(batch)]
-    prompts: dict[tuple[int, ...], int] = {}
+    groups: dict[bytes, int] = {}
+    beginnings: dict[int, np.ndarray] = {}
     items = []
     for i in kept:
-        prompt = batch.sequences[i][: len(batch.sequences[i]) - batch.num_scored[i]]
+        tokens = batch.sequences[i]
+        prompt = tokens[: len(tokens) - batch.num_scored[i]]
         # The last prompt token stays with each completion: it is the one that predicts the first completion token.
-        shared = max(len(prompt) - 1, 0) if share_prompt else 0
-        items.append(Item(prompts.setdefault(prompt, len(prompts)), shared, len(batch.sequences[i]) - shared))
+        beginning = prompt[:-1] if share_prompt else prompt[:0]
+        group = groups.setdefault(prompt.tobytes(), len(groups))
+        beginnings[group] = beginning
+        items.append(Item(group, len(beginning), len(tokens) - len(beginning)))
     if max_tokens is not None:
         max_tokens = max(max_tokens, *(item.length for item in items))
-    return renumbered(plan_rows(items, max_tokens), kept)
+    return renumbered(plan_rows(items, max_tokens, beginnings), kept)
 
 
 def score(
@@ -186,7 +193,9 @@ def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool
     before = _before_scored(packed)
     with only_positions(before):
         # The label of a position is the token after it; a row without scored tokens has one without label.
-        labels = packed.labels.roll(-1, dims=1).index_select(1, before)
+        labels = packed.input_ids.index_select(1, packed.scored_index)
+        if not labels.numel():
+            labels = torch.full_like(before, IGNORE_INDEX)[None]
         return call_flat(model, packed, shift_labels=labels, fused_lm_head=True, **options)
 
 
@@ -229,6 +238,6 @@ def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[Plann
 
 def _filler(batch: Unpadded) -> PlannedRow:
     """The shortest forward with a prediction: two tokens of the longest sequence, none of them scored."""
-    lengths = [len(sequence) for sequence in batch.sequences]
-    longest = max(range(len(lengths)), key=lengths.__getitem__)
-    return PlannedRow((Segment(0, min(2, lengths[longest]), longest, 0, (0, 0), is_prefix=True),))
+    longest = int(batch.sequences.lengths.argmax())
+    length = min(2, len(batch.sequences[longest]))
+    return PlannedRow((Segment(0, length, longest, 0, None, is_prefix=True),))

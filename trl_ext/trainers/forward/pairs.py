@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from trl_ext.packing.layout import FlatRow, flatten
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
+from trl_ext.packing.ragged import Ragged
 from trl_ext.trainers.forward.calls import call_flat
-from trl_ext.trainers.forward.pooled_head import row_index, scored_token
+from trl_ext.trainers.forward.pooled_head import scored_token
 
 # Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
 SHARED = "shared_tokens"
 # A row of one token and no pair: what a rank forwards while others have one more row.
-_NO_PAIR = PlannedRow((Segment(0, 1, 0, 0, (0, 0)),))
+_NO_PAIR = PlannedRow((Segment(0, 1, 0, 0, None),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,20 +71,23 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
         pad_token_id: The model's, for the rule which token of a side is scored.
     """
     if not examples:
-        return PairRow(flatten(_NO_PAIR, [[0]]), torch.zeros(0, dtype=torch.long), None, ())
+        return PairRow(flatten(_NO_PAIR, Ragged.of([[0]])), torch.zeros(0, dtype=torch.long), None, ())
     # Side 2i is pair i's chosen one, side 2i + 1 its rejected one: neighbours in the row.
     sequences = [side for example in examples for side in (example["chosen_ids"], example["rejected_ids"])]
+    ragged = Ragged.of(sequences)
     items = []
+    beginnings: dict[int, np.ndarray] = {}
     for i, example in enumerate(examples):
         shared = shared_of(example) if share_prompt else 0
+        beginnings[i] = ragged[2 * i][:shared]
         items += [Item(i, shared, len(side) - shared) for side in sequences[2 * i : 2 * i + 2]]
-    (row,) = plan_rows(items)
+    (row,) = plan_rows(items, beginnings=beginnings)
     own = {segment.item: segment for segment in row.segments if not segment.is_prefix}
-    ends = [row_index(own[i], scored_token(side, pad_token_id)) for i, side in enumerate(sequences)]
+    ends = [row.place(own[i], scored_token(side, pad_token_id)) for i, side in enumerate(sequences)]
     margins = None
     if "margin" in examples[0]:
         margins = torch.tensor([example["margin"] for example in examples], dtype=torch.float)
-    return PairRow(flatten(row, sequences), torch.tensor(ends[0::2] + ends[1::2]), margins, tuple(examples))
+    return PairRow(flatten(row, ragged), torch.tensor(ends[0::2] + ends[1::2]), margins, tuple(examples))
 
 
 def score_row(model: Callable[..., Any], row: PairRow) -> torch.Tensor:

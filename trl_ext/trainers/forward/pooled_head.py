@@ -13,7 +13,6 @@ import torch
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
 from trl_ext.errors import PackingError
-from trl_ext.packing.plan import Segment
 
 
 def add_pooled_head(model: Any) -> None:
@@ -57,13 +56,3 @@ def scored_token(ids: Sequence[int], pad_token_id: int | None) -> int:
     if pad_token_id is None:
         return len(ids) - 1
     return next((i for i in range(len(ids) - 1, 0, -1) if ids[i] != pad_token_id), 0)
-
-
-def row_index(segment: Segment, token: int) -> int:
-    """Return where a token of a sequence lies in a flat row.
-
-    Args:
-        segment: The sequence's own one. Where all its tokens are padding, the scored one is in the shared beginning.
-        token: Its number in the sequence.
-    """
-    return token + (segment.start - segment.offset if token >= segment.offset else segment.prefix[0])

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.packing.ragged import Ragged
 from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.completions import Unpadded, plan, score, score_values
 from trl_ext.trainers.forward.roles import CRITIC
@@ -45,7 +47,7 @@ def check_causal_model(
 
     def padded(probes: list[Probe]) -> list[torch.Tensor]:
         batch = _unpadded(probes)
-        ids, mask = right_padded(batch.sequences, 0, device)
+        ids, mask = right_padded([one.tolist() for one in batch.sequences], 0, device)
         with autocast():
             if of_critic:
                 numbers = model(input_ids=ids, attention_mask=mask, use_cache=False, role=CRITIC).token_values
@@ -62,7 +64,7 @@ def check_causal_model(
 
 def _unpadded(probes: list[Probe]) -> Unpadded:
     return Unpadded(
-        sequences=tuple(p.prompt + p.completion for p in probes),
-        num_scored=tuple(len(p.completion) for p in probes),
+        sequences=Ragged.of([p.prompt + p.completion for p in probes]),
+        num_scored=np.array([len(p.completion) for p in probes]),
         width=max(len(p.completion) for p in probes),
     )

@@ -71,7 +71,11 @@ def seen_from(row, index: int) -> list[int]:
     ids = row.flat.input_ids[0].tolist()
     (segment,) = (s for s in row.flat.table.segments if s.start <= index < s.end)
     assert row.flat.position_ids[0, index] == segment.offset + index - segment.start
-    return ids[slice(*segment.prefix)] + ids[segment.start : index + 1]
+    seen = ids[segment.start : index + 1]
+    while segment.parent is not None:
+        segment = row.flat.table.segments[segment.parent]
+        seen = ids[segment.start : segment.end] + seen
+    return seen
 
 
 # Shared tokens ----------------------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ def test_a_row_moves_to_a_device_whole():
     moved = row.to("meta")
     table = moved.flat.table
     tensors = (moved.flat.input_ids, moved.flat.position_ids, moved.pool_index, moved.margins)
-    for tensor in (*tensors, table.kv_index, table.cu_seqlens_q, table.cu_seqlens_k):
+    for tensor in (*tensors, table.copies.index, table.cu_seqlens, table.copies.cu_seqlens):
         assert tensor.device.type == "meta"
     assert moved.examples is row.examples and table.segments == row.flat.table.segments
     assert row.pool_index.device.type == "cpu"

@@ -9,14 +9,16 @@ Legend: n sequences of one forward.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from trl_ext.packing.layout import flatten
 from trl_ext.packing.plan import Item, PlannedRow, plan_rows
+from trl_ext.packing.ragged import Ragged
 from trl_ext.trainers.forward.calls import call_flat, right_padded
 from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
-from trl_ext.trainers.forward.pooled_head import row_index, scored_token
+from trl_ext.trainers.forward.pooled_head import scored_token
 
 Sequences = Sequence[list[int]]
 
@@ -36,7 +38,8 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) ->
         shared[group] = min(shared.get(group, len(ids) - 1), num_shared_tokens(sequences[head], ids))
     items = [Item(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, groups, strict=True)]
     fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
-    rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens), fitting) if fitting else []
+    beginnings = {g: np.array(sequences[g][: shared[group]]) for group, g in first.items()}
+    rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens, beginnings), fitting) if fitting else []
     for i, item in enumerate(items):
         if item.length > max_tokens:
             rows += renumbered(plan_rows([item]), [i])
@@ -60,8 +63,8 @@ def score_packed(
 ) -> tuple[list[int], torch.Tensor]:
     """Return the sequences that end in a flat row, and their scores [n], by one model call."""
     own = [segment for segment in row.segments if not segment.is_prefix]
-    places = [row_index(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
-    flat = flatten(row, sequences, device)
+    places = [row.place(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
+    flat = flatten(row, Ragged.of(sequences), device)
     scores = call_flat(model, flat, pool_index=torch.tensor(places, device=device)).logits
     return [segment.item for segment in own], scores[:, 0]
 

@@ -1,0 +1,50 @@
+"""Sequences of different lengths, one after the other in one array."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Token ids of several sequences.
+
+    Args:
+        tokens: Those of all sequences.
+        starts: Where each sequence begins, and where the last one ends.
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]]) -> "Ragged":
+        tokens = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
+        return cls(np.concatenate(tokens), cumulated([len(one) for one in tokens]))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.tokens[self.starts[i] : self.starts[i + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[i] for i in range(len(self)))
+
+
+def cumulated(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return 0, the first length, the first two together, and so on."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def runs(starts: Sequence[int] | np.ndarray, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the numbers from each start on, as many as its length says, one run after the other."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if not len(ends):
+        return ends
+    return np.repeat(np.asarray(starts) - ends + lengths, lengths) + np.arange(ends[-1])

@@ -116,6 +116,12 @@ SEAMS = (
         "a sampler that can be put at an epoch",
     ),
     Seam(
+        "transformers.trainer:Trainer._get_dataloader",
+        ("dataset", "description", "batch_size", "sampler_fn", "is_training"),
+        "`Training` brings as many rows as are sampled",
+    ),
+    Seam("trl.trainer.utils:nanstd", ("tensor", "dim"), "which groups have variance"),
+    Seam(
         "trl.trainer.utils:RepeatSampler.__init__",
         ("data_source", "mini_repeat_count", "batch_size", "repeat_count", "shuffle", "seed"),
         "its generator, seeded once, draws one permutation of `num_samples` an epoch",
@@ -133,7 +139,7 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.get_train_dataloader",
         (),
-        "refuses too few rows for one step",
+        "refuses too few rows for one step; `args.generation_batch_size` counts the prompts that are sampled",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.__init__",

@@ -4,6 +4,7 @@ Fields that are arguments of a trainer carry the trainer's name for them. `zero_
 land in DeepSpeed's file, `method` and `dtype` in the model's arguments.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -38,6 +39,7 @@ class Job:
         global_batch: Samples of one optimizer step over all GPUs: pairs, or completions.
         per_device_train_batch_size: Samples of one micro-batch on one GPU.
         steps_per_generation: Micro-batches that are generated at once; 0 for all of an optimizer step, TRL's default.
+        oversample: GRPO's: so many times the completions of an update are generated.
         max_length: Tokens of one side of a pair.
         max_prompt_length, max_completion_length: Longest prompt and completion, in tokens.
         max_tokens_per_forward: Most tokens in a packed forward; 0 without that bound.
@@ -70,6 +72,7 @@ class Job:
     global_batch: int = 64
     per_device_train_batch_size: int = 1
     steps_per_generation: int = 0
+    oversample: float = 1.0
     max_length: int = 1024
     max_prompt_length: int = 512
     max_completion_length: int = 256
@@ -161,7 +164,7 @@ class Job:
     def generated_at_once(self, num_gpus: int) -> int:
         """Completions that one GPU generates at once."""
         steps = self.steps_per_generation or self.accumulation(num_gpus)
-        return self.per_device_train_batch_size * steps
+        return math.ceil(self.per_device_train_batch_size * steps * self.oversample)
 
 
 def check_values(job: Job) -> None:
@@ -211,6 +214,8 @@ def _contradictions(job: Job) -> Iterator[str]:
         yield f"checkpoint_every is {job.checkpoint_every}. Use 0 for no checkpointing, or 1 and more."
     if job.activation_offloading and job.generates:
         yield f"activation_offloading is the reward trainer's, and trainer is {job.trainer}. Remove it."
+    if job.oversample != 1 and (job.trainer != "grpo" or not 1 < job.oversample < math.inf):
+        yield f"oversample is {job.oversample}, and trainer is {job.trainer}. It is GRPO's, and at least 1."
     if job.use_vllm and not job.generates:
         yield "use_vllm with a reward model: it generates nothing. Remove use_vllm."
     if job.vllm_mode == "server" and not job.use_vllm:

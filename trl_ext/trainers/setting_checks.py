@@ -111,6 +111,7 @@ RANGES = {
     "vllm_tensor_parallel_size": COUNT,
     "vllm_max_model_length": COUNT,
     "eval_temperature": Range(0, advice="0 decodes greedily."),
+    "oversample": Range(1, advice="1 samples as many groups as an update takes."),
     # TRL: rewards
     "max_length": COUNT,
     "pad_to_multiple_of": COUNT,

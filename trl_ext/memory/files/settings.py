@@ -75,6 +75,8 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
     keys = _same(job, "max_completion_length", "num_generations", *(["beta"] if job.trainer == "grpo" else []))
     if job.trainer == "grpo" and job.steps_per_generation and job.steps_per_generation != job.accumulation(num_gpus):
         keys["steps_per_generation"] = job.steps_per_generation
+    if job.oversample != 1:
+        keys |= _same(job, "oversample")
     if job.use_vllm:
         keys |= {"use_vllm": True, "vllm_mode": job.vllm_mode}
     if job.shares_with_vllm:

@@ -134,7 +134,7 @@ def generation_seconds(setup: Setup) -> float:
     if not job.generates or (is_server and not job.vllm_gpus):
         return 0.0
     group = job.vllm_tensor_parallel_size if job.use_vllm else 1
-    wanted = job.global_batch if is_server else job.global_batch / setup.num_gpus * group
+    wanted = job.oversample * (job.global_batch if is_server else job.global_batch / setup.num_gpus * group)
     if job.use_vllm:
         at_once = min(wanted, max(vllm_cache_tokens(shape, card, job) / job.sequence_tokens, 1.0))
     else:

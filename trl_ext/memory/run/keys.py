@@ -142,6 +142,7 @@ def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:
         "beta": keys["beta"] if beta is None else beta,
         # A number of steps that only says "all of an optimizer step" is left to say so: 0.
         "steps_per_generation": 0 if steps == accumulation else steps,
+        "oversample": keys.get("oversample") or 1.0,
         "ds3_gather_for_generation": keys.get("ds3_gather_for_generation") is not False,
         "reward_model": "adapter" if keys.get("reward_adapter") else "copy" if is_copy else "none",
     }

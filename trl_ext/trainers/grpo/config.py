@@ -9,6 +9,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
+from trl_ext.trainers.grpo.oversampling import check_oversample
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, settle_packing
 from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
@@ -42,6 +43,13 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
         },
     )
 
+    oversample: float = field(
+        default=1.0,
+        metadata={
+            "help": "Sample so many times the groups of an update; before the update groups without variance are "
+            "replaced by spares with variance (DAPO's dynamic sampling). 1.5 samples half as many again. 1: off."
+        },
+    )
     reward_model_eos: str = field(
         default="auto",
         metadata={
@@ -60,6 +68,8 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
         choose_precision(self)
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True)
+        if self.memory is None:  # a plan sets the batch later
+            check_oversample(self)
         longest = math.inf if self.max_completion_length is None else self.max_completion_length
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward <= longest:
             raise ConfigError(

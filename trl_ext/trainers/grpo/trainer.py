@@ -19,6 +19,7 @@ from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
+from trl_ext.errors import ConfigError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
@@ -38,6 +39,7 @@ from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.old_policy import OldPolicy, check_sampled_logps
+from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.per_rule import per_rule
 from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
 from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
@@ -108,11 +110,18 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._unscored = UnscoredRules()
         self._shares = RuleShares()
         self._old_policy = OldPolicy(self)
+        check_oversample(args)  # again: a plan may have set the batch since
+        self._oversampling = Oversampling(args)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         has_images = bool(self.tools) or may_hold_images(train_dataset) or may_hold_images(eval_dataset)
         self._takes_images = self._is_vlm and has_images
+        if self._takes_images and self._oversampling.is_on:
+            raise ConfigError(
+                f"oversample={args.oversample} needs rows that can change ranks, and those with images cannot. "
+                "Leave oversample out."
+            )
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
         self._reward_encoders = make_encoders(self, given_rewards)
@@ -268,7 +277,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._rows_to_score = inputs
         output = super()._generate_and_score_completions(inputs)
         self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
-        return output
+        return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
@@ -283,14 +292,26 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         raise_together([*guarded, *tokenizers], self.accelerator.num_processes, self.accelerator.process_index)
         synchronise(self.reward_funcs, is_training=self.model.training)
         self._unscored.look(self)
+        if self._oversampling.is_on and self.model.training:
+            self._oversampling.note(rewards, self.reward_weights)
         return rewards
 
     # Resuming -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses too few rows for one step."""
-        check_steps(self.train_dataset, self.args)
-        return super().get_train_dataloader()
+        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses too few rows for one step; brings as many prompts
+        as are sampled."""
+        with swapped(self.args, **self._oversampling.swapped_args):
+            check_steps(self.train_dataset, self.args)
+            return super().get_train_dataloader()
+
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any
+    ) -> DataLoader:
+        """Overrides transformers.Trainer._get_dataloader: in training as many rows as are sampled."""
+        if description == "Training" and self._oversampling.is_on:
+            batch_size = self._oversampling.rows
+        return super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""

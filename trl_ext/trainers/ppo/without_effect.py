@@ -23,6 +23,7 @@ _PREDICTIONS = "an evaluation generates and scores completions, and collects no 
 
 REASONS = {
     "scale_rewards": f"{_GROUPS} (whiten_rewards scales rewards, too)",
+    "oversample": f"{_GROUPS}, so that no group is without variance",
     "multi_objective_aggregation": _ONE_SCORE,
     "use_bias_correction_kl": _KL_IN_LOSS,
     "sync_ref_model": _REFERENCE,

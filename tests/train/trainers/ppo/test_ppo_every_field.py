@@ -150,6 +150,7 @@ REFUSED = {
     "length_column_name": "size",
     "multi_objective_aggregation": "normalize_then_sum",
     "num_sample_generations": 5,
+    "oversample": 1.5,
     "ref_model_mixup_alpha": 0.1,
     "ref_model_sync_steps": 1,
     "scale_rewards": "none",

@@ -1,0 +1,166 @@
+"""More groups than an update takes are sampled, and groups without variance make way for spares (DAPO).
+
+Completions of a group that all score alike teach nothing: their advantages are 0. DAPO (arXiv 2503.14476, section 3.2)
+samples more prompts and keeps those whose groups differ. Here the number of prompts is fixed (`oversample` times as
+many), so that a step takes a known time; the update has the size it always had.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.utils import logging
+from trl.trainer.utils import nanstd
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.exchange import deal
+
+logger = logging.get_logger(__name__)
+
+# A share such as 1.333 is meant to be 4/3.
+_TOLERANCE = 1e-3
+
+
+def check_oversample(args: Any) -> None:
+    """Raise ConfigError where `oversample` cannot be what is asked for.
+
+    Args:
+        args: The trainer's config, with batch and processes as they will be.
+    """
+    oversample = getattr(args, "oversample", 1.0)
+    if oversample == 1.0:
+        return
+    for name, value in (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum")):
+        if getattr(args, name) == value:
+            raise ConfigError(
+                f"oversample={oversample} and {name}='{value}' cannot work together: its advantages are relative to "
+                "the whole batch, of which oversampling leaves groups out. Set one of the two to its default."
+            )
+    num_groups = args.generation_batch_size // args.num_generations
+    if num_sampled_groups(args) == num_groups or not _is_near(oversample, num_sampled_groups(args) / num_groups):
+        unit = _unit(args)
+        below, above = (unit * rounded(oversample * num_groups / unit) for rounded in (math.floor, math.ceil))
+        near = [f"{groups / num_groups:.4g}" for groups in sorted({below, max(above, num_groups + unit)})]
+        near = [value for value in near if float(value) > 1]
+        raise ConfigError(
+            f"oversample={oversample} gives {oversample * num_groups:.4g} groups of num_generations="
+            f"{args.num_generations} where an update has {num_groups}, to be sampled by {args.world_size} "
+            f"process{'es' if args.world_size > 1 else ''} in equal shares. Set it to {' or '.join(near)}."
+        )
+
+
+def num_sampled_groups(args: Any) -> int:
+    """Return the groups of one generation over all ranks: the nearest to `oversample` that ranks can share equally."""
+    num_groups = args.generation_batch_size // args.num_generations
+    unit = _unit(args)
+    return max(unit * round(getattr(args, "oversample", 1.0) * num_groups / unit), num_groups)
+
+
+def _unit(args: Any) -> int:
+    """Return the smallest number of groups whose rows can be dealt to the ranks in equal shares."""
+    return args.world_size // math.gcd(args.num_generations, args.world_size)
+
+
+def _is_near(value: float, other: float) -> bool:
+    return abs(value - other) <= _TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The groups that an update takes, out of those that were sampled.
+
+    Args:
+        kept: Their numbers; a spare stands in the place of the group that it replaces.
+        num_replaced: How many of them are spares.
+        num_without_variance: How many of them have no variance, for want of spares.
+    """
+
+    kept: tuple[int, ...]
+    num_replaced: int
+    num_without_variance: int
+
+
+def choose(has_variance: Sequence[bool], num_kept: int) -> Choice:
+    """Replace groups without variance by spares with variance, in the order in which they were sampled.
+
+    Args:
+        has_variance: Of every sampled group. The first `num_kept` are the update's own, the others its spares.
+        num_kept: Groups of an update.
+    """
+    spares = [group for group in range(num_kept, len(has_variance)) if has_variance[group]]
+    kept = [group if has_variance[group] or not spares else spares.pop(0) for group in range(num_kept)]
+    return Choice(
+        tuple(kept), sum(group >= num_kept for group in kept), sum(not has_variance[group] for group in kept)
+    )
+
+
+class Oversampling:
+    """Samples more groups than an update takes, and leaves those without variance out.
+
+    Args:
+        args: The trainer's config, checked by `check_oversample`.
+
+    Attributes:
+        is_on: True if more groups are sampled than an update takes.
+        rows: Rows of one generation on one rank.
+    """
+
+    def __init__(self, args: Any):
+        self._args = args
+        self.num_groups = args.generation_batch_size // args.num_generations
+        self.num_sampled = num_sampled_groups(args)
+        self.is_on = self.num_sampled > self.num_groups
+        self.rows = self.num_sampled * args.num_generations // args.world_size
+        self._has_variance: list[bool] = []
+        self._has_told = False
+
+    @property
+    def swapped_args(self) -> dict[str, int]:
+        """Arguments by which TRL's samplers count the prompts of a generation, at what they are to count."""
+        return {"generation_batch_size": self.num_sampled * self._args.num_generations} if self.is_on else {}
+
+    def note(self, rewards: torch.Tensor, weights: torch.Tensor) -> None:
+        """Remember which groups have variance.
+
+        Args:
+            rewards: [rows of all ranks, functions], NaN where a function abstains.
+            weights: [functions].
+        """
+        totals = (rewards * weights.to(rewards.device)).nansum(dim=1)
+        # A completion that nothing scored has no advantage, and a group of such completions no variance.
+        totals[rewards.isnan().all(dim=1)] = torch.nan
+        spread = nanstd(totals.view(-1, self._args.num_generations), dim=1).nan_to_num(0.0)
+        self._has_variance = (~torch.isclose(spread, torch.zeros_like(spread))).tolist()
+
+    def take(self, rollouts: dict[str, Any], trainer: Any) -> dict[str, Any]:
+        """Return this rank's rows of the groups that the update takes, and log how many were replaced. Collective.
+
+        Args:
+            rollouts: This rank's rows of all groups that were sampled.
+            trainer: Has just scored them.
+        """
+        choice, size, accelerator = (
+            choose(self._has_variance, self.num_groups),
+            self._args.num_generations,
+            trainer.accelerator,
+        )
+        rows = [group * size + place for group in choice.kept for place in range(size)]
+        per_rank = len(rows) // accelerator.num_processes
+        kept = deal(rollouts, [rows[start : start + per_rank] for start in range(0, len(rows), per_rank)], accelerator)
+        num_tokens = (kept["completion_mask"] * kept.get("tool_mask", 1)).sum()
+        kept["num_items_in_batch"] = accelerator.gather(num_tokens).sum()
+        metrics = trainer._metrics["train"]
+        metrics["oversample/groups_sampled"].append(float(self.num_sampled))
+        metrics["oversample/groups_replaced"].append(float(choice.num_replaced))
+        metrics["oversample/groups_without_variance_kept"].append(float(choice.num_without_variance))
+        if choice.num_without_variance == self.num_groups and not self._has_told:
+            self._has_told = True
+            if accelerator.is_main_process:
+                logger.warning(
+                    f"None of the {self.num_sampled} groups sampled for step {trainer.state.global_step + 1} has "
+                    "variance, spares included: all completions of each prompt score alike. Where that goes on, the "
+                    "prompts are too easy or too hard, or the reward is too coarse."
+                )
+        return kept

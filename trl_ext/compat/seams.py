@@ -139,7 +139,8 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.get_train_dataloader",
         (),
-        "refuses too few rows for one step; `args.generation_batch_size` counts the prompts that are sampled",
+        "refuses too few rows for one step; here, in `__init__` and for its table TRL counts the completions of a "
+        "generation by `args.generation_batch_size`, which is larger when oversampling",
     ),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer.__init__",

@@ -117,8 +117,8 @@ class Oversampling:
         self._has_told = False
 
     @property
-    def swapped_args(self) -> dict[str, int]:
-        """Arguments by which TRL's samplers count the prompts of a generation, at what they are to count."""
+    def as_sampled(self) -> dict[str, int]:
+        """The argument by which TRL counts prompts and table rows of a generation, as it is while sampling."""
         return {"generation_batch_size": self.num_sampled * self._args.num_generations} if self.is_on else {}
 
     def note(self, rewards: torch.Tensor, weights: torch.Tensor) -> None:

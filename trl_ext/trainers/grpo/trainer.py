@@ -113,7 +113,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         check_oversample(args)  # again: a plan may have set the batch since
         self._oversampling = Oversampling(args)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
-        with swapped(args, reward_weights=reward_weights):
+        with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         has_images = bool(self.tools) or may_hold_images(train_dataset) or may_hold_images(eval_dataset)
         self._takes_images = self._is_vlm and has_images
@@ -275,7 +275,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         rows, for scoring that starts early."""
         self._row_checks.look_at_batch(inputs, self.accelerator)
         self._rows_to_score = inputs
-        output = super()._generate_and_score_completions(inputs)
+        with swapped(self.args, **self._oversampling.as_sampled):
+            output = super()._generate_and_score_completions(inputs)
         self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
         return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output
 
@@ -301,7 +302,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     def get_train_dataloader(self) -> DataLoader:
         """Overrides trl.GRPOTrainer.get_train_dataloader: refuses too few rows for one step; brings as many prompts
         as are sampled."""
-        with swapped(self.args, **self._oversampling.swapped_args):
+        with swapped(self.args, **self._oversampling.as_sampled):
             check_steps(self.train_dataset, self.args)
             return super().get_train_dataloader()
 

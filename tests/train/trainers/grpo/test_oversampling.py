@@ -39,7 +39,7 @@ def reward(prompts, completion_ids, **_) -> list[float]:
     return [0.1 if text in dull else (sum(ids) % 17) / 17 for text, ids in zip(prompts, completion_ids, strict=True)]
 
 
-def made(library, folder, numbers=range(12), function=reward, data=None, **changes):
+def made(library, folder, numbers=range(12), function=reward, rollouts=rollout, data=None, **changes):
     settings = dict(
         output_dir=str(folder),
         **tiny.QUIET_ON_CPU,
@@ -62,7 +62,7 @@ def made(library, folder, numbers=range(12), function=reward, data=None, **chang
         prompts(numbers) if data is None else data,
         prompts([0, 1]),
         processing_class=tiny.tokenizer(),
-        rollout_func=rollout,
+        rollout_func=rollouts,
     )
 
 
@@ -95,8 +95,8 @@ def test_the_update_is_trls_on_the_kept_groups(run, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(loss_type="grpo", gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=2, max_steps=8),
-        dict(loss_type="dr_grpo", scale_rewards="none", mask_truncated_completions=True),
+        dict(loss_type="grpo", gradient_accumulation_steps=2, steps_per_generation=4, num_iterations=2, max_steps=4),
+        dict(loss_type="dr_grpo", scale_rewards="none", mask_truncated_completions=True, max_steps=1),
     ],
     ids=["several updates of a generation", "without scaling"],
 )
@@ -135,9 +135,8 @@ def test_an_epoch_shows_every_prompt_once(tmp_path):
         seen.extend(prompts[::SIZE])
         return reward(prompts, completion_ids, **columns)
 
-    trainer = made(
-        trl_ext, tmp_path, function=noting, oversample=1.5, max_steps=-1, num_train_epochs=1, num_iterations=2
-    )
+    epoch = dict(max_steps=-1, num_train_epochs=1, num_iterations=2)
+    trainer = made(trl_ext, tmp_path, function=noting, oversample=1.5, **epoch)
     trainer.args.shuffle_dataset = True
     weights(trainer)
     assert trainer.state.global_step == 4  # two generations, each trained on twice
@@ -156,13 +155,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         gradient_accumulation_steps=2,
         steps_per_generation=4,
         shuffle_dataset=True,
-        max_steps=7,
+        max_steps=4,
         save_strategy="steps",
-        save_steps=5,
+        save_steps=3,
+        numbers=range(6),
     )
     whole = weights(made(trl_ext, tmp_path / "whole", **options))
     resumed = made(trl_ext, tmp_path / "resumed", **options)
-    assert torch.equal(weights(resumed, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5")), whole)
+    assert torch.equal(weights(resumed, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3")), whole)
 
 
 def test_all_groups_without_variance_are_said_once(tmp_path, monkeypatch):

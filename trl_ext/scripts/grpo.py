@@ -47,6 +47,7 @@ and an unknown one is an error. The keys that most runs set:
   per_device_train_batch_size, gradient_accumulation_steps
                          completions per process and forward, forwards per optimizer step
   num_generations        completions per prompt
+  oversample             generate so many times the groups; those without variance are replaced
   max_completion_length  tokens per completion
   learning_rate, beta    step size, weight of the KL penalty
   packing                forward real tokens only (on where it is exact)

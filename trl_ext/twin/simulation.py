@@ -25,7 +25,7 @@ _MODEL_KEYS = (
 _RUN_LENGTH_KEYS = (
     "num_train_epochs max_steps total_episodes generation_batch_size steps_per_generation num_mini_batches "
     "num_ppo_epochs response_length max_length warmup_ratio warmup_steps max_completion_length do_eval "
-    "num_generations_eval"
+    "num_generations_eval oversample"
 )
 _FILE_KEYS = (
     "output_dir run_name report_to save_strategy save_steps logging_steps deepspeed resume_from_checkpoint "

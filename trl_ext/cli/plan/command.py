@@ -65,6 +65,7 @@ NAMES = {
 }
 SHARES = {
     "beta": "weight of the KL penalty; GRPO without it has no reference",
+    "oversample": "of GRPO: completions that are generated over those of an update (default 1)",
     "lora_dropout": "of the adapters (default 0)",
     "vllm_gpu_memory_utilization": "vLLM's share of a card; free if not given",
 }

@@ -343,6 +343,21 @@ def test_a_token_budget_of_grpo_bounds_the_work_and_not_the_checkpoints():
     assert sum(terms[1].values()) < sum(terms[0].values())
 
 
+def test_oversampling_grows_the_generation_alone():
+    plain = Job("grpo", zero_stage=2, per_device_train_batch_size=4, **K1)
+    more = replace(plain, oversample=1.5)
+    one, other = (estimate(job, SHAPE, parse_gpus("4xH200")) for job in (plain, more))
+    caches = [found.terms_gib("generate")["KV cache"] for found in (one, other)]
+    assert caches[1] == pytest.approx(1.5 * caches[0])
+    assert one.terms_gib("update") == other.terms_gib("update")
+
+
+@pytest.mark.parametrize("given", [dict(trainer="ppo", oversample=1.5), dict(trainer="grpo", oversample=0.5)])
+def test_oversampling_that_cannot_be_is_refused(given):
+    with pytest.raises(ConfigError, match="It is GRPO's, and at least 1"):
+        estimate(Job(**given, zero_stage=2, **K1), SHAPE, parse_gpus("4xH200"))
+
+
 def test_a_token_budget_of_the_reward_trainer_makes_micro_batches():
     narrow = Job("reward", zero_stage=2, per_device_train_batch_size=1, max_length=2048, global_batch=64)
     bounded = replace(narrow, per_device_train_batch_size=8, max_tokens_per_forward=4096)

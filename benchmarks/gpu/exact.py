@@ -42,7 +42,7 @@ def run_row(row: Row, device: str, scale: str, limit_s: float) -> dict[str, Any]
     """Run the tests of a file within its seconds.
 
     Returns:
-        `status` "measured" if all tests ended, `passed`, and `failed_tests` and `skipped_tests` with their reasons.
+        `status` "measured" if no test failed, `passed`, and `failed_tests` and `skipped_tests` with their reasons.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "tests.xml"
@@ -58,8 +58,9 @@ def results(report: Path) -> dict[str, Any]:
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = {_name(case): _reason(case, "failure", "error") for case in cases if _has(case, "failure", "error")}
     skipped = {_name(case): _reason(case, "skipped") for case in cases if _has(case, "skipped")}
+    ended = {"status": "failed", "reason": f"{len(failed)} tests failed."} if failed else {"status": "measured"}
     return {
-        "status": "measured",
+        **ended,
         "passed": len(cases) - len(failed) - len(skipped),
         "failed_tests": failed,
         "skipped_tests": skipped,
@@ -83,7 +84,7 @@ def _reason(case: ElementTree.Element, *kinds: str) -> str:
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How many tests passed, failed and were skipped, over all files."""
-    done = [one for one in records if one["status"] == "measured"]
+    done = [one for one in records if "passed" in one]
     return {
         "tests_passed": sum(one["passed"] for one in done),
         "tests_failed": sum(len(one["failed_tests"]) for one in done),

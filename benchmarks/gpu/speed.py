@@ -54,7 +54,7 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ours = found.get(f"{kind}/{OURS}")
         if ours and library != OURS:
             faster[name] = {
-                "step": round(one["median_s"] / ours["median_s"], 2),
+                "step": round(one["step_s"] / ours["step_s"], 2),
                 "update": round(one["phases"]["update"] / ours["phases"]["update"], 2),
             }
     return {"faster_than": faster}
@@ -70,7 +70,7 @@ def table(result: Mapping[str, Any]) -> Table:
             shown.add_row(one["row"], one.get("scale", ""), one["status"])
             continue
         share = "" if one["mfu"] is None else f"{one['mfu']:.0%}"
-        values = (one["median_s"], one["phases"]["generate"], one["phases"]["update"], share, one["peak_gib"] or "")
+        values = (one["step_s"], one["phases"]["generate"], one["phases"]["update"], share, one["peak_gib"] or "")
         ratio = result["summary"]["faster_than"].get(one["row"], {}).get("step", "")
         shown.add_row(one["row"], one["scale"], *map(str, values), str(ratio))
     return shown

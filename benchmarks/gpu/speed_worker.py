@@ -1,4 +1,4 @@
-"""One row of the speed benchmark, in a process of its own: a step that warms up, and the measured ones.
+"""One row of the speed benchmark, in a process of its own: a step that warms up, and one that is measured.
 
     python -m benchmarks.gpu.speed_worker TASK.json
 
@@ -9,7 +9,6 @@ comes from and in nothing else, but that ours may fill a forward with as many to
 import itertools
 import json
 import os
-import statistics
 import sys
 import tempfile
 import warnings
@@ -32,11 +31,9 @@ from benchmarks.gpu.speed_rows import Row, needed_flops
 from benchmarks.grpo_task import PHASES, PhasesOfSteps, Shape, fixed_rollout, lengths, reward, tokenizer
 from trl_ext.compat.versions import installed_versions
 
-MEASURED_STEPS = 1
-
 
 def train(row: Row, device: str) -> dict[str, Any]:
-    """Train for a step that warms up and the measured ones; what they took."""
+    """Train for a step that warms up and one that is measured; what it took."""
     clock = PhasesOfSteps()
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(row, device, folder, clock)
@@ -59,7 +56,7 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         gradient_accumulation_steps=shape.rows // row.micro_batch,
         num_generations=shape.generations,
         max_completion_length=shape.longest,
-        max_steps=1 + MEASURED_STEPS,
+        max_steps=2,
         learning_rate=1e-6,
         beta=0.0,
         use_cpu=device == "cpu",
@@ -120,18 +117,16 @@ def policy(row: Row, device: str, folder: str) -> Any:
 
 def figures(row: Row, clock: PhasesOfSteps) -> dict[str, Any]:
     """Seconds by step and phase; MFU of the update, of the tokens that it really needs."""
-    measured = clock.phases[1:]
-    update_s = statistics.median(found["update"] for found in measured)
+    step_s, phases = clock.seconds[1], clock.phases[1]
     # The generated ones are as long as they may be: random weights hardly ever end a text.
     completions = [row.shape.longest] * row.shape.rows if row.measure == "step" else lengths(row.shape, 1)
     flops = needed_flops(row, completions)
     peak = peak_tflops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     return {
-        "seconds": [round(seconds, 3) for seconds in clock.seconds[1:]],
-        "median_s": round(statistics.median(clock.seconds[1:]), 3),
-        "phases": {phase: round(statistics.median(found[phase] for found in measured), 3) for phase in PHASES},
+        "step_s": round(step_s, 3),
+        "phases": {phase: round(phases[phase], 3) for phase in PHASES},
         "update_tflop": round(flops / 1e12, 3),
-        "mfu": mfu(flops, update_s, peak),
+        "mfu": mfu(flops, phases["update"], peak),
     }
 
 

@@ -9,22 +9,27 @@ from tests.conftest import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 README, EVIDENCE = ROOT / "README.md", ROOT / "docs" / "reference" / "evidence.md"
+CHINESE = ROOT / "README_zh.md"
 
 
 def results(name: str) -> list[dict]:
     return json.loads((RESULTS / f"{name}.json").read_text())["results"]
 
 
-def from_to(values: list[float], word: str = "to") -> str:
-    return f"{min(values):.2f} {word} {max(values):.2f} times"
+def from_to(values: list[float], word: str = "to", unit: str = "times") -> str:
+    return f"{min(values):.2f} {word} {max(values):.2f} {unit}"
+
+
+def in_chinese(values: list[float]) -> str:
+    return from_to(values, "到", "倍")
 
 
 def grpo_update() -> dict:
     found = results("grpo_update_cpu")
     rows = {f"{one['trl_s']:.1f} s | {one['ours_s']:.1f} s | **{one['ratio']:.2f} times**" for one in found}
     rows |= {f"** | {one['tokens_ratio']:.2f} times |" for one in found}
-    summary = from_to([one["ratio"] for one in found])
-    return {README: {summary}, EVIDENCE: {summary, *rows}}
+    ratios = [one["ratio"] for one in found]
+    return {README: {from_to(ratios)}, CHINESE: {in_chinese(ratios)}, EVIDENCE: {from_to(ratios), *rows}}
 
 
 def reward() -> dict:
@@ -37,7 +42,8 @@ def reward() -> dict:
         f"{packed:.2f} times | **{shared:.2f} times**" for packed, shared in zip(*by_variant.values(), strict=True)
     }
     shared = by_variant["packed, shared"]
-    return {README: {from_to(shared)}, EVIDENCE: {from_to(shared, "and"), *rows}}
+    pages = {CHINESE: {in_chinese(shared)}, ROOT / "docs" / "zh" / "reward.md": {in_chinese(shared)}}
+    return {README: {from_to(shared)}, EVIDENCE: {from_to(shared, "and"), *rows}, **pages}
 
 
 def ppo() -> dict:
@@ -45,7 +51,9 @@ def ppo() -> dict:
     speed, memory = (from_to([one[key] for one in ours]) for key in ("faster", "smaller"))
     memory_of_grpo = json.loads((RESULTS / "ppo_memory_cpu.json").read_text())["ratio"]
     rows = {f"**{one['faster']:.2f} times** | {one['smaller']:.2f} times smaller" for one in ours}
-    return {README: {speed, memory}, EVIDENCE: {speed, memory, f"{memory_of_grpo:.2f} times", *rows}}
+    chinese = in_chinese([one["faster"] for one in ours])
+    everywhere = {speed, memory, f"{memory_of_grpo:.2f} times", *rows}
+    return {README: {speed, memory}, CHINESE: {chinese}, EVIDENCE: everywhere}
 
 
 def rules() -> dict:

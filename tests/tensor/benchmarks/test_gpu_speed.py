@@ -62,7 +62,7 @@ def test_a_card_that_holds_all_gets_all_layers():
 
 
 def made_up(name, step, update):
-    return {"row": name, "status": "measured", "median_s": step, "phases": {"update": update}}
+    return {"row": name, "status": "measured", "step_s": step, "phases": {"update": update}}
 
 
 def test_ratios_are_of_the_same_shape_and_of_rows_that_ended():
@@ -99,7 +99,7 @@ def test_tiny_rows_of_trl_and_ours_go_through_the_whole_benchmark(kind, tmp_path
         assert one["status"] == "measured", one
         assert one["phases"]["update"] > 0 and one["mfu"] is None and one["scale"] == "a toy"
         assert (one["phases"]["generate"] > 0.001) == kind.startswith("step")
-        assert sum(one["phases"].values()) == pytest.approx(one["median_s"], rel=0.05, abs=0.01)
+        assert sum(one["phases"].values()) == pytest.approx(one["step_s"], rel=0.05, abs=0.01)
     assert ours["packed"] and not trl["packed"] and ours["forwarded_tokens"] > 0
     assert unsloth["status"] == "skipped" and unsloth["reason"] == "unsloth is not installed."
     assert result["summary"]["faster_than"].keys() == {f"{kind}/trl"}
@@ -123,7 +123,7 @@ def test_the_tests_of_a_file_come_back_by_name(tmp_path, monkeypatch):
         "def test_of_another_family(): pass\n"
     )
     found = exact.run_row(exact.Row(path), "cpu", "tiny", 60)
-    assert (found["status"], found["passed"]) == ("measured", 1)
+    assert (found["status"], found["passed"], found["reason"]) == ("failed", 1, "1 tests failed.")
     assert found["skipped_tests"] == {"test_llama_waits": "no card"}
     assert "made up" in found["failed_tests"]["test_llama_breaks"]
     assert exact.summary([found]) == {"tests_passed": 1, "tests_failed": 1, "tests_skipped": 1}

@@ -54,7 +54,7 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._prepare_inputs",
         ("generation_batch",),
-        "puts group mates of an optimizer step side by side; runs the self-check before the first generation",
+        "its buffer of micro-batches is planned into forwards; runs the self-check before the first generation",
     ),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._calculate_rewards",
@@ -235,13 +235,15 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer._compute_loss",
         ("model", "inputs"),
-        "advantages of shape [B, T]; the KL is in the reward, so beta is 0 meanwhile; the value loss comes on top",
+        "called once a forward with the rows of that forward, its loss weighted; what it logs through `accelerator`, "
+        "whose `gather`, `gather_for_metrics` and `reduce` are this rank's meanwhile, is merged over the step; in PPO "
+        "advantages are [B, T], beta is 0 meanwhile, the value loss comes on top",
     ),
     Seam("trl.trainer.utils:FusedCausalLMOutput", ("log_probs", "entropy"), "values stand beside its fields"),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.compute_loss",
         ("model", "inputs", "return_outputs", "num_items_in_batch"),
-        "a micro-batch goes in chunks when memory runs out",
+        "a micro-step goes forward by forward, each with its backward",
     ),
     Seam(
         "trl.trainer.utils:disable_dropout_in_model", ("model",), "the value model, where the policy has none either"

@@ -131,9 +131,9 @@ def plan_step(
     max_tokens = max(max_tokens, max((row.shared + row.own for row in rows), default=0))
     if homes is not None:
         mine = [[i for i, home in enumerate(homes) if home == rank] for rank in range(num_ranks)]
-        blocks = [_blocks(rows, part, max_tokens, hidden_size) for part in mine]
-        num = max((len(_fill(part, 0, max_tokens)) for part in blocks), default=1)
-        return _plan([_by_cost(_fill(part, num, max_tokens)) for part in blocks], max_tokens)
+        of_ranks = [_blocks(rows, part, max_tokens, hidden_size) for part in mine]
+        num = max(len(_fill(part, 1, max_tokens)) for part in of_ranks)
+        return _plan([_by_cost(_fill(part, num, max_tokens)) for part in of_ranks], max_tokens)
     blocks = _blocks(rows, range(len(rows)), max_tokens, hidden_size)
     best = plan_blocks(blocks, num_ranks, max_tokens)
     while num_ranks > 1 and best.imbalance > BALANCED:

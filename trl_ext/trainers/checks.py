@@ -38,20 +38,6 @@ def check_dataset(dataset: Any, reward_funcs: list[Any], role: str, needs_prompt
                 )
 
 
-def check_auxiliary_loss(trainer: Any) -> None:
-    """Raise ConfigError when a token budget would change the auxiliary loss of a mixture of experts.
-
-    That loss multiplies the share of tokens an expert gets by its mean probability, both over one forward; a mean over
-    the forwards of a micro-batch is another number.
-    """
-    if trainer.aux_loss_enabled:
-        raise ConfigError(
-            f"max_tokens_per_forward={trainer.args.max_tokens_per_forward} cuts a micro-batch into forwards, which "
-            f"would change its load-balancing loss (router_aux_loss_coef={trainer.router_aux_loss_coef}). Unset it "
-            "and lower per_device_train_batch_size instead, or set router_aux_loss_coef=0."
-        )
-
-
 def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: int) -> None:
     """Raise ConfigError when the longest row that can arise does not fit into one forward."""
     longest = longest_prompt + max_completion_length

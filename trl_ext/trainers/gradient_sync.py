@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from accelerate.utils import DistributedType
+
+from trl_ext.compat.swap import swapped
 
 
 @contextmanager
@@ -24,6 +27,19 @@ def gradients_unsynced(accelerator: Any, model: Any) -> Iterator[None]:
             yield
     finally:
         state._set_sync_gradients(before)
+
+
+@contextmanager
+def backward_where_there_is_one(accelerator: Any) -> Iterator[None]:
+    """Inside the block a loss without gradient, that of a micro-step without forwards, does not go backward."""
+    plain = accelerator.backward
+
+    def backward(loss: torch.Tensor, **options: Any) -> None:
+        if loss.requires_grad:
+            plain(loss, **options)
+
+    with swapped(accelerator, backward=backward):
+        yield
 
 
 def keep_gradients_in_buckets(accelerator: Any) -> None:

@@ -127,6 +127,30 @@ def dropout_of_a_gpu() -> AbstractContextManager[None]:
 # trl_ext and TRL --------------------------------------------------------------------------------------------------
 
 
+def rollouts_without_padding() -> AbstractContextManager[None]:
+    """Rows of rollouts are as long as their tensors are wide, behind one prompt, have an advantage, and stay.
+
+    Why: a fake tensor has no lengths, and all ranks' rows are alike.
+    Remove when: trainers plan without reading tensors back.
+    """
+    from trl_ext.trainers.grpo.update import RolloutSize
+
+    def sizes_of(rollouts: dict[str, Any], accelerator: Any = None) -> list[Any]:
+        num_ranks = 1 if accelerator is None else accelerator.num_processes
+        widths = rollouts["prompt_ids"].size(1), rollouts["completion_ids"].size(1)
+        return [RolloutSize(1, *widths, has_gradient=True)] * (len(rollouts["prompt_ids"]) * num_ranks)
+
+    def deal(rollouts: dict[str, Any], rows_of_ranks: Any, accelerator: Any) -> dict[str, Any]:
+        num_rows = len(rows_of_ranks[accelerator.process_index])
+        return {
+            name: value[:num_rows] if isinstance(value, torch.Tensor) and value.ndim else value
+            for name, value in rollouts.items()
+        }
+
+    where = "trl_ext.trainers.grpo.update"
+    return replaced((f"{where}:sizes_of", sizes_of), (f"{where}:deal", deal))
+
+
 def attention_of_a_gpu() -> AbstractContextManager[None]:
     """Packed attention is torch's varlen kernel, which has a fake version.
 

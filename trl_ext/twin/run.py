@@ -94,6 +94,7 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
         adapters.adam_makes_its_state_only(),
         adapters.dropout_of_a_gpu(),
         adapters.attention_of_a_gpu(),
+        adapters.rollouts_without_padding(),
         adapters.head_of_a_gpu(),
         adapters.reference_from_config(lambda: stand_ins.causal_model(simulation)),
         adapters.objects_from_this_rank(),

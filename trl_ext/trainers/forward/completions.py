@@ -135,23 +135,6 @@ def score(
     return LogProbs(logps.result, entropies.result, aux_loss, num_forwarded, values.result)
 
 
-def joined(parts: Sequence[LogProbs]) -> LogProbs:
-    """Join the results of several batches of rows, in their order."""
-
-    def rows(name: str) -> torch.Tensor | None:
-        values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else torch.cat(values)
-
-    aux_losses = [part.aux_loss for part in parts if part.aux_loss is not None]
-    return LogProbs(
-        logps=torch.cat([part.logps for part in parts]),
-        entropies=rows("entropies"),
-        aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
-        num_forwarded=sum(part.num_forwarded for part in parts),
-        values=rows("values"),
-    )
-
-
 def score_values(
     model: Callable[..., Any],
     batch: Unpadded,

@@ -30,9 +30,19 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
     max_tokens_per_forward: int | None = field(
         default=None,
         metadata={
-            "help": "Most tokens in one forward; a micro-batch above it is cut into several forwards. Bounds the "
-            "memory peak without changing the loss, and is refused beside the auxiliary loss of a mixture of experts "
-            "(router_aux_loss_coef), which it would change. Unset: one forward per micro-batch."
+            "help": "Most tokens in one forward and its backward. The rows of an optimizer step are spread over as "
+            "few forwards as hold them, balanced over all processes; the loss is the same, and one forward's "
+            "activations are alive at a time. Refused where a micro-batch cannot be cut: entropy bonus, "
+            "top_entropy_quantile, auxiliary loss of a mixture of experts. Unset: no forward takes more tokens than "
+            "the largest micro-batch does packed."
+        },
+    )
+    skip_zero_advantage: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Leave completions of zero advantage, those of groups with equal rewards, out of the update: they "
+            "have no gradient. Unset: yes where that is so (no KL penalty, entropy bonus or auxiliary loss). The "
+            "metric entropy is then over the completions that are trained. False: forward them all the same."
         },
     )
     eval_temperature: float | None = field(
@@ -67,7 +77,7 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
         check_deepspeed_file(self.deepspeed)
         choose_precision(self)
         super().__post_init__()
-        settle_packing(self, is_required=self.packing is True)
+        settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
         if self.memory is None:  # a plan sets the batch later
             check_oversample(self)
         longest = math.inf if self.max_completion_length is None else self.max_completion_length

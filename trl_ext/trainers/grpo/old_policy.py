@@ -15,6 +15,7 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 
 from trl_ext.errors import DataError
+from trl_ext.trainers.grpo.update import counted_tokens
 
 logger = logging.get_logger(__name__)
 
@@ -108,7 +109,7 @@ class OldPolicy:
         inputs["old_per_token_logps"] = logps.detach()
         inputs["importance_sampling_ratio"] = importance_ratio(
             inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"],
-            _counted_tokens(inputs),
+            counted_tokens(inputs),
             trainer.vllm_importance_sampling_mode,
             trainer.vllm_importance_sampling_clip_min,
             trainer.vllm_importance_sampling_clip_max,
@@ -134,7 +135,7 @@ class OldPolicy:
     def _comparison(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return sum and number of the differences, and of the ratios; the largest of both, and minus the smallest
         ratio. A token that vLLM could not score has no difference and the ratio 1."""
-        mask = _counted_tokens(inputs).bool()
+        mask = counted_tokens(inputs).bool()
         difference = (inputs["old_per_token_logps"] - inputs["sampling_per_token_logps"]).abs()
         difference = difference[mask & ~difference.isnan()].float()
         ratio = inputs["importance_sampling_ratio"].float()
@@ -148,11 +149,6 @@ class OldPolicy:
 def _joined(comparisons: torch.Tensor) -> torch.Tensor:
     """Return one comparison, [7], of several, [N, 7]."""
     return torch.cat([comparisons[:, :4].sum(dim=0), comparisons[:, 4:].amax(dim=0)])
-
-
-def _counted_tokens(inputs: dict[str, Any]) -> torch.Tensor:
-    """Return [B, T] 1 where the policy's own token counts, 0 for padding and for what a tool said."""
-    return inputs["completion_mask"] * inputs.get("tool_mask", 1)
 
 
 def importance_ratio(

@@ -3,7 +3,6 @@
 TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
 """
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,18 +24,13 @@ from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
-from trl_ext.trainers.checks import (
-    check_auxiliary_loss,
-    check_budget,
-    check_launch,
-    longest_prompt_tokens,
-)
+from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
 from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, Unpadded, joined, plan, score, unpad
-from trl_ext.trainers.forward.group_order import regroup, split_is_free, stays_in_step
+from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, score, unpad
+from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
-from trl_ext.trainers.gradient_sync import keep_gradients_in_buckets
+from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.old_policy import OldPolicy, check_sampled_logps
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
@@ -46,9 +40,10 @@ from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, sav
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.shares import RuleShares
+from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.grpo.unscored import UnscoredRules
-from trl_ext.trainers.memory.oom.chunks import CompletionChunks, why_completions_stay_whole
-from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
+from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate
+from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
 from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
@@ -112,6 +107,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._old_policy = OldPolicy(self)
         check_oversample(args)  # again: a plan may have set the batch since
         self._oversampling = Oversampling(args)
+        self._step_stats: list[Any] = []
+        self._update = StepUpdate(self, getattr(args, "skip_zero_advantage", None))
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
@@ -127,8 +124,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._reward_encoders = make_encoders(self, given_rewards)
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
+        self._check_update(args)
         if self._max_tokens is not None:
-            check_auxiliary_loss(self)
             longest = longest_prompt_tokens(self)
             if longest is not None and self.max_completion_length is not None:
                 check_budget(longest, self.max_completion_length, self._max_tokens)
@@ -136,6 +133,21 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             self._start_packing()
         keep_gradients_in_buckets(self.accelerator)
         watch_memory(self, ("generate", "score", "update", "step"))
+
+    def _check_update(self, args: Any) -> None:
+        """Raise ConfigError for settings of the update that this loss does not allow."""
+        if self._max_tokens is not None and self._update.why_whole:
+            raise ConfigError(
+                f"max_tokens_per_forward={self._max_tokens} cannot cut a micro-batch: {self._update.why_whole}. Unset "
+                "it and lower per_device_train_batch_size instead."
+            )
+        why = self._why_zero_advantage_counts()
+        if getattr(args, "skip_zero_advantage", None) and why:
+            raise ConfigError(f"skip_zero_advantage=True would change the gradient: {why}. Remove it.")
+
+    def _why_zero_advantage_counts(self) -> str:
+        """Return why a row of zero advantage has a gradient all the same; "" if it has none."""
+        return f"beta={self.beta} adds a KL penalty to every row" if self.beta else self._update.why_whole
 
     def _add_models(self) -> None:
         """Add models that a subclass trains or asks beside TRL's; called before packing is tried."""
@@ -176,7 +188,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         phase = "update" if torch.is_grad_enabled() else "logps"
         with self._clock.phase(phase):
             if not self._packs or any(value is not None for value in multimodal.values()):
-                self._count(input_ids.numel(), attention_mask, input_ids)
+                self._count(input_ids.numel(), attention_mask)
                 padded = super()._get_per_token_logps_and_entropies(
                     model,
                     input_ids,
@@ -207,66 +219,104 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     ) -> LogProbs:
         """Return the log-probabilities of the whole batch, computed on flat rows."""
         # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
-        share, parts = self._share_prompt and not compute_aux_loss, []
-        for ids, mask in self._parts(input_ids, attention_mask, batch_size):
-            batch, rows, num_forwards = self._planned(ids, mask, width, share, compute_aux_loss)
-            with self.accelerator.autocast():
-                part = score(model, batch, rows, ids.device, num_forwards, compute_entropy, compute_aux_loss)
-            self._count(part.num_forwarded, mask, ids)
-            parts.append(part)
-        return joined(parts)
-
-    def _parts(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, batch_size: int | None
-    ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """Return token ids and masks of the rows that go through the model together."""
-        # With a budget the tokens say how many rows a forward holds; without one, the caller's rows do.
-        size = input_ids.size(0) if self._max_tokens or not batch_size else batch_size
-        return zip(input_ids.split(size), attention_mask.split(size), strict=True)
+        share = self._share_prompt and not compute_aux_loss
+        batch, rows, num_forwards = self._planned(
+            input_ids, attention_mask, width, batch_size, share, keep_all=compute_aux_loss
+        )
+        with self.accelerator.autocast():
+            result = score(model, batch, rows, input_ids.device, num_forwards, compute_entropy, compute_aux_loss)
+        self._count(result.num_forwarded, attention_mask)
+        return result
 
     def _planned(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, share: bool, keep_all: bool = False
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        width: int,
+        batch_size: int | None,
+        share: bool,
+        keep_all: bool = False,
     ) -> tuple[Unpadded, list[PlannedRow], int]:
-        """Return the batch without padding, its flat rows, and how many forwards all ranks make."""
-        batch = unpad(input_ids, attention_mask, width)
-        rows = plan(batch, share, self._max_tokens, keep_all=keep_all)
-        return batch, rows, self._agreed_num_forwards(len(rows)) if self._max_tokens else len(rows)
+        """Return the batch without padding, its flat rows, and how many forwards all ranks make.
 
-    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
-        """Overrides trl.GRPOTrainer._prepare_inputs: group mates of an optimizer step stand side by side."""
-        if self._rescue.serving is not None:  # a chunk of what was prepared
+        With a gradient it is one row, whose size was planned before. Without, a row holds at most the budget, or what
+        `batch_size` rows of the batch take at most where there is none.
+        """
+        batch = unpad(input_ids, attention_mask, width)
+        whole = plan(batch, share, keep_all=keep_all)
+        if torch.is_grad_enabled():
+            return batch, whole, 1
+        budget = self._max_tokens
+        if budget is None:
+            parts = zip(*(x.split(batch_size or len(input_ids)) for x in (input_ids, attention_mask)), strict=True)
+            budget = max(plan(unpad(ids, mask, width), share)[0].num_tokens for ids, mask in parts)
+        rows = whole if whole[0].num_tokens <= budget else plan(batch, share, budget, keep_all=keep_all)
+        return batch, rows, self._agreed_num_forwards(len(rows))
+
+    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
+        """Overrides trl.GRPOTrainer._prepare_inputs: in training the forwards of the micro-step, planned for all of
+        the optimizer step."""
+        if self._rescue.serving is not None:  # the batch of one of these forwards
             return generation_batch
         self._check_packing(self.model_wrapped)
-        before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is before or not self._packs or not self._share_prompt:
-            return inputs
-        is_free = split_is_free(self.args, self._entropy_bonus_enabled, self.aux_loss_enabled)
-        if not is_free or not stays_in_step(self.args):
-            return inputs
-        place = next(i for i, batch in enumerate(self._buffered_inputs) if batch is inputs)
-        per_step = min(self.args.gradient_accumulation_steps, self.args.steps_per_generation)
-        self._buffered_inputs = regroup(self._buffered_inputs, per_step)
-        return self._buffered_inputs[place]
+        return self._update.next_forwards() if self.model.training else inputs
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
-    def _chunks(self) -> tuple[CompletionChunks, str]:
-        return CompletionChunks(self.args), why_completions_stay_whole(self)
+    # Forwards of the update: all with one backward each. The critic of a subclass may double them.
+    _num_passes_of_update = 1
+
+    def _make_rescue(self) -> Rescue:
+        return Rescue(self, self._smaller_forwards, self._update.why_whole)
+
+    def _smaller_forwards(self, level: int) -> str:
+        """Return the settings with which forwards are `2**level` times smaller; empty if they change the loss."""
+        if self._max_tokens is not None:
+            return f"max_tokens_per_forward={self._max_tokens // 2**level}"
+        if not self._update.rows_move and self.args.loss_type in MEAN_OVER_TOKENS:
+            return ""
+        return smaller_micro_batch(self.args, 2**level)
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Overrides trl.GRPOTrainer.compute_loss: in chunks where memory asks for it."""
-        return self._rescued(super().compute_loss, model, inputs, return_outputs, num_items_in_batch)
+        """Overrides trl.GRPOTrainer.compute_loss: forward by forward, each with its backward."""
+        if self._rescue.serving is not None:
+            return self._rescue.serving(inputs)
+        if not torch.is_grad_enabled():
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        forwards = [self._update.as_one(inputs)] if isinstance(inputs, dict) else inputs
+        return self._one_by_one(super().compute_loss, model, forwards, num_items_in_batch)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """Overrides trl.GRPOTrainer._compute_loss: a chunk's loss by its share of the whole."""
+        """Overrides trl.GRPOTrainer._compute_loss: a forward's loss by its weight in that of the step."""
         with self._old_policy.of_update(inputs) as inputs:
-            loss = super()._compute_loss(model, inputs) * self._rescue.share
+            if WEIGHT in inputs:
+                with noted(self, inputs):
+                    loss = super()._compute_loss(model, inputs) * inputs[WEIGHT]
+            else:  # evaluation, or a micro-batch that stays whole
+                loss = super()._compute_loss(model, inputs)
         if not self.model.training:
             self._old_policy.log(self._metrics["eval"])
         return loss
+
+    def _note(self, name: str, value: Any, weight: Any = None) -> None:
+        """Note a number of the running forward, for the metrics of the optimizer step.
+
+        Args:
+            name: Key of the metric.
+            value: [] of this rank.
+            weight: Of the mean over forwards and ranks; None: forwards add up, ranks are averaged.
+        """
+        self._step_stats.append(Noted(name, value, weight))
+
+    def _log_step(self) -> None:
+        """Overrides PackingSwitch._log_step: and what the step's forwards noted."""
+        for name, value in merged(self._step_stats, self.accelerator).items():
+            self._metrics["train"][name].append(value)
+        self._step_stats.clear()
+        super()._log_step()
 
     # Rewards ------------------------------------------------------------------------------------------------------
 
@@ -330,6 +380,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules and rollouts go on from their state, too."""
         super()._load_optimizer_and_scheduler(checkpoint)
+        self._update.restart()
         if checkpoint is None:
             return
         load_state(self.reward_funcs, checkpoint)
@@ -380,9 +431,10 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""
-        with self._clock.phase("update"):
+        with self._clock.phase("update"), backward_where_there_is_one(self.accelerator):
             loss = self._train_others(model, super().training_step(model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
+            self._update.restart()
             self._log_step()
             self._old_policy.log(self._metrics["train"])
         return loss
@@ -397,6 +449,11 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         """Train models that a subclass has beside the actor on the micro-batch; return the loss with theirs."""
         return loss
 
-    def _count(self, num_forwarded: int, attention_mask: torch.Tensor, input_ids: torch.Tensor) -> None:
-        if self.model.training:
-            self._tokens.add(num_forwarded, int(attention_mask.sum().item()), input_ids.numel())
+    def _count(self, num_forwarded: int, attention_mask: torch.Tensor) -> None:
+        """Count tokens of a forward; what they would be as a padded batch is known of the update already."""
+        if not self.model.training:
+            return
+        if torch.is_grad_enabled():
+            self._tokens.add(num_forwarded, 0, 0)
+        else:
+            self._tokens.add(num_forwarded, int(attention_mask.sum().item()), attention_mask.numel())

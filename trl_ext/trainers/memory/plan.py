@@ -24,7 +24,7 @@ from trl_ext.memory.run.keys import given_fields, job_of_run
 from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
 from trl_ext.memory.units import gib
 from trl_ext.trainers.checks import sample_of_prompts
-from trl_ext.trainers.forward.group_order import split_is_free
+from trl_ext.trainers.forward.loss_split import split_is_free
 
 logger = logging.get_logger(__name__)
 NUM_LONGEST = 64  # of the prompts, those with most characters are tokenized

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from trl_ext.trainers.grpo.update import counted_tokens
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.equations import (
@@ -21,11 +22,6 @@ from trl_ext.trainers.ppo.equations import (
     whiten,
     wide,
 )
-
-
-def counted_tokens(rollouts: dict[str, Any]) -> torch.Tensor:
-    """[B, T] 1 for the tokens that losses and statistics count: sampled by the policy, in a scored completion."""
-    return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
 
 
 @dataclass(frozen=True)

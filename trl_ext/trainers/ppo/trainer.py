@@ -5,6 +5,7 @@ advantages and a value loss. The trainer holds its models, the critic and its va
 stands here are the hooks that TRL calls. Legend: B rows, T completion tokens.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -20,6 +21,8 @@ from trl_ext.trainers.forward.completions import LogProbs
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
 from trl_ext.trainers.grpo.rewards import raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
+from trl_ext.trainers.grpo.update import counted_tokens
+from trl_ext.trainers.memory.oom.rescue import Forward
 from trl_ext.trainers.memory.plan import settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.ppo.config import PPOConfig
@@ -36,7 +39,7 @@ from trl_ext.trainers.ppo.inputs import (
     with_prompts,
 )
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
-from trl_ext.trainers.ppo.targets import PPOTargets, counted_tokens
+from trl_ext.trainers.ppo.targets import PPOTargets
 
 
 class PPOTrainer(GRPOTrainer):
@@ -86,7 +89,7 @@ class PPOTrainer(GRPOTrainer):
     _values: CriticValues
     _targets: PPOTargets
     _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
-    _micro_batch: Any = None
+    _forwards: Sequence[Forward] = ()  # of the micro-step
 
     def __init__(
         self,
@@ -158,6 +161,15 @@ class PPOTrainer(GRPOTrainer):
         else:
             self.generation_kwargs["eos_token_id"] = self.eos_token_ids
             self.generation_config.eos_token_id = self.eos_token_ids
+
+    def _why_zero_advantage_counts(self) -> str:
+        """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all."""
+        return "the critic learns from every row"
+
+    @property
+    def _num_passes_of_update(self) -> int:  # type: ignore[override]  # a constant of GRPO's
+        """Overrides trl_ext.GRPOTrainer._num_passes_of_update: one for a critic with forwards of its own."""
+        return 1 if self._critic.comes_with_log_probs else 2
 
     # Packing ------------------------------------------------------------------------------------------------------
 
@@ -281,9 +293,9 @@ class PPOTrainer(GRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer.compute_loss: keeps the micro-batch for a separate critic."""
+        """Overrides trl_ext.GRPOTrainer.compute_loss: keeps the forwards for a separate critic."""
         if self._rescue.serving is None:
-            self._micro_batch = inputs
+            self._forwards = [self._update.as_one(inputs)] if isinstance(inputs, dict) else inputs
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -293,7 +305,7 @@ class PPOTrainer(GRPOTrainer):
             loss = super()._compute_loss(model, inputs)
         if "returns" not in inputs:  # evaluation
             return loss
-        self._note("loss/policy_avg", loss.detach() * self.current_gradient_accumulation_steps)
+        self._note("loss/policy_avg", loss.detach())
         if not self._critic.is_trained_with_actor:
             return loss
         return loss + self._value_loss(self._values.in_loss(model, inputs), inputs)
@@ -306,25 +318,22 @@ class PPOTrainer(GRPOTrainer):
         result = clipped_value_loss(
             values, inputs["values"], inputs["returns"], mask, self.args.cliprange_value, num_tokens
         )
-        self._note("loss/value_avg", result.loss.detach() * self.current_gradient_accumulation_steps)
-        self._note("val/clipfrac_avg", result.num_clipped / mask.sum().clamp(min=1))
+        num_counted = mask.sum()
+        self._note("loss/value_avg", result.loss.detach())
+        self._note("val/clipfrac_avg", result.num_clipped / num_counted.clamp(min=1), weight=num_counted)
         return self.args.vf_coef * result.loss
-
-    def _note(self, name: str, value: torch.Tensor) -> None:
-        """Log the mean over ranks. Collective."""
-        self._metrics["train"][name].append(self.accelerator.reduce(value.float(), reduction="mean").item())
 
     def _train_others(self, model: Any, loss: torch.Tensor) -> torch.Tensor:
         """Overrides trl_ext.GRPOTrainer._train_others: a separate critic goes backward when the actor has."""
         if isinstance(self._critic, SeparateCritic):
-            loss = loss + self._train_critic(self._critic, model, self._micro_batch)
-        self._micro_batch = None
+            loss = loss + self._train_critic(self._critic, model, self._forwards)
+        self._forwards = ()
         return loss
 
-    def _train_critic(self, critic: SeparateCritic, actor: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def _train_critic(self, critic: SeparateCritic, actor: Any, forwards: Sequence[Forward]) -> torch.Tensor:
         """Forward and backward of a separate critic; return its value loss."""
         return critic.train_on(
-            inputs, self._rescue, lambda chunk: self._value_loss(self._values.forwarded(actor, chunk), chunk)
+            forwards, self._rescue, lambda batch: self._value_loss(self._values.forwarded(actor, batch), batch)
         )
 
     # Rehearsal ----------------------------------------------------------------------------------------------------
@@ -338,7 +347,7 @@ class PPOTrainer(GRPOTrainer):
         self._critic.after_rollout()
         super()._rehearse(batch)
         if isinstance(self._critic, SeparateCritic):
-            self._train_critic(self._critic, self.model_wrapped, batch.inputs)
+            self._train_critic(self._critic, self.model_wrapped, [self._update.as_one(batch.inputs)])
         self._values.forget()
 
     # Saving and resuming ------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ REASONS = {
     "batch_eval_metrics": _PREDICTIONS,
     "include_for_metrics": _PREDICTIONS,
     "average_tokens_across_devices": "the losses are means over the tokens of all processes in any case",
+    "skip_zero_advantage": "the critic learns from every row",
     "num_sample_generations": "nothing is sampled for show. Set log_completions=True, or call "
     "trainer.generate_completions()",
 }

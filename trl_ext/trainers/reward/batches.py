@@ -6,7 +6,7 @@ ours.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -112,6 +112,50 @@ class RowsOfPairs(Dataset):
 
     def __getitem__(self, row: tuple[int, ...]) -> list[dict[str, Any]]:
         return [self.pairs[i] for i in row]
+
+
+# More pairs than any rank's row has, where a rank does not know the others'.
+ANY_NUMBER = 2**62
+
+
+@dataclass(frozen=True, eq=False)
+class PairForward:
+    """A row of pairs that goes through the model at once; `trl_ext.trainers.memory.oom.rescue.Forward`.
+
+    Args:
+        row: The pairs; none: it counts for nothing.
+        make_row: Makes a row of some of them.
+        most_rows: At least the pairs of any rank's row at this place.
+        in_micro_batch: Pairs of the row that this one is a part of.
+        level: How often it was halved.
+    """
+
+    row: PairRow
+    make_row: Callable[[Sequence[Mapping[str, Any]]], PairRow]
+    most_rows: int
+    in_micro_batch: int
+    level: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.row.num_pairs
+
+    @property
+    def num_tokens(self) -> int:
+        return self.row.flat.num_tokens
+
+    def halves(self) -> "list[PairForward]":
+        if self.most_rows < 2:
+            return [replace(self, level=self.level + 1)]
+        pairs = self.row.examples
+        middle = (len(pairs) + 1) // 2
+        return [
+            replace(self, row=self.make_row(part), most_rows=self.most_rows - 1, level=self.level + 1)
+            for part in (pairs[:middle], pairs[middle:])
+        ]
+
+    def batch(self) -> dict[str, Any]:
+        return {"rows": [self.row], "pairs_in_micro_batch": self.in_micro_batch}
 
 
 @dataclass(eq=False)

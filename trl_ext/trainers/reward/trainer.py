@@ -5,8 +5,8 @@ different numbers of pairs.
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from trl.trainer.reward_trainer import RewardTrainer as TRLRewardTrainer
 
 from trl_ext.compat.accelerate import global_batches, with_batch_sampler
 from trl_ext.compat.peft import base_model
+from trl_ext.compat.swap import restored, swapped
 from trl_ext.compat.transformers import let_loss_be_scaled
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
@@ -33,16 +34,22 @@ from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
-from trl_ext.trainers.gradient_sync import gradients_unsynced, keep_gradients_in_buckets
-from trl_ext.trainers.memory.oom.chunks import PairChunks
-from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue
+from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
+from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
 from trl_ext.trainers.memory.plan import by_name, settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.reward import data as preference_data
-from trl_ext.trainers.reward.batches import PairCollator, PairSizes, RowsOfPairs, StepSampler
+from trl_ext.trainers.reward.batches import (
+    ANY_NUMBER,
+    PairCollator,
+    PairForward,
+    PairSizes,
+    RowsOfPairs,
+    StepSampler,
+)
 from trl_ext.trainers.reward.config import RewardConfig
 from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, judged
 from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
@@ -223,16 +230,12 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on pairs and forwards of the step."""
+        """Overrides trl.RewardTrainer.get_batch_samples: the ranks count the pairs of the step together."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._max_tokens is None or not batches:
             return batches, num_items
         pairs = sum(row.num_pairs for batch in batches for row in batch["rows"])
-        counts = torch.tensor([[pairs, *(len(batch["rows"]) for batch in batches)]], device=self.accelerator.device)
-        counts = self.accelerator.gather(counts)
-        for batch, agreed in zip(batches, counts[:, 1:].amax(dim=0).tolist(), strict=True):
-            batch["rows"] = self._filled_up(batch["rows"], agreed)
-        return batches, counts[:, 0].sum()
+        return batches, self.accelerator.gather(torch.tensor([pairs], device=self.accelerator.device)).sum()
 
     def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:
         """Return as many rows as every rank forwards: the forwards of ZeRO-3 are collectives."""
@@ -282,46 +285,46 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     # Loss ---------------------------------------------------------------------------------------------------------
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Overrides trl.RewardTrainer.training_step: timed; row by row under a token budget."""
-        with self._clock.phase("update"):
-            if self._max_tokens is None:
-                loss = super().training_step(model, inputs, num_items_in_batch)
-            else:
-                loss = self._row_by_row(model, inputs["rows"], num_items_in_batch)
+        """Overrides trl.RewardTrainer.training_step: timed; ends the metrics of an optimizer step."""
+        with self._clock.phase("update"), backward_where_there_is_one(self.accelerator):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        # One value a micro-batch, as in TRL, or a step, where a budget has no micro-batches.
+        if self._step_stats and (self.accelerator.sync_gradients or self._max_tokens is None):
+            self._log_stats(combined(torch.stack(self._step_stats)))
+            self._step_stats.clear()
         if self.accelerator.sync_gradients:
-            if self._step_stats:
-                self._log_stats(combined(torch.stack(self._step_stats)))
-                self._step_stats = []
             self._log_step()
             if self.args.include_num_input_tokens_seen == "no":  # else transformers counts there
                 self.state.num_input_tokens_seen = self._total_train_tokens
         return loss
 
-    def _row_by_row(self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any) -> torch.Tensor:
-        """Forward and backward of every row on its own, so that only one row's activations are alive."""
-        loss = torch.zeros((), device=self.accelerator.device)
-        for i, row in enumerate(rows):
-            with nullcontext() if i == len(rows) - 1 else gradients_unsynced(self.accelerator, model):
-                loss = loss + super().training_step(model, {"rows": [row]}, num_items_in_batch)
-        return loss
+    def _make_rescue(self) -> Rescue:
+        def smaller_forwards(level: int) -> str:
+            if self._max_tokens is None:
+                return smaller_micro_batch(self.args, 2**level)
+            return f"max_tokens_per_forward={self._max_tokens // 2**level}"
 
-    def _chunks(self) -> tuple[PairChunks, str]:
-        has_budget = self._max_tokens is not None
-        return PairChunks(
-            self.args,
-            lambda pairs: self._collator.row(pairs),
-            fills=has_budget and self._packs and self.accelerator.num_processes > 1,
-            is_mean=not (has_budget and self._packs),
-        ), ""
+        return Rescue(self, smaller_forwards)
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Overrides trl.RewardTrainer.compute_loss: scores of flat rows, and sums over ranks, not gathered logits."""
+        """Overrides trl.RewardTrainer.compute_loss: scores of flat rows, each row with its backward, and sums over
+        ranks, not gathered logits."""
         if "rows" not in inputs:  # a collator of the user's
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self._rescue.serving is not None:
+            return self._rescue.serving(inputs)
         self._check_packing(model)
-        return self._rescued(self._loss_of_rows, model, inputs, return_outputs, num_items_in_batch)
+        if return_outputs or not torch.is_grad_enabled():
+            return self._loss_of_rows(model, inputs, return_outputs, num_items_in_batch)
+        # Under a budget ranks may hold different numbers of pairs.
+        are_equal = self._max_tokens is None or self.accelerator.num_processes == 1
+        forwards = [
+            PairForward(row, self._collator.row, row.num_pairs if are_equal else ANY_NUMBER, row.num_pairs)
+            for row in inputs["rows"]
+        ]
+        return self._one_by_one(self._loss_of_rows, model, forwards, num_items_in_batch)
 
     def _loss_of_rows(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any
@@ -333,14 +336,30 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         if self._packs:
             loss, outputs = self._packed_loss(model, rows, num_items_in_batch)
         else:
-            padded = self._prepare_inputs(self._padded_collator([e for row in rows for e in row.examples]))
-            loss, outputs = super().compute_loss(model, padded, True, num_items_in_batch)
-        if not self.model.training:
-            assert outputs.logits is not None
-            chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+            loss, outputs = self._padded_loss(model, rows, num_items_in_batch)
+        assert outputs.logits is not None
+        chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+        stats = pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows))
+        if self.model.training:
+            self._step_stats.append(stats)
+        else:
+            self._log_stats(stats)
             self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
-        loss = loss * self._rescue.share
+        # A mean over the pairs of a part, beside the mean over all of the micro-batch.
+        if "pairs_in_micro_batch" in inputs and self._max_tokens is None:
+            loss = loss * (sum(row.num_pairs for row in rows) / inputs["pairs_in_micro_batch"])
         return (loss, outputs) if return_outputs else loss
+
+    def _padded_loss(
+        self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
+    ) -> tuple[torch.Tensor, SequenceClassifierOutput]:
+        padded = self._prepare_inputs(self._padded_collator([dict(e) for row in rows for e in row.examples]))
+        # Its metrics are those of this forward alone; the step's are merged from all of them.
+        with (
+            swapped(self, _metrics={"train": defaultdict(list), "eval": defaultdict(list)}),
+            restored(self, "_total_train_tokens"),
+        ):
+            return super().compute_loss(model, padded, True, num_items_in_batch)
 
     def _packed_loss(
         self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
@@ -354,13 +373,10 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         # Surplus forwards have no pair, and stay in the graph with nothing to say.
         losses = torch.cat(of_rows + [s.sum(dim=0) for s in scores[len(rows) :]])
         chosen, rejected = torch.cat(scores, dim=1)
-        stats = pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows))
         if self._max_tokens is not None and self.model.training:
-            self._step_stats.append(stats)  # one value a step; there are no micro-batches of TRL's
             # The mean over all pairs of the step: ranks' gradients are averaged, hence their number.
             loss = losses.sum() / num_items_in_batch * self.accelerator.num_processes
         else:
-            self._log_stats(stats)
             loss = losses.mean()
         return loss, SequenceClassifierOutput(logits=torch.cat([chosen, rejected])[:, None])
 

@@ -154,6 +154,7 @@ REFUSED = {
     "ref_model_mixup_alpha": 0.1,
     "ref_model_sync_steps": 1,
     "scale_rewards": "none",
+    "skip_zero_advantage": True,
     "sync_ref_model": True,
     "train_sampling_strategy": "group_by_length",
     "use_bias_correction_kl": False,

@@ -36,10 +36,10 @@ class Agreement:
         self._flags: torch.Tensor | None = None
 
     def exchange(self, failed: bool, is_stuck: bool) -> tuple[bool, bool]:
-        """True if any rank failed, and True if any rank cannot cut its chunk. Collective."""
+        """True if any rank failed, and True if one of these cannot cut its forward. Collective."""
         assert self._flags is not None
         # 1 is good news: `trl-ext dryrun` runs this on fake tensors, whose values are all 1.
-        self._flags.copy_(torch.tensor([not failed, not is_stuck], dtype=torch.int32))
+        self._flags.copy_(torch.tensor([not failed, not (failed and is_stuck)], dtype=torch.int32))
         torch.distributed.all_reduce(self._flags, op=torch.distributed.ReduceOp.MIN)
         all_fine, all_can_cut = self._flags.tolist()
         return not all_fine, not all_can_cut
@@ -50,11 +50,11 @@ class Agreement:
 
         Args:
             model: As training calls it, wrapped.
-            is_stuck: True if this rank's chunk cannot be cut.
+            is_stuck: True if this rank's forward cannot be cut.
 
         Raises:
-            SplitNeeded: A rank failed, and all can cut.
-            OutOfMemoryError: Another rank failed, and not all can cut; the rank itself raises the allocator's error.
+            SplitNeeded: A rank failed, and those that did can cut.
+            OutOfMemoryError: Another rank failed and cannot cut; it raises the allocator's error itself.
         """
         if self._flags is None:  # allocated while there is memory
             self._flags = torch.zeros(2, dtype=torch.int32, device=self._accelerator.device)

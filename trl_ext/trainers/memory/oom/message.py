@@ -41,8 +41,8 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
     place, numbers = place_of(error), numbers_of(error)
     plan, accelerator, rescue = _plan(trainer), trainer.accelerator, trainer._rescue
     running = None
-    if rescue.batch is not None and place in (FORWARD, BACKWARD):  # a micro-batch, or the chunk of one
-        running = rescue.chunks.num_rows(rescue.batch), rescue.chunks.num_tokens(rescue.batch)
+    if rescue.running is not None and place in (FORWARD, BACKWARD):
+        running = rescue.running.num_rows, rescue.running.num_tokens
     snapshot = write_snapshot(trainer, error, place, running, numbers, plan)
     where = f"step {trainer.state.global_step + 1}"
     if accelerator.num_processes > 1:
@@ -98,9 +98,9 @@ def _card(numbers: Numbers) -> str:
 def _why_forward_stays_whole(rescue: Any) -> str:
     if rescue.why_not:
         return str(rescue.why_not)
-    if rescue.batch is None:
+    if rescue.running is None:
         return "batches of a data_collator of your own are not cut"
-    if rescue.chunks.num_rows(rescue.batch) < 2:
+    if rescue.running.num_rows < 2:
         return "one row is left"
     return "beside the model's own forward the ranks cannot agree on it"
 

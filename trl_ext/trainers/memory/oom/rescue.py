@@ -1,13 +1,13 @@
-"""Mixed into the trainers: a forward that runs out of memory is taken again in halves, with the same gradients.
+"""Mixed into the trainers: a step's forwards one by one, each with its backward, so that one is alive at a time.
 
-Before the first failure a micro-batch costs what it did: with several processes two small integers more, with one
-process nothing. After it the run keeps the smaller size.
+A forward that runs out of memory is taken again in halves, with the same gradients, and the run keeps the smaller
+size. Before the first failure that costs nothing with one process, with several two small integers a forward.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from accelerate.utils.memory import clear_device_cache
@@ -17,93 +17,125 @@ from transformers.utils import logging
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.memory.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
-from trl_ext.trainers.memory.oom.chunks import Chunks, cut
 from trl_ext.trainers.memory.oom.errors import is_out_of_memory
 from trl_ext.trainers.memory.oom.message import explained
-from trl_ext.trainers.memory.oom.rollback import MetricsRollback
+from trl_ext.trainers.memory.oom.rollback import StepRollback
 
 logger = logging.get_logger(__name__)
-Forward = Callable[[Any], torch.Tensor]
+
+
+class Forward(Protocol):
+    """What goes through a model at once, and backward at once."""
+
+    @property
+    def level(self) -> int:
+        """How often it was halved, or its budget."""
+
+    @property
+    def most_rows(self) -> int:
+        """At least the rows of any rank's forward at this place; equal on all ranks."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, or pairs, on this rank; may be 0."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens on this rank."""
+
+    def halves(self) -> Sequence[Self]:
+        """Two smaller forwards, or only itself where no rank can cut; equally many on every rank."""
+
+    def batch(self) -> Any:
+        """Inputs of the loss."""
 
 
 class Rescue:
-    """Runs micro-batches in chunks, and remembers in how many.
+    """Runs forwards, halves those that do not fit, and remembers how often.
 
     Args:
-        trainer: A trainer with `_metrics` and `_tokens`.
-        chunks: How its micro-batches are cut.
-        why_not: Why its loss cannot be cut; "" if it can.
+        trainer: A trainer with `_step_stats` and `_tokens`.
+        advice: Settings with which the forwards would be `2**level` times smaller, given the level; empty for none.
+        why_not: Why its forwards cannot be cut; "" if they can.
 
     Attributes:
-        share: What the loss of the running chunk is multiplied with.
-        serving: What answers for `compute_loss` while the Trainer's own step runs a chunk.
-        batch: The chunk that runs, or ran last; None before the first.
+        serving: What answers for `compute_loss` while the Trainer's own step runs a forward.
+        running: The forward that runs, or ran last; None before the first.
     """
 
-    def __init__(self, trainer: Any, chunks: Chunks, why_not: str = ""):
+    def __init__(self, trainer: Any, advice: Callable[[int], str], why_not: str = ""):
         self._trainer = trainer
+        self._advice = advice
         self._agreement = Agreement(trainer.accelerator)
-        self._halvings: dict[str, int] = defaultdict(int)
+        self._level: dict[str, int] = defaultdict(int)
         self._has_warned = False
-        self.chunks = chunks
         splits = getattr(trainer.args, "memory_on_oom", "split") == "split"
         self.why_not = (
             (why_ranks_cannot_agree(trainer.accelerator) or why_not) if splits else "memory_on_oom is 'raise'"
         )
-        self.share: Any = 1.0
-        self.serving: Forward | None = None
-        self.batch: Any = None
+        self.serving: Callable[[Any], torch.Tensor] | None = None
+        self.running: Forward | None = None
 
     @property
-    def num_chunks(self) -> int:
-        """Number of chunks of the actor's next micro-batch, if it has as many rows."""
-        return 2 ** self._halvings["actor"]
+    def level(self) -> int:
+        """How often the actor's forwards were halved."""
+        return self._level["actor"]
 
-    def run(self, role: str, whole: Any, attempt: Callable[[Any, bool], None]) -> None:
-        """Attempt a micro-batch, or the chunks in which its kind runs by now, or smaller ones.
+    def run(self, role: str, forwards: Sequence[Forward], attempt: Callable[[Any, bool], None]) -> None:
+        """Attempt each forward, in the size in which its kind runs by now, or smaller ones.
 
         Args:
-            role: Whose forward; the critic's may need other chunks than the actor's.
-            whole: The micro-batch.
-            attempt: Called with a chunk and whether it is the last; its forward goes through `forward`, and after it
-                comes its backward.
+            role: Whose forwards; the critic's may need to be smaller than the actor's.
+            forwards: In their order.
+            attempt: Called with a forward and whether it is the last; the model is called through `forward`, and after
+                it comes the backward.
         """
-        at_start, sizes, has_failed = MetricsRollback(self._trainer), [], False
-        waiting = [whole] if self.why_not else cut(self.chunks, whole, self._halvings[role])
+        failed: Forward | None = None
+        waiting = self._cut(role, forwards)
         while waiting:
-            before, chunk = MetricsRollback(self._trainer), waiting[0]
-            self.batch = chunk
+            before = StepRollback(self._trainer)
+            self.running = waiting[0]
             try:
-                with swapped(self, share=1.0 if chunk is whole else self.chunks.share(chunk, whole)):
-                    attempt(chunk, len(waiting) == 1)
+                attempt(waiting[0], len(waiting) == 1)
             except SplitNeeded:
-                has_failed = True
+                failed = failed or waiting[0]
             else:
-                sizes.append(self.chunks.num_rows(waiting.pop(0)))
+                waiting.pop(0)
                 continue
             # Here, where the exception and with it the failed graph is gone.
             before.roll_back()
             clear_device_cache(garbage_collection=True)  # graphs in reference cycles included
-            self._halvings[role] += 1
-            waiting = [half for chunk in waiting for half in self.chunks.halves(chunk)]
-        if len(sizes) > 1:
-            at_start.merge(sizes)
-        if has_failed:
-            self._warn(sizes)
+            self._level[role] += 1
+            waiting = self._cut(role, waiting)
+        if failed is not None:
+            self._warn(role, failed)
+
+    def _cut(self, role: str, forwards: Sequence[Forward]) -> list[Forward]:
+        """The forwards, halved as often as this kind has been."""
+        if self.why_not:
+            return list(forwards)
+        cut: list[Forward] = []
+        for forward in forwards:
+            parts: list[Forward] = [forward]
+            for _ in range(self._level[role] - forward.level):
+                parts = [half for part in parts for half in part.halves()]
+            cut += parts
+        return cut
 
     def forward(self, model: Any, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Call `compute` and return what it returns.
 
         Args:
             model: What it calls, as training calls it.
-            compute: Forward and loss of the running chunk.
+            compute: The model's call and the loss of the running forward.
 
         Raises:
-            SplitNeeded: Memory ran out on some rank, and all can cut their chunk.
+            SplitNeeded: Memory ran out on some rank, and it can cut its forward.
         """
-        if self.why_not or self.chunks.is_smallest_everywhere(self.batch):
+        assert self.running is not None
+        if self.why_not or self.running.most_rows < 2:
             return compute()
-        is_stuck = self.chunks.num_rows(self.batch) < 2
+        is_stuck = self.running.num_rows < 2
         if self._trainer.accelerator.num_processes > 1:
             with self._agreement.over(model, is_stuck):
                 return compute()
@@ -114,29 +146,35 @@ class Rescue:
                 raise
         raise SplitNeeded
 
-    def _warn(self, sizes: list[int]) -> None:
+    def _warn(self, role: str, failed: Forward) -> None:
         if self._has_warned or not self._trainer.accelerator.is_main_process:
             return
         self._has_warned = True
-        advice = self.chunks.advice(len(sizes))
-        sizes = [size for size in sizes if size]
-        parts = f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else " + ".join(map(str, sizes))
+        level = self._level[role]
+        advice = self._advice(level)
+        hint = f" Set {advice} for the next run." if advice else ""
         logger.warning(
-            f"Out of memory in a forward of {sum(sizes)} rows; from here they run as {parts} with the same "
-            f"gradients.{f' Set {advice} for the next run.' if advice else ''}"
+            f"Out of memory in a forward of {failed.num_rows} rows, {failed.num_tokens:,} tokens; from here forwards "
+            f"are {2**level} times smaller, with the same gradients.{hint}"
         )
 
 
 class OutOfMemoryRescue(Trainer):
-    """Mixed into a trainer, which tells how its micro-batches are cut and sends its loss through `_rescued`."""
+    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`.
 
-    def _chunks(self) -> tuple[Chunks, str]:
-        """Cutter of micro-batches, and a reason why they cannot be cut; "" if they can."""
+    Attributes:
+        _step_stats: Numbers of the running optimizer step's forwards.
+    """
+
+    _step_stats: list[Any]
+
+    def _make_rescue(self) -> Rescue:
+        """What runs the forwards of this trainer."""
         raise NotImplementedError
 
     @cached_property
     def _rescue(self) -> Rescue:
-        return Rescue(self, *self._chunks())
+        return self._make_rescue()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides transformers.Trainer.train: out of memory ends with what would fit."""
@@ -147,39 +185,45 @@ class OutOfMemoryRescue(Trainer):
                 raise
             raise explained(error, self) from error
 
-    def _rescued(
+    def _one_by_one(
         self,
-        compute: Callable[..., Any],
+        compute: Callable[..., torch.Tensor],
         model: torch.nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
+        forwards: Sequence[Forward],
         num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Call `compute` with these arguments; in training in chunks where memory asks for it.
+    ) -> torch.Tensor:
+        """Return the sum of the losses of these forwards, with the gradient of the last; all others went backward.
 
-        All chunks but the last go forward and backward in here. What is returned has the value of the whole loss, and
-        the gradient of the last chunk.
+        Args:
+            compute: Loss of a forward's batch, as in `compute_loss`.
+            model: As training calls it.
+            forwards: Equally many on every rank. None: the loss is 0, without gradient.
+            num_items_in_batch: The Trainer's.
         """
         rescue = self._rescue
-        if return_outputs or not torch.is_grad_enabled():
-            return compute(model, inputs, return_outputs, num_items_in_batch)
-        if rescue.serving is not None:
-            return rescue.serving(inputs)
         losses: list[torch.Tensor] = []
 
-        def forward(chunk: Any) -> torch.Tensor:
-            loss = rescue.forward(model, lambda: compute(model, chunk, False, num_items_in_batch))
-            losses.append(loss)
-            return loss
+        def loss_of(batch: Any) -> torch.Tensor:
+            losses.append(rescue.forward(model, lambda: compute(model, batch, False, num_items_in_batch)))
+            return losses[-1]
 
-        def attempt(chunk: Any, is_last: bool) -> None:
+        def attempt(forward: Forward, is_last: bool) -> None:
             if is_last:
-                forward(chunk)
+                loss_of(forward.batch())
                 return
-            with gradients_unsynced(self.accelerator, model), swapped(rescue, serving=forward):
-                # The plain Trainer's step: forward, scaling and backward, without generation and step counters.
-                Trainer.training_step(self, model, chunk, num_items_in_batch)
+            with gradients_unsynced(self.accelerator, model), swapped(rescue, serving=loss_of):
+                # The plain Trainer's step: loss, scaling and backward, without generation and step counters.
+                Trainer.training_step(self, model, forward.batch(), num_items_in_batch)
             losses[-1] = losses[-1].detach()
 
-        rescue.run("actor", inputs, attempt)
+        rescue.run("actor", forwards, attempt)
+        if not losses:
+            return torch.zeros((), device=self.accelerator.device)
         return sum(losses[:-1], start=losses[-1])
+
+
+def smaller_micro_batch(args: Any, times: int) -> str:
+    """Return the settings of micro-batches that are so many times smaller, with the same optimisation."""
+    size = -(-args.per_device_train_batch_size // times)
+    steps = args.gradient_accumulation_steps * (args.per_device_train_batch_size // size)
+    return f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps}"

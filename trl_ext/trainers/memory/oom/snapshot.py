@@ -86,7 +86,7 @@ def _content(
         "rank": accelerator.process_index,
         "processes": accelerator.num_processes,
         "forward": None if running is None else {"rows": running[0], "tokens": running[1]},
-        "pieces": rescue.num_chunks,
+        "halvings": rescue.level,
         "not_split_because": rescue.why_not or None,
         "gib": {name: getattr(numbers, name) for name in numbers.__slots__},
         "settings": {name: getattr(trainer.args, name) for name in SETTINGS if hasattr(trainer.args, name)},

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 
 from trl_ext.trainers.checks import longest_prompt_tokens
-from trl_ext.trainers.forward.group_order import split_is_free
+from trl_ext.trainers.forward.loss_split import split_is_free
 from trl_ext.trainers.forward.pairs import num_tokens_of_pair
 
 # Prompts that are tokenized to find the longest: those of the most characters.
@@ -44,18 +44,20 @@ def rollout_batch(trainer: Any) -> MicroBatch:
     is a prompt shared here, too.
     """
     args, width = trainer.args, trainer.max_completion_length
-    num_rows = args.per_device_train_batch_size
     config = trainer.model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     width = int(min(width, positions - 1))
     prompt = int(min(prompt_tokens(trainer), positions - width))
     dice = torch.Generator().manual_seed(0)
-    groups = torch.tensor(_groups(trainer, num_rows))
+    groups = torch.tensor(_groups(trainer, prompt, prompt + width))
+    num_rows = len(groups)
     prompt_ids = torch.randint(config.vocab_size, (int(groups.max()) + 1, prompt), generator=dice)
     # Different even where they are one token long.
     prompt_ids[:, 0] = torch.arange(len(prompt_ids)) % config.vocab_size
     completion_ids = torch.randint(config.vocab_size, (num_rows, width), generator=dice)
-    rows_of_generation = num_rows * args.steps_per_generation * trainer.accelerator.num_processes
+    rows_of_generation = (
+        args.per_device_train_batch_size * args.steps_per_generation * trainer.accelerator.num_processes
+    )
     inputs = {
         "prompt_ids": prompt_ids[groups],
         "prompt_mask": torch.ones(num_rows, prompt, dtype=torch.long),
@@ -102,25 +104,39 @@ def _log_probs(trainer: Any, num_rows: int, width: int, vocab_size: int) -> dict
     return found
 
 
-def _groups(trainer: Any, num_rows: int) -> list[int]:
-    """The prompt's number for every row, of the micro-batch in which most different prompts meet."""
-    size, steps = trainer.num_generations, trainer.args.steps_per_generation
-    side_by_side = (
+def _groups(trainer: Any, prompt: int, length: int) -> list[int]:
+    """The prompt's number for every row of a forward: of as many rows as a budget holds, or else of the micro-batch
+    in which most different prompts meet.
+
+    Args:
+        trainer: The trainer.
+        prompt, length: Tokens of the longest prompt, and of the longest row.
+    """
+    args, size = trainer.args, trainer.num_generations
+    # All rows are in one optimizer step, so that all of a group stand side by side.
+    mates = (
         trainer._packs
         and trainer._share_prompt
         and split_is_free(
-            trainer.args,
-            has_entropy_bonus=trainer._entropy_bonus_enabled,
-            has_aux_loss=trainer.aux_loss_enabled,
+            args, has_entropy_bonus=trainer._entropy_bonus_enabled, has_aux_loss=trainer.aux_loss_enabled
         )
-        # All rows of a rank are in one optimizer step, and no group lies on two ranks.
-        and steps == trainer.args.gradient_accumulation_steps
-        and num_rows * steps % size == 0
+        and args.steps_per_generation == args.gradient_accumulation_steps
     )
-    if not side_by_side:
+    num_rows = args.per_device_train_batch_size
+    in_step = num_rows * args.steps_per_generation * trainer.accelerator.num_processes
+    if trainer._max_tokens is not None and trainer._packs:
+        shared = max(prompt - 1, 0) if mates else 0
+        groups: list[int] = []
+        room = trainer._max_tokens
+        while len(groups) < in_step:
+            room -= length - (shared if len(groups) % size else 0)
+            if groups and room < 0:
+                break
+            groups.append(len(groups) // size if mates else len(groups))
+        return groups
+    if not mates:
         return list(range(num_rows))
-    starts = range(0, num_rows * steps, num_rows)
-    worst = max(starts, key=lambda start: (start + num_rows - 1) // size - start // size)
+    worst = max(range(0, in_step, num_rows), key=lambda start: (start + num_rows - 1) // size - start // size)
     return [(worst + row) // size - worst // size for row in range(num_rows)]
 
 

@@ -27,7 +27,7 @@ _COUNTERS = (
     "_last_world_entropy",
     "_entropy_window_stats",
     "entropy_coef",
-    "_micro_batch",
+    "_forwards",
 )
 
 

@@ -6,7 +6,7 @@ separate   a model of its own with its own optimizer, under DeepSpeed with its o
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from trl_ext.trainers.forward.value_head import add_reward_head, add_token_value
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
-from trl_ext.trainers.memory.oom.rescue import Rescue
+from trl_ext.trainers.memory.oom.rescue import Forward, Rescue
 from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter
@@ -213,30 +213,33 @@ class SeparateCritic(Critic):
         self.wrapped.train(was_training)
         return result
 
-    def train_on(self, inputs: dict[str, Any], rescue: Rescue, loss_of: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-        """Take a micro-batch forward and backward, in chunks where memory asks for it.
+    def train_on(
+        self, forwards: Sequence[Forward], rescue: Rescue, loss_of: Callable[[Any], torch.Tensor]
+    ) -> torch.Tensor:
+        """Take a micro-step's forwards one by one, each with its backward; smaller ones where memory asks for it.
 
         Args:
-            inputs: The micro-batch.
-            rescue: Cuts it where memory runs out.
-            loss_of: The loss of a chunk.
+            forwards: The actor's.
+            rescue: Cuts them where memory runs out.
+            loss_of: The loss of a forward's batch.
 
         Returns:
-            [] the loss of the micro-batch, without gradient.
+            [] the loss of all, without gradient.
         """
         accelerator, losses = self._trainer.accelerator, []
 
-        def attempt(chunk: dict[str, Any], is_last: bool) -> None:
+        def attempt(forward: Forward, is_last: bool) -> None:
+            batch = forward.batch()
             with nullcontext() if is_last else gradients_unsynced(accelerator, self.wrapped):
                 # DeepSpeed counts micro-batches itself; DDP averages gradients over ranks after the last one.
                 is_synced = accelerator.sync_gradients or self._trainer.is_deepspeed_enabled
                 with nullcontext() if is_synced else accelerator.no_sync(self.wrapped):
-                    loss = rescue.forward(self.wrapped, lambda: loss_of(chunk))
+                    loss = rescue.forward(self.wrapped, lambda: loss_of(batch))
                     self.backward_and_step(loss)
             losses.append(loss.detach())
 
-        rescue.run("critic", inputs, attempt)
-        return torch.stack(losses).sum()
+        rescue.run("critic", forwards, attempt)
+        return sum(losses, start=torch.zeros((), device=accelerator.device))
 
     def backward_and_step(self, loss: torch.Tensor) -> None:
         """Go backward; at the end of an accumulation also step, at the actor's place in its schedule."""

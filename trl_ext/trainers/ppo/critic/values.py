@@ -92,21 +92,28 @@ class CriticValues:
         if not torch.is_grad_enabled():
             batch_size = self._rows_without_gradient or batch_size
         width = rollouts["completion_ids"].size(1)
+        ids, mask = _whole(rollouts)
         with trainer._clock.phase("update" if torch.is_grad_enabled() else "logps"):
-            parts = trainer._parts(*_whole(rollouts), batch_size)
-            return torch.cat([self._of_rows(model, ids, mask, width) for ids, mask in parts])
+            if trainer._packs:
+                return self._packed(model, ids, mask, width, batch_size)
+            parts = zip(*(x.split(batch_size or len(ids)) for x in (ids, mask)), strict=True)
+            return torch.cat([self._padded(model, one, of_one, width) for one, of_one in parts])
 
-    def _of_rows(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
+    def _padded(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
         trainer = self._trainer
-        if not trainer._packs:
-            trainer._count(input_ids.numel(), mask, input_ids)
-            with trainer.accelerator.autocast():
-                outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
-            return outputs.token_values[:, -width - 1 : -1]
-        batch, rows, num_forwards = trainer._planned(input_ids, mask, width, trainer._share_prompt)
+        trainer._count(input_ids.numel(), mask)
+        with trainer.accelerator.autocast():
+            outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
+        return outputs.token_values[:, -width - 1 : -1]
+
+    def _packed(
+        self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int, batch_size: int | None
+    ) -> torch.Tensor:
+        trainer = self._trainer
+        batch, rows, num_forwards = trainer._planned(input_ids, mask, width, batch_size, trainer._share_prompt)
         with trainer.accelerator.autocast():
             values, num = score_values(model, batch, rows, input_ids.device, num_forwards, role=CRITIC)
-        trainer._count(num, mask, input_ids)
+        trainer._count(num, mask)
         return values
 
 

@@ -24,13 +24,13 @@ def trainer(folder, memory_plan=None) -> SimpleNamespace:
     accelerator = SimpleNamespace(
         num_processes=4, process_index=1, state=SimpleNamespace(deepspeed_plugin=None), distributed_type="MULTI_GPU"
     )
-    chunks = SimpleNamespace(num_rows=lambda batch: 4, num_tokens=lambda batch: 8192)
+    running = SimpleNamespace(num_rows=4, num_tokens=8192)
     return SimpleNamespace(
         args=args,
         accelerator=accelerator,
         state=SimpleNamespace(global_step=11),
         model=SimpleNamespace(config=SimpleNamespace(_name_or_path="llama")),
-        _rescue=SimpleNamespace(batch={}, chunks=chunks, why_not="memory_on_oom is 'raise'", num_chunks=1),
+        _rescue=SimpleNamespace(running=running, why_not="memory_on_oom is 'raise'", level=0),
     )
 
 

@@ -1,0 +1,334 @@
+"""The forwards of an optimizer step: group mates together, rows without gradient left out, one backward each."""
+
+import weakref
+
+import pytest
+import torch
+import trl
+from transformers.utils import logging
+
+import trl_ext
+from tests import tiny
+from tests.rollouts import rollout
+from tests.train.trainers.grpo.test_grpo_step import LOSS_TYPES, WEIGHT_TOLERANCE, prompts, reward
+from trl_ext import GRPOConfig, GRPOTrainer
+from trl_ext.errors import ConfigError, PackingError
+from trl_ext.trainers.forward.loss_split import split_is_free
+from trl_ext.trainers.grpo.update import WEIGHT, RolloutForward, RolloutWindow, sizes_of
+
+torch.set_num_threads(1)
+
+
+def rollouts() -> dict:
+    """Four rows behind two prompts of one and three tokens, padded; `names` says which row it was."""
+    prompt_ids = torch.tensor([[0, 0, 7], [4, 5, 6], [0, 0, 7], [4, 5, 6]])
+    completion_mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]])
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": (prompt_ids > 0).long(),
+        "completion_ids": torch.arange(16).view(4, 4) + 20,
+        "completion_mask": completion_mask,
+        "advantages": torch.tensor([1.0, 0.0, -1.0, 1.0]),
+        "ratio": torch.tensor([[1.0], [2.0], [3.0], [4.0]]),
+        "names": ["a", "b", "c", "d"],
+        "num_items_in_batch": torch.tensor(6),
+        "nothing": None,
+    }
+
+
+def window(given: dict) -> RolloutWindow:
+    subject = trl_ext.trainers.grpo.update
+    planned = [subject._as_planned(i, one, True, 0) for i, one in enumerate(sizes_of(given))]
+    return RolloutWindow(given, sizes_of(given), planned, lambda rows, batch: rows / 4, subject._filler(given))
+
+
+def test_a_row_is_measured_without_its_padding():
+    sizes = sizes_of(rollouts())
+    assert [(one.prompt_length, one.completion_length, one.has_gradient) for one in sizes] == [
+        (1, 1, True),
+        (3, 2, False),
+        (1, 3, True),
+        (3, 0, True),
+    ]
+
+
+def test_a_prompt_has_one_number_whatever_its_padding_and_no_two_have_the_same():
+    draw = torch.Generator().manual_seed(0)
+    given = rollouts()
+    ids = torch.randint(1, 50_000, (500, 9), generator=draw)
+    mask = torch.ones_like(ids)
+    mask[250:, :4] = 0
+    given = {"prompt_ids": ids, "prompt_mask": mask, "completion_mask": mask, "advantages": torch.ones(500)}
+    numbers = [one.prompt for one in sizes_of(given)]
+    assert len(set(numbers)) == 500
+    wider = {**given, **{name: torch.nn.functional.pad(given[name], (5, 0)) for name in ("prompt_ids", "prompt_mask")}}
+    assert [one.prompt for one in sizes_of(wider)] == numbers
+
+
+def test_all_values_of_a_row_stay_together_in_the_columns_that_they_need():
+    batch = window(rollouts()).batch((0, 2))
+    assert batch["prompt_ids"].tolist() == [[7], [7]]
+    assert batch["completion_ids"].tolist() == [[20, 21, 22], [28, 29, 30]]
+    assert batch["completion_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert batch["advantages"].tolist() == [1.0, -1.0]
+    assert batch["ratio"].tolist() == [[1.0], [3.0]]
+    assert batch["names"] == ["a", "c"]
+    assert batch["num_items_in_batch"] == 6
+    assert batch["nothing"] is None
+    assert batch[WEIGHT] == 0.5
+
+
+def test_a_forward_without_rows_is_one_row_that_counts_for_nothing():
+    batch = window(rollouts()).batch(())
+    assert batch["prompt_ids"].tolist() == [[0, 0, 7]]
+    assert not any(batch[name].any() for name in ("completion_ids", "completion_mask", "advantages", "ratio"))
+    assert batch[WEIGHT] == 0.0
+
+
+def test_halves_are_made_on_every_rank_alike():
+    forward = RolloutForward(window(rollouts()), (0, 1, 2), most_rows=3)
+    assert sorted(i for half in forward.halves() for i in half.rows) == [0, 1, 2]
+    assert [half.most_rows for half in forward.halves()] == [2, 2]
+    assert [half.rows for half in RolloutForward(forward.window, (), 3).halves()] == [(), ()]
+    assert [half.rows for half in RolloutForward(forward.window, (1,), 1).halves()] == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "free"),
+    [
+        ("dapo", True),
+        ("grpo", True),
+        ("dr_grpo", True),
+        ("cispo", True),
+        ("vespo", True),
+        ("luspo", True),
+        ("bnpo", False),
+    ],
+)
+def test_a_loss_that_depends_on_the_split_keeps_trls(loss_type, free, tmp_path):
+    args = GRPOConfig(str(tmp_path), loss_type=loss_type, use_cpu=True, bf16=False)
+    assert split_is_free(args, has_entropy_bonus=False, has_aux_loss=False) is free
+    assert not split_is_free(args, has_entropy_bonus=True, has_aux_loss=False)
+    assert not split_is_free(args, has_entropy_bonus=False, has_aux_loss=True)
+
+
+def subject(tmp_path, library=trl_ext, score=reward, family="llama", **changes):
+    settings = dict(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, beta=0.0,
+        max_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=4, num_generations=4,
+        max_completion_length=12, logging_steps=1, save_strategy="no", learning_rate=1e-3, adam_epsilon=1e-3,
+        lr_scheduler_type="constant",
+    )  # fmt: skip
+    model = tiny.model(family)
+    if "beta" in changes:  # TRL loads the reference by the model's name
+        model.save_pretrained(tmp_path / "model")
+        model.config._name_or_path = str(tmp_path / "model")
+    return library.GRPOTrainer(
+        model,
+        score,
+        library.GRPOConfig(**{**settings, **changes}),
+        prompts(),
+        eval_dataset=prompts(),
+        processing_class=tiny.tokenizer(),
+        rollout_func=rollout,
+    )
+
+
+def trained(tmp_path, **changes):
+    trainer = subject(tmp_path, **changes)
+    trainer.train()
+    return trainer
+
+
+def train(tmp_path, **changes) -> list[dict]:
+    return trained(tmp_path, **changes).state.log_history
+
+
+def weights(trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def entries(trainer) -> list[dict]:
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def equal_for_short_prompts(prompts, completion_ids, **_):
+    """Rewards without variance for most of the groups."""
+    return [sum(ids) % 17 / 17 if len(p.split()) > 5 else 1.0 for p, ids in zip(prompts, completion_ids, strict=True)]
+
+
+# Rows without a gradient --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_rows_of_zero_advantage_leave_the_update_and_the_weights_are_trls(loss_type, tmp_path):
+    changes = dict(score=equal_for_short_prompts, loss_type=loss_type)
+    ours, theirs = (trained(tmp_path, library=library, **changes) for library in (trl_ext, trl))
+    assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    everything = trained(tmp_path, skip_zero_advantage=False, **changes)
+    first, second = entries(ours)[0], entries(everything)[0]
+    assert first["packing/skipped_rows_frac"] == pytest.approx(first["frac_reward_zero_std"])
+    assert first["packing/skipped_rows_frac"] > 0
+    assert first["packing/forwarded_tokens"] < second["packing/forwarded_tokens"]
+    assert first["packing/padded_tokens"] == second["packing/padded_tokens"]
+    assert "packing/skipped_rows_frac" not in second
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(num_iterations=2), dict(steps_per_generation=8), dict(packing=False), dict(beta=0.1)]
+)
+def test_so_they_do_off_policy_and_on_padded_batches_but_not_beside_a_penalty(changes, tmp_path):
+    changes = dict(score=equal_for_short_prompts, **changes)
+    ours = trained(tmp_path, **changes)
+    changes.pop("packing", None)
+    theirs = trained(tmp_path, library=trl, **changes)
+    assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    assert ("packing/skipped_rows_frac" in entries(ours)[0]) == ("beta" not in changes)
+
+
+def test_a_step_of_equal_rewards_says_so_once_and_changes_nothing(tmp_path, caplog):
+    logging.enable_propagation()
+    before = subject(tmp_path, score=lambda completions, **_: [1.0] * len(completions))
+    start = weights(before).clone()
+    before.train()
+    assert torch.equal(weights(before), start)
+    assert [r for r in caplog.messages if "no gradient" in r] == [
+        "No completion of this step has an advantage: in every group all rewards are equal. The step has no gradient, "
+        "which is said only once; the metric frac_reward_zero_std counts such groups."
+    ]
+    for entry in entries(before):
+        assert entry["loss"] == 0.0
+        assert entry["packing/skipped_rows_frac"] == 1.0
+        assert all(value == value for value in entry.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "why"),
+    [
+        (dict(skip_zero_advantage=True, beta=0.1), ConfigError, "beta=0.1 adds a KL penalty to every row"),
+        (dict(skip_zero_advantage=True, entropy_coef=0.1), ConfigError, "the entropy bonus is a mean"),
+        (
+            dict(max_tokens_per_forward=64, entropy_coef=0.1),
+            ConfigError,
+            "cut a micro-batch: the entropy bonus",
+        ),
+        (dict(max_tokens_per_forward=64, top_entropy_quantile=0.5), ConfigError, "is a quantile over all tokens"),
+        (dict(max_tokens_per_forward=64, family="gemma2"), PackingError, "cannot be packed"),
+    ],
+)
+def test_a_setting_of_the_update_that_this_loss_does_not_allow_is_refused(changes, error, why, tmp_path):
+    with pytest.raises(error, match=why):
+        subject(tmp_path, **changes)
+
+
+# Metrics ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, dict(importance_sampling_level="sequence"), dict(loss_type="cispo")])
+def test_the_metrics_of_a_step_in_one_micro_batch_are_trls(changes, tmp_path):
+    changes = dict(
+        per_device_train_batch_size=16, gradient_accumulation_steps=1, num_iterations=2, learning_rate=0.05,
+        score=equal_for_short_prompts, skip_zero_advantage=False, max_steps=3, **changes,
+    )  # fmt: skip
+    ours = trained(tmp_path, max_tokens_per_forward=60, **changes)
+    changes.pop("skip_zero_advantage")
+    theirs = trained(tmp_path, library=trl, **changes)
+    keys = [key for key in entries(theirs)[0] if key.startswith(("clip", "cispo", "entropy", "loss", "grad_norm"))]
+    assert len(keys) >= 4
+    for one, other in zip(entries(ours), entries(theirs), strict=True):
+        for key in keys:
+            assert one[key] == pytest.approx(other[key], abs=2e-6), key
+    assert any(value > 0 for one in entries(ours) for key, value in one.items() if "clip_ratio" in key)
+
+
+def test_clipped_shares_count_the_rows_that_were_left_out(tmp_path):
+    changes = dict(score=equal_for_short_prompts, num_iterations=2, learning_rate=0.05, max_steps=2)
+    with_all, without = (trained(tmp_path, skip_zero_advantage=skips, **changes) for skips in (False, None))
+    for one, other in zip(entries(with_all), entries(without), strict=True):
+        for key in (key for key in one if key.startswith("clip_ratio")):
+            assert one[key] == pytest.approx(other[key], abs=2e-6), key
+
+
+# Forwards -----------------------------------------------------------------------------------------------------------
+
+
+def forwards_of(trainer) -> list[tuple[int, int]]:
+    """Tokens of every forward with gradient, and how many forwards' hidden states were alive when it began."""
+    seen: list[tuple[int, int]] = []
+    alive: list[weakref.ref] = []
+
+    def note(module, args, output):
+        if torch.is_grad_enabled():
+            seen.append((args[0].numel(), sum(one() is not None for one in alive)))
+            alive.append(weakref.ref(output))
+
+    trainer.model.get_input_embeddings().register_forward_hook(note)
+    trainer.train()
+    return seen
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
+def test_a_forward_keeps_to_the_budget_and_is_gone_when_the_next_begins(loss_type, tmp_path):
+    trainer = subject(tmp_path, max_tokens_per_forward=40, loss_type=loss_type, gradient_checkpointing=False)
+    seen = forwards_of(trainer)
+    assert len(seen) >= 8
+    assert all(tokens <= 40 for tokens, _ in seen)
+    assert all(num_alive == 0 for _, num_alive in seen)
+
+
+def test_group_mates_share_a_prompt_beyond_the_micro_batch(tmp_path):
+    changes = dict(per_device_train_batch_size=1, gradient_accumulation_steps=16, max_steps=1)
+    trainer = subject(tmp_path, **changes)
+    seen = forwards_of(trainer)
+    # Never more tokens than the longest row, and fewer forwards than micro-batches.
+    assert len(seen) < 16
+    assert max(tokens for tokens, _ in seen) <= 9 + 12
+    theirs = trained(tmp_path, library=trl, **changes)
+    assert (weights(trainer) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
+
+
+def test_metrics_tell_how_many_tokens_packing_saved(tmp_path):
+    first = train(tmp_path)[0]
+    assert first["packing/forwarded_over_raw"] < 1 < first["packing/padded_over_forwarded"]
+    assert first["packing/padded_tokens"] > first["packing/forwarded_tokens"]
+
+
+def test_without_packing_the_metrics_say_so(tmp_path):
+    first = train(tmp_path, packing=False)[0]
+    assert first["packing/forwarded_over_raw"] > 1
+    # Each batch is as wide as its own rows need, not as the generation was.
+    assert 1 <= first["packing/padded_over_forwarded"] < 1.1
+
+
+def test_a_loss_that_is_free_of_the_split_shares_more_prompts(tmp_path):
+    apart = train(tmp_path, loss_type="bnpo")[0]["packing/forwarded_tokens"]
+    together = train(tmp_path, loss_type="dapo")[0]["packing/forwarded_tokens"]
+    assert together < apart
+
+
+def test_the_seconds_of_a_step_are_logged_by_phase(tmp_path):
+    history = train(tmp_path, eval_on_start=True, per_device_eval_batch_size=4)
+    first = next(entry for entry in history if "loss" in entry)
+    assert {"phase/generate_s", "phase/score_s", "phase/update_s", "phase/other_s", "phase/evaluate_s"} <= set(first)
+
+
+def test_evaluation_decodes_greedily_when_asked_and_training_samples_again(tmp_path):
+    args = GRPOConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        max_completion_length=6,
+        eval_temperature=0.0,
+        num_generations_eval=1,
+    )
+    trainer = GRPOTrainer(
+        tiny.model("llama"), reward, args, prompts(), eval_dataset=prompts(), processing_class=tiny.tokenizer()
+    )
+    asked = [tiny.words(5, 6, 7)] * 4
+    trainer.model.eval()
+    greedy = {tuple(ids) for ids in trainer._generate(asked)[1]}
+    trainer.model.train()
+    sampled = {tuple(ids) for ids in trainer._generate(asked)[1]}
+    assert len(greedy) == 1
+    assert len(sampled) > 1

@@ -1,0 +1,119 @@
+"""Metrics of the forwards of an optimizer step, merged over forwards and ranks into one value each.
+
+TRL's loss logs means over the rows that it is given, over all ranks, with several collectives each time. Forwards have
+different numbers of tokens and rows; so each notes its own numbers and their weights, and the step merges them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trl_ext.compat.swap import swapped
+from trl_ext.trainers.grpo.update import SkippedRows, counted_tokens
+
+# What is 0 for a row without advantage, whether it is forwarded or not.
+_CLIPPED = ("clip_ratio/", "cispo_clip_ratio")
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A number of one forward on this rank.
+
+    Args:
+        name: TRL's or our key.
+        value: [].
+        weight: In the mean over forwards and ranks; None: values of forwards add up, and the mean is over ranks.
+    """
+
+    name: str
+    value: Any
+    weight: Any
+
+
+class _Alone:
+    """An Accelerator without the other ranks: what TRL's loss gathers and reduces stays this rank's."""
+
+    def __init__(self, accelerator: Any):
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def gather_for_metrics(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        return tensor
+
+
+@contextmanager
+def noted(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
+    """Note what TRL's loss logs inside the block as numbers of a forward of these rows."""
+    logged: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
+    with swapped(trainer, accelerator=_Alone(trainer.accelerator), _metrics=logged):
+        yield
+    num_tokens = counted_tokens(rollouts).sum().item()
+    num_rows = len(rollouts["completion_ids"]) if num_tokens else 0
+    is_by_row = trainer.importance_sampling_level == "sequence" and rollouts["advantages"].ndim == 1
+    for name, (value,) in logged["train"].items():
+        by_row = name == "vespo/phi_seq_mean" or (is_by_row and name.startswith(_CLIPPED))
+        trainer._step_stats.append(Noted(name, value, num_rows if by_row else num_tokens))
+
+
+def merged(stats: Sequence[Any], accelerator: Any) -> dict[str, float]:
+    """Return one value a metric; what no rank has a weight for is left out. Collective.
+
+    Args:
+        stats: `Noted` and `SkippedRows` of this rank. All ranks note the same names.
+        accelerator: Of the trainer.
+    """
+    skipped = [one for one in stats if isinstance(one, SkippedRows)]
+    tokens_skipped = sum((one.tokens for one in skipped), start=torch.zeros((), device=accelerator.device))
+    by_name: dict[str, list[Noted]] = defaultdict(list)
+    for one in stats:
+        if isinstance(one, Noted):
+            by_name[one.name].append(one)
+    result = {}
+    if skipped:
+        result["packing/skipped_rows_frac"] = sum(one.num_rows for one in skipped) / sum(s.num_all for s in skipped)
+    names = sorted(by_name)
+    if not names:
+        return result
+    sums, extremes = [], []
+    for name in names:
+        ours = by_name[name]
+        is_clipped = name.startswith(_CLIPPED)
+        pairs = [
+            (one.value, 1.0 if one.weight is None else one.weight)
+            for one in ours
+            if one.weight is None or one.weight > 0
+        ]
+        total = sum(value * weight for value, weight in pairs)
+        weight = 1.0 if ours[0].weight is None else sum(weight for _, weight in pairs)
+        sums.append(torch.stack([_number(total, accelerator), _number(weight, accelerator)]))
+        if is_clipped and ours[0].weight is not None:
+            sums[-1][1] += tokens_skipped
+        # For a smallest and a largest value: rows that were left out have 0.
+        values = [float(value) for value, _ in pairs] + [0.0] * (is_clipped and float(tokens_skipped) > 0)
+        sign = -1.0 if name.endswith("_min") else 1.0
+        extremes.append(max((sign * value for value in values if value == value), default=float("-inf")))
+    totals = accelerator.reduce(torch.stack(sums), reduction="sum").tolist()
+    largest = accelerator.gather(torch.tensor([extremes], device=accelerator.device)).amax(dim=0).tolist()
+    for name, (total, weight), extreme in zip(names, totals, largest, strict=True):
+        if name.endswith(("_min", "_max")):
+            if extreme != float("-inf"):
+                result[name] = -extreme if name.endswith("_min") else extreme
+        elif weight:
+            result[name] = total / weight
+    return result
+
+
+def _number(value: Any, accelerator: Any) -> torch.Tensor:
+    return torch.as_tensor(value, dtype=torch.float32, device=accelerator.device).detach()

@@ -1,0 +1,378 @@
+"""The forwards of an optimizer step: which rollouts go through the policy together, and with which weight in the loss.
+
+TRL updates micro-batch by micro-batch. Here all micro-batches of one optimizer step that were generated together make
+a window, whose rows are planned over ranks and forwards (`packing/step_plan.py`): group mates side by side, no more
+tokens in a forward than the budget, rows without a gradient left out. Each forward has its own backward.
+
+Legend: B rows, P prompt width, C completion width.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from transformers.utils import logging
+
+from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
+from trl_ext.trainers.forward.exchange import deal
+from trl_ext.trainers.forward.loss_split import (
+    MEAN_OVER_ROWS,
+    SUM_OVER_TOKENS,
+    split_is_free,
+    why_micro_batch_stays_whole,
+)
+
+logger = logging.get_logger(__name__)
+Rollouts = dict[str, Any]
+# The weight of the loss of some rows, by their number and their batch.
+Weigh = Callable[[int, Rollouts], Any]
+# The entry of a forward's batch that its loss is multiplied with, so that the forwards' losses add up to TRL's.
+WEIGHT = "loss_weight"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSize:
+    """A row of rollouts, in tokens.
+
+    Args:
+        prompt: A number that stands for the prompt's tokens, equal on all ranks.
+        prompt_length, completion_length: Tokens; 0 for a completion that is masked because it was cut off.
+        has_gradient: False for a row whose advantage is 0.
+    """
+
+    prompt: int
+    prompt_length: int
+    completion_length: int
+    has_gradient: bool
+
+    @property
+    def length(self) -> int:
+        return self.prompt_length + self.completion_length
+
+
+def sizes_of(rollouts: Rollouts, accelerator: Any = None) -> list[RolloutSize]:
+    """Return the size of every row; with an accelerator of the rows of all ranks, rank after rank. Collective then."""
+    ids, mask = rollouts["prompt_ids"], rollouts["prompt_mask"]
+    # Two prompts with one number would share a forward in vain, no more: the layout compares tokens. The powers count
+    # from the right, where prompts end whatever their padding.
+    powers = torch.full_like(ids[:1], 0x5851F42D4C957F2D).cumprod(dim=1).flip(1)
+    advantages = rollouts["advantages"]
+    has_gradient = advantages != 0 if advantages.ndim == 1 else (advantages != 0).any(dim=1)
+    facts = ((ids + 1) * mask * powers).sum(dim=1), mask.sum(dim=1), rollouts["completion_mask"].sum(dim=1)
+    rows = torch.stack([*facts, has_gradient.long()], dim=1)  # [B, 4]
+    rows = rows if accelerator is None else accelerator.gather(rows)
+    return [RolloutSize(prompt, p, c, bool(gradient)) for prompt, p, c, gradient in rows.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutWindow:
+    """Rollouts of this rank that are updated on within one optimizer step.
+
+    Args:
+        rollouts: After rows have changed ranks.
+        sizes: Of every row of `rollouts`.
+        planned: The same, as the plan sees them.
+        weigh: Tells the weight of the loss of some of the rows.
+        filler: One row that counts for nothing: what a rank forwards while others have one forward more.
+    """
+
+    rollouts: Rollouts
+    sizes: Sequence[RolloutSize]
+    planned: Sequence[RowSize]
+    weigh: Weigh
+    filler: Rollouts
+
+    def batch(self, rows: Sequence[int]) -> Rollouts:
+        """Return some of the rows, in the columns that they need."""
+        if not rows:
+            return {**self.filler, WEIGHT: 0.0}
+        of_prompts = max(self.sizes[i].prompt_length for i in rows)
+        of_completions = max(max(self.sizes[i].completion_length for i in rows), 1)
+        width, prompt_width = (self.rollouts[f"{part}_ids"].size(1) for part in ("completion", "prompt"))
+        index = torch.tensor(rows, device=self.rollouts["prompt_ids"].device)
+
+        def pick(name: str, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return [value[i] for i in rows] if isinstance(value, list | tuple) else value
+            if value.ndim == 0:
+                return value
+            value = value.index_select(0, index)
+            if name.startswith("prompt_"):
+                return value[:, prompt_width - of_prompts :]
+            return value[:, :of_completions] if value.ndim == 2 and value.size(1) == width else value
+
+        batch = {name: pick(name, value) for name, value in self.rollouts.items()}
+        return {**batch, WEIGHT: self.weigh(len(rows), batch)}
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutForward:
+    """Rows of a window that go through the policy together; `trl_ext.trainers.memory.oom.rescue.Forward`.
+
+    Args:
+        window: Where they are from.
+        rows: Their numbers in it; none: a forward that counts for nothing.
+        most_rows: At least the number of rows of any rank's forward at this place.
+        level: How often the budget was halved when it was planned, and it since.
+    """
+
+    window: RolloutWindow
+    rows: tuple[int, ...]
+    most_rows: int
+    level: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return num_tokens(self.window.planned[i] for i in self.rows)
+
+    def halves(self) -> "list[RolloutForward]":
+        if self.most_rows < 2:
+            return [replace(self, level=self.level + 1)]
+        parts = halves(self.window.planned, self.rows) if self.rows else ((), ())
+        return [replace(self, rows=part, most_rows=self.most_rows - 1, level=self.level + 1) for part in parts]
+
+    def batch(self) -> Rollouts:
+        return self.window.batch(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeForward:
+    """A micro-batch whose loss is no sum over its rows, and which therefore stays what TRL made it."""
+
+    rollouts: Rollouts
+    level: int = 0
+    most_rows: int = 1
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rollouts["completion_ids"])
+
+    @property
+    def num_tokens(self) -> int:
+        # On the host: there may be no memory left on the card for a sum.
+        return int(self.rollouts["prompt_mask"].cpu().sum() + self.rollouts["completion_mask"].cpu().sum())
+
+    def halves(self) -> "list[WholeForward]":
+        return [self]
+
+    def batch(self) -> Rollouts:
+        return self.rollouts
+
+
+class StepUpdate:
+    """Hands out the forwards of each micro-step of an optimizer step.
+
+    Args:
+        trainer: A GRPO trainer; not ready yet.
+        skips: Whether rows of zero advantage leave the update where their gradient is 0; None: yes.
+    """
+
+    def __init__(self, trainer: Any, skips: bool | None = None):
+        self._trainer = trainer
+        self._skips = skips
+        self._has_warned = False
+        self.restart()
+
+    def restart(self) -> None:
+        """The next micro-step is the first of an optimizer step."""
+        self._done = 0
+        self._micro_steps: list[Sequence[Any]] = []
+
+    @property
+    def why_whole(self) -> str:
+        """Why micro-batches are not cut; "" if they are."""
+        return why_micro_batch_stays_whole(self._trainer)
+
+    @property
+    def rows_move(self) -> bool:
+        """Whether a row may be in any forward of its optimizer step, on any rank."""
+        trainer = self._trainer
+        is_free = split_is_free(trainer.args, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
+        return bool(is_free and trainer._packs and not trainer._takes_images)
+
+    def next_forwards(self) -> Sequence[Any]:
+        """Return the forwards of the next micro-step, perhaps none; a window begins where the last one ends.
+        Collective at such a beginning."""
+        trainer = self._trainer
+        if not self._micro_steps:
+            per_generation = cast(int, trainer.args.steps_per_generation)
+            place = trainer._step % per_generation
+            left = min(trainer.current_gradient_accumulation_steps - self._done, per_generation - place)
+            micro_batches = trainer._buffered_inputs[place : place + (max(left, 1) if self.rows_move else 1)]
+            self._count(micro_batches)
+            forwards = self.planned(micro_batches)
+            # Even, and rounded so that the last micro-step, after which the weights may change, is never empty.
+            cuts = [len(forwards) * k // len(micro_batches) for k in range(len(micro_batches) + 1)]
+            self._micro_steps = [forwards[a:b] for a, b in pairwise(cuts)]
+        self._done += 1
+        return self._micro_steps.pop(0)
+
+    def planned(self, micro_batches: Sequence[Rollouts]) -> Sequence[Any]:
+        """Return the forwards for some micro-batches of one optimizer step. Collective."""
+        if self.why_whole:
+            return [WholeForward(batch) for batch in micro_batches]
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        rollouts = _joined(micro_batches)
+        sizes = sizes_of(rollouts, accelerator)
+        num_rows = len(micro_batches[0]["completion_ids"])
+        skips = not trainer._why_zero_advantage_counts() and self._skips is not False
+        kept = [i for i, one in enumerate(sizes) if one.completion_length and (one.has_gradient or not skips)]
+        self._tell(rollouts, sizes, kept, skips)
+        # Padded rows are as long as their batch is wide.
+        width = 0 if trainer._packs else max(one.length for one in sizes)
+        as_planned = [_as_planned(i, sizes[i], trainer._share_prompt, width) for i in kept]
+        per_rank = len(sizes) // accelerator.num_processes
+        plan = self._plan(as_planned, [i // per_rank for i in kept], sizes, num_rows, width)
+        rank = accelerator.process_index
+        mine = [[kept[i] for i in rows] for rows in plan.forwards[rank]]
+        if self.rows_move and accelerator.num_processes > 1:
+            of_ranks = [sorted(kept[i] for rows in forwards for i in rows) for forwards in plan.forwards]
+            here: Sequence[int] = of_ranks[rank]
+            rollouts_here = deal(rollouts, of_ranks, accelerator)
+        else:
+            here = range(rank * per_rank, (rank + 1) * per_rank)
+            rollouts_here = rollouts
+        place = {number: i for i, number in enumerate(here)}
+        weigh = _weights(trainer.args.loss_type, num_rows, rollouts)
+        window = self._window(rollouts_here, [sizes[i] for i in here], width, weigh, _filler(rollouts))
+        return [
+            RolloutForward(window, tuple(place[i] for i in rows), plan.largest(k), trainer._rescue.level)
+            for k, rows in enumerate(mine)
+        ]
+
+    def as_one(self, micro_batch: Rollouts) -> Any:
+        """Return a micro-batch as one forward, without a plan."""
+        if self.why_whole:
+            return WholeForward(micro_batch)
+        sizes = sizes_of(micro_batch)
+        width = 0 if self._trainer._packs else max(one.length for one in sizes)
+        weigh = _weights(self._trainer.args.loss_type, len(sizes), micro_batch)
+        window = self._window(micro_batch, sizes, width, weigh, _filler(micro_batch))
+        return RolloutForward(window, tuple(range(len(sizes))), len(sizes))
+
+    def _window(
+        self, rollouts: Rollouts, sizes: Sequence[RolloutSize], width: int, weigh: Weigh, filler: Rollouts
+    ) -> RolloutWindow:
+        planned = [_as_planned(i, one, self._trainer._share_prompt, width) for i, one in enumerate(sizes)]
+        return RolloutWindow(rollouts, sizes, planned, weigh, filler)
+
+    def _plan(
+        self,
+        rows: Sequence[RowSize],
+        homes: Sequence[int],
+        sizes: Sequence[RolloutSize],
+        num_rows: int,
+        width: int,
+    ) -> StepPlan:
+        trainer = self._trainer
+        budget = trainer._max_tokens if trainer._packs else None
+        if budget is None:
+            # No forward is larger than the largest of TRL's own, packed with group mates side by side.
+            everything = [_as_planned(i, one, trainer._share_prompt, width) for i, one in enumerate(sizes)]
+            budget = tokens_of_rows(everything, num_rows)
+        return plan_step(
+            rows,
+            trainer.accelerator.num_processes,
+            max(budget >> trainer._rescue.level, 1),
+            trainer.model.config.get_text_config().hidden_size,
+            None if self.rows_move else homes,
+        )
+
+    def _count(self, micro_batches: Sequence[Rollouts]) -> None:
+        """Count what a padded batch would take; forwards count themselves."""
+        for batch in micro_batches:
+            masks = batch["prompt_mask"], batch["completion_mask"]
+            raw, padded = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+            times = self._trainer._num_passes_of_update
+            self._trainer._tokens.add(0, times * raw, times * padded)
+
+    def _tell(self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], skips: bool) -> None:
+        """Note which share of the rows is left out, and say once that a step has nothing to learn from."""
+        trainer = self._trainer
+        if not skips:
+            return
+        trainer._step_stats.append(SkippedRows(len(sizes) - len(kept), len(sizes), _tokens_without(rollouts)))
+        if kept or self._has_warned or not trainer.accelerator.is_main_process:
+            return
+        self._has_warned = True
+        logger.warning(
+            "No completion of this step has an advantage: in every group all rewards are equal. The step has no "
+            "gradient, which is said only once; the metric frac_reward_zero_std counts such groups."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRows:
+    """Rows that left the update.
+
+    Args:
+        num_rows, num_all: Over all ranks.
+        tokens: [] tokens of this rank's completions without advantage.
+    """
+
+    num_rows: int
+    num_all: int
+    tokens: torch.Tensor
+
+
+def counted_tokens(rollouts: Mapping[str, Any]) -> torch.Tensor:
+    """[B, C] 1 for the tokens that losses and statistics count: sampled by the policy, in a scored completion."""
+    return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
+
+
+def _tokens_without(rollouts: Rollouts) -> torch.Tensor:
+    advantages = rollouts["advantages"]
+    is_zero = (advantages if advantages.ndim == 2 else advantages[:, None]) == 0
+    return (counted_tokens(rollouts) * is_zero.all(dim=1, keepdim=True)).sum()
+
+
+def _as_planned(number: int, row: RolloutSize, share_prompt: bool, width: int) -> RowSize:
+    if width:
+        return RowSize(number, 0, width)
+    # The last prompt token stays with each completion: it is the one that predicts the first completion token.
+    shared = max(row.prompt_length - 1, 0) if share_prompt else 0
+    return RowSize(row.prompt if share_prompt else number, shared, row.length - shared)
+
+
+def _joined(micro_batches: Sequence[Rollouts]) -> Rollouts:
+    """Return the rows of all micro-batches, which are parts of one batch."""
+    first = micro_batches[0]
+    if len(micro_batches) == 1:
+        return first
+
+    def join(name: str) -> Any:
+        values = [batch[name] for batch in micro_batches]
+        if isinstance(values[0], torch.Tensor):
+            return values[0] if values[0].ndim == 0 else torch.cat(values)
+        return [one for value in values for one in value] if isinstance(values[0], list | tuple) else values[0]
+
+    return {name: join(name) for name in first}
+
+
+def _filler(rollouts: Rollouts) -> Rollouts:
+    """The first row with all numbers 0, so that nothing of it reaches a loss."""
+
+    def empty(name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value[:1] if isinstance(value, list | tuple) else value
+        if value.ndim == 0 or name in ("prompt_ids", "prompt_mask"):
+            return value[:1] if value.ndim else value
+        return torch.zeros_like(value[:1])
+
+    return {name: empty(name, value) for name, value in rollouts.items()}
+
+
+def _weights(loss_type: str, num_rows: int, micro_batch: Rollouts) -> Weigh:
+    """Return how rows weigh that are some of those of micro-batches of `num_rows` rows."""
+    if loss_type in SUM_OVER_TOKENS:
+        return lambda rows, batch: 1.0
+    if loss_type in MEAN_OVER_ROWS:
+        return lambda rows, batch: rows / num_rows
+    whole = counted_tokens(micro_batch).sum().clamp(min=1.0)
+    return lambda rows, batch: counted_tokens(batch).sum() / whole

@@ -1,4 +1,4 @@
-"""Worker of test_fail_together: GRPO on two processes, of which rank 1 alone gets a bad row, then a bad reward."""
+"""Worker of test_fail_together: GRPO on two processes: rank 1 alone gets a bad row, bad rollouts, a bad reward."""
 
 import sys
 
@@ -23,6 +23,12 @@ def blank_on_rank_1():
     yield from ({"prompt": prompt} for prompt in (tiny.words(5, 6), " "))
 
 
+def short_on_rank_1(prompts, trainer):
+    num_logps = 2 - trainer.accelerator.process_index
+    columns = {"prompt_ids": [5, 6], "completion_ids": [7, 8], "logprobs": [-1.0] * num_logps}
+    return {name: [value] * len(prompts) for name, value in columns.items()}
+
+
 if __name__ == "__main__":
     args = GRPOConfig(
         sys.argv[1],
@@ -41,4 +47,10 @@ if __name__ == "__main__":
     except DataError as error:
         print(f"rank {torch.distributed.get_rank()} refused: {error}")
     prompts = Dataset.from_dict({"prompt": [tiny.words(5, 6)] * 8})
+    try:
+        GRPOTrainer(
+            tiny.model("llama"), fails_on_rank_1, args, prompts, rollout_func=short_on_rank_1, **options
+        ).train()
+    except DataError as error:
+        print(f"rank {torch.distributed.get_rank()} refused: {error}")
     GRPOTrainer(tiny.model("llama"), fails_on_rank_1, args, prompts, **options).train()

@@ -41,6 +41,11 @@ def test_the_traceback_of_the_reward_is_shown(log):
     assert "in fails_on_rank_1" in log
 
 
+def test_log_probabilities_that_do_not_fit_the_tokens_of_one_rank_are_refused_on_both(log):
+    for rank in range(2):
+        assert f"rank {rank} refused: Row 0 of rank 1 has 2 sampled tokens, and 1 log-probabilities of them." in log
+
+
 def test_a_row_of_a_stream_that_is_bad_on_one_rank_is_refused_on_both(log):
     for rank in range(2):
         assert f"rank {rank} refused: On rank 1 a row came with a blank prompt; its prompt begins ' '." in log

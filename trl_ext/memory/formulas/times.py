@@ -70,7 +70,8 @@ def update_seconds(setup: Setup) -> float:
 def scoring_seconds(setup: Setup) -> float:
     """Seconds of a forward each for reference, reward model, values and old log-probabilities."""
     passes = num_scoring_passes(setup.job)
-    return passes * forward_flops(setup, _tokens_per_gpu(setup), with_head=True) / _rate(setup)
+    tokens = setup.job.oversample * _tokens_per_gpu(setup)
+    return passes * forward_flops(setup, tokens, with_head=True) / _rate(setup)
 
 
 def communication_seconds(setup: Setup) -> float:

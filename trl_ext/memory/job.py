@@ -166,6 +166,18 @@ class Job:
         steps = self.steps_per_generation or self.accumulation(num_gpus)
         return math.ceil(self.per_device_train_batch_size * steps * self.oversample)
 
+    def generated_groups(self, num_gpus: int) -> float:
+        """Groups of completions that are generated at once for updates, spares aside, by the GPUs that train."""
+        steps = self.steps_per_generation or self.accumulation(num_gpus)
+        return self.per_device_train_batch_size * steps * num_gpus / self.num_generations
+
+    def samples_whole_groups(self, num_gpus: int) -> bool:
+        """True if `oversample` gives whole groups whose completions the GPUs can generate in equal shares."""
+        groups = self.generated_groups(num_gpus)
+        sampled = round(groups * self.oversample)
+        is_whole = abs(sampled - groups * self.oversample) <= 1e-3 * groups  # 1.333 is meant to be 4/3
+        return self.oversample == 1 or (is_whole and sampled * self.num_generations % num_gpus == 0)
+
 
 def check_values(job: Job) -> None:
     """Check the settings that cannot work whatever the model and the cards are.
@@ -267,6 +279,14 @@ def check_batch(job: Job, num_gpus: int) -> None:
         raise ConfigError(
             f"The global batch of {job.global_batch} completions does not divide by num_generations "
             f"{job.num_generations}. Use a multiple of {job.num_generations}."
+        )
+    if not job.samples_whole_groups(num_gpus):
+        groups = job.generated_groups(num_gpus)
+        unit = num_gpus // math.gcd(num_gpus, job.num_generations)
+        above = unit * (math.floor(groups * job.oversample / unit) + 1)
+        raise ConfigError(
+            f"oversample {job.oversample} of {groups:g} groups is {groups * job.oversample:.4g}, which {num_gpus} "
+            f"GPUs cannot sample in equal shares. Use {above / groups:.4g}."
         )
 
 

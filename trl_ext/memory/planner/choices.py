@@ -163,7 +163,9 @@ def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
     steps = job.accumulation(num_gpus) if job.trainer == "grpo" else 0  # PPO generates what it updates on, at once
     for fewer in range(steps - 1, 0, -1):
         if steps % fewer == 0 and job.per_device_train_batch_size * num_gpus * fewer % group == 0:
-            yield replace(job, steps_per_generation=fewer)
+            one = replace(job, steps_per_generation=fewer)
+            if one.samples_whole_groups(num_gpus):
+                yield one
 
 
 def vllm_choices(search: Search, job: Job) -> list[Job]:

@@ -358,6 +358,14 @@ def test_oversampling_that_cannot_be_is_refused(given):
         estimate(Job(**given, zero_stage=2, **K1), SHAPE, parse_gpus("4xH200"))
 
 
+def test_a_plan_samples_whole_groups():
+    settings = {**K1, "method": "lora", "global_batch": 64, "num_generations": 8}
+    with pytest.raises(ConfigError, match=r"oversample 1\.3 of 8 groups is 10\.4, .* Use 1\.375"):
+        plan("grpo", "7B", "2xA100-40GB", **settings, oversample=1.3)
+    plans = plan("grpo", "7B", "2xA100-40GB", **settings, oversample=1.375).plans
+    assert plans and all(one.job.samples_whole_groups(2) for one in plans)
+
+
 def test_a_token_budget_of_the_reward_trainer_makes_micro_batches():
     narrow = Job("reward", zero_stage=2, per_device_train_batch_size=1, max_length=2048, global_batch=64)
     bounded = replace(narrow, per_device_train_batch_size=8, max_tokens_per_forward=4096)

@@ -116,7 +116,7 @@ SEAMS = (
         "a sampler that can be put at an epoch",
     ),
     Seam(
-        "transformers.trainer:Trainer._get_dataloader",
+        "trl.trainer.grpo_trainer:GRPOTrainer._get_dataloader",
         ("dataset", "description", "batch_size", "sampler_fn", "is_training"),
         "`Training` brings as many rows as are sampled",
     ),

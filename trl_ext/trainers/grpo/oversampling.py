@@ -101,16 +101,17 @@ class Oversampling:
 
     Args:
         args: The trainer's config, checked by `check_oversample`.
+        has_groups: False for PPO, whose advantages are not relative to groups: no spares are sampled.
 
     Attributes:
         is_on: True if more groups are sampled than an update takes.
         rows: Rows of one generation on one rank.
     """
 
-    def __init__(self, args: Any):
+    def __init__(self, args: Any, *, has_groups: bool):
         self._args = args
         self.num_groups = args.generation_batch_size // args.num_generations
-        self.num_sampled = num_sampled_groups(args)
+        self.num_sampled = num_sampled_groups(args) if has_groups else self.num_groups
         self.is_on = self.num_sampled > self.num_groups
         self.rows = self.num_sampled * args.num_generations // args.world_size
         self._has_variance: list[bool] = []

@@ -106,7 +106,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._shares = RuleShares()
         self._old_policy = OldPolicy(self)
         check_oversample(args)  # again: a plan may have set the batch since
-        self._oversampling = Oversampling(args)
+        self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
         self._step_stats: list[Any] = []
         self._update = StepUpdate(self, getattr(args, "skip_zero_advantage", None))
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths

@@ -140,7 +140,8 @@ class OldPolicy:
         difference = difference[mask & ~difference.isnan()].float()
         ratio = inputs["importance_sampling_ratio"].float()
         is_of_sequences = self._trainer.vllm_importance_sampling_mode.startswith("sequence")
-        ratio = ratio.flatten() if is_of_sequences else ratio[mask]
+        # A row without a token is one that only keeps this rank in step with the others.
+        ratio = ratio[mask.any(dim=1)].flatten() if is_of_sequences else ratio[mask]
         none = difference.new_tensor([-torch.inf])
         sums = [part for values in (difference, ratio) for part in (values.sum(), values.new_tensor(len(values)))]
         return torch.stack([*sums, *(torch.cat([values, none]).max() for values in (difference, ratio, -ratio))])

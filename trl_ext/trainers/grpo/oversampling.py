@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.utils import logging
 from trl.trainer.utils import nanstd
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.exchange import deal
-
-logger = logging.get_logger(__name__)
 
 # A share such as 1.333 is meant to be 4/3.
 _TOLERANCE = 1e-3
@@ -115,7 +112,6 @@ class Oversampling:
         self.is_on = self.num_sampled > self.num_groups
         self.rows = self.num_sampled * args.num_generations // args.world_size
         self._has_variance: list[bool] = []
-        self._has_told = False
 
     @property
     def as_sampled(self) -> dict[str, int]:
@@ -156,12 +152,4 @@ class Oversampling:
         metrics["oversample/groups_sampled"].append(float(self.num_sampled))
         metrics["oversample/groups_replaced"].append(float(choice.num_replaced))
         metrics["oversample/groups_without_variance_kept"].append(float(choice.num_without_variance))
-        if choice.num_without_variance == self.num_groups and not self._has_told:
-            self._has_told = True
-            if accelerator.is_main_process:
-                logger.warning(
-                    f"None of the {self.num_sampled} groups sampled for step {trainer.state.global_step + 1} has "
-                    "variance, spares included: all completions of each prompt score alike. Where that goes on, the "
-                    "prompts are too easy or too hard, or the reward is too coarse."
-                )
         return kept

@@ -14,7 +14,7 @@ from tests import tiny
 from tests.rollouts import rollout
 from tests.train.trainers.grpo.test_grpo_step import WEIGHT_TOLERANCE
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.grpo import oversampling
+from trl_ext.trainers.grpo import oversampling, update
 from trl_ext.trainers.grpo.oversampling import choose
 
 torch.set_num_threads(1)
@@ -167,13 +167,11 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
 
 def test_all_groups_without_variance_are_said_once(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(oversampling.logger, "warning", said.append)
+    monkeypatch.setattr(update.logger, "warning", said.append)
     trainer = made(trl_ext, tmp_path, function=lambda completion_ids, **_: [0.5] * len(completion_ids), oversample=1.5)
     weights(trainer)
-    assert said == [
-        "None of the 6 groups sampled for step 1 has variance, spares included: all completions of each prompt score "
-        "alike. Where that goes on, the prompts are too easy or too hard, or the reward is too coarse."
-    ]
+    assert len(said) == 1 and said[0].startswith("No completion of this step has an advantage")
+    assert trainer.state.log_history[0]["oversample/groups_without_variance_kept"] == 4
 
 
 @pytest.mark.parametrize(

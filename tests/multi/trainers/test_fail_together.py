@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
+from tests.multi.warm import warm_python
 
 TIMEOUT_S = 900  # of a run that hangs: the process group's own patience is 30 minutes
 
@@ -49,3 +50,9 @@ def test_log_probabilities_that_do_not_fit_the_tokens_of_one_rank_are_refused_on
 def test_a_row_of_a_stream_that_is_bad_on_one_rank_is_refused_on_both(log):
     for rank in range(2):
         assert f"rank {rank} refused: On rank 1 a row came with a blank prompt; its prompt begins ' '." in log
+
+
+def test_an_environment_that_raises_on_one_rank_ends_both(tmp_path):
+    done = launch("-m", "tests.multi.programs.failing_environment", str(tmp_path), python=str(warm_python()))
+    assert done.returncode != 0
+    assert "OSError: the game server is away" in done.stdout

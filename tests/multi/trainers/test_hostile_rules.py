@@ -8,7 +8,7 @@ from tests.multi.programs.hostile_rules import WAYS
 from tests.multi.trainers.test_fail_together import launch
 from tests.multi.warm import warm_python
 
-NUM_STEPS = 50
+NUM_STEPS = 16
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def test_every_way_to_fail_was_met_and_counted(way, going_on):
 
 
 def test_told_to_stop_all_ranks_stop_at_once_with_the_rules_name(tmp_path):
-    done = launch("-m", "tests.multi.programs.hostile_worker", str(tmp_path), "stop", "50", python=str(warm_python()))
+    done = launch(
+        "-m", "tests.multi.programs.hostile_worker", str(tmp_path), "stop", str(NUM_STEPS), python=str(warm_python())
+    )
     assert done.returncode != 0
     assert "KeyError: 'gold'" in done.stdout and "Rule 'raise'" in done.stdout
     # Both have said so before the launch's time was up, and long before that of the process group.

@@ -8,6 +8,7 @@ compiles a helper in its first run on a machine, and its CPU Adam in the first o
 import pytest
 from safetensors.torch import load_file
 
+from tests.faults.starting import IS_THOROUGH
 from tests.multi.conftest import HIDDEN_SIZE
 from tests.multi.launching import JSONS, PROGRAMS, YAMLS, Run, launched, run_worker, skip_what_cannot_run
 from tests.multi.warm import warm_python
@@ -60,7 +61,8 @@ def test_two_processes_train_what_one_does(name, plain, tiny_model, tmp_path):
     check_against(plain, run, name)
 
 
-@pytest.mark.parametrize("name", JSONS)
+# Each says what the YAML of its name says (tests/light/test_configs.py): two of them, unless TRL_EXT_THOROUGH=1.
+@pytest.mark.parametrize("name", JSONS if IS_THOROUGH else ("zero2", "zero3"))
 def test_two_processes_train_what_one_does_with_a_deepspeed_file(name, plain, tiny_model, tmp_path):
     skip_what_cannot_run(name)
     options = ("--packing", "--deepspeed", JSONS[name])

@@ -35,7 +35,11 @@ def batch(*groups: tuple[int, tuple[int, ...]], seed: int = 1, order: list[int] 
     for prompt_length, lengths in groups:
         prompt = _tokens(prompt_length, draw)
         rows += [(prompt, _tokens(length, draw)) for length in lengths]
-    rows = [rows[i] for i in order] if order else rows
+    return padded([rows[i] for i in order] if order else rows)
+
+
+def padded(rows: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Batch:
+    """Rows of prompt and completion, padded as TRL pads."""
     prompt_width = max(len(p) for p, _ in rows)
     width = max(len(c) for _, c in rows)
     ids = torch.zeros(len(rows), prompt_width + width, dtype=torch.long)

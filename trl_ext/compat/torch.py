@@ -1,4 +1,4 @@
-"""PyTorch's attention kernel for rows of different lengths, and flash-attn's."""
+"""PyTorch's attention kernels for rows of different lengths, and flash-attn's."""
 
 import inspect
 from collections.abc import Callable
@@ -58,6 +58,79 @@ def call_varlen_attn(
     out = varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, **options)
     assert isinstance(out, torch.Tensor)  # a pair only when more than the output is asked for
     return out
+
+
+def flash_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call the kernel below `varlen_attn`; return its output [T, H, D] and log-sum-exp [H, T].
+
+    `varlen_attn` hands out the log-sum-exp, too, but its backward would not take another one in.
+    """
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_q, cu_k, max_q, max_k, 0.0, is_causal, False, scale=scale, **_sight(is_causal)
+    )
+    return out, lse
+
+
+def flash_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of q, k and v, for an output and a log-sum-exp that may be those of more keys than k."""
+    random_state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of dropout, of which there is none
+    unused = torch.empty(0, device=q.device)
+    lengths = (cu_q, cu_k, max_q, max_k)
+    dq, dk, dv = torch.ops.aten._flash_attention_backward(
+        grad, q, k, v, out, lse, *lengths, 0.0, is_causal, random_state, unused, scale=scale, **_sight(is_causal)
+    )
+    return dq, dk, dv
+
+
+def _sight(is_causal: bool) -> dict[str, int]:
+    return {"window_size_left": -1, "window_size_right": 0 if is_causal else -1}
+
+
+def cpu_flash_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return output [B, H, T, D] and log-sum-exp [B, H, T] of PyTorch's CPU kernel. All have H heads."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    return out, lse
+
+
+def cpu_flash_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of q, k and v, for an output and a log-sum-exp that may be those of more keys than k."""
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    dq, dk, dv = backward(grad, q, k, v, out, lse, 0.0, is_causal, scale=scale)
+    return dq, dk, dv
 
 
 @cache

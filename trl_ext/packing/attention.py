@@ -25,7 +25,7 @@ from trl_ext.compat.transformers import (
     register_mask,
 )
 from trl_ext.errors import PackingError
-from trl_ext.packing.kernels import choose_kernel
+from trl_ext.packing.kernels import choose_kernel, merging_pays
 from trl_ext.packing.table import SegmentTable
 
 # Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
@@ -175,7 +175,8 @@ def attend(
     scale = kwargs.get("scaling")
     window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0
-    kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout)
+    pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
+    kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout, merging_pays=pays)
     return kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout), None
 
 

@@ -6,6 +6,7 @@ Legend: T tokens of the flat row, K keys after the prefixes are repeated, N segm
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,6 +29,27 @@ class KeyCopies:
     index: torch.Tensor | None
     cu_seqlens: torch.Tensor
     longest: int
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call of a varlen kernel: runs of queries, each with the run of keys that it sees.
+
+    Args:
+        queries, keys: Where they lie in the row, run after run: a slice, or the index of each of them.
+        query_lengths, key_lengths: Tokens of every run.
+        cu_queries, cu_keys: Where the runs begin and end, int32.
+        is_causal: True where the runs of queries and of keys are the same, and a query sees none after itself; False
+            where a query sees its whole run of keys.
+    """
+
+    queries: slice | torch.Tensor
+    keys: slice | torch.Tensor
+    query_lengths: list[int]
+    key_lengths: list[int]
+    cu_queries: torch.Tensor
+    cu_keys: torch.Tensor
+    is_causal: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +94,53 @@ class SegmentTable:
             seen = [self.segments[number] for chain in self.chains for number in chain]
             flat = runs([segment.start for segment in seen], [segment.length for segment in seen])
             index = torch.from_numpy(flat).to(self.device)
-        return KeyCopies(index, self.cumulated(keys), max(keys))
+        return KeyCopies(index, self.cumulated(keys), self.longest)
+
+    @cached_property
+    def num_keys(self) -> int:
+        """K: keys of all segments, those of prefixes counted for every segment that sees them."""
+        return sum(segment.num_keys for segment in self.segments)
+
+    @cached_property
+    def longest(self) -> int:
+        """Most keys that a token sees."""
+        return max(segment.num_keys for segment in self.segments)
+
+    @cached_property
+    def parts(self) -> tuple[AttentionCall, ...]:
+        """The calls that compute attention without a copy of keys: each segment on itself, then a call a level.
+
+        In the call of a level all segments that have a prefix there see it, and each prefix stands in it once.
+        """
+        users: list[dict[int, list[int]]] = []  # of every level, the segments that see each prefix
+        for number, chain in enumerate(self.chains):
+            for level, prefix in enumerate(chain[:-1]):
+                if level == len(users):
+                    users.append({})
+                users[level].setdefault(prefix, []).append(number)
+        whole = slice(0, self.segments[-1].end)
+        own = AttentionCall(whole, whole, self.lengths, self.lengths, self.cu_seqlens, self.cu_seqlens, is_causal=True)
+        return own, *(self._level(dict(sorted(one.items()))) for one in users)
+
+    def _level(self, users: dict[int, list[int]]) -> AttentionCall:
+        queries = [sum(self.lengths[i] for i in segments) for segments in users.values()]
+        keys = [self.lengths[prefix] for prefix in users]
+        return AttentionCall(
+            self._where([i for segments in users.values() for i in segments]),
+            self._where(list(users)),
+            queries,
+            keys,
+            self.cumulated(queries),
+            self.cumulated(keys),
+            is_causal=False,
+        )
+
+    def _where(self, numbers: list[int]) -> slice | torch.Tensor:
+        """Return the row index of every token of these segments, as a slice if they lie side by side."""
+        segments = [self.segments[number] for number in numbers]
+        if all(one.end == other.start for one, other in pairwise(segments)):
+            return slice(segments[0].start, segments[-1].end)
+        return torch.from_numpy(runs([s.start for s in segments], [s.length for s in segments])).to(self.device)
 
     def cumulated(self, lengths: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Return where runs of these lengths begin and end, int32 as kernels want it, on the row's device."""

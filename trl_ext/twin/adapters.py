@@ -152,7 +152,8 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
 
 
 def attention_of_a_gpu() -> AbstractContextManager[None]:
-    """Packed attention is torch's varlen kernel, which has a fake version.
+    """Packed attention is torch's varlen kernel, which has a fake version. Its copies of keys are an upper bound:
+    where they are more than the row's own, a card merges calls instead (`trl_ext.packing.merge`).
 
     Why: on a CPU `scaled_dot_product_attention` runs segment by segment and saves other tensors.
     Remove when: never; the twin asks for the choice of another machine.

@@ -12,8 +12,8 @@ from trl_ext.packing.trie import MIN_SAVED
 SYSTEM = list(range(100, 100 + MIN_SAVED))
 
 
-def tree_of_sequences(seed: int, depth: int = 4) -> tuple[list[Item], dict[int, np.ndarray], list[list[int]]]:
-    """Items, beginnings and tokens of groups whose beginnings fork up to `depth` times."""
+def tree_of_sequences(seed: int) -> tuple[list[Item], dict[int, np.ndarray], list[list[int]]]:
+    """Items, beginnings and tokens of groups whose beginnings fork again and again."""
     draw = random.Random(seed)
 
     def tokens(most: int) -> list[int]:
@@ -21,8 +21,8 @@ def tree_of_sequences(seed: int, depth: int = 4) -> tuple[list[Item], dict[int, 
 
     beginnings = [tokens(30)]
     for _ in range(draw.randrange(2, 9)):
-        begun = draw.choice(beginnings)
-        beginnings.append([*begun[: draw.randrange(len(begun) + 1)], *tokens(40)] if draw.random() < 0.8 else begun)
+        begun = draw.choice(beginnings[-3:])
+        beginnings.append([*begun[: len(begun) - draw.randrange(8)], *tokens(40)] if draw.random() < 0.8 else begun)
     items, sequences = [], []
     for _ in range(draw.randrange(3, 20)):
         group = draw.randrange(len(beginnings))

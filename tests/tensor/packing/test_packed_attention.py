@@ -147,6 +147,7 @@ def test_a_kernel_of_the_hub_that_does_not_come_or_is_not_flash_attention_is_ref
 @pytest.mark.parametrize(
     ("base", "device", "dtype", "head_size", "kernel"),
     [
+        ("sdpa", "cpu", torch.bfloat16, 64, "sdpa_attention"),
         ("sdpa", "cuda", torch.bfloat16, 64, "varlen_attention"),
         ("sdpa", "cuda", torch.float16, 128, "varlen_attention"),
         ("sdpa", "cuda", torch.float32, 64, "sdpa_attention"),

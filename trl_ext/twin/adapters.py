@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -133,6 +134,8 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
     Why: a fake tensor has no lengths, and all ranks' rows are alike.
     Remove when: trainers plan without reading tensors back.
     """
+    from trl_ext.packing.ragged import Ragged, cumulated
+    from trl_ext.trainers.forward.completions import Unpadded
     from trl_ext.trainers.grpo.update import RolloutSize
 
     def sizes_of(rollouts: dict[str, Any], accelerator: Any = None) -> list[Any]:
@@ -147,8 +150,15 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
             for name, value in rollouts.items()
         }
 
-    where = "trl_ext.trainers.grpo.update"
-    return replaced((f"{where}:sizes_of", sizes_of), (f"{where}:deal", deal))
+    def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> Unpadded:
+        num_rows, length = input_ids.shape
+        sequences = Ragged(np.ones(num_rows * length, dtype=np.int64), cumulated(np.full(num_rows, length)))
+        return Unpadded(sequences, np.full(num_rows, width), width)
+
+    where = "trl_ext.trainers.grpo"
+    return replaced(
+        (f"{where}.update:sizes_of", sizes_of), (f"{where}.update:deal", deal), (f"{where}.trainer:unpad", unpad)
+    )
 
 
 def attention_of_a_gpu() -> AbstractContextManager[None]:

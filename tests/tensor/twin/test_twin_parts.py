@@ -208,10 +208,10 @@ def test_copies_are_fake_and_as_large():
 
 
 def test_attention_on_a_cpu_saves_other_tensors_without_the_adapter():
-    from trl_ext.packing import attention
+    from trl_ext.packing import attention, kernels
 
     where = ("sdpa", torch.device("cpu"), torch.bfloat16, 64)
-    assert attention.choose_kernel(*where) is attention.sdpa_attention
+    assert attention.choose_kernel(*where) is kernels.sdpa_attention
     with attention_of_a_gpu():
         assert attention.choose_kernel(*where) is attention.varlen_attention
 

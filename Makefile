@@ -114,17 +114,21 @@ vllm: .venv-vllm/.installed
 fsdp2: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fsdp2
 
-# The oldest TRL and transformers that trl_ext/compat/versions.py allows.
+# The oldest transformers that trl_ext/compat/versions.py allows, with the oldest TRL, whose GRPO computes on cards only, and
+# with the newest TRL.
 .venv-oldest/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --progress-bar off "$(TORCH)" | $(ONE_LINE_EACH)
 	.venv-oldest/bin/python -m pip install --progress-bar off "trl==1.15.*" "transformers==5.17.*" \
-		--editable ".[rules]" pytest hypothesis | $(ONE_LINE_EACH)
+		--editable ".[deepspeed,rules]" pytest hypothesis | $(ONE_LINE_EACH)
+	.venv-oldest/bin/python -m pip install --quiet --no-deps --target .venv-oldest/trl-1.16 "trl==1.16.*"
 	touch $@
 
 oldest: .venv-oldest/.installed
-	.venv-oldest/bin/python -m pytest tests/tensor/compat tests/tensor/packing tests/train/trainers/grpo \
-		tests/train/trainers/reward tests/train/trainers/ppo/test_ppo_exactness.py
+	.venv-oldest/bin/python -m pytest tests/tensor/compat tests/train/trainers/reward
+	PYTHONPATH=.venv-oldest/trl-1.16 .venv-oldest/bin/python -m pytest tests/tensor/compat \
+		tests/train/trainers/grpo/test_grpo_exactness.py tests/train/trainers/grpo/test_grpo_step.py \
+		tests/train/trainers/ppo/test_ppo_exactness.py
 
 # TRL's own tests with our classes in the place of TRL's: make trl-suite TRL_SOURCE=/path/to/a/checkout/of/trl
 trl-suite: $(VENV)/.installed

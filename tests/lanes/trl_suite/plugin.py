@@ -14,7 +14,7 @@ os.environ |= {"HF_HOME": str(STANDINS / "hf"), "HF_HUB_OFFLINE": "1", "HF_DATAS
 import datasets
 import pytest
 import transformers
-import trl.import_utils
+from trl import import_utils
 from trl.trainer.base_config import _BaseConfig
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -53,8 +53,8 @@ def shorten(config) -> None:
 def pytest_configure(config) -> None:
     datasets.load_dataset = load_dataset
     for name in ("harbor", "jmespath", "joblib", "liger_kernel", "math_verify", "mergekit", "openreward", "vllm"):
-        if not hasattr(trl.import_utils, f"is_{name}_available"):  # a checkout older than the TRL that is installed
-            setattr(trl.import_utils, f"is_{name}_available", lambda: False)
+        if not hasattr(import_utils, f"is_{name}_available"):  # a checkout older than the TRL that is installed
+            setattr(import_utils, f"is_{name}_available", lambda: False)
     before(GRPOConfig, "__post_init__", shorten)
     if os.environ.get("TRL_SUITE_FP32"):
         before(_BaseConfig, "__post_init__", lambda config: setattr(config, "bf16", False))

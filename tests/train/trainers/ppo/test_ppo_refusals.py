@@ -56,6 +56,11 @@ def refusal(folder, critic="head", **changes):
     return str(caught.value)
 
 
+def test_a_second_trained_model_under_fsdp(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate's launch does
+    assert "critic='separate' is a second trained model" in refusal(tmp_path, "separate")
+
+
 def test_a_stop_token_that_no_completion_can_have(tmp_path):
     assert "stop_token_id=1000000 would end no completion" in refusal(tmp_path, stop_token_id=10**6)
 

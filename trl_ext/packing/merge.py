@@ -100,6 +100,8 @@ class CpuKernel:
         return dq, dk, dv
 
 
+# torch.compile leaves it out: it would compile it again for every table.
+@torch.compiler.disable
 def merged_attention(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -22,6 +22,7 @@ logger = logging.get_logger(__name__)
 _TOLERANCE, _HALF_TOLERANCE = 1e-4, 3e-2
 
 
+@torch.compiler.disable
 @cache
 def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
     """Return True where merged attention agrees with attention written out; warn where it does not."""

@@ -186,8 +186,22 @@ class WrongGradient(CpuKernel):
 def test_a_kernel_that_is_wrong_or_missing_is_not_used(kernel, monkeypatch):
     said = []
     monkeypatch.setattr(merge_check.logger, "warning", said.append)
-    assert not merge_check.is_exact.__wrapped__(kernel, CPU, torch.float32, 64)
+    assert not merge_check.is_exact(kernel, CPU, torch.float32, 32)
     assert "Keys are copied instead" in said[0] and "\n" not in said[0]
+
+
+def test_a_compiled_layer_merges_as_an_eager_one():
+    (row,) = plan_rows([Item(0, 30, own) for own in (5, 4, 3)])
+    table = SegmentTable(row.segments, CPU)
+    assert merging_pays(row.num_tokens, table.num_keys, table.longest, None)
+    # A head size of its own: the check runs while PyTorch's compiler looks on.
+    x = torch.randn(1, 2, row.num_tokens, 24, generator=torch.Generator().manual_seed(0))
+
+    def layer(x):
+        return attention.attend(torch.nn.Module(), x, x, x + 1, None, base="sdpa", segments=table)[0] * 2
+
+    compiled = torch.compile(layer, backend="eager")(x)
+    assert torch.equal(compiled, layer(x))
 
 
 # Whole models -----------------------------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._step_stats.append(Noted(name, value, weight))
 
     def _log_step(self) -> None:
-        """Overrides PackingSwitch._log_step: and what the step's forwards noted."""
+        """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
         for name, value in merged(self._step_stats, self.accelerator).items():
             self._metrics["train"][name].append(value)
         self._step_stats.clear()

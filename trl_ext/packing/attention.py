@@ -29,8 +29,10 @@ from trl_ext.packing.kernels import choose_kernel, merging_pays
 from trl_ext.packing.table import SegmentTable
 
 # Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
-# the segments and the window say everything.
+# the segments and the window say everything. PyTorch's compiler reads the number instead, since it cannot read the
+# variable, which tells this thread's forward from another's.
 _packed: ContextVar[bool] = ContextVar("packed", default=False)
+_num_packed = 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class MaskDispatch:
     plain: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _packed.get():
+        if _num_packed and (torch.compiler.is_compiling() or _packed.get()):
             return window_of_mask(self.base, **kwargs)
         return None if self.plain is None else self.plain(*args, **kwargs)
 
@@ -137,13 +139,18 @@ def packed_forward() -> Iterator[None]:
     # transformers registers a kernel from the hub anew when it loads it again, and so may a user.
     for base in _dispatched:
         dispatch_on_segments(base)
+    global _num_packed
     token = _packed.set(True)
+    _num_packed += 1
     try:
         yield
     finally:
+        _num_packed -= 1
         _packed.reset(token)
 
 
+# Compiled, it would be compiled again for every table; without it the rest of a layer has one graph for all lengths.
+@torch.compiler.disable
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,

@@ -319,6 +319,11 @@ SEAMS = (
         "by name; such an implementation reads its window from the keyword `sliding_window`, all others from the mask",
     ),
     Seam(
+        "transformers.generation.continuous_batching.utils:attn_mask_is_needed",
+        ("config",),
+        "continuous batching knows attention implementations by their names, which packing therefore keeps",
+    ),
+    Seam(
         "transformers.integrations.flash_attention:flash_attention_forward",
         ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "sliding_window"),
         "the arguments of every attention function; looks the name in the config up",

@@ -78,6 +78,11 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
         choose_precision(self)
         super().__post_init__()
         settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
+        if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
+            raise ConfigError(
+                f"repetition_penalty={self.repetition_penalty} has no effect with "
+                "use_transformers_continuous_batching=True: transformers drops it there. Remove one of the two."
+            )
         if self.memory is None:  # a plan sets the batch later
             check_oversample(self)
         longest = math.inf if self.max_completion_length is None else self.max_completion_length

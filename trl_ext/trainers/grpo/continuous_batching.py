@@ -18,10 +18,10 @@ def dtypes_kept(model: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for parameter, before in weights:
-            if parameter.dtype != before.dtype:
-                parameter.data = before
-        for module, name, before in buffers:
-            after = module._buffers[name]
-            if before is not None and after is not None and after.dtype != before.dtype:
-                module._buffers[name] = before
+        for parameter, data in weights:
+            if parameter.dtype != data.dtype:
+                parameter.data = data
+        for module, name, buffer in buffers:
+            now = module._buffers[name]
+            if buffer is not None and now is not None and now.dtype != buffer.dtype:
+                module._buffers[name] = buffer

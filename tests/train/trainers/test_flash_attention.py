@@ -1,0 +1,99 @@
+"""Models that ask for flash-attention, or for a kernel from the hub, are trained packed, and as under sdpa."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+import trl_ext
+from tests import ppo_trainers, reward_trainers, tiny
+from tests.flash_attention import FlashAttention
+from tests.preferences import reward_model
+from tests.rollouts import rollout
+from trl_ext.errors import PackingError
+
+torch.set_num_threads(1)
+
+# Its rows are longer than its window.
+FAMILY = "mistral_window"
+FROM_HUB = "kernels-community/flash-attn3"
+
+
+def grpo(folder: Path, model: Any) -> Any:
+    config = trl_ext.GRPOConfig(
+        str(folder),
+        **tiny.QUIET_ON_CPU,
+        packing=True,
+        max_steps=1,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=12,
+        learning_rate=1e-3,
+        adam_epsilon=1e-3,  # as in test_grpo_step
+        save_strategy="no",
+    )
+    return trl_ext.GRPOTrainer(
+        model, ppo_trainers.reward, config, ppo_trainers.prompts(4), processing_class=tiny.tokenizer(),
+        rollout_func=rollout,
+    )  # fmt: skip
+
+
+def trained(kind: str, folder: Path, attention: str) -> torch.Tensor:
+    """The weights after a step, minus those before."""
+    folder.mkdir()
+    model = reward_model(folder / "model", FAMILY) if kind == "reward" else tiny.model(FAMILY)
+    model.config._attn_implementation = attention
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    if kind == "grpo":
+        subject = grpo(folder, model)
+    elif kind == "ppo":
+        subject = ppo_trainers.trainer("head", folder, model=model, max_steps=1, packing=True)
+    else:
+        subject = reward_trainers.trainer(folder, model=model, max_steps=1, packing=True)
+    subject.train()
+    assert subject._packs
+    assert model.config._attn_implementation == attention
+    after = dict(model.named_parameters())  # PPO adds a value head
+    return torch.cat([(after[name].detach() - value).flatten() for name, value in before.items()])
+
+
+@pytest.fixture
+def kernel_from_hub() -> None:
+    """What transformers registers when it has loaded the kernel."""
+    for interface in (AttentionInterface, AttentionMaskInterface):
+        plain = interface._global_mapping["flash_attention_2"]
+        interface.register(FROM_HUB, getattr(plain, "plain", plain))
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        ("grpo", "flash_attention_2"),
+        ("grpo", "flash_attention_3"),
+        ("grpo", FROM_HUB),
+        ("ppo", "flash_attention_2"),
+        ("reward", "flash_attention_2"),
+    ],
+)
+def test_flash_attention_is_packed_and_trains_the_weights_of_sdpa(
+    kind, attention, tmp_path, monkeypatch, kernel_from_hub
+):
+    expected = trained(kind, tmp_path / "sdpa", "sdpa")
+    flash = FlashAttention(monkeypatch)
+    found = trained(kind, tmp_path / "flash", attention)
+    assert expected.abs().max() > 1e-5, "nothing was learned, so nothing is compared"
+    assert flash.num_packed > 0
+    assert (found - expected).abs().max() <= 1e-6
+
+
+def test_a_kernel_that_the_hub_does_not_give_is_one_sentence(tmp_path, monkeypatch, kernel_from_hub):
+    def lookup(name: str) -> None:
+        raise OSError("We couldn't connect to the hub")
+
+    monkeypatch.setattr("trl_ext.packing.attention.flash_varlen_function", lookup)
+    model = tiny.model(FAMILY)
+    model.config._attn_implementation = FROM_HUB
+    with pytest.raises(PackingError, match="couldn't connect to the hub"):
+        grpo(tmp_path, model)

@@ -17,7 +17,6 @@ from trl_ext import GRPOConfig, GRPOTrainer
 NUM_STEPS = 3
 NUM_PROMPTS = 3  # in an optimizer step; with two processes, the second prompt's group lies half on either
 NUM_GENERATIONS = 4
-ROWS_PER_STEP = NUM_PROMPTS * NUM_GENERATIONS
 GRADIENT_ACCUMULATION_STEPS = 2
 # A third of this run's gradient norms or less, so that every step is clipped.
 MAX_GRAD_NORM = 0.5
@@ -33,6 +32,12 @@ def given_completion(prompt: str, sample: int, vocab_size: int, eos_token_id: in
 def token_reward(completion_ids, **kwargs):
     """Between 0 and 1: the mean of the ids modulo 7, over 6."""
     return [sum(token % 7 for token in ids) / (6 * len(ids)) for ids in completion_ids]
+
+
+def reward_of_long_prompts(prompts, completion_ids, **kwargs):
+    """The same, but 1 for all completions of a prompt of less than four words."""
+    rewards = token_reward(completion_ids)
+    return [1.0 if len(p.split()) < 4 else reward for p, reward in zip(prompts, rewards, strict=True)]
 
 
 class Rollout:
@@ -62,6 +67,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--num_processes", type=int, required=True)
     parser.add_argument("--max_grad_norm", type=float, default=MAX_GRAD_NORM)
     parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--num_prompts", type=int, default=NUM_PROMPTS)
+    parser.add_argument("--loss_type", default="dapo")
+    parser.add_argument("--beta", type=float, default=0.05, help="above 0: brings in the reference model")
     parser.add_argument("--deepspeed")
     return parser.parse_args()
 
@@ -72,7 +80,10 @@ def config(options: argparse.Namespace) -> GRPOConfig:
         deepspeed=options.deepspeed,
         use_cpu=True,
         bf16=False,
-        per_device_train_batch_size=ROWS_PER_STEP // GRADIENT_ACCUMULATION_STEPS // options.num_processes,
+        per_device_train_batch_size=options.num_prompts
+        * NUM_GENERATIONS
+        // GRADIENT_ACCUMULATION_STEPS
+        // options.num_processes,
         gradient_accumulation_steps=GRADIENT_ACCUMULATION_STEPS,
         num_generations=NUM_GENERATIONS,
         max_completion_length=16,
@@ -88,8 +99,8 @@ def config(options: argparse.Namespace) -> GRPOConfig:
         adam_epsilon=1e-3,
         weight_decay=0.0,
         max_grad_norm=options.max_grad_norm,
-        # Brings in the reference model, which DeepSpeed wraps on its own.
-        beta=0.05,
+        loss_type=options.loss_type,
+        beta=options.beta,
         logging_steps=1,
         report_to="none",
         save_strategy="no",
@@ -112,6 +123,7 @@ def facts(trainer: GRPOTrainer, rollout: Rollout) -> dict:
         "prompts_of_steps": rollout.prompts_of_steps,
         "max_grad_norm": trainer.args.max_grad_norm,
         "grad_norms": [log["grad_norm"] for log in steps],
+        "skipped_rows_frac": [log.get("packing/skipped_rows_frac", 0.0) for log in steps],
         "padded_over_forwarded": [log["packing/padded_over_forwarded"] for log in steps],
     }
 
@@ -119,10 +131,12 @@ def facts(trainer: GRPOTrainer, rollout: Rollout) -> dict:
 def main() -> None:
     options = parse_options()
     rollout = Rollout()
-    prompts = [" ".join(f"w{(7 * i + j) % 90}" for j in range(2 + i % 5)) for i in range(NUM_STEPS * NUM_PROMPTS)]
+    prompts = [
+        " ".join(f"w{(7 * i + j) % 90}" for j in range(2 + i % 5)) for i in range(NUM_STEPS * options.num_prompts)
+    ]
     trainer = GRPOTrainer(
         model=options.model,
-        reward_funcs=token_reward,
+        reward_funcs=token_reward if options.beta else reward_of_long_prompts,
         args=config(options),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         rollout_func=rollout,

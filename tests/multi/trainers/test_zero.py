@@ -70,3 +70,20 @@ def test_two_processes_train_what_one_does_with_a_deepspeed_file(name, plain, ti
     check_against(plain, run, name)
     # Where the file says "auto" the model's width has taken its place.
     assert run.facts["reduce_bucket_size"] == HIDDEN_SIZE**2
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "loss_type", "name"),
+    [(2, "grpo", "cpu"), *([(4, "dapo", "cpu"), (4, "grpo", "zero3"), (4, "dapo", "zero2")] if IS_THOROUGH else [])],
+)
+def test_processes_share_out_the_rows_that_have_a_gradient(num_processes, loss_type, name, tiny_model, tmp_path):
+    """Without KL: rows of groups with equal rewards stay out, and the others change processes."""
+    options = ("--beta", 0, "--loss_type", loss_type, "--num_prompts", 6)
+    plain = run_worker(WORKER, [warm_python()], tiny_model, tmp_path / "plain", 1, *options)
+    run = run_worker(
+        WORKER, launched(name, num_processes), tiny_model, tmp_path / "out", num_processes, "--packing", *options
+    )
+    assert run.facts["world_size"] == num_processes
+    assert all(0.3 < skipped < 0.7 for skipped in run.facts["skipped_rows_frac"])
+    assert run.facts["prompts_of_steps"] == plain.facts["prompts_of_steps"]
+    assert run.distance(plain) <= TOLERANCE

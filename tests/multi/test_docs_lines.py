@@ -9,6 +9,7 @@ A block of YAML whose first line is `# NAME.yaml` lies in that folder under this
 | ... that trains | launcher and script are asked whether they take it; the first of each trainer reaches step 1 |
 | ... of pip or uv | its requirements are names and extras that exist |
 | ... of make | the target exists |
+| ... that only looks, and stands on an earlier page, too | nothing more |
 | YAML | a rule set, or a recipe whose keys a script knows |
 | JSON, TOML | is read |
 | text, diff | nothing: output, and changes |
@@ -52,6 +53,8 @@ MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
 OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "modelscope"}
 # Commands that tell by their exit code what they found, here that this machine has no card.
 MAY_FIND = ("trl-ext doctor",)
+# Commands that change nothing: once is enough, however many pages show them.
+LOOKS = re.compile(r"trl-ext (?:check|doctor|dryrun|plan|score)\b(?!.* --(?:output|plan|write)\b)")
 # What would take long, and where it is tested: tests/train/twin/test_plan_verify.py, docs/memory.md.
 SHORTER = {
     " --verify": "",
@@ -72,6 +75,20 @@ FEW = {
 def blocks(*languages: str, page: str | None = None, marked: bool | None = None) -> list[Block]:
     found = [block for block in BLOCKS if block.language in languages and page in (None, block.page)]
     return [block for block in found if marked in (None, bool(block.kind))]
+
+
+def installs(line: str) -> bool:
+    return line.startswith(("pip ", "uv pip ", "uv add ", "python -m pip "))
+
+
+def session_of(page: str) -> list[str]:
+    """The lines of a page that its test runs, without those that an earlier page's test runs."""
+    found: dict[str, list[str]] = {}
+    for block in blocks("", "bash", marked=False):
+        seen = {line for name in found if name != block.page for line in found[name] if LOOKS.match(line)}
+        lines = [" ".join(line.partition(" #")[0].split()) if LOOKS.match(line) else line for line in block.commands()]
+        found.setdefault(block.page, []).extend(line for line in lines if line not in seen)
+    return [line for line in found[page] if not (TRAINS.match(line) or installs(line) or line.startswith("make "))]
 
 
 def pages(*languages: str) -> list[str]:
@@ -251,17 +268,24 @@ class OneStep(ast.NodeTransformer):
         return node
 
 
-@pytest.mark.parametrize("page", pages("python"))
+def program_of(page: str) -> str:
+    return "\n".join(block.text for block in blocks("python", page=page, marked=False))
+
+
+# One page of those that have the same program.
+PROGRAMS_OF_PAGES = {program_of(page): page for page in pages("python")[::-1]}
+
+
+@pytest.mark.parametrize("page", PROGRAMS_OF_PAGES.values())
 def test_the_python_blocks_of_a_page_run_from_top_to_bottom(page, hub, environment):
-    program = ast.parse("\n".join(block.text for block in blocks("python", page=page, marked=False)))
+    program = ast.parse(program_of(page))
     (hub / "page.py").write_text(ast.unparse(OneStep().visit(program)))
     run(["python", "page.py"], hub, environment)
 
 
-@pytest.mark.parametrize("page", pages("", "bash"))
+@pytest.mark.parametrize("page", [page for page in pages("", "bash") if session_of(page)])
 def test_the_commands_of_a_page_run_in_order(page, desk, tiny_models, environment, trained, tmp_path):
-    session = [line for block in blocks("", "bash", page=page, marked=False) for line in block.commands()]
-    session = [line for line in session if not (TRAINS.match(line) or installs(line) or line.startswith("make "))]
+    session = session_of(page)
     for longer, shorter in SHORTER.items():
         session = [line.replace(longer, shorter) for line in session]
     furnished(tmp_path, desk, tiny_models)
@@ -327,10 +351,6 @@ def trained(tmp_path_factory, desk, tiny_models, environment):
 @pytest.mark.parametrize("trainer", ["grpo", "reward", "ppo"])
 def test_the_first_line_of_a_trainer_reaches_step_1(trainer, hub, environment):
     assert list(train(trainer, hub, environment).glob("*.safetensors"))
-
-
-def installs(line: str) -> bool:
-    return line.startswith(("pip ", "uv pip ", "uv add ", "python -m pip "))
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("", "bash") for line in block.commands() if installs(line)])

@@ -27,16 +27,15 @@ def nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("family", "num_rows"), [("llama", 12), ("mistral_window", 3)])
-def test_rows_of_all_lengths_share_their_graphs_and_give_the_same_numbers(family, num_rows):
-    model = tiny.model(family, num_hidden_layers=1)
+def test_rows_of_all_lengths_share_their_graphs_and_give_the_same_numbers():
+    model = tiny.model("llama", num_hidden_layers=1)
     add_fused_lm_head(model)
     let_positions_be_chosen(model)
     attention.take_segments(model.config)
     compiled = torch.compile(model, backend="eager")
     draw = random.Random(0)
     num_graphs = []
-    for _ in range(num_rows):
+    for _ in range(12):
         groups = [(draw.randrange(3, 30), tuple(draw.randrange(1, 20) for _ in range(3))) for _ in range(2)]
         given = batch(*groups)
         flat = unpad(given.input_ids, given.attention_mask, given.width)

@@ -230,12 +230,17 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Overrides trl.RewardTrainer.get_batch_samples: the ranks count the pairs of the step together."""
+        """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on the pairs of the step, and on its forwards
+        where a stream leaves each rank to itself."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._max_tokens is None or not batches:
             return batches, num_items
         pairs = sum(row.num_pairs for batch in batches for row in batch["rows"])
-        return batches, self.accelerator.gather(torch.tensor([pairs], device=self.accelerator.device)).sum()
+        counts = torch.tensor([[pairs, *(len(batch["rows"]) for batch in batches)]], device=self.accelerator.device)
+        counts = self.accelerator.gather(counts)
+        for batch, agreed in zip(batches, counts[:, 1:].amax(dim=0).tolist(), strict=True):
+            batch["rows"] = self._filled_up(batch["rows"], agreed)
+        return batches, counts[:, 0].sum()
 
     def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:
         """Return as many rows as every rank forwards: the forwards of ZeRO-3 are collectives."""

@@ -13,6 +13,7 @@ import torch
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.trainers.forward.calls import call_flat
 from trl_ext.trainers.forward.scored_positions import only_positions
 
@@ -95,6 +96,19 @@ def plan(
     if max_tokens is not None:
         max_tokens = max(max_tokens, *(item.length for item in items))
     return renumbered(plan_rows(items, max_tokens, beginnings), kept)
+
+
+def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
+    """Return the tokens of every row, shared and own, as a plan of several forwards counts them."""
+    groups: dict[bytes, int] = {}
+    sizes = []
+    for i, scored in enumerate(batch.num_scored):
+        tokens = batch.sequences[i]
+        prompt = tokens[: len(tokens) - scored]
+        shared = max(len(prompt) - 1, 0) if share_prompt else 0
+        group = groups.setdefault(prompt.tobytes(), len(groups)) if share_prompt else i
+        sizes.append(RowSize(group, shared, len(tokens) - shared))
+    return sizes
 
 
 def score(

@@ -22,12 +22,13 @@ from trl_ext.errors import ConfigError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
+from trl_ext.packing.step_plan import num_tokens
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
 from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, score, unpad
+from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_sizes, score, unpad
 from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
@@ -249,8 +250,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             return batch, whole, 1
         budget = self._max_tokens
         if budget is None:
-            parts = zip(*(x.split(batch_size or len(input_ids)) for x in (input_ids, attention_mask)), strict=True)
-            budget = max(plan(unpad(ids, mask, width), share)[0].num_tokens for ids, mask in parts)
+            sizes, each = row_sizes(batch, share), batch_size or len(input_ids)
+            budget = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
         rows = whole if whole[0].num_tokens <= budget else plan(batch, share, budget, keep_all=keep_all)
         return batch, rows, self._agreed_num_forwards(len(rows))
 

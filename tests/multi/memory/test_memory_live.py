@@ -28,7 +28,7 @@ CONFIG = {
     "vocab_size": 8193,
     "hidden_size": 384,
     "intermediate_size": 1024,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
     "head_dim": 64,

@@ -70,6 +70,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--num_prompts", type=int, default=NUM_PROMPTS)
     parser.add_argument("--loss_type", default="dapo")
     parser.add_argument("--beta", type=float, default=0.05, help="above 0: brings in the reference model")
+    parser.add_argument("--max_tokens", type=int, default=24, help="in a forward, where rows are packed")
     parser.add_argument("--deepspeed")
     return parser.parse_args()
 
@@ -88,8 +89,8 @@ def config(options: argparse.Namespace) -> GRPOConfig:
         num_generations=NUM_GENERATIONS,
         max_completion_length=16,
         packing=options.packing,
-        # Room for one to three rows, so that the ranks need unequal numbers of forwards and must agree on one.
-        max_tokens_per_forward=24 if options.packing else None,
+        # By default room for one to three rows, so that an optimizer step takes several forwards.
+        max_tokens_per_forward=options.max_tokens if options.packing else None,
         max_steps=NUM_STEPS,
         learning_rate=1e-2,
         lr_scheduler_type="constant",

@@ -51,6 +51,8 @@ def test_a_console_is_quiet(tiny_model, tmp_path):
     assert not [noise for noise in NOISE if noise in text]
     said = [line for line in done.stderr.splitlines() if line.strip() and "runpy" not in line]  # of the warm Python
     steps = [line.split("  ")[0] for line in said]
+    # Both completions of a group may score alike here.
+    steps = [step for step in steps if not step.startswith("No completion of this step has an advantage: ")]
     assert steps == ["held-out after step 0", "step 1/2", "step 2/2", "held-out after step 2"]
     ending = done.stdout[done.stdout.index("Model: ") :].splitlines()
     assert [line.split(" ")[0] for line in ending if line] == [

@@ -143,7 +143,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
                 f"max_tokens_per_forward={self._max_tokens} cannot cut a micro-batch: {self._update.why_whole}. Unset "
                 "it and lower per_device_train_batch_size instead."
             )
-        why = self._why_zero_advantage_counts()
+        why = self._why_zero_advantage_counts() if self.memory_kind == "grpo" else ""  # PPOConfig refuses it itself
         if getattr(args, "skip_zero_advantage", None) and why:
             raise ConfigError(f"skip_zero_advantage=True would change the gradient: {why}. Remove it.")
 

@@ -27,6 +27,7 @@ from trl_ext.compat.transformers import (
 from trl_ext.errors import PackingError
 from trl_ext.packing.kernels import choose_kernel, merging_pays
 from trl_ext.packing.table import SegmentTable
+from trl_ext.packing.ulysses import heads_to_tokens, tokens_to_heads
 
 # Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
 # the segments and the window say everything. PyTorch's compiler reads the number instead, since it cannot read the
@@ -165,8 +166,8 @@ def attend(
     """One attention layer of a packed forward, in the shape that transformers' `AttentionInterface` wants.
 
     Args:
-        query: [1, H, T, D].
-        key, value: [1, Hkv, T, D].
+        query: [1, H, T, D]; where processes share the row, the tokens of this process's part only.
+        key, value: [1, Hkv, T, D], as `query`.
         attention_mask: A window or None; a model that brings any other mask cannot be packed.
         base: The model's attention implementation, which picks the kernel.
         segments: Who attends to whom in the flat row.
@@ -176,15 +177,19 @@ def attend(
 
     Raises:
         PackingError: the layer asks for something that segments do not cover (a mask of its own, soft-capping, sinks,
-            position bias).
+            position bias), or a group of processes cannot share its heads.
     """
     _refuse_extras(module, kwargs)
+    if segments.group is not None:
+        segments.group.check_heads(query.shape[1])
+        query, key, value = (tokens_to_heads(x, segments.group) for x in (query, key, value))
     scale = kwargs.get("scaling")
     window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0
     pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
     kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout, merging_pays=pays)
-    return kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout), None
+    out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)
+    return (out if segments.group is None else heads_to_tokens(out, segments.group)), None
 
 
 def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:

@@ -3,14 +3,17 @@
 Legend: T tokens of the flat row, S of them scored.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
-from trl_ext.packing.plan import PlannedRow
+from trl_ext.packing.plan import PlannedRow, Segment
 from trl_ext.packing.ragged import Ragged, runs
 from trl_ext.packing.table import SegmentTable
+from trl_ext.packing.ulysses import SequenceGroup
 
 IGNORE_INDEX = -100
 
@@ -20,8 +23,8 @@ class FlatRow:
     """What the model is called with, but for what is asked of the result.
 
     Args:
-        input_ids, position_ids: [1, T].
-        table: Who attends to whom.
+        input_ids, position_ids: [1, T]; of a part of a row, the tokens of the part.
+        table: Who attends to whom, in the whole row.
     """
 
     input_ids: torch.Tensor
@@ -40,6 +43,25 @@ class FlatRow:
             self.table.to(device),
         )
 
+    def part(self, group: SequenceGroup | None) -> Self:
+        """Return what this process of a group forwards of the row, whose table then names the group.
+
+        The row is padded to a multiple of the group's size by a segment of its own. Without a group, the row itself.
+        """
+        if group is None:
+            return self
+        missing = -self.num_tokens % group.size
+        end = self.num_tokens + missing
+        padding = (Segment(self.num_tokens, end, 0, 0, None),) if missing else ()
+        positions = torch.arange(missing, device=self.position_ids.device)[None]
+        here = group.slice_of(end)
+        return replace(
+            self,
+            input_ids=pad(self.input_ids, (0, missing))[:, here],
+            position_ids=torch.cat([self.position_ids, positions], dim=1)[:, here],
+            table=SegmentTable(self.table.segments + padding, self.table.device, group),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class PackedRow(FlatRow):
@@ -47,13 +69,30 @@ class PackedRow(FlatRow):
     belongs to somebody else.
 
     Args:
-        scored_index: [S] row index of every scored token, sequence after sequence.
+        before_index: [S] row index of the token before every scored one, which predicts it; sequence after sequence.
+        labels: [S] the scored tokens.
         scored_item, scored_offset: [S] the sequence of each scored token, and its place among the scored ones of it.
     """
 
-    scored_index: torch.Tensor
+    before_index: torch.Tensor
+    labels: torch.Tensor
     scored_item: torch.Tensor
     scored_offset: torch.Tensor
+
+    def part(self, group: SequenceGroup | None) -> Self:
+        """Return this process's part of the row, with the scored tokens that are predicted there."""
+        part = super().part(group)
+        if group is None:
+            return part
+        begin, end = (part.num_tokens * rank for rank in (group.rank, group.rank + 1))
+        is_here = (self.before_index >= begin) & (self.before_index < end)
+        return replace(
+            part,
+            before_index=self.before_index[is_here] - begin,
+            labels=self.labels[is_here],
+            scored_item=self.scored_item[is_here],
+            scored_offset=self.scored_offset[is_here],
+        )
 
 
 def flatten(row: PlannedRow, sequences: Ragged, device: torch.device | str = "cpu") -> FlatRow:
@@ -87,13 +126,14 @@ def lay_out(
     own = [segment for segment in row.segments if not segment.is_prefix]
     items = np.array([segment.item for segment in own], dtype=np.int64)
     scored = num_scored[items]
+    index = runs(np.array([segment.end for segment in own], dtype=np.int64) - scored, scored)
+    scored_index = _tensor(index, device)
     return PackedRow(
         input_ids=flat.input_ids,
         position_ids=flat.position_ids,
         table=flat.table,
-        scored_index=_tensor(
-            runs(np.array([segment.end for segment in own], dtype=np.int64) - scored, scored), device
-        ),
+        before_index=scored_index - 1,
+        labels=flat.input_ids[0].index_select(0, scored_index),
         scored_item=_tensor(np.repeat(items, scored), device),
         scored_offset=_tensor(runs(np.zeros_like(scored), scored), device),
     )

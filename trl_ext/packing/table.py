@@ -13,6 +13,7 @@ import torch
 
 from trl_ext.packing.plan import Segment
 from trl_ext.packing.ragged import cumulated, runs
+from trl_ext.packing.ulysses import SequenceGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +62,12 @@ class SegmentTable:
     Args:
         segments: The N segments in row order, a parent before its children.
         device: Where the tensors are.
+        group: Processes that share the row, of which each forwards a part; None: this one forwards all of it.
     """
 
     segments: tuple[Segment, ...]
     device: torch.device
+    group: SequenceGroup | None = None
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -160,7 +163,7 @@ class SegmentTable:
     def to(self, device: torch.device | str) -> "SegmentTable":
         """The same table on `device`."""
         device = torch.device(device)
-        return self if device == self.device else SegmentTable(self.segments, device)
+        return self if device == self.device else SegmentTable(self.segments, device, self.group)
 
 
 def _causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor:

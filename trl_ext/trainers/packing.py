@@ -26,19 +26,31 @@ PACKING = {
     "False: no."
 }
 
+SEQUENCE_PARALLEL = {
+    "help": "Neighbouring processes that share each row (Ulysses): each forwards a part of its tokens, so that rows "
+    "fit that are too long for one card. What is trained stays the same. Divides the number of processes and the "
+    "model's attention heads. 1: every process forwards whole rows."
+}
 
-def settle_packing(config: Any, is_required: bool) -> None:
+
+def settle_packing(config: Any) -> None:
     """Make `packing` True or False, and note whether falling back is allowed.
 
     Raises:
-        ConfigError: a token budget without packing.
+        ConfigError: a token budget or shared rows without packing.
     """
     if config.max_tokens_per_forward is not None and config.packing is False:
         raise ConfigError(
             f"max_tokens_per_forward={config.max_tokens_per_forward} has no effect with packing=False. "
             "Remove one of the two."
         )
-    config.packing_is_required = is_required
+    if config.sequence_parallel > 1 and config.packing is False:
+        raise ConfigError(
+            f"sequence_parallel={config.sequence_parallel} shares packed rows, and packing=False makes none. Remove "
+            "one of the two."
+        )
+    asked_for = config.packing is True or config.max_tokens_per_forward is not None or config.sequence_parallel > 1
+    config.packing_is_required = asked_for
     config.packing = config.packing is not False
 
 

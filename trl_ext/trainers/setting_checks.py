@@ -86,6 +86,7 @@ RANGES = {
     "num_iterations": COUNT,
     "steps_per_generation": COUNT,
     "generation_batch_size": COUNT,
+    "sequence_parallel": COUNT,
     "beta": Range(0, advice="0 needs no reference model."),
     "epsilon": Range(0, ends="[]"),
     "epsilon_high": Range(0, ends="[]"),
@@ -186,6 +187,20 @@ def check_settings(args: Any) -> None:
     _check_weights(getattr(args, "reward_weights", None) or ())
     if args.fp16 and args.device.type == "cpu":
         raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
+
+
+def check_sequence_parallel(config: Any) -> None:
+    """Raise ConfigError for another way of sharing rows than ours, which the trainers cannot go.
+
+    Called by `__post_init__` before TRL's, which refuses it for GRPO without telling what works.
+    """
+    parallel = config.parallelism_config
+    for name in ("sp_size", "cp_size"):
+        if (size := getattr(parallel, name, 1)) > 1:
+            raise ConfigError(
+                f"parallelism_config has {name}={size}, which shares rows in a way that these losses do not know. "
+                f"Leave it out and set sequence_parallel={size}."
+            )
 
 
 def choose_precision(config: Any) -> None:

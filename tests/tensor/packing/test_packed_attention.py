@@ -244,8 +244,8 @@ def test_the_first_token_of_a_segment_is_not_scored():
     for share in (True, False):
         (row,) = plan(flat, share)
         packed = lay_out(row, flat.sequences, flat.num_scored)
-        assert not {s.start for s in row.segments} & set(packed.scored_index.tolist())
-        assert len(packed.scored_index) == sum(flat.num_scored)
+        assert not {s.start for s in row.segments} & set((packed.before_index + 1).tolist())
+        assert len(packed.before_index) == sum(flat.num_scored)
 
 
 def test_a_packed_forward_needs_no_mask_of_the_whole_row(monkeypatch):

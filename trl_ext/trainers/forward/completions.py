@@ -14,6 +14,7 @@ from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
 from trl_ext.packing.step_plan import RowSize
+from trl_ext.packing.ulysses import SequenceGroup, sum_over
 from trl_ext.trainers.forward.calls import call_flat
 from trl_ext.trainers.forward.scored_positions import only_positions
 
@@ -119,6 +120,7 @@ def score(
     num_forwards: int | None = None,
     compute_entropy: bool = False,
     compute_aux_loss: bool = False,
+    group: SequenceGroup | None = None,
 ) -> LogProbs:
     """Forward the rows one by one and put every log-probability back at its row and column.
 
@@ -130,11 +132,12 @@ def score(
         num_forwards: Forwards to make in total; other ranks may need more than this one, and the collectives of
             ZeRO-3 and DDP want equal numbers. The surplus ones forward one token and count for nothing.
         compute_entropy, compute_aux_loss: As in TRL.
+        group: Processes that have the same batch and rows, and of which each forwards a part of every row.
     """
-    logps, entropies, values = _Padded(batch), _Padded(batch), _Padded(batch)
+    logps, entropies, values = (_Padded(batch, group) for _ in range(3))
     aux_losses = []
     num_forwarded = 0
-    for packed in _laid_out(rows, num_forwards, batch, device):
+    for packed in _laid_out(rows, num_forwards, batch, device, group):
         num_forwarded += packed.num_tokens
         outputs = forward(model, packed, compute_aux_loss)
         logps.add(packed, outputs.log_probs)
@@ -144,9 +147,10 @@ def score(
             aux_losses.append(outputs.aux_loss)
         if outputs.get("token_values") is not None:
             values.add(packed, outputs.token_values)
-    assert logps.result is not None, "There is at least one row."
+    whole = logps.whole()
+    assert whole is not None, "There is at least one row."
     aux_loss = torch.stack(aux_losses[: len(rows)]).mean() if compute_aux_loss else None
-    return LogProbs(logps.result, entropies.result, aux_loss, num_forwarded, values.result)
+    return LogProbs(whole, entropies.whole(), aux_loss, num_forwarded, values.whole())
 
 
 def score_values(
@@ -155,30 +159,36 @@ def score_values(
     rows: Sequence[PlannedRow],
     device: torch.device,
     num_forwards: int | None = None,
+    group: SequenceGroup | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, int]:
     """Return the values before each completion token, [B, C], and the number of tokens that went through the model.
 
     Args:
         model: Called with a flat row and `options`; returns `token_values` [1, T], what is expected after each token.
-        batch, rows, device, num_forwards: As in `score`.
+        batch, rows, device, num_forwards, group: As in `score`.
     """
-    values = _Padded(batch)
+    values = _Padded(batch, group)
     num_forwarded = 0
-    for packed in _laid_out(rows, num_forwards, batch, device):
+    for packed in _laid_out(rows, num_forwards, batch, device, group):
         num_forwarded += packed.num_tokens
         outputs = call_flat(model, packed, **options)
         values.add(packed, outputs.token_values.index_select(1, _before_scored(packed)))
-    assert values.result is not None, "There is at least one row."
-    return values.result, num_forwarded
+    whole = values.whole()
+    assert whole is not None, "There is at least one row."
+    return whole, num_forwarded
 
 
 def _laid_out(
-    rows: Sequence[PlannedRow], num_forwards: int | None, batch: Unpadded, device: torch.device
+    rows: Sequence[PlannedRow],
+    num_forwards: int | None,
+    batch: Unpadded,
+    device: torch.device,
+    group: SequenceGroup | None,
 ) -> Iterator[PackedRow]:
     """Yield the model's input for every row, and for the surplus forwards after them."""
     for row in [*rows, *[_filler(batch)] * max((num_forwards or 0) - len(rows), 0)]:
-        yield lay_out(row, batch.sequences, batch.num_scored, device)
+        yield lay_out(row, batch.sequences, batch.num_scored, device).part(group)
 
 
 def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool = False) -> Any:
@@ -190,27 +200,33 @@ def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool
     before = _before_scored(packed)
     with only_positions(before):
         # The label of a position is the token after it; a row without scored tokens has one without label.
-        labels = packed.input_ids.index_select(1, packed.scored_index)
+        labels = packed.labels[None]
         if not labels.numel():
             labels = torch.full_like(before, IGNORE_INDEX)[None]
         return call_flat(model, packed, shift_labels=labels, fused_lm_head=True, **options)
 
 
 def _before_scored(packed: PackedRow) -> torch.Tensor:
-    """Positions whose hidden state predicts a scored token; the first one of a row that has none."""
-    return packed.scored_index - 1 if packed.scored_index.numel() else packed.scored_index.new_zeros(1)
+    """Return the positions whose hidden state predicts a scored token; the first one of a row that has none."""
+    return packed.before_index if packed.before_index.numel() else packed.before_index.new_zeros(1)
 
 
 class _Padded:
     """Collects the scored tokens of flat rows at their places in the padded batch.
 
-    Attributes:
-        result: [B, C] 0 where there is no token; None as long as nothing was added.
+    Args:
+        batch: The padded batch.
+        group: Processes of which each adds the tokens of its part of the rows.
     """
 
-    def __init__(self, batch: Unpadded):
+    def __init__(self, batch: Unpadded, group: SequenceGroup | None):
         self._shape = (len(batch.sequences), batch.width)
-        self.result: torch.Tensor | None = None
+        self._group = group
+        self._sum: torch.Tensor | None = None
+
+    def whole(self) -> torch.Tensor | None:
+        """Return [B, C], 0 where there is no token; None if nothing was added. Collective where there is a group."""
+        return self._sum if self._sum is None or self._group is None else sum_over(self._sum, self._group)
 
     def add(self, packed: PackedRow, values: torch.Tensor) -> None:
         """Place the values [1, S] of a row's scored tokens.
@@ -223,7 +239,7 @@ class _Padded:
         if target.numel() == 0:
             placed = placed + 0.0 * values.sum()
         placed = placed.view(self._shape)
-        self.result = placed if self.result is None else self.result + placed
+        self._sum = placed if self._sum is None else self._sum + placed
 
 
 def renumbered(rows: Sequence[PlannedRow], numbers: Sequence[int]) -> list[PlannedRow]:

@@ -11,8 +11,13 @@ from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.grpo.oversampling import check_oversample
 from trl_ext.trainers.memory.fields import MemoryFields
-from trl_ext.trainers.packing import PACKING, settle_packing
-from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
+from trl_ext.trainers.packing import PACKING, SEQUENCE_PARALLEL, settle_packing
+from trl_ext.trainers.setting_checks import (
+    check_deepspeed_file,
+    check_numbers,
+    check_sequence_parallel,
+    choose_precision,
+)
 
 
 @dataclass
@@ -37,6 +42,7 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
             "the largest micro-batch does packed."
         },
     )
+    sequence_parallel: int = field(default=1, metadata=SEQUENCE_PARALLEL)
     skip_zero_advantage: bool | None = field(
         default=None,
         metadata={
@@ -74,10 +80,11 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
         self.settle_memory_fields()
         self.check_resume_fields()
         check_numbers(self)
+        check_sequence_parallel(self)
         check_deepspeed_file(self.deepspeed)
         choose_precision(self)
         super().__post_init__()
-        settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
+        settle_packing(self)
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(
                 f"repetition_penalty={self.repetition_penalty} has no effect with "

@@ -8,8 +8,13 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.memory.fields import MemoryFields
-from trl_ext.trainers.packing import PACKING, settle_packing
-from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
+from trl_ext.trainers.packing import PACKING, SEQUENCE_PARALLEL, settle_packing
+from trl_ext.trainers.setting_checks import (
+    check_deepspeed_file,
+    check_numbers,
+    check_sequence_parallel,
+    choose_precision,
+)
 
 LENGTH_POLICIES = ("drop", "truncate_prompt")
 
@@ -34,6 +39,7 @@ class RewardConfig(MemoryFields, ResumeFields, EndingFields, TRLRewardConfig):
             "pairs of the step. Unset: one forward per micro-batch of per_device_train_batch_size pairs."
         },
     )
+    sequence_parallel: int = field(default=1, metadata=SEQUENCE_PARALLEL)
     max_length_policy: str = field(
         default="drop",
         metadata={
@@ -47,10 +53,11 @@ class RewardConfig(MemoryFields, ResumeFields, EndingFields, TRLRewardConfig):
         self.settle_memory_fields()
         self.check_resume_fields()
         check_numbers(self)
+        check_sequence_parallel(self)
         check_deepspeed_file(self.deepspeed)
         choose_precision(self)
         super().__post_init__()
-        settle_packing(self, is_required=self.packing is True or self.max_tokens_per_forward is not None)
+        settle_packing(self)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:
             raise ConfigError(
                 f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold a pair. Set it to the tokens that "

@@ -1,0 +1,60 @@
+"""Worker of test_ulysses: groups of processes share rows; the first process writes what they computed."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from trl.trainer.utils import add_fused_lm_head
+
+from tests import tiny
+from tests.batches import RAGGED, gradient
+from trl_ext.packing.attention import take_segments
+from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.forward.completions import plan, score, unpad
+from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
+
+FAMILIES = ("llama", "qwen3", "mistral_window")
+SHARING = {"shared": True, "apart": False}
+CASES = {f"{family} {how}": (family, share) for family in FAMILIES for how, share in SHARING.items()}
+TEMPERATURE = 0.7
+# Short beside the number of processes: some have only padding, most have no scored token.
+BUDGETS = (None, 45)
+
+
+def subject(family: str) -> torch.nn.Module:
+    model = tiny.model(family).eval()
+    add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
+    let_positions_be_chosen(model)
+    take_segments(model.config)
+    return model
+
+
+def shared(family: str, share_prompt: bool, budget: int | None, group: SequenceGroup) -> dict:
+    """What a group's processes compute of the batch, and the sum of their gradients."""
+    model, flat = subject(family), unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
+    rows = plan(flat, share_prompt, budget)
+    result = score(model, flat, rows, torch.device("cpu"), len(rows) + 1, compute_entropy=True, group=group)
+    own = gradient(model, (result.logps * RAGGED.weights()).sum())
+    dist.all_reduce(own, group=group.processes)
+    return {
+        "logps": result.logps.detach(),
+        "entropies": result.entropies.detach(),
+        "gradient": own,
+        "num_forwarded": result.num_forwarded,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    file, size = Path(sys.argv[1]), int(sys.argv[2])
+    accelerator = Accelerator(cpu=True)
+    group = SequenceGroup.of_world(size)
+    got = {(name, budget): shared(*case, budget, group) for name, case in CASES.items() for budget in BUDGETS}
+    everywhere = gather_object([got | {"size": size}])
+    if accelerator.is_main_process:
+        torch.save(everywhere, file)
+    accelerator.wait_for_everyone()
+    accelerator.end_training()

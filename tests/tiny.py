@@ -48,6 +48,8 @@ _LINEAR = dict(
     linear_value_head_dim=16,
     num_hidden_layers=4,
 )
+_MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=16)
+_HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 STATEFUL = {
     "qwen3_next": (
         "qwen3_next",
@@ -61,6 +63,9 @@ STATEFUL = {
     ),
     "qwen3_5": ("qwen3_5_text", _LINEAR),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "granite4": ("granitemoehybrid", {**_MAMBA2, "layer_types": _HYBRID, "shared_intermediate_size": 32}),
+    "falcon_h1": ("falcon_h1", {**_MAMBA2, "mamba_d_ssm": 128}),
 }
 
 
@@ -71,7 +76,14 @@ def model(name: str, seed: int = 0, **changes) -> torch.nn.Module:
     config = CONFIG_MAPPING[family](**{**_COMMON, **own, **changes})
     # transformers serves soft-capping and attention sinks by eager attention.
     attention = "eager" if name in EAGER_ONLY else "sdpa"
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
+    for parameter, values in made.named_parameters():
+        # A state that weighs and lasts, as in trained models: with these initial weights neither would be noticed.
+        if parameter.endswith("dt_bias"):
+            values.data.fill_(-4.0)
+        elif parameter.endswith(("mamba.in_proj.weight", "mamba.conv1d.weight")):
+            values.data *= 12
+    return made
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -12,6 +12,7 @@ from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
+from trl_ext.packing.state import begin_anew, kernels_of_training, why_not
 from trl_ext.trainers.token_counts import TokenCounts
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class PackingSwitch(Trainer):
         _packs: Whether forwards are flat rows.
         _check_is_due: Whether the self-check must run before the first packed forward.
         _attention_before: Configs of the models, each with the attention implementation that it had.
+        _carries_state: Whether some model has layers that carry state along the row.
+        _share_prompt: Whether rows with a common prompt share one copy of it.
         _clock, _tokens: Seconds by phase, and tokens, since the last optimizer step.
         _metrics: TRL's, lists by name for "train" and "eval".
     """
@@ -69,6 +72,8 @@ class PackingSwitch(Trainer):
     _packs = False
     _check_is_due = False
     _attention_before: Sequence[tuple[Any, str | None]] = ()
+    _carries_state = False
+    _share_prompt: bool
     _clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
     _tokens: TokenCounts
     _metrics: Any
@@ -96,9 +101,11 @@ class PackingSwitch(Trainer):
         try:
             for model in self._models():
                 before.append((model.config, take_segments(model.config)))
+                self._carries_state |= begin_anew(model)
         except PackingError as error:
             self._stop_packing(str(error).removesuffix(" Set packing=False."))
             return
+        self._share_prompt &= not self._carries_state
         self._packs = True
         # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
         self._check_is_due = True
@@ -115,25 +122,36 @@ class PackingSwitch(Trainer):
         self.model.eval()
         try:
             result = self._self_check(model)
+            if self._carries_state:
+                with kernels_of_training(self._models()):
+                    in_training = self._self_check(model)
+                result = in_training if result.is_exact else result
         finally:
             self.model.train(was_training)
         failed = torch.tensor(float(not result.is_exact), device=self.accelerator.device)
         if self.accelerator.reduce(failed, reduction="sum").item() > 0:
             self._packs = False
-            self._stop_packing(str(result))
+            self._stop_packing(why_not(result, self.model.config))
+        elif self._carries_state and self.accelerator.is_main_process:
+            logger.warning(
+                f"{self._model_name} is packed without sharing prompts, since its layers carry state along the row."
+            )
+
+    @property
+    def _model_name(self) -> str:
+        return self.model.config._name_or_path or type(self.model).__name__
 
     def _stop_packing(self, reason: str) -> None:
         for config, name in reversed(self._attention_before):  # models may share a config
             config._attn_implementation = name
         reason = reason.rstrip(".")  # an exception's sentence has its own full stop
-        name = self.model.config._name_or_path or type(self.model).__name__
         if getattr(self.args, "packing_is_required", False):
             raise PackingError(
-                f"packing=True, but {name} cannot be packed: {reason}. Leave packing unset or set it to False to "
-                "train on padded batches."
+                f"packing=True, but {self._model_name} cannot be packed: {reason}. Leave packing unset or set it to "
+                "False to train on padded batches."
             )
         if self.accelerator.is_main_process:
-            logger.warning(f"{name} is trained on padded batches, without packing: {reason}.")
+            logger.warning(f"{self._model_name} is trained on padded batches, without packing: {reason}.")
 
     def _agreed_num_forwards(self, num_rows: int) -> int:
         """Return the largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""

@@ -57,7 +57,7 @@ def test_soft_capping_and_attention_sinks_keep_their_own_attention_and_are_not_p
 def test_mamba_is_trained_on_padded_batches(tmp_path, warnings):
     config = MambaConfig(vocab_size=tiny.VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0)
     assert not trainer(tmp_path, MambaForCausalLM(config))._packs
-    assert "when a neighbour's tokens change" in warnings[0]
+    assert warnings[0].endswith("when a neighbour's tokens change, tolerance 1.0e-04.")  # no kernel would help
 
 
 def test_prompt_tuning_is_trained_on_padded_batches(tmp_path, warnings):
@@ -77,8 +77,8 @@ def test_a_packable_model_passes_the_self_check_in_silence(tmp_path, warnings):
     assert warnings == []
 
 
-def test_the_warning_says_how_large_the_error_is(tmp_path):
-    with pytest.raises(PackingError, match=r"change by \d|stopped with"):
+def test_the_refusal_says_what_stopped_the_check(tmp_path):
+    with pytest.raises(PackingError, match="the packed forward stopped with ValueError"):
         trainer(tmp_path, "lfm2", packing=True)
 
 

@@ -23,20 +23,22 @@ from trl_ext.trainers.forward.pooled_head import scored_token
 Sequences = Sequence[list[int]]
 
 
-def plan_packed(sequences: Sequences, groups: Sequence[Any], max_tokens: int) -> list[PlannedRow]:
+def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: int) -> list[PlannedRow]:
     """Plan flat rows of at most `max_tokens`, and one for each sequence that is longer.
 
     Args:
         sequences: Token ids.
-        groups: One key per sequence; equal keys share the tokens that all of them begin with.
+        groups: One key per sequence; equal keys share the tokens that all of them begin with. None shares nothing.
         max_tokens: Most tokens of a row.
     """
     first: dict[Any, int] = {}
     shared: dict[Any, int] = {}  # leaves every member of a group a token of its own
-    for i, (ids, group) in enumerate(zip(sequences, groups, strict=True)):
+    keys = range(len(sequences)) if groups is None else groups
+    for i, (ids, group) in enumerate(zip(sequences, keys, strict=True)):
         head = first.setdefault(group, i)
-        shared[group] = min(shared.get(group, len(ids) - 1), num_shared_tokens(sequences[head], ids))
-    items = [Item(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, groups, strict=True)]
+        in_common = 0 if groups is None else num_shared_tokens(sequences[head], ids)
+        shared[group] = min(shared.get(group, len(ids) - 1), in_common)
+    items = [Item(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, keys, strict=True)]
     fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
     beginnings = {g: np.array(sequences[g][: shared[group]]) for group, g in first.items()}
     rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens, beginnings), fitting) if fitting else []

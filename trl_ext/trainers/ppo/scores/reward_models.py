@@ -18,6 +18,7 @@ from transformers.utils import logging
 from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.attention import take_segments
+from trl_ext.packing.state import begin_anew, carries_state, why_not
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import RewardEncoder, is_main_process
 from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
@@ -159,7 +160,7 @@ class CompletionScorer:
             return plan_padded(sequences, self._max_tokens)
         # A sequence that was cut begins elsewhere, and would leave its group nothing to share.
         groups = [(p, len(ids) == self._num_positions) for p, ids in zip(prompts, sequences, strict=True)]
-        return plan_packed(sequences, groups, self._max_tokens)
+        return plan_packed(sequences, None if carries_state(self.model.config) else groups, self._max_tokens)
 
     def _forward(self, forward: Any, sequences: list[list[int]]) -> tuple[Sequence[int], torch.Tensor]:
         score = score_packed if self.packs else score_padded
@@ -205,6 +206,7 @@ class RewardModel(CompletionScorer):
         try:
             add_pooled_head(self.model)
             self._attention_before = take_segments(self.model.config)
+            begin_anew(self.model)
         except PackingError as error:
             return self._pad_instead(str(error).removesuffix(" Set packing=False."))
         return True
@@ -233,11 +235,11 @@ class RewardModel(CompletionScorer):
             device=self.device,
             autocast=self._autocast,
             half_precision=half_precision,
-            share_prompt=True,
+            share_prompt=not carries_state(self.model.config),
         )
         if not result.is_exact:
             self.model.config._attn_implementation = self._attention_before
-            self.packs = self._pad_instead(str(result))
+            self.packs = self._pad_instead(why_not(result, self.model.config))
 
 
 def num_positions(model: Any) -> int | None:

@@ -44,6 +44,7 @@ class Job:
         max_prompt_length, max_completion_length: Longest prompt and completion, in tokens.
         max_tokens_per_forward: Most tokens in a packed forward; 0 without that bound.
         packing: True for flat rows without padding; padded batches cost a mask and repeated keys besides.
+        sequence_parallel: Neighbouring GPUs that share each flat row: each forwards a part of its tokens.
         num_generations: Completions per prompt.
         lora_r, lora_target_modules, lora_dropout: Rank, projections and dropout of the adapters.
         zero_stage: DeepSpeed's stage; 0 is DDP, or no launcher on one GPU.
@@ -78,6 +79,7 @@ class Job:
     max_completion_length: int = 256
     max_tokens_per_forward: int = 0
     packing: bool = True
+    sequence_parallel: int = 1
     num_generations: int = 8
     lora_r: int = 16
     lora_target_modules: tuple[str, ...] = ALL_LINEAR
@@ -132,22 +134,34 @@ class Job:
         return sequences * self.sequence_tokens
 
     @property
-    def forward_tokens(self) -> int:
-        """Tokens of the largest forward."""
+    def row_tokens(self) -> int:
+        """Tokens of the largest forward, on all GPUs that share it."""
         if not (self.packing and self.max_tokens_per_forward):
             return self.micro_batch_tokens
         # A sequence longer than the bound gets a forward of its own.
         return min(self.micro_batch_tokens, max(self.max_tokens_per_forward, self.sequence_tokens))
 
     @property
+    def forward_tokens(self) -> int:
+        """Tokens of the largest forward, on one GPU."""
+        return -(-self.row_tokens // self.sequence_parallel)
+
+    @property
     def held_tokens(self) -> int:
-        """Tokens whose graph waits for one backward: those of the micro-batch, or of a reward trainer's forward."""
-        return self.micro_batch_tokens if self.generates else self.forward_tokens
+        """Tokens whose graph waits for one backward on one GPU: of the micro-batch, or of a reward trainer's
+        forward."""
+        return -(-self._row_tokens_held // self.sequence_parallel)
+
+    @property
+    def _row_tokens_held(self) -> int:
+        return self.micro_batch_tokens if self.generates else self.row_tokens
 
     @property
     def scored_tokens(self) -> int:
-        """Completion tokens of a micro-batch, whose log-probabilities are computed."""
-        return self.per_device_train_batch_size * self.max_completion_length
+        """Completion tokens of a micro-batch on one GPU, whose log-probabilities are computed: where GPUs share a row,
+        of the part that ends with a completion."""
+        sequences, rest = divmod(-(-self.micro_batch_tokens // self.sequence_parallel), self.sequence_tokens)
+        return sequences * self.max_completion_length + min(rest, self.max_completion_length)
 
     def training_gpus(self, num_gpus: int) -> int:
         """GPUs of `num_gpus` that a vLLM server leaves for training."""
@@ -158,8 +172,10 @@ class Job:
         return self.global_batch // (self.per_device_train_batch_size * num_gpus)
 
     def num_backwards(self, num_gpus: int) -> int:
-        """Backward passes of an optimizer step on one GPU: each adds its gradients to those of the ones before."""
-        return self.accumulation(num_gpus) * -(-self.micro_batch_tokens // self.held_tokens)
+        """Backward passes of an optimizer step on one GPU: each adds its gradients to those of the ones before. GPUs
+        that share rows go through those of all of them."""
+        micro_batches = self.accumulation(num_gpus) * self.sequence_parallel
+        return micro_batches * -(-self.micro_batch_tokens // self._row_tokens_held)
 
     def generated_at_once(self, num_gpus: int) -> int:
         """Completions that one GPU generates at once."""
@@ -189,6 +205,7 @@ def check_values(job: Job) -> None:
         if getattr(job, name) not in choices:
             raise ConfigError(f"{name} is {getattr(job, name)!r}. Use one of {', '.join(map(str, choices))}.")
     positive = ["global_batch", "per_device_train_batch_size", "lora_r", "reduce_bucket_size", "sub_group_size"]
+    positive += ["sequence_parallel"]
     positive += ["max_prompt_length", "max_completion_length", "num_generations"] if job.generates else ["max_length"]
     for name in positive:
         if getattr(job, name) < 1:
@@ -224,6 +241,11 @@ def _contradictions(job: Job) -> Iterator[str]:
         yield f"optim={job.optim} does not run in host memory. Use offload=none, or leave optim alone."
     if job.checkpoint_every < 0:
         yield f"checkpoint_every is {job.checkpoint_every}. Use 0 for no checkpointing, or 1 and more."
+    if job.sequence_parallel > 1 and not job.packing:
+        yield (
+            f"sequence_parallel={job.sequence_parallel} shares flat rows, and packing is off. Set packing, or leave "
+            "sequence_parallel out."
+        )
     if job.activation_offloading and job.generates:
         yield f"activation_offloading is the reward trainer's, and trainer is {job.trainer}. Remove it."
     if job.oversample != 1 and (job.trainer != "grpo" or not 1 < job.oversample < math.inf):
@@ -242,7 +264,7 @@ def check_model(job: Job, shape: ModelShape) -> None:
     """Check that the settings go with the model.
 
     Raises:
-        ConfigError: Lengths beyond its positions, or LoRA on projections that it lacks.
+        ConfigError: Lengths beyond its positions, LoRA on projections that it lacks, or heads that cannot be shared.
     """
     if shape.max_positions and job.sequence_tokens > shape.max_positions:
         asked = (
@@ -253,6 +275,11 @@ def check_model(job: Job, shape: ModelShape) -> None:
         raise ConfigError(
             f"{asked} is more than the {shape.max_positions} positions of {shape.name}. Shorten it, or take a model "
             "made for longer texts."
+        )
+    if shape.num_heads % job.sequence_parallel:
+        raise ConfigError(
+            f"sequence_parallel={job.sequence_parallel} does not divide the {shape.num_heads} attention heads of "
+            f"{shape.name}. Use a divisor of {shape.num_heads}."
         )
     if job.uses_lora:
         lora_linears(shape, job.lora_target_modules)
@@ -269,6 +296,11 @@ def check_batch(job: Job, num_gpus: int) -> None:
     if job.training_gpus(num_gpus) < 1:
         raise ConfigError(f"vllm_gpus {job.vllm_gpus} of {num_gpus} leave no GPU for training. Give the server fewer.")
     num_gpus = job.training_gpus(num_gpus)
+    if num_gpus % job.sequence_parallel:
+        raise ConfigError(
+            f"sequence_parallel={job.sequence_parallel} does not divide {num_gpus} training GPUs into groups that "
+            f"share rows. Use a divisor of {num_gpus}."
+        )
     micro = job.per_device_train_batch_size * num_gpus
     if job.global_batch % micro:
         raise ConfigError(

@@ -43,6 +43,7 @@ NUMBERS = {
     "max_prompt_length": "tokens of the longest prompt (default 512)",
     "max_completion_length": "tokens of the longest completion (default 256)",
     "max_tokens_per_forward": "most tokens of a packed forward",
+    "sequence_parallel": "GPUs that share each row, for rows that are too long for one (default 1)",
     "lora_r": "rank of the adapters (default 16)",
     "zero_stage": "0 (DDP), 1, 2 or 3; free if not given",
     "checkpoint_every": "checkpoint every n-th layer, 0 none; free if not given",

@@ -34,6 +34,8 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
     }
     if job.max_tokens_per_forward:
         keys["max_tokens_per_forward"] = job.max_tokens_per_forward
+    if job.sequence_parallel > 1:
+        keys["sequence_parallel"] = job.sequence_parallel
     if job.checkpoint_every > 1:
         keys["gradient_checkpointing_kwargs"] = {"every_n_layers": job.checkpoint_every}
     if job.activation_offloading:

@@ -13,6 +13,7 @@ weights), bf16 adapters (DeepSpeed), fp32 adapters under autocast (DDP).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import gcd
 
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape, lora_linears, num_dense_layers, quantised_weights
@@ -96,14 +97,34 @@ def mlp_width(shape: ModelShape) -> int:
     return max(sparse, shape.intermediate) if num_dense_layers(shape) else sparse
 
 
-def attention_bytes(shape: ModelShape, is_trained: bool) -> float:
-    """Bytes a token that attention saves: queries, output, keys, values, log-sum-exp, norms on queries and keys."""
+def attention_bytes(shape: ModelShape, job: Job) -> float:
+    """Bytes a token that attention saves: queries, output, keys, values, log-sum-exp, norms on queries and keys.
+
+    Where GPUs share a row, its kernel has all tokens of some heads: as much, but for keys and values that are repeated
+    so that each GPU gets some.
+    """
     heads = shape.num_heads + shape.num_kv_heads
     widths = shape.q_width + shape.kv_width
-    saved = 4.0 * widths + 4 * shape.num_heads + 8
+    saved = 4.0 * (shape.q_width + kv_copies(shape, job) * shape.kv_width) + 4 * shape.num_heads + 8
     if shape.qk_norm:
-        saved += (6 if is_trained else 4) * widths + 4 * heads
-    return saved
+        saved += (4 if job.uses_lora else 6) * widths + 4 * heads
+    return saved + returned_bytes(shape, job)
+
+
+def kv_copies(shape: ModelShape, job: Job) -> int:
+    """How often keys and values are repeated to deal their heads to the GPUs that share a row."""
+    return job.sequence_parallel // gcd(job.sequence_parallel, shape.num_kv_heads)
+
+
+def returned_bytes(shape: ModelShape, job: Job) -> float:
+    """Bytes a token of attention's output back from the GPUs that share the row, kept as the input of o_proj: of whole
+    rows that is what attention has saved anyway. Dropout keeps a copy of it instead."""
+    if job.sequence_parallel == 1:
+        return 0.0
+    is_kept = not job.uses_lora or "o_proj" in {
+        linear.name for linear, _ in lora_linears(shape, job.lora_target_modules) if not _drops(job)
+    }
+    return 2.0 * shape.q_width if is_kept else 0.0
 
 
 def saved_bytes(shape: ModelShape, job: Job) -> float:
@@ -114,8 +135,7 @@ def saved_bytes(shape: ModelShape, job: Job) -> float:
     """
     mode, hidden = mode_of(job), shape.hidden
     extra = EXTRAS.get(shape.family, Extra())
-    is_trained = not job.uses_lora
-    saved = 16 * hidden + attention_bytes(shape, is_trained) + mlp_bytes(shape)
+    saved = 16 * hidden + attention_bytes(shape, job) + mlp_bytes(shape)
     saved += extra.saved.get(mode, 0.0) * hidden
     saved += {Mode.BF16: 0, Mode.AUTOCAST: 10, Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 4}[mode] * hidden
     return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding_bytes(shape, job)
@@ -129,11 +149,16 @@ def lora_bytes(shape: ModelShape, job: Job) -> float:
     """
     linears = [linear for linear, _ in lora_linears(shape, job.lora_target_modules)]
     saved = 2.0 * job.lora_r * len(linears)
-    if job.lora_dropout and job.trainer == "grpo":  # the others' `disable_dropout` is on by default
+    if _drops(job):
         replaced = {_INPUTS.get(linear.name, linear.name): linear.fan_in for linear in linears}
         replaced.pop("o_proj", None)
         saved += 3 * sum(linear.fan_in for linear in linears) - 2 * sum(replaced.values())
     return saved
+
+
+def _drops(job: Job) -> bool:
+    """True if adapters drop values of their inputs: `disable_dropout` of the other trainers is on by default."""
+    return bool(job.lora_dropout) and job.trainer == "grpo"
 
 
 def padding_bytes(shape: ModelShape, job: Job) -> float:

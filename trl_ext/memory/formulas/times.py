@@ -5,7 +5,7 @@ sequences at their longest. Only the order of the plans matters, which ZeRO-3 ov
 factors, not percents.
 """
 
-from trl_ext.memory.formulas.activations import checkpoint_bytes, mode_of
+from trl_ext.memory.formulas.activations import checkpoint_bytes, kv_copies, mode_of
 from trl_ext.memory.formulas.engines import Engine, num_scoring_passes
 from trl_ext.memory.formulas.generation import vllm_cache_tokens
 from trl_ext.memory.formulas.peak import Setup
@@ -90,7 +90,19 @@ def communication_seconds(setup: Setup) -> float:
         sent += job.accumulation(num_gpus) * (copies + own)
     is_fast = setup.hardware.card.link.is_fast and setup.hardware.num_machines == 1
     exposed = EXPOSED_NVLINK if is_fast and job.zero_stage == 3 else 1.0
-    return exposed * sent * (num_gpus - 1) / num_gpus / (setup.hardware.gb_s * GB)
+    sent *= exposed * (num_gpus - 1) / num_gpus
+    return (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
+
+
+def _shared_row_bytes(setup: Setup) -> float:
+    """Bytes that a GPU sends in an optimizer step to those that share its rows: queries, keys, values and output of
+    every layer, in forwards, recomputation and backward. Nothing hides them."""
+    shape, job = setup.shape, setup.job
+    each = 4.0 * (shape.q_width + kv_copies(shape, job) * shape.kv_width) * shape.num_layers
+    recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
+    passes = len(setup.engines) * (2 + recompute) + job.oversample * num_scoring_passes(job)
+    others = (job.sequence_parallel - 1) / job.sequence_parallel
+    return others * passes * each * _tokens_per_gpu(setup)
 
 
 def _sent_bytes(setup: Setup, engine: Engine) -> float:

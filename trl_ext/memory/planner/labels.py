@@ -21,6 +21,7 @@ def label(job: Job, num_gpus: int) -> str:
         job.checkpoint_every, f"every {job.checkpoint_every}th layer checkpointed"
     )
     every += " into host memory" if job.activation_offloading else ""
+    every += f", rows shared by {job.sequence_parallel} GPUs" if job.sequence_parallel > 1 else ""
     batch = f"micro-batch {job.per_device_train_batch_size} x {job.accumulation(num_gpus)}"
     name = technique(job) if num_gpus > 1 or job.zero_stage else technique(job).replace("DDP", "one GPU")
     return f"{name}, {batch}, {every}"

@@ -309,10 +309,10 @@ def _answered(changes: Iterable[WayOut]) -> Iterator[tuple[WayOut, Plan]]:
 
 
 def _that_may_fit(changes: Iterable[WayOut]) -> list[WayOut]:
-    """Changes with which something fits, by a quick look; of more and more cards the fewest."""
+    """Changes with which something fits, by a quick look; of more and more cards, for all or for a row, the fewest."""
     found: list[WayOut] = []
     for change in changes:
-        if change.kind == "cards" and found and found[-1].kind == "cards":
+        if change.kind in ("cards", "shared rows") and found and found[-1].kind == change.kind:
             continue
         if change.opt_in in ("shorter", "fewer") or _any_fits(change.search, {}, change.allow):
             found.append(change)

@@ -14,7 +14,7 @@ from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.peak import slack_bytes
-from trl_ext.memory.job import Job, changed, check_batch
+from trl_ext.memory.job import Job, changed, check_batch, check_model
 from trl_ext.memory.planner.choices import CHECKPOINTING, FREE, TECHNIQUES, fewer_at_once, most_frugal, techniques
 from trl_ext.memory.planner.search import Search, ppo_defaults
 from trl_ext.memory.units import gib
@@ -107,6 +107,8 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
         written = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
         yield "allocator", written, replace(job, expandable_segments=True)
     yield from _smaller_forwards(job, search.num_gpus)
+    for one in shared_rows(search):
+        yield "shared rows", f"sequence_parallel={one.sequence_parallel}", one
     for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
         if not (offloads and job.generates):
             written = "gradient_checkpointing=True" + (" activation_offloading=True" if offloads else "")
@@ -131,8 +133,24 @@ def _smaller_forwards(job: Job, num_gpus: int) -> Iterator[tuple[str, str, Job]]
         steps = smaller.accumulation(num_gpus)
         yield "batch", f"per_device_train_batch_size={part} gradient_accumulation_steps={steps}", smaller
     budget = 2 * job.sequence_tokens  # one pair
-    if not job.generates and job.packing and job.forward_tokens > budget:
+    if not job.generates and job.packing and job.row_tokens > budget:
         yield "budget", f"max_tokens_per_forward={budget}", replace(job, max_tokens_per_forward=budget)
+
+
+def shared_rows(search: Search) -> Iterator[Job]:
+    """The job with rows that more GPUs of a machine share, where the model's heads can be dealt to them."""
+    job, here = search.job, search.hardware.gpus_per_machine
+    if not job.packing or search.shape.experts is not None:
+        return
+    for size in range(job.sequence_parallel + 1, here + 1):
+        one = replace(job, sequence_parallel=size)
+        try:
+            check_model(one, search.shape)
+            check_batch(one, search.hardware.num_gpus)
+        except ConfigError:
+            continue
+        if here % size == 0:
+            yield one
 
 
 def _later_stages(search: Search) -> list[Job]:
@@ -154,7 +172,8 @@ class WayOut:
         search, allow: The question then.
         key: As a run takes it: "memory_allow=lora"; "" for what a run cannot change.
         opt_in: The opt-in that it gives, "" for another setting.
-        kind: "method" if it trains other weights, "cards" for more of them, "" else.
+        kind: "method" if it trains other weights, "cards" for more of them, "shared rows" for more of them a row, ""
+            else.
         worth: How many times faster it must be to be mentioned beside plans that fit.
     """
 
@@ -180,6 +199,9 @@ def other_questions(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
     for names in [[name] for name in given] + ([given] if len(given) > 1 else []):
         option = " ".join(["without", *(f"--{name}" for name in names)])
         yield WayOut(option, replace(search, given=search.given.difference(names)), allow)
+    for one in shared_rows(search):
+        option, key = (f"{before}{one.sequence_parallel}" for before in ("--sequence_parallel ", "sequence_parallel="))
+        yield WayOut(option, replace(search, job=one), allow, key, kind="shared rows")
     yield from _other_vllm(search, allow)
     yield from _other_methods(search, allow)
     if search.job.method == "full" and search.may("optim") and "adam8bit" not in allow:

@@ -56,6 +56,7 @@ def job_of_run(
         "global_batch": int(keys.get("global_batch") or micro * steps * num_processes),
         "packing": keys.get("packing") is not False,
         "max_tokens_per_forward": keys.get("max_tokens_per_forward") or 0,
+        "sequence_parallel": keys.get("sequence_parallel") or 1,
         # The environment decides; the recipe's block `env` has been read into it.
         "expandable_segments": any(
             "expandable_segments:True" in os.environ.get(name, "") for name in (*ALLOCATOR, "PYTORCH_ALLOC_CONF")

@@ -151,6 +151,11 @@ def _frozen(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str
             f"memory={setting.name} is planned with {_engine(planned)}, and the run was launched with "
             f"{_engine(run.job)}. Launch with {_launch(planned)}, or say memory=auto."
         )
+    if run.job.sequence_parallel != planned.sequence_parallel:
+        raise ConfigError(
+            f"memory={setting.name} is planned with sequence_parallel={planned.sequence_parallel}, and this run has "
+            f"{run.job.sequence_parallel}. Set sequence_parallel={planned.sequence_parallel}, or say memory=auto."
+        )
     _check_given(run, setting, planned)
     # The technique is the plan's; of its micro-batch the largest part that divides the run's own batch.
     changes: dict[str, Any] = {name: getattr(planned, name) for name in (FREE | SIZES) - run.given - LAUNCHED}

@@ -184,6 +184,21 @@ def test_every_preset_serves_a_run_of_its_kind_and_keeps_its_batch(name):
     assert plan.job.per_device_train_batch_size <= preset(name).job.per_device_train_batch_size
 
 
+def test_rows_that_gpus_share_are_the_runs_as_the_plan_has_them(tmp_path):
+    settings = {"global_batch": 64, "max_length": 30_000, "zero_stage": 2, "sequence_parallel": 2}
+    write_plan(plan("reward", "8B", "8xH100-80GB", **settings).best, tmp_path / "plan")
+    keys = {"max_length": 30_000, "num_processes": 8, "engine": ZERO2}
+    one = run("reward", sequence_parallel=2, given={"sequence_parallel"}, **keys)
+    assert settled(one, str(tmp_path / "plan")).job.sequence_parallel == 2
+    with pytest.raises(ConfigError, match="planned with sequence_parallel=2, and this run has 1"):
+        settled(run("reward", **keys), str(tmp_path / "plan"))
+
+
+def test_where_rows_are_too_long_sharing_them_is_named():
+    with pytest.raises(ConfigError, match="sequence_parallel=2: "):
+        settled(run("reward", num_processes=8, engine=ZERO3, max_length=100_000), "8xA100-40GB")
+
+
 def test_a_preset_of_another_launch_is_refused():
     one = preset_run("grpo-7b-8xa100-40gb")
     plain = replace(one, job=replace(one.job, zero_stage=0))

@@ -6,7 +6,7 @@ Names load on first use: `import trl_ext` imports neither torch nor TRL.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trl_ext.version import __version__
+from trl_ext.resources import __version__
 
 _HOME = {
     "GRPOConfig": "trl_ext.trainers.grpo.config",

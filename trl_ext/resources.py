@@ -1,9 +1,11 @@
-"""Find a shipped YAML or JSON by its name, in an installed wheel and in a checkout."""
+"""What the package ships: its version, and YAML and JSON files by name, in an installed wheel and in a checkout."""
 
 from difflib import get_close_matches
 from pathlib import Path
 
 from trl_ext.errors import ConfigError
+
+__version__ = "0.1.0"  # the build reads it here
 
 PACKAGE = Path(__file__).resolve().parent
 

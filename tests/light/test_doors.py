@@ -12,20 +12,20 @@ from tests.conftest import ROOT
 # functions count, too, and so do those for type checking.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
-    "version": set(),
     "resources": {"errors"},
     "compat": {"errors"},
     "packing": {"compat", "errors"},
     "rewards": {"errors"},
-    "memory": {"compat", "errors", "resources", "version"},
+    "memory": {"compat", "errors", "resources"},
     "monitor": {"errors"},
     "doctor": {"compat", "errors", "memory"},
-    "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "rewards", "version"},
-    "scripts": {"doctor", "errors", "monitor", "resources", "rewards", "trainers", "version"},
+    "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "resources", "rewards"},
+    "scripts": {"doctor", "errors", "monitor", "resources", "rewards", "trainers"},
     "twin": {"compat", "errors", "memory", "packing", "scripts", "trainers"},
-    "cli": {"doctor", "errors", "memory", "monitor", "resources", "rewards", "scripts", "trainers", "twin", "version"},
+    "launch": {"errors", "resources", "scripts", "trainers"},
+    "cli": {"doctor", "errors", "launch", "memory", "monitor", "resources", "rewards", "scripts", "trainers", "twin"},
     # The public names: `trl_ext/__init__.py`. No room may import it.
-    "trl_ext": {"memory", "rewards", "trainers", "version"},
+    "trl_ext": {"memory", "resources", "rewards", "trainers"},
 }
 
 

@@ -15,9 +15,9 @@ import yaml
 
 from trl_ext import resources
 from trl_ext.cli.check.recipe import TRAINERS, make_parser
-from trl_ext.cli.launch import launch_arguments
 from trl_ext.cli.recipes import read_head
 from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.launch.accelerate import launch_arguments
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.data.dataset import DatasetSource

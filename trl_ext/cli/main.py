@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from trl_ext.errors import ConfigError
+from trl_ext.resources import __version__
 from trl_ext.scripts.exit import user_errors
-from trl_ext.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def launch_script(name: str, argv: list[str]) -> int:
         print(SCRIPT_HELP.format(name=name, script=script, module=module, recipes=recipes), end="")
         return 0
     from trl_ext.cli.before_launch import check_before_launch
-    from trl_ext.cli.launch import launch
+    from trl_ext.launch.accelerate import launch
 
     parser = import_module(script.module).make_parser()
     check_before_launch(name, script.module, parser, argv)

@@ -25,7 +25,7 @@ REWARD_BUDGET = 110
 TIMEOUT_S = 900  # of a run that hangs: the process group's own patience is 30 minutes
 LAUNCH = """
 import sys
-from trl_ext.cli.launch import launch
+from trl_ext.launch.accelerate import launch
 from trl_ext.scripts.grpo import make_parser
 sys.exit(launch("tests.multi.programs.oom_worker", make_parser("grpo"), sys.argv[1:]))
 """

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 from trl_ext import RuleSet
-from trl_ext.cli.launch import launch_arguments
 from trl_ext.cli.main import SCRIPTS
+from trl_ext.launch.accelerate import launch_arguments
 
 NOT_OF_A_RECIPE = {"rules", "clip", "limits", "isolate", "on_error", "on_unscored", "normalise"}
 

@@ -9,8 +9,8 @@ from typing import Any
 from trl_ext.cli.after.engines import Completion
 from trl_ext.cli.after.estimates import ShareEstimate, estimate, powers_up_to
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.resources import __version__
 from trl_ext.rewards import RuleSet
-from trl_ext.version import __version__
 
 _AT_THE_END = SimpleNamespace(global_step=1, max_steps=1)  # weights with a schedule are those of a training's end
 

@@ -18,7 +18,7 @@ from trl_ext.memory.models.find import weights_of
 from trl_ext.memory.models.shapes import Experts, ModelShape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.units import gib
-from trl_ext.version import __version__
+from trl_ext.resources import __version__
 
 SCHEMA = 1  # of plan.json
 # Runs before the full one with its memory settings: what each shows, and its keys over those of the plan's recipe. The

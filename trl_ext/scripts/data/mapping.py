@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.resources import __version__
 from trl_ext.scripts.data.template import PromptTemplate
 from trl_ext.scripts.recipe import nearest
-from trl_ext.version import __version__
 
 PROMPT, ANSWER = "prompt", "answer"
 _ADVICE = "Drop or mend such rows."

@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from trl_ext.compat.versions import installed_versions
 from trl_ext.errors import ConfigError
+from trl_ext.resources import __version__
 from trl_ext.trainers.checkpoints.manifest import (
     UNFINISHED,
     Damaged,
@@ -30,7 +31,6 @@ from trl_ext.trainers.checkpoints.manifest import (
     sync_folder,
 )
 from trl_ext.trainers.checkpoints.ranks import gathered, leaders, of_rank_0
-from trl_ext.version import __version__
 
 _NUM_THREADS = 4
 _PACKAGES = ("trl", "transformers", "accelerate", "torch", "datasets")

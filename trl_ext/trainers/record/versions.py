@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from trl_ext.compat.versions import installed_versions
+from trl_ext.resources import __version__
 from trl_ext.trainers.record.launch import launch_line
-from trl_ext.version import __version__
 
 _PACKAGES = ("trl", "transformers", "torch", "accelerate", "deepspeed", "peft", "datasets", "vllm")
 

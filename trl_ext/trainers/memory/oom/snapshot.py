@@ -12,8 +12,8 @@ import torch
 
 from trl_ext.compat.versions import installed_versions, is_installed
 from trl_ext.memory.planner.planner import Plan
+from trl_ext.resources import __version__
 from trl_ext.trainers.memory.oom.errors import Numbers, Place
-from trl_ext.version import __version__
 
 SETTINGS = (
     "per_device_train_batch_size",

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trl_ext.cli.launch import _report_exit
 from trl_ext.errors import OutOfMemoryError, TrlExtError
+from trl_ext.launch.accelerate import _report_exit
 from trl_ext.scripts.exit import OUT_OF_MEMORY, user_errors
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.trainers.memory.oom.snapshot import _history

@@ -8,6 +8,7 @@ size.
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 from math import gcd
 from typing import Any
 
@@ -32,13 +33,17 @@ class SequenceGroup:
     processes: Any = None
 
     @classmethod
-    def of_world(cls, size: int) -> "SequenceGroup":
+    def of_world(cls, size: int, timeout_s: float) -> "SequenceGroup":
         """Cut all processes into groups of `size` neighbours and return this one's. Collective.
+
+        Args:
+            size: S.
+            timeout_s: For which the group's collectives wait for a process that does not come.
 
         Raises:
             ValueError: the number of processes is no multiple of `size`.
         """
-        processes, _ = dist.new_subgroups(size)
+        processes, _ = dist.new_subgroups(size, timeout=timedelta(seconds=timeout_s))
         return cls(size, dist.get_rank(processes), processes)
 
     def slice_of(self, num_tokens: int) -> slice:

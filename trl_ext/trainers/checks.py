@@ -8,6 +8,7 @@ from datasets import Dataset, IterableDataset
 
 from trl_ext.compat.distributed import has_peers, honour_timeout
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.trainers.forward.sequence_parallel import check_processes
 
 # Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
 MAX_PROMPTS_MEASURED = 20_000
@@ -91,6 +92,7 @@ def check_launch(args: Any) -> None:
             f"The launcher started {started} processes, but each believes in a world of {args.world_size} and would "
             "train a model of its own. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."
         )
+    check_processes(args)
     if has_peers():
         honour_timeout(args.ddp_timeout)
 

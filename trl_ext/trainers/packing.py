@@ -1,6 +1,7 @@
 """When a trainer packs: what the setting asks for, the check on the real model, and the reason why not."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,8 @@ from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.state import begin_anew, kernels_of_training, why_not
+from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.token_counts import TokenCounts
 
 if TYPE_CHECKING:
@@ -78,6 +81,12 @@ class PackingSwitch(Trainer):
     _tokens: TokenCounts
     _metrics: Any
 
+    @cached_property
+    def _sequence_group(self) -> SequenceGroup | None:
+        """The processes that share rows with this one; None where each forwards rows of its own. Collective once."""
+        size = size_of_groups(self.args)
+        return SequenceGroup.of_world(size, self.args.ddp_timeout) if size > 1 else None
+
     def _why_not_packing(self) -> str:
         """Reasons that can be known without a forward; empty if there is none."""
         return "prompt tuning puts virtual tokens before every row" if adds_virtual_tokens(self.model) else ""
@@ -92,6 +101,7 @@ class PackingSwitch(Trainer):
 
     def _start_packing(self) -> None:
         """Switch the models to packed attention, and check them now or, where weights are not whole yet, later."""
+        check_models(self._models(), size_of_groups(self.args))
         reason = self._why_not_packing()
         if reason:
             self._stop_packing(reason)
@@ -146,9 +156,12 @@ class PackingSwitch(Trainer):
             config._attn_implementation = name
         reason = reason.rstrip(".")  # an exception's sentence has its own full stop
         if getattr(self.args, "packing_is_required", False):
+            size = size_of_groups(self.args)
+            asked, advice = "packing=True", "Leave packing unset or set it to False"
+            if size > 1:
+                asked, advice = f"sequence_parallel={size} shares packed rows", "Leave it out"
             raise PackingError(
-                f"packing=True, but {self._model_name} cannot be packed: {reason}. Leave packing unset or set it to "
-                "False to train on padded batches."
+                f"{asked}, but {self._model_name} cannot be packed: {reason}. {advice} to train on padded batches."
             )
         if self.accelerator.is_main_process:
             logger.warning(f"{self._model_name} is trained on padded batches, without packing: {reason}.")

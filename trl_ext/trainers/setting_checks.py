@@ -189,20 +189,6 @@ def check_settings(args: Any) -> None:
         raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
 
 
-def check_sequence_parallel(config: Any) -> None:
-    """Raise ConfigError for another way of sharing rows than ours, which the trainers cannot go.
-
-    Called by `__post_init__` before TRL's, which refuses it for GRPO without telling what works.
-    """
-    parallel = config.parallelism_config
-    for name in ("sp_size", "cp_size"):
-        if (size := getattr(parallel, name, 1)) > 1:
-            raise ConfigError(
-                f"parallelism_config has {name}={size}, which shares rows in a way that these losses do not know. "
-                f"Leave it out and set sequence_parallel={size}."
-            )
-
-
 def choose_precision(config: Any) -> None:
     """Set bf16 to False where it is unset and the machine has no accelerator.
 

@@ -51,7 +51,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     file, size = Path(sys.argv[1]), int(sys.argv[2])
     accelerator = Accelerator(cpu=True)
-    group = SequenceGroup.of_world(size)
+    group = SequenceGroup.of_world(size, 60)
     got = {(name, budget): shared(*case, budget, group) for name, case in CASES.items() for budget in BUDGETS}
     everywhere = gather_object([got | {"size": size}])
     if accelerator.is_main_process:

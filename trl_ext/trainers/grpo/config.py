@@ -9,15 +9,11 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
+from trl_ext.trainers.forward.sequence_parallel import check_other_ways
 from trl_ext.trainers.grpo.oversampling import check_oversample
 from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, SEQUENCE_PARALLEL, settle_packing
-from trl_ext.trainers.setting_checks import (
-    check_deepspeed_file,
-    check_numbers,
-    check_sequence_parallel,
-    choose_precision,
-)
+from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
 
 
 @dataclass
@@ -80,7 +76,7 @@ class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
         self.settle_memory_fields()
         self.check_resume_fields()
         check_numbers(self)
-        check_sequence_parallel(self)
+        check_other_ways(self)
         check_deepspeed_file(self.deepspeed)
         choose_precision(self)
         super().__post_init__()

@@ -9,6 +9,7 @@ import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
 from trl_ext.packing.ragged import Ragged
+from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.completions import Unpadded, plan, score, score_values
 from trl_ext.trainers.forward.roles import CRITIC
@@ -22,6 +23,7 @@ def check_causal_model(
     half_precision: bool,
     share_prompt: bool,
     of_critic: bool = False,
+    group: SequenceGroup | None = None,
 ) -> CheckResult:
     """Score a few short rows alone, padded and packed; collective under ZeRO-3.
 
@@ -33,6 +35,7 @@ def check_causal_model(
         half_precision: Whether weights or autocast are in bfloat16 or float16.
         share_prompt: As training will plan.
         of_critic: True to compare a critic's values, not a policy's log-probabilities.
+        group: Processes that share the packed rows, as in training.
     """
 
     def packed(probes: list[Probe]) -> list[torch.Tensor]:
@@ -40,9 +43,9 @@ def check_causal_model(
         rows = plan(batch, share_prompt)
         with autocast():
             if of_critic:
-                numbers, _ = score_values(model, batch, rows, device, role=CRITIC)
+                numbers, _ = score_values(model, batch, rows, device, group=group, role=CRITIC)
             else:
-                numbers = score(model, batch, rows, device).logps
+                numbers = score(model, batch, rows, device, group=group).logps
         return [row[:n] for row, n in zip(numbers, batch.num_scored, strict=True)]
 
     def padded(probes: list[Probe]) -> list[torch.Tensor]:

@@ -67,12 +67,13 @@ def noted(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
         trainer._step_stats.append(Noted(name, value, num_rows if by_row else num_tokens))
 
 
-def merged(stats: Sequence[Any], accelerator: Any) -> dict[str, float]:
+def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
     """Return one value a metric; what no rank has a weight for is left out. Collective.
 
     Args:
         stats: `Noted` and `SkippedRows` of this rank. All ranks note the same names.
         accelerator: Of the trainer.
+        copies: Ranks that note the same number of the same forward.
     """
     skipped = [one for one in stats if isinstance(one, SkippedRows)]
     tokens_skipped = sum((one.tokens for one in skipped), start=torch.zeros((), device=accelerator.device))
@@ -96,8 +97,8 @@ def merged(stats: Sequence[Any], accelerator: Any) -> dict[str, float]:
             if one.weight is None or one.weight > 0
         ]
         total = sum(value * weight for value, weight in pairs)
-        weight = 1.0 if ours[0].weight is None else sum(weight for _, weight in pairs)
-        sums.append(torch.stack([_number(total, accelerator), _number(weight, accelerator)]))
+        weight = copies if ours[0].weight is None else sum(weight for _, weight in pairs)
+        sums.append(torch.stack([_number(total, accelerator), _number(weight, accelerator)]) / copies)
         if is_clipped and ours[0].weight is not None:
             sums[-1][1] += tokens_skipped
         # For a smallest and a largest value: rows that were left out have 0.

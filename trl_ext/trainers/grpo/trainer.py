@@ -4,6 +4,7 @@ TRL computes everything that makes a loss. What changes is how many tokens go th
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from trl_ext.trainers.forward.checkpointing import keep_layer_options
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_sizes, score, unpad
 from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
+from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group, size_of_groups
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.continuous_batching import dtypes_kept
@@ -143,6 +145,12 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
                 f"max_tokens_per_forward={self._max_tokens} cannot cut a micro-batch: {self._update.why_whole}. Unset "
                 "it and lower per_device_train_batch_size instead."
             )
+        size, why = size_of_groups(args), self._update.why_rows_stay
+        if size > 1 and why:
+            raise ConfigError(
+                f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why}. "
+                "Leave one of the two out."
+            )
         why = self._why_zero_advantage_counts() if self.memory_kind == "grpo" else ""  # PPOConfig refuses it itself
         if getattr(args, "skip_zero_advantage", None) and why:
             raise ConfigError(f"skip_zero_advantage=True would change the gradient: {why}. Remove it.")
@@ -165,7 +173,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
-        return check_causal_model(model, **check_options(self, self.model))
+        return check_causal_model(model, **check_options(self, self.model), group=self._sequence_group)
 
     def _models(self) -> list[PreTrainedModel]:
         """Return the policy and the reference, unwrapped."""
@@ -222,13 +230,24 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         """Return the log-probabilities of the whole batch, computed on flat rows."""
         # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
         share = self._share_prompt and not compute_aux_loss
+        given = self._rows_of_group(input_ids, attention_mask, width)
         batch, rows, num_forwards = self._planned(
-            input_ids, attention_mask, width, batch_size, share, keep_all=compute_aux_loss
+            given.input_ids, given.attention_mask, given.width, batch_size, share, keep_all=compute_aux_loss
         )
+        options = compute_entropy, compute_aux_loss, self._sequence_group
         with self.accelerator.autocast():
-            result = score(model, batch, rows, input_ids.device, num_forwards, compute_entropy, compute_aux_loss)
+            result = score(model, batch, rows, input_ids.device, num_forwards, *options)
         self._count(result.num_forwarded, attention_mask)
-        return result
+        entropies, values = (one if one is None else given.own(one) for one in (result.entropies, result.values))
+        return replace(result, logps=given.own(result.logps), entropies=entropies, values=values)
+
+    def _rows_of_group(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> GroupBatch:
+        """Return the rows of all processes that forward these with this one. Collective where there are others.
+
+        Rows of the update are those of the group already.
+        """
+        group = None if torch.is_grad_enabled() else self._sequence_group
+        return gather_group(input_ids, attention_mask, width, group, self.accelerator)
 
     def _planned(
         self,
@@ -315,7 +334,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     def _log_step(self) -> None:
         """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
-        for name, value in merged(self._step_stats, self.accelerator).items():
+        for name, value in merged(self._step_stats, self.accelerator, size_of_groups(self.args)).items():
             self._metrics["train"][name].append(value)
         self._step_stats.clear()
         super()._log_step()
@@ -440,7 +459,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             self._update.restart()
             self._log_step()
             self._old_policy.log(self._metrics["train"])
-        return loss
+        # Each process of a group returns the group's loss, of which all processes' mean is logged.
+        return loss / size_of_groups(self.args)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides trl.GRPOTrainer.log: series of rules that have always been 0 are left out."""

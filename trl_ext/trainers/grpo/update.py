@@ -19,10 +19,11 @@ from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, pla
 from trl_ext.trainers.forward.exchange import deal
 from trl_ext.trainers.forward.loss_split import (
     MEAN_OVER_ROWS,
+    MEAN_OVER_TOKENS,
     SUM_OVER_TOKENS,
-    split_is_free,
     why_micro_batch_stays_whole,
 )
+from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 
 logger = logging.get_logger(__name__)
 Rollouts = dict[str, Any]
@@ -190,11 +191,16 @@ class StepUpdate:
         return why_micro_batch_stays_whole(self._trainer)
 
     @property
+    def why_rows_stay(self) -> str:
+        """Why a row has to be forwarded in its micro-batch, whatever the model; "" if it has not."""
+        loss = self._trainer.args.loss_type
+        own_mean = f"loss_type='{loss}' is a mean over the tokens of each micro-batch"
+        return self.why_whole or (own_mean if loss in MEAN_OVER_TOKENS else "")
+
+    @property
     def rows_move(self) -> bool:
         """Whether a row may be in any forward of its optimizer step, on any rank."""
-        trainer = self._trainer
-        is_free = split_is_free(trainer.args, trainer._entropy_bonus_enabled, trainer.aux_loss_enabled)
-        return bool(is_free and trainer._packs and not trainer._takes_images)
+        return bool(self._trainer._packs and not self.why_rows_stay)
 
     def next_forwards(self) -> Sequence[Any]:
         """Return the forwards of the next micro-step, perhaps none; a window begins where the last one ends.
@@ -227,12 +233,14 @@ class StepUpdate:
         # Padded rows are as long as their batch is wide.
         width = 0 if trainer._packs else max(one.length for one in sizes)
         as_planned = [_as_planned(i, sizes[i], trainer._share_prompt, width) for i in kept]
-        per_rank = len(sizes) // accelerator.num_processes
+        per_rank, in_group = len(sizes) // accelerator.num_processes, size_of_groups(trainer.args)
         plan = self._plan(as_planned, [i // per_rank for i in kept], sizes, num_rows, width)
         rank = accelerator.process_index
-        mine = [[kept[i] for i in rows] for rows in plan.forwards[rank]]
+        # Of each rank; processes that share rows make the same forwards.
+        forwards = [plan.forwards[rank // in_group] for rank in range(accelerator.num_processes)]
+        mine = [[kept[i] for i in rows] for rows in forwards[rank]]
         if self.rows_move and accelerator.num_processes > 1:
-            of_ranks = [sorted(kept[i] for rows in forwards for i in rows) for forwards in plan.forwards]
+            of_ranks = [sorted(kept[i] for rows in own for i in rows) for own in forwards]
             here: Sequence[int] = of_ranks[rank]
             rollouts_here = deal(rollouts, of_ranks, accelerator)
         else:
@@ -278,7 +286,7 @@ class StepUpdate:
             budget = tokens_of_rows(everything, num_rows)
         return plan_step(
             rows,
-            trainer.accelerator.num_processes,
+            trainer.accelerator.num_processes // size_of_groups(trainer.args),
             max(budget >> trainer._rescue.level, 1),
             trainer.model.config.get_text_config().hidden_size,
             None if self.rows_move else homes,

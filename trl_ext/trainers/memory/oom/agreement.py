@@ -82,14 +82,20 @@ class Agreement:
             yield
 
 
-def why_ranks_cannot_agree(accelerator: Any) -> str:
-    """A reason why a forward that fails on one rank is lost on all; "" if it is not."""
+def why_ranks_cannot_agree(accelerator: Any, size_of_groups: int = 1) -> str:
+    """Return a reason why a forward that fails on one rank is lost on all; "" if it is not.
+
+    Args:
+        accelerator: accelerate's.
+        size_of_groups: Processes that share each row.
+    """
+    if size_of_groups > 1:
+        return "under sequence_parallel the others of its group wait for this one's tokens inside the forward"
     kind = accelerator.distributed_type
     if kind == DistributedType.DEEPSPEED:
         stage = accelerator.state.deepspeed_plugin.zero_stage
         return "" if stage < 3 else "under ZeRO-3 the other ranks wait for this one's weights inside the forward"
     parallel = getattr(accelerator, "parallelism_config", None)
-    sizes = [getattr(parallel, f"{name}_size", 1) or 1 for name in ("tp", "cp", "sp")]
-    if kind.value not in _PLAIN or max(sizes) > 1:
+    if kind.value not in _PLAIN or (getattr(parallel, "tp_size", 1) or 1) > 1:
         return "the model is spread over the ranks, which wait for this one inside the forward"
     return ""

@@ -15,6 +15,7 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from trl_ext.compat.swap import swapped
+from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.memory.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
 from trl_ext.trainers.memory.oom.errors import is_out_of_memory
@@ -70,9 +71,8 @@ class Rescue:
         self._level: dict[str, int] = defaultdict(int)
         self._has_warned = False
         splits = getattr(trainer.args, "memory_on_oom", "split") == "split"
-        self.why_not = (
-            (why_ranks_cannot_agree(trainer.accelerator) or why_not) if splits else "memory_on_oom is 'raise'"
-        )
+        lost = why_ranks_cannot_agree(trainer.accelerator, size_of_groups(trainer.args))
+        self.why_not = (lost or why_not) if splits else "memory_on_oom is 'raise'"
         self.serving: Callable[[Any], torch.Tensor] | None = None
         self.running: Forward | None = None
 

@@ -1,0 +1,126 @@
+"""Worker of test_sequence_parallel: trains the same on rows of its own and on shared rows, in one launch.
+
+All of it is deterministic: runs may differ only by the order in which floating-point numbers were added.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState
+from datasets import Dataset
+from peft import LoraConfig
+
+from tests import tiny
+from tests.multi.programs.zero_worker import NUM_GENERATIONS, reward_of_long_prompts, token_reward
+from trl_ext import GRPOConfig, GRPOTrainer
+
+NUM_STEPS = 2
+WIDTH = 16
+LORA = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM")
+
+
+def zero(stage: int) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        # Splits every weight, as small as they are.
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0}
+        | ({"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}),
+    }
+
+
+# By name: the model, and what is set beside `config`.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "reference model": ("llama", dict(beta=0.05)),
+    "old policy": ("qwen3", dict(num_iterations=2, loss_type="grpo", max_tokens_per_forward=None)),
+    "window": ("mistral_window", dict(gradient_checkpointing=True, share_prompt=False)),
+    "adapter": ("llama", dict(beta=0.05, peft_config=LORA, gradient_checkpointing=True)),
+    "evaluation": ("llama", dict(beta=0.05, eval_strategy="steps", eval_steps=1)),
+    "zero1": ("llama", dict(deepspeed=zero(1))),
+    "zero2": ("qwen3", dict(deepspeed=zero(2), beta=0.05, peft_config=LORA)),
+    "zero3": ("llama", dict(deepspeed=zero(3), beta=0.05, gradient_checkpointing=True)),
+}
+
+
+def save_models(folder: Path) -> None:
+    """Save the models of all cases, each under its family's name."""
+    for family in sorted({family for family, _ in CASES.values()}):
+        tiny.model(family, num_hidden_layers=2).save_pretrained(folder / family)
+
+
+def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
+    """TRL's `rollout_func`: between 1 and 12 tokens, by prompt and place among its completions."""
+    tokenizer = trainer.processing_class
+    first, completions = trainer.accelerator.process_index * len(prompts), []
+    for row, prompt in enumerate(prompts, start=first):
+        dice = random.Random(f"{prompt} {row % NUM_GENERATIONS}")
+        ids = [dice.randrange(4, tiny.VOCAB) for _ in range(dice.randint(1, 12))]
+        completions.append([*ids[:-1], tokenizer.eos_token_id] if dice.random() < 2 / 3 else ids)
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
+
+
+def trained(case: str, folder: Path, sequence_parallel: int) -> dict[str, Any]:
+    """Train; return the weights, what was logged, and the stage of ZeRO."""
+    family, changes = CASES[case]
+    peft_config = changes.get("peft_config")
+    args = GRPOConfig(
+        **dict(
+            output_dir=str(folder / "out"),
+            sequence_parallel=sequence_parallel,
+            per_device_train_batch_size=6,
+            gradient_accumulation_steps=2,
+            num_generations=NUM_GENERATIONS,
+            max_completion_length=WIDTH,
+            max_tokens_per_forward=24,
+            packing=True,
+            gradient_checkpointing=False,
+            max_steps=NUM_STEPS,
+            learning_rate=1e-2,
+            lr_scheduler_type="constant",
+            # With the usual 1e-8, gradient entries of the size of rounding noise would move by the learning rate.
+            adam_epsilon=1e-3,
+            max_grad_norm=0.5,
+            logging_steps=1,
+            save_strategy="no",
+        )
+        | tiny.QUIET_ON_CPU
+        | {name: value for name, value in changes.items() if name != "peft_config"}
+    )
+    prompts = [" ".join(f"w{3 + (7 * i + j) % 90}" for j in range(2 + i % 5)) for i in range(24)]
+    trainer = GRPOTrainer(
+        model=str(folder / family),
+        reward_funcs=token_reward if args.beta else reward_of_long_prompts,
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        eval_dataset=Dataset.from_dict({"prompt": prompts[:5]}),
+        processing_class=tiny.tokenizer(),
+        rollout_func=rollout,
+        peft_config=peft_config,
+    )
+    trainer.train()
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return {
+        "weights": {name: weight.clone() for name, weight in (weights or {}).items()},
+        "logged": trainer.state.log_history,
+        "zero_stage": getattr(trainer.model_wrapped, "zero_optimization_stage", lambda: 0)(),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    file, sizes, cases = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    got = {}
+    for case in cases:
+        for size in (1, *sizes):
+            got[case, size] = trained(case, file.parent, size)
+            AcceleratorState._reset_state()
+    if torch.distributed.get_rank() == 0:
+        torch.save(got, file)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,141 @@
+"""The setting `sequence_parallel`: which runs can share rows between processes, and rows that go through as a group.
+
+Legend: B rows of a process, P prompt width, C completion width.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from trl_ext.errors import ConfigError
+from trl_ext.packing.state import carries_state
+from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.forward.exchange import deal
+
+# These choose their frequencies by the last position of a forward, and a part of a row does not know it.
+_ROPE_OF_WHOLE_ROWS = ("dynamic", "longrope")
+
+
+def size_of_groups(args: Any) -> int:
+    """Return how many processes share each row; 1 for a plain TRL config."""
+    return getattr(args, "sequence_parallel", 1)
+
+
+def check_other_ways(config: Any) -> None:
+    """Raise ConfigError where accelerate is to share rows, in ways that these losses do not know."""
+    from_launcher = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true"
+    for name in ("sp_size", "cp_size"):
+        launched = os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1") if from_launcher else "1"
+        size = max(getattr(config.parallelism_config, name, 1) or 1, int(launched))
+        if size > 1:
+            raise ConfigError(
+                f"parallelism_config has {name}={size}, which shares rows in a way that these losses do not know. "
+                f"Leave it out and set sequence_parallel={size}."
+            )
+
+
+def check_processes(args: Any) -> None:
+    """Raise ConfigError unless the processes of this run can be cut into groups, and their model be shared.
+
+    Args:
+        args: Training arguments of any of our trainers, or TRL's.
+    """
+    size, count = size_of_groups(args), args.world_size
+    if size == 1:
+        return
+    if count % size:
+        number = "1 process" if count == 1 else f"{count} processes"
+        raise ConfigError(
+            f"{number} cannot be cut into groups of sequence_parallel={size}. Launch a multiple of {size} processes, "
+            f"or set sequence_parallel to a divisor of {count}."
+        )
+    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        raise ConfigError(
+            f"sequence_parallel={size} runs under DDP and DeepSpeed, not FSDP. Launch with --config_file zero3."
+        )
+
+
+def check_models(models: Sequence[Any], size: int) -> None:
+    """Raise ConfigError for a model whose rows `size` processes cannot share.
+
+    Args:
+        models: Of transformers, without wrapper.
+        size: `sequence_parallel`.
+    """
+    for config in [model.config.get_text_config() for model in models] if size > 1 else ():
+        # A model without attention is not packed, and that is what it hears.
+        heads, name = getattr(config, "num_attention_heads", None), config._name_or_path or config.model_type
+        if heads and heads % size:
+            raise ConfigError(
+                f"{name} has {heads} attention heads, which sequence_parallel={size} does not divide. Set it to a "
+                f"divisor of {heads}."
+            )
+        if carries_state(config):
+            raise ConfigError(
+                f"{name} has layers that carry state along the row, and a process would carry it along its part only. "
+                f"Leave sequence_parallel={size} out."
+            )
+        rope = getattr(config, "rope_parameters", None) or {}
+        kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+        for kind in kinds & set(_ROPE_OF_WHOLE_ROWS):
+            raise ConfigError(
+                f"{name} has positions of type {kind}, which depend on the length of the whole row. Leave "
+                f"sequence_parallel={size} out."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupBatch:
+    """A padded batch that goes through a model, and which part of it is this process's own.
+
+    Args:
+        input_ids, attention_mask: [N, P + C] rows of all processes of the group, process after process.
+        width: C.
+        first: The first own row.
+        own_shape: B, and the completion width of the own rows.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    width: int
+    first: int
+    own_shape: tuple[int, int]
+
+    def own(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the own rows, [B, C] in their own width, of values [N, C] that are 0 on padding."""
+        rows, width = self.own_shape
+        if values.shape == self.own_shape:
+            return values
+        return pad(values[self.first : self.first + rows], (0, width - self.width))
+
+
+def gather_group(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, group: SequenceGroup | None, accelerator: Any
+) -> GroupBatch:
+    """Return the rows of all processes of the group as one batch. Collective; without a group the rows themselves.
+
+    Args:
+        input_ids, attention_mask: [B, P + C] of this process. All processes have equally many rows.
+        width: C of this process.
+        group: The processes that forward these rows together.
+        accelerator: accelerate's.
+    """
+    shape = len(input_ids), width
+    if group is None:
+        return GroupBatch(input_ids, attention_mask, width, 0, shape)
+    prompts = input_ids.size(1) - width
+    batch = {
+        "prompt_ids": input_ids[:, :prompts],
+        "prompt_mask": attention_mask[:, :prompts],
+        "completion_ids": input_ids[:, prompts:],
+        "completion_mask": attention_mask[:, prompts:],
+    }
+    in_group = len(input_ids) * group.size
+    firsts = [rank // group.size * in_group for rank in range(accelerator.num_processes)]
+    dealt = deal(batch, [range(first, first + in_group) for first in firsts], accelerator)
+    ids, mask = (torch.cat([dealt[f"prompt_{name}"], dealt[f"completion_{name}"]], dim=1) for name in ("ids", "mask"))
+    return GroupBatch(ids, mask, dealt["completion_ids"].size(1), group.rank * len(input_ids), shape)

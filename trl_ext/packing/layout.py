@@ -69,11 +69,13 @@ class PackedRow(FlatRow):
     belongs to somebody else.
 
     Args:
-        before_index: [S] row index of the token before every scored one, which predicts it; sequence after sequence.
+        before: [S] row index of the token before every scored one, which predicts it; ascending.
+        before_index: The same, as a tensor.
         labels: [S] the scored tokens.
         scored_item, scored_offset: [S] the sequence of each scored token, and its place among the scored ones of it.
     """
 
+    before: np.ndarray
     before_index: torch.Tensor
     labels: torch.Tensor
     scored_item: torch.Tensor
@@ -84,14 +86,16 @@ class PackedRow(FlatRow):
         part = super().part(group)
         if group is None:
             return part
-        begin, end = (part.num_tokens * rank for rank in (group.rank, group.rank + 1))
-        is_here = (self.before_index >= begin) & (self.before_index < end)
+        begin = part.num_tokens * group.rank
+        # Looked up on the host: a mask on the card would have to be waited for.
+        here = slice(*np.searchsorted(self.before, (begin, begin + part.num_tokens)))
         return replace(
             part,
-            before_index=self.before_index[is_here] - begin,
-            labels=self.labels[is_here],
-            scored_item=self.scored_item[is_here],
-            scored_offset=self.scored_offset[is_here],
+            before=self.before[here] - begin,
+            before_index=self.before_index[here] - begin,
+            labels=self.labels[here],
+            scored_item=self.scored_item[here],
+            scored_offset=self.scored_offset[here],
         )
 
 
@@ -132,6 +136,7 @@ def lay_out(
         input_ids=flat.input_ids,
         position_ids=flat.position_ids,
         table=flat.table,
+        before=index - 1,
         before_index=scored_index - 1,
         labels=flat.input_ids[0].index_select(0, scored_index),
         scored_item=_tensor(np.repeat(items, scored), device),

@@ -56,10 +56,10 @@ class Job:
         reduce_bucket_size, stage3_max_live_parameters, stage3_prefetch_bucket_size, sub_group_size: DeepSpeed's
             sizes, in elements.
         ds3_gather_for_generation: True to gather all weights of ZeRO-3 before generating.
-        use_vllm, vllm_gpu_memory_utilization, vllm_tensor_parallel_size, vllm_enable_sleep_mode: vLLM on the training
-            GPUs.
-        vllm_mode: "colocate", or "server" for vLLM on GPUs of its own.
-        vllm_gpus: GPUs of the machine that the server takes; 0 for a server elsewhere, whose time is not counted.
+        use_vllm, vllm_gpu_memory_utilization, vllm_tensor_parallel_size, vllm_enable_sleep_mode: vLLM, its share of a
+            GPU, and the GPUs that hold one copy of the model.
+        vllm_mode: "colocate" for vLLM on the training GPUs, or "server" for vLLM on GPUs of its own.
+        vllm_servers: Servers on GPUs of the machine; 0 for servers elsewhere, whose time is not counted.
         gradient_as_bucket_view: True if DDP's gradients live in its buckets, as our trainers set it; TRL holds them
             twice.
         expandable_segments: True if PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation.
@@ -100,7 +100,7 @@ class Job:
     vllm_tensor_parallel_size: int = 1
     vllm_enable_sleep_mode: bool = False
     vllm_mode: str = "colocate"
-    vllm_gpus: int = 0
+    vllm_servers: int = 0
     gradient_as_bucket_view: bool = True
     expandable_segments: bool = True
 
@@ -121,6 +121,11 @@ class Job:
     def shares_with_vllm(self) -> bool:
         """True if vLLM lies on the training GPUs."""
         return self.use_vllm and self.vllm_mode == "colocate"
+
+    @property
+    def vllm_gpus(self) -> int:
+        """GPUs of the machine that servers take, each `vllm_tensor_parallel_size`."""
+        return self.vllm_servers * self.vllm_tensor_parallel_size
 
     @property
     def sequence_tokens(self) -> int:
@@ -164,7 +169,7 @@ class Job:
         return sequences * self.max_completion_length + min(rest, self.max_completion_length)
 
     def training_gpus(self, num_gpus: int) -> int:
-        """GPUs of `num_gpus` that a vLLM server leaves for training."""
+        """GPUs of `num_gpus` that vLLM servers leave for training."""
         return num_gpus - self.vllm_gpus
 
     def accumulation(self, num_gpus: int) -> int:
@@ -254,8 +259,8 @@ def _contradictions(job: Job) -> Iterator[str]:
         yield "use_vllm with a reward model: it generates nothing. Remove use_vllm."
     if job.vllm_mode == "server" and not job.use_vllm:
         yield "vllm_mode is server, and use_vllm is off. Set use_vllm, or remove vllm_mode."
-    if job.vllm_gpus < 0 or (job.vllm_gpus and job.vllm_mode != "server"):
-        yield f"vllm_gpus is {job.vllm_gpus}, and vllm_mode is {job.vllm_mode}. GPUs of its own has a server: server."
+    if job.vllm_servers < 0 or (job.vllm_servers and job.vllm_mode != "server"):
+        yield f"vllm_servers is {job.vllm_servers}, and vllm_mode is {job.vllm_mode}. Servers need vllm_mode=server."
     if job.use_vllm and not 0 < job.vllm_gpu_memory_utilization < 1:
         yield f"vllm_gpu_memory_utilization is {job.vllm_gpu_memory_utilization}. It is a share between 0 and 1."
 
@@ -285,6 +290,12 @@ def check_model(job: Job, shape: ModelShape) -> None:
         lora_linears(shape, job.lora_target_modules)
 
 
+def servers_of(job: Job) -> str:
+    """The vLLM servers and their GPUs, in words: "2 vLLM servers on 4 GPUs"."""
+    servers = "1 vLLM server" if job.vllm_servers == 1 else f"{job.vllm_servers} vLLM servers"
+    return f"{servers} on {job.vllm_gpus} GPU{'s' if job.vllm_gpus > 1 else ''}"
+
+
 def check_batch(job: Job, num_gpus: int) -> None:
     """Check that the global batch divides into micro-batches and groups, on the GPUs that train of `num_gpus`.
 
@@ -294,7 +305,10 @@ def check_batch(job: Job, num_gpus: int) -> None:
     if num_gpus < 1:
         raise ConfigError("There is no GPU in the plan. Give --gpus, such as 4xA40-48GB.")
     if job.training_gpus(num_gpus) < 1:
-        raise ConfigError(f"vllm_gpus {job.vllm_gpus} of {num_gpus} leave no GPU for training. Give the server fewer.")
+        raise ConfigError(
+            f"{servers_of(job)}, and there are {num_gpus}: none is left for training. Start fewer servers, or take "
+            "more GPUs."
+        )
     num_gpus = job.training_gpus(num_gpus)
     if num_gpus % job.sequence_parallel:
         raise ConfigError(

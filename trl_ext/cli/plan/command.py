@@ -28,7 +28,7 @@ examples:
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
   trl-ext plan --trainer grpo --model Qwen/Qwen2.5-7B --gpus 2xA100-40GB --method lora --probe
-  trl-ext plan --trainer grpo --model 32B --gpus 8xH100-80GB --vllm_mode server
+  trl-ext plan --trainer grpo --model 32B --gpus 8xH100-80GB --vllm_servers 2
   trl-ext plan --trainer reward --model 70B --gpus 2x8xH100-80GB --headroom 8%
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
@@ -51,8 +51,8 @@ NUMBERS = {
     "stage3_max_live_parameters": "DeepSpeed's, in elements",
     "stage3_prefetch_bucket_size": "DeepSpeed's, in elements",
     "sub_group_size": "DeepSpeed's, in elements",
-    "vllm_tensor_parallel_size": "GPUs over which vLLM splits the model; free if not given",
-    "vllm_gpus": "GPUs of a vLLM server, the others train; free with --vllm_mode server",
+    "vllm_tensor_parallel_size": "GPUs over which vLLM, or each server, splits the model; free if not given",
+    "vllm_servers": "vLLM servers on GPUs of their own, the others train; free with --vllm_mode server",
 }
 NAMES = {
     "method": "full (default), lora or qlora",

@@ -69,7 +69,7 @@ def probed(plans: Plans, model: str) -> list[Trial]:
             f"--probe runs on the cards here, {here}, and the plan is for {planned}. Plan for those here."
         )
     # The reward model of a plan is not at hand, and left out of estimate and run alike.
-    alone = [one for one in plans.plans if not one.job.vllm_gpus]
+    alone = [one for one in plans.plans if not one.job.vllm_servers]
     if not alone:
         raise ConfigError("--probe starts no vLLM server. Ask for a plan without --vllm_mode server.")
     found = [replace(one, estimate=one.what_if(reward_model="none")) for one in alone[:NUM_PLANS]]

@@ -11,10 +11,12 @@ from rich.table import Table
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.settings import launch_lines
+from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
+from trl_ext.memory.job import servers_of
 from trl_ext.memory.planner.labels import vllm_label
 from trl_ext.memory.planner.planner import Plans
 from trl_ext.memory.planner.presets import PRESETS
-from trl_ext.memory.units import gib
+from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
 HEADINGS |= {"weight_push": "weight push"}
@@ -38,19 +40,20 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
         console.print(plans_table(plans))
         console.print(terms_table(plans.best.estimate))
         console.print(_best_in_words(plans.best.estimate), soft_wrap=True)
+        if plans.best.job.vllm_servers:
+            console.print(_servers_in_words(plans.best.estimate), soft_wrap=True)
     else:
         console.print("\nNothing that keeps the optimisation fits.")
     if plans.refused:
         console.print("\nrefused")
-        for refusal in plans.refused:
-            console.print(f"  {refusal.reason}", soft_wrap=True)
+        for reason in dict.fromkeys(refusal.reason for refusal in plans.refused):
+            console.print(f"  {reason}", soft_wrap=True)
     for sentence in plans.advice:
         console.print(f"\n{sentence}", soft_wrap=True)
     if plans.plans:
         where = "launch" if folder else "launch, after --write plan"
         one = plans.best
-        model = one.estimate.shape.name if names_model else None
-        lines = launch_lines(one.job, folder or "plan", model, one.estimate.hardware)
+        lines = launch_lines(one.job, folder or "plan", one.estimate.hardware, names_model=names_model)
         console.print("\n  ".join([f"\n{where}", *lines]), soft_wrap=True)
 
 
@@ -125,6 +128,19 @@ def _best_in_words(estimate: Estimate) -> str:
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
     ending = roles if job.trainer == "ppo" else ""
     return f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}"
+
+
+def _servers_in_words(estimate: Estimate) -> str:
+    """What of a server's card its weights and its cache take, and how many completions that cache holds."""
+    job, shape, card = estimate.job, estimate.shape, estimate.hardware.card
+    weights = vllm_weight_bytes(shape, job)
+    tokens = vllm_cache_tokens(shape, card, job)
+    at_once = min(tokens // job.sequence_tokens, -(-job.global_batch // job.vllm_servers))
+    each = "" if job.vllm_tensor_parallel_size == 1 else " of each"
+    return (
+        f"{estimate.num_gpus} GPUs train, {servers_of(job)}: {in_gib(weights)} of weights{each} in "
+        f"{gib(vllm_bytes(card, job)):.1f} GiB of a card, {tokens:,} tokens of cache, {at_once} completions at once."
+    )
 
 
 def print_what_if(before: Estimate, after: Estimate, changes: Mapping[str, Any]) -> None:

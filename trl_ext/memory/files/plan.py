@@ -70,7 +70,7 @@ def _contents(plan: Plan, folder: Path, model: str | None, stages: bool) -> dict
     estimate, engine = plan.estimate, settings.deepspeed(plan.job)
     hardware, num_gpus = estimate.hardware, estimate.num_gpus
     recipe = settings.recipe(plan.job, model, num_gpus, in_folder=True)
-    launch = "\n".join(settings.launch_lines(plan.job, str(folder), model, hardware))
+    launch = "\n".join(settings.launch_lines(plan.job, str(folder), hardware, names_model=model is not None))
     head = (
         f"{plan.label}, on {hardware}: {estimate.peak_gib:.1f} GiB (estimated).\n"
         "Settings that decide memory; dataset, rules, learning rate and the rest are yours."
@@ -153,9 +153,7 @@ def as_dict(plan: Plan, launch_folder: str = "plan", *, names_model: bool = True
         "opt_ins": list(plan.opt_ins),
         "settings": settings.recipe(plan.job, shape.name, plan.estimate.num_gpus),
         "deepspeed": settings.deepspeed(plan.job),
-        "launch": "\n".join(
-            settings.launch_lines(plan.job, launch_folder, shape.name if names_model else None, hardware)
-        ),
+        "launch": "\n".join(settings.launch_lines(plan.job, launch_folder, hardware, names_model=names_model)),
         "job": asdict(plan.job),
         "shape": asdict(shape),
         "hardware": {

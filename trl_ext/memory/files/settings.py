@@ -81,9 +81,11 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
         keys |= _same(job, "oversample")
     if job.use_vllm:
         keys |= {"use_vllm": True, "vllm_mode": job.vllm_mode}
-    if job.shares_with_vllm:
-        keys |= _same(job, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
+    if job.shares_with_vllm or job.vllm_servers:
+        keys |= _same(job, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size")
         keys["vllm_max_model_length"] = job.sequence_tokens
+    if job.shares_with_vllm:
+        keys |= _same(job, "vllm_enable_sleep_mode")
     elif job.zero_stage == 3 and not job.use_vllm:
         keys["ds3_gather_for_generation"] = job.ds3_gather_for_generation
     return keys
@@ -145,7 +147,8 @@ def launch_line(job: Job, folder: str, *, names_model: bool = True) -> str:
     variables = "".join(f"{name}={value} " for name, value in (ALLOCATOR if job.expandable_segments else {}).items())
     files = f"--config_file {folder}/accelerate.yaml --config {folder}/recipe.yaml"
     theirs = " ".join(f"--{option} {word}" for option, word in to_replace(job, names_model=names_model).items())
-    return f"{variables}trl-ext {job.trainer} {files} {theirs}"
+    servers = f" --vllm_servers {job.vllm_servers}" if job.vllm_servers else ""
+    return f"{variables}trl-ext {job.trainer} {files}{servers} {theirs}"
 
 
 def to_replace(job: Job, *, names_model: bool = True) -> dict[str, str]:
@@ -177,35 +180,18 @@ MEANINGS = {
 }
 
 
-def launch_lines(job: Job, folder: str, model: str | None, hardware: Hardware) -> list[str]:
-    """The commands that start the run: of the vLLM server, if there is one, then one for each machine.
+def launch_lines(job: Job, folder: str, hardware: Hardware, *, names_model: bool = True) -> list[str]:
+    """The commands that start the run, with its vLLM servers if there are any: one for each machine.
 
     Args:
         job: The planned job.
         folder: Where the plan was written.
-        model: Name or folder of the model, None for a plan for a size.
         hardware: The machines.
+        names_model: True if the recipe names a model, False if the plan is for a size.
     """
-    train = launch_line(job, folder, names_model=model is not None)
+    train = launch_line(job, folder, names_model=names_model)
     if hardware.num_machines > 1:
         counts = f"--num_machines {hardware.num_machines} --num_processes {hardware.num_gpus}"
         first = "--main_process_ip ADDRESS --main_process_port 29500"
         return [f"{train} {counts} --machine_rank {rank} {first}" for rank in range(hardware.num_machines)]
-    if not job.vllm_gpus:
-        return [train]
-    rest = f"CUDA_VISIBLE_DEVICES={_cards(0, hardware.num_gpus - job.vllm_gpus)}"
-    return [server_line(job, model or "MODEL", hardware), f"{rest} {train}"]
-
-
-def server_line(job: Job, model: str, hardware: Hardware) -> str:
-    """The command that starts the vLLM server on the last GPUs of the machine; "" without one."""
-    if not job.vllm_gpus:
-        return ""
-    cards = _cards(hardware.num_gpus - job.vllm_gpus, hardware.num_gpus)
-    sizes = f"--tensor_parallel_size {job.vllm_gpus} --max_model_len {job.sequence_tokens}"
-    share = f"--gpu_memory_utilization {job.vllm_gpu_memory_utilization}"
-    return f"CUDA_VISIBLE_DEVICES={cards} trl vllm-serve --model {model} {sizes} {share}"
-
-
-def _cards(first: int, end: int) -> str:
-    return ",".join(map(str, range(first, end)))
+    return [train]

@@ -6,7 +6,7 @@ keeps CUDA graphs, its context and buffers (RESIDUE, estimated) and gives the re
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Card, Hardware
-from trl_ext.memory.job import Job
+from trl_ext.memory.job import Job, servers_of
 from trl_ext.memory.models.shapes import ModelShape, kv_bytes_per_token, lm_params
 from trl_ext.memory.units import GIB, gib, in_gib
 
@@ -52,7 +52,7 @@ def check_vllm(shape: ModelShape, job: Job, hardware: Hardware) -> None:
         ConfigError: Its groups do not divide the GPUs of a machine, or its share holds no completion beside its
             weights.
     """
-    if not job.use_vllm or (job.vllm_mode == "server" and not job.vllm_gpus):
+    if not job.use_vllm or (job.vllm_mode == "server" and not job.vllm_servers):
         return
     check_group(shape, job, hardware)
     tokens = vllm_cache_tokens(shape, hardware.card, job)
@@ -70,21 +70,15 @@ def check_group(shape: ModelShape, job: Job, hardware: Hardware) -> None:
     """Check the GPUs over which vLLM splits the model.
 
     Raises:
-        ConfigError: They are more than a machine has, do not divide it or the model's heads, or are not those of the
-            server.
+        ConfigError: They are more than a machine has, or do not divide it or the model's heads.
     """
     group, here = job.vllm_tensor_parallel_size, hardware.gpus_per_machine
-    if job.vllm_gpus and hardware.num_machines > 1:
+    if job.vllm_servers and hardware.num_machines > 1:
         raise ConfigError(
-            f"A vLLM server on {job.vllm_gpus} GPUs beside training over {hardware.num_machines} machines is not "
-            "planned. Plan one machine, or vllm_mode=colocate."
+            f"{servers_of(job)} beside training over {hardware.num_machines} machines is not planned. Plan one "
+            "machine, or vllm_mode=colocate."
         )
-    if job.vllm_gpus and group != job.vllm_gpus:
-        raise ConfigError(
-            f"vllm_tensor_parallel_size is {group}, and the server has {job.vllm_gpus} GPUs, which hold one copy of "
-            f"the model. Leave it out, or set it to {job.vllm_gpus}."
-        )
-    if group < 1 or (not job.vllm_gpus and here % group):
+    if group < 1 or (not job.vllm_servers and here % group):
         raise ConfigError(f"vllm_tensor_parallel_size {group} does not divide a machine's {here} GPUs. Use a divisor.")
     if shape.num_heads % group:
         raise ConfigError(

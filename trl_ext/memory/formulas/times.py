@@ -139,15 +139,16 @@ def generation_seconds(setup: Setup) -> float:
     """Seconds in which one GPU, or a group of GPUs with vLLM, generates its completions of an optimizer step.
 
     Weights and cache are read for every token. transformers' generate launches every layer besides; vLLM generates as
-    many completions at once as its cache holds. A server generates all of them, while training waits; elsewhere its
+    many completions at once as its cache holds. Servers generate all of them, while training waits; elsewhere their
     time is not known.
     """
     shape, job, card = setup.shape, setup.job, setup.hardware.card
     is_server = job.vllm_mode == "server"
-    if not job.generates or (is_server and not job.vllm_gpus):
+    if not job.generates or (is_server and not job.vllm_servers):
         return 0.0
     group = job.vllm_tensor_parallel_size if job.use_vllm else 1
-    wanted = job.oversample * (job.global_batch if is_server else job.global_batch / setup.num_gpus * group)
+    share = job.global_batch / job.vllm_servers if is_server else job.global_batch / setup.num_gpus * group
+    wanted = job.oversample * share
     if job.use_vllm:
         at_once = min(wanted, max(vllm_cache_tokens(shape, card, job) / job.sequence_tokens, 1.0))
     else:

@@ -1,6 +1,6 @@
 """Names of techniques and of plans."""
 
-from trl_ext.memory.job import Job
+from trl_ext.memory.job import Job, servers_of
 
 
 def technique(job: Job) -> str:
@@ -30,6 +30,6 @@ def label(job: Job, num_gpus: int) -> str:
 def vllm_label(job: Job) -> str:
     """Where vLLM runs, "vLLM over 2 GPUs"; "" without it, or on each GPU alone."""
     group = job.vllm_tensor_parallel_size
-    if job.vllm_gpus:
-        return f"vLLM server on {job.vllm_gpus} more"
+    if job.vllm_servers:
+        return servers_of(job)
     return f"vLLM over {group} GPUs" if job.shares_with_vllm and group > 1 else ""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import product
 from typing import Any
 
 from trl_ext.errors import ConfigError
@@ -10,10 +11,12 @@ from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate, quick_estimate
 from trl_ext.memory.formulas.generation import check_group, check_vllm
 from trl_ext.memory.job import Job, changed, check_batch, check_model
-from trl_ext.memory.models.shapes import ModelShape
+from trl_ext.memory.models.shapes import ModelShape, lm_params
+from trl_ext.memory.units import GIB
 
 ALLOW = ("lora", "qlora", "adam8bit", "shorter", "fewer")
-SERVER_SIZES = (1, 2, 4, 8)  # GPUs of a vLLM server
+SERVER_SIZES = (1, 2, 4, 8)  # GPUs of a vLLM server, and numbers of servers
+OF_SERVERS = {"vllm_servers", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"}
 FULL_ENOUGH = 0.9  # vLLM's largest share of a card, and a server's by default
 _ALIASES = {"zero": "zero_stage", "micro_batch": "per_device_train_batch_size", "vllm": "use_vllm"}
 
@@ -52,26 +55,40 @@ class Search:
         return free if self.may(name) else (getattr(self.job, name),)
 
     def placed(self) -> list["Search"]:
-        """The search with every number of GPUs that a vLLM server can have, itself where there is nothing to choose.
+        """The search with every number of vLLM servers and of GPUs that each can have, itself where there is nothing to
+        choose.
 
         Raises:
             ConfigError: None can be, with the reason of the last one tried.
         """
-        if self.job.vllm_mode != "server" or not self.may("vllm_gpus"):
+        is_elsewhere = self.job.vllm_servers == 0 and not self.may("vllm_servers")
+        if self.job.vllm_mode != "server" or is_elsewhere:
             return [self]
+        share = self.job.vllm_gpu_memory_utilization if not self.may("vllm_gpu_memory_utilization") else FULL_ENOUGH
         found, reason = [], ConfigError(f"A vLLM server beside training needs two GPUs. {self.hardware} has one.")
-        for size in (size for size in SERVER_SIZES if size < self.hardware.num_gpus):
-            job = _with_server(self.job, size)
+        for num, size in self._servers():
+            job = replace(
+                self.job, vllm_servers=num, vllm_tensor_parallel_size=size, vllm_gpu_memory_utilization=share
+            )
             try:
                 check_batch(job, self.hardware.num_gpus)
                 check_vllm(self.shape, job, self.hardware)
             except ConfigError as error:
                 reason = error
             else:
-                found.append(replace(self, job=job, given=self.given | {"vllm_gpus"}))
+                found.append(replace(self, job=job, given=self.given | OF_SERVERS))
         if not found:
             raise reason
         return found
+
+    def _servers(self) -> list[tuple[int, int]]:
+        """Numbers of servers, and of GPUs of each, that leave one for training; what is given as it is."""
+        pairs = product(
+            self.choices("vllm_servers", SERVER_SIZES), self.choices("vllm_tensor_parallel_size", SERVER_SIZES)
+        )
+        return [
+            (num, size) for num, size in pairs if num * size < self.hardware.num_gpus or not self.may("vllm_servers")
+        ]
 
     def check(self) -> None:
         """Check the settings as far as they are given.
@@ -82,10 +99,7 @@ class Search:
         check_model(self.job, self.shape)
         for one in self.placed():
             check_batch(one.job, one.hardware.num_gpus)
-        if not self.job.shares_with_vllm:
-            if not self.may("vllm_gpus"):
-                check_vllm(self.shape, self.job, self.hardware)
-        elif not self.may("vllm_tensor_parallel_size"):
+        if self.job.shares_with_vllm and not self.may("vllm_tensor_parallel_size"):
             check_group(self.shape, self.job, self.hardware)
         if self.job.shares_with_vllm and not self.may("vllm_gpu_memory_utilization"):
             self._check_share()
@@ -96,12 +110,6 @@ class Search:
         possible = tuple(size for size in SERVER_SIZES if here % size == 0 and heads % size == 0)
         sizes = self.choices("vllm_tensor_parallel_size", possible)
         check_vllm(self.shape, replace(self.job, vllm_tensor_parallel_size=max(sizes)), self.hardware)
-
-
-def _with_server(job: Job, size: int) -> Job:
-    """The job with a vLLM server of its own GPUs, which hold one copy of the model."""
-    server = replace(job, use_vllm=True, vllm_mode="server", vllm_gpus=size, vllm_tensor_parallel_size=size)
-    return replace(server, vllm_gpu_memory_utilization=FULL_ENOUGH)
 
 
 def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
@@ -115,7 +123,7 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
         raise ConfigError("steps_per_generation is GRPO's: PPO generates at once what it updates on. Leave it out.")
     if trainer == "grpo" and settings.get("reward_model") == "adapter":
         raise ConfigError("reward_model=adapter is PPO's. GRPO takes reward_model=copy, a whole model, or none.")
-    settings["global_batch"] = _global_batch(settings, max(hardware.num_gpus - int(settings.get("vllm_gpus", 0)), 1))
+    settings["global_batch"] = _global_batch(settings, _training_gpus(settings, shape, hardware))
     settings.pop("gradient_accumulation_steps", None)
     given = frozenset(settings)
     if "adapter" in (settings.get("critic"), settings.get("reward_model")):
@@ -129,14 +137,20 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
 
 
 def _of_server(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with what follows from vllm_mode or vllm_gpus: who asks for a server asks for vLLM."""
-    if settings.get("vllm_gpus"):
+    """Settings with what follows from vllm_mode or vllm_servers: who asks for a server asks for vLLM."""
+    if settings.get("vllm_servers"):
         settings.setdefault("vllm_mode", "server")
-        settings.setdefault("vllm_tensor_parallel_size", settings["vllm_gpus"])
     if settings.get("vllm_mode") == "server":
         settings.setdefault("use_vllm", True)
-        settings.setdefault("vllm_gpu_memory_utilization", FULL_ENOUGH)
     return settings
+
+
+def _training_gpus(settings: Mapping[str, Any], shape: ModelShape, hardware: Hardware) -> int:
+    """GPUs that the given servers leave for training, each on as few as hold the weights."""
+    share = float(settings.get("vllm_gpu_memory_utilization", FULL_ENOUGH)) * hardware.card.total_gib * GIB
+    least = next((size for size in SERVER_SIZES if 2 * lm_params(shape) / size < share), SERVER_SIZES[-1])
+    size = int(settings.get("vllm_tensor_parallel_size", least))
+    return max(hardware.num_gpus - int(settings.get("vllm_servers", 0)) * size, 1)
 
 
 def unalias(name: str) -> str:

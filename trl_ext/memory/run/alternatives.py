@@ -16,7 +16,7 @@ from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.peak import slack_bytes
 from trl_ext.memory.job import Job, changed, check_batch, check_model
 from trl_ext.memory.planner.choices import CHECKPOINTING, FREE, TECHNIQUES, fewer_at_once, most_frugal, techniques
-from trl_ext.memory.planner.search import Search, ppo_defaults
+from trl_ext.memory.planner.search import OF_SERVERS, Search, ppo_defaults
 from trl_ext.memory.units import gib
 
 NUM_ALTERNATIVES = 3
@@ -194,8 +194,7 @@ def other_questions(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
     """Every single change of a question that may make something fit: first what the optimisation does not see, then
     the method, Adam in 8 bits, less at once, and more cards."""
     # Settings that are the planner's to choose, and that the user gave: each, and all of them.
-    of_server = {"vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"} if search.job.vllm_gpus else set()
-    given = sorted(FREE & search.given - of_server)
+    given = sorted(FREE & search.given)
     for names in [[name] for name in given] + ([given] if len(given) > 1 else []):
         option = " ".join(["without", *(f"--{name}" for name in names)])
         yield WayOut(option, replace(search, given=search.given.difference(names)), allow)
@@ -228,12 +227,12 @@ def _other_vllm(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
     job = search.job
     if not job.use_vllm:
         return
-    none = {"use_vllm": False, "vllm_mode": "colocate", "vllm_gpus": 0}
+    none = {"use_vllm": False, "vllm_mode": "colocate", "vllm_servers": 0}
     yield from _changed(search, allow, "without --use_vllm", "use_vllm=False", **none)
-    given = search.given - {"vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "vllm_gpus"}
+    given = search.given - OF_SERVERS
     free = replace(search, given=given)
     if job.vllm_mode == "server":
-        yield from _changed(free, allow, "--vllm_mode colocate", "", vllm_mode="colocate", vllm_gpus=0)
+        yield from _changed(free, allow, "--vllm_mode colocate", "", vllm_mode="colocate", vllm_servers=0)
     elif search.hardware.num_machines == 1:
         yield from _changed(free, allow, "--vllm_mode server", "", vllm_mode="server")
 

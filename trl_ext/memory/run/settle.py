@@ -127,11 +127,11 @@ def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware])
             )
         machines = max(run.num_processes // max(run.local_processes, 1), 1)
         return replace(found, num_gpus=run.num_processes, num_machines=machines)
-    server_gpus = setting.job.vllm_gpus if setting.job else 0
-    trains = setting.hardware.num_gpus - server_gpus
+    trains = setting.job.training_gpus(setting.hardware.num_gpus) if setting.job else setting.hardware.num_gpus
     if trains != run.num_processes:
         counted = "1 process was" if run.num_processes == 1 else f"{run.num_processes} processes were"
-        server = f", {server_gpus} of them a vLLM server's" if server_gpus else ""
+        served = setting.hardware.num_gpus - trains
+        server = f", {served} of them for vLLM servers" if served else ""
         raise ConfigError(
             f"memory={setting.name} is for {setting.hardware}{server}, and {counted} launched. Launch with "
             f"--num_processes {trains}, or say memory={run.num_processes}x{setting.hardware.card.name}."

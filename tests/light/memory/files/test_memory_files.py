@@ -188,22 +188,22 @@ def test_ppo_has_no_completions_that_wait():
 # A server, and several machines -------------------------------------------------------------------------------------
 
 
-def test_a_plan_with_a_server_starts_it_on_the_cards_that_do_not_train(tmp_path):
-    one = plan("grpo", "7B", "8xH100", vllm_gpus=2, global_batch=48).best
-    server, training = settings.launch_lines(one.job, "x", "MODEL", one.estimate.hardware)
-    assert server.startswith("CUDA_VISIBLE_DEVICES=6,7 trl vllm-serve --model MODEL --tensor_parallel_size 2 ")
-    assert training.startswith("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5 ")
+def test_a_plan_with_a_server_launches_it_and_trains_on_the_other_cards(tmp_path):
+    one = plan("grpo", "7B", "8xH100", vllm_servers=1, vllm_tensor_parallel_size=2, global_batch=48).best
+    (line,) = settings.launch_lines(one.job, "x", one.estimate.hardware)
+    assert " --vllm_servers 1 " in line
     write_plan(one, tmp_path)
     assert yaml.safe_load((tmp_path / "accelerate.yaml").read_text())["num_processes"] == 6
     recipe = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert (recipe["use_vllm"], recipe["vllm_mode"]) == (True, "server")
-    assert not {"vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"} & recipe.keys()
+    assert (recipe["vllm_tensor_parallel_size"], recipe["vllm_gpu_memory_utilization"]) == (2, 0.9)
+    assert recipe["vllm_max_model_length"] == one.job.sequence_tokens
     assert read_plan(tmp_path) == one
 
 
 def test_a_plan_for_two_machines_has_a_line_for_each(tmp_path):
     one = plan("reward", "8B", "2x8xH100", headroom="8%").best
-    lines = settings.launch_lines(one.job, "x", "MODEL", one.estimate.hardware)
+    lines = settings.launch_lines(one.job, "x", one.estimate.hardware)
     assert [f"--machine_rank {rank} --main_process_ip ADDRESS" in line for rank, line in enumerate(lines)] == [
         True
     ] * 2

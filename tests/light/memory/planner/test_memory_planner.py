@@ -6,7 +6,7 @@ import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import CARDS, Hardware, find_card, parse_gpus
-from trl_ext.memory.estimate import estimate
+from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.planner import plan
@@ -198,7 +198,7 @@ def test_groups_never_cross_machines():
 
 def test_a_servers_cards_do_not_train_and_the_batch_divides_over_the_others():
     plans = plan("grpo", "7B", "8xH100", vllm_mode="server", global_batch=96).plans
-    assert {one.job.vllm_gpus for one in plans} <= {2, 4}
+    assert plans and {one.job.vllm_gpus for one in plans} <= {2, 4}
     for one in plans:
         trains = 8 - one.job.vllm_gpus
         assert one.estimate.num_gpus == trains
@@ -206,24 +206,49 @@ def test_a_servers_cards_do_not_train_and_the_batch_divides_over_the_others():
         assert all("vLLM" not in one.estimate.terms_gib(phase) for phase in one.estimate.worst)
 
 
-def test_the_users_number_of_server_cards_stays():
-    plans = plan("grpo", "7B", "8xH100", vllm_gpus=4)
-    assert {(one.job.vllm_gpus, one.job.vllm_tensor_parallel_size) for one in plans.plans} == {(4, 4)}
+def test_the_users_number_of_servers_stays_and_the_cards_of_each_are_as_many_as_the_model_needs():
+    sizes = {model: plan("grpo", model, "8xH100", vllm_servers=2, method="lora").plans for model in ("7B", "32B")}
+    assert {one.job.vllm_servers for plans in sizes.values() for one in plans} == {2}
+    assert {one.job.vllm_tensor_parallel_size for one in sizes["7B"]} <= {1, 2} and sizes["7B"]
+    assert {one.job.vllm_tensor_parallel_size for one in sizes["32B"]} == {2}  # 61 GiB leave no cache on a card of 79
+
+
+def test_servers_share_the_completions_and_each_holds_the_weights():
+    def of(servers: int) -> Estimate:
+        settings = {"vllm_tensor_parallel_size": 1, "zero_stage": 3, "global_batch": 48, "max_completion_length": 4096}
+        return plan("grpo", "7B", "8xH100", vllm_servers=servers, **settings).best.estimate
+
+    one, two = of(2), of(4)
+    assert (one.num_gpus, two.num_gpus) == (6, 4)
+    assert one.as_dict()["vllm_servers"]["weights_gib"] == two.as_dict()["vllm_servers"]["weights_gib"] > 14
+    assert one.seconds["generation"] > two.seconds["generation"]
+
+
+def test_the_share_that_the_user_gives_to_servers_stays():
+    plans = plan("grpo", "7B", "8xH100", vllm_servers=2, vllm_gpu_memory_utilization=0.5).plans
+    assert plans and {one.job.vllm_gpu_memory_utilization for one in plans} == {0.5}
+    assert {one.job.vllm_gpu_memory_utilization for one in plan("grpo", "7B", "8xH100", vllm_servers=2).plans} == {0.9}
 
 
 @pytest.mark.parametrize(
     ("gpus", "settings", "words"),
     [
         ("1xH100", {"vllm_mode": "server"}, "needs two GPUs"),
-        ("8xH100", {"vllm_gpus": 8}, "leave no GPU for training"),
-        ("8xH100", {"vllm_gpus": 4, "vllm_tensor_parallel_size": 2}, "the server has 4 GPUs"),
-        ("8xH100", {"vllm_gpus": 2, "vllm_mode": "colocate"}, "vllm_mode is colocate"),
+        ("8xH100", {"vllm_servers": 8}, "8 vLLM servers on 8 GPUs, and there are 8: none is left"),
+        (
+            "4xH100",
+            {"vllm_servers": 1, "vllm_tensor_parallel_size": 4},
+            "1 vLLM server on 4 GPUs, and there are 4: none is left",
+        ),
+        ("8xH100", {"vllm_servers": -1}, "vllm_servers is -1"),
+        ("8xH100", {"vllm_servers": 2, "vllm_mode": "colocate"}, "vllm_mode is colocate"),
+        ("8xH100", {"vllm_servers": 1, "vllm_gpu_memory_utilization": 0.1}, "its weights take 7.1 GiB over 2 GPUs"),
         (
             "4xH100",
             {"vllm_mode": "server", "global_batch": 25, "num_generations": 5},
-            "batch of 25 does not divide by 2",
+            "batch of 25 does not divide by [23]",
         ),
-        ("2x8xH100", {"vllm_gpus": 8}, "over 2 machines is not planned"),
+        ("2x8xH100", {"vllm_servers": 8}, "over 2 machines is not planned"),
         ("8xH100", {"vllm_mode": "apart"}, "Use one of colocate, server"),
     ],
 )

@@ -240,13 +240,21 @@ def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
 
 
 def test_a_plan_with_a_server_serves_a_run_of_the_cards_that_train(tmp_path):
-    planned = plan("grpo", "8B", "8xA100-80GB", vllm_gpus=4, zero_stage=2, max_completion_length=512).best
+    planned = plan(
+        "grpo",
+        "8B",
+        "8xA100-80GB",
+        vllm_servers=4,
+        vllm_tensor_parallel_size=1,
+        zero_stage=2,
+        max_completion_length=512,
+    ).best
     write_plan(planned, tmp_path / "plan")
     server = {"use_vllm": True, "vllm_mode": "server"}
     one = run(engine=ZERO2, num_processes=4, per_device_train_batch_size=4, gradient_accumulation_steps=4, **server)
     settled_plan = settled(one, str(tmp_path / "plan"))
     assert settled_plan.estimate.fits and settled_plan.estimate.num_gpus == 4
-    with pytest.raises(ConfigError, match="4 of them a vLLM server's, and 8 processes were launched"):
+    with pytest.raises(ConfigError, match="4 of them for vLLM servers, and 8 processes were launched"):
         settled(run(engine=ZERO2, num_processes=8, **server), str(tmp_path / "plan"))
 
 

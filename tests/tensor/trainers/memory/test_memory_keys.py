@@ -1,14 +1,11 @@
 """Every key of a written recipe is a field of the config on which it lands."""
 
 import dataclasses
-import shlex
 from importlib import import_module
 
 import pytest
-from trl import ModelConfig, TrlParser
-from trl.scripts import vllm_serve
+from trl import ModelConfig
 
-from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.files import settings
 from trl_ext.memory.files.plan import STAGES
 from trl_ext.memory.job import Job
@@ -29,7 +26,7 @@ JOBS = [
         Job("grpo", zero_stage=3, ds3_gather_for_generation=False, steps_per_generation=2, beta=0.1, oversample=1.5),
     ),
     ("vllm", Job("ppo", zero_stage=3, offload="all", max_tokens_per_forward=8192, **VLLM)),
-    ("server", Job("grpo", use_vllm=True, vllm_mode="server", vllm_gpus=2, vllm_tensor_parallel_size=2)),
+    ("server", Job("grpo", use_vllm=True, vllm_mode="server", vllm_servers=1, vllm_tensor_parallel_size=2)),
     ("pairs", Job("reward", max_tokens_per_forward=8192, activation_offloading=True)),
 ]
 
@@ -66,12 +63,3 @@ def test_a_planned_recipe_makes_the_planned_config(tmp_path):
     config = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, **{**keys, "bf16": False})
     assert config.gradient_accumulation_steps == 8
     assert config.activation_checkpointing_kwargs["every_n_layers"] == 2
-
-
-def test_the_servers_line_is_one_that_trl_takes():
-    job = dict(JOBS)["server"]
-    words = shlex.split(settings.server_line(job, "model", parse_gpus("8xH100")))
-    assert words[:3] == ["CUDA_VISIBLE_DEVICES=6,7", "trl", "vllm-serve"]
-    (arguments,) = TrlParser(vllm_serve.ScriptArguments).parse_args_and_config(words[3:])
-    assert (arguments.model, arguments.tensor_parallel_size) == ("model", 2)
-    assert arguments.max_model_len == job.sequence_tokens

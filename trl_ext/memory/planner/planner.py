@@ -257,8 +257,8 @@ def _complexity(job: Job) -> tuple[int, bool, int]:
 
 
 def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
-    """The search with every placement of vLLM servers and the user's own method, then with each opt-in that changes method
-    or optimizer."""
+    """The search with every placement of vLLM servers and the user's own method, then with each opt-in that changes
+    method or optimizer."""
     for placed in search.placed():
         yield from _methods(placed, allow)
 

@@ -55,40 +55,33 @@ class Search:
         return free if self.may(name) else (getattr(self.job, name),)
 
     def placed(self) -> list["Search"]:
-        """The search with every number of vLLM servers and of GPUs that each can have, itself where there is nothing to
-        choose.
+        """The search with every number of vLLM servers and GPUs for each that can be, itself without servers.
 
         Raises:
-            ConfigError: None can be, with the reason of the last one tried.
+            ConfigError: None can be, with the reason of the first one tried.
         """
         is_elsewhere = self.job.vllm_servers == 0 and not self.may("vllm_servers")
         if self.job.vllm_mode != "server" or is_elsewhere:
             return [self]
-        share = self.job.vllm_gpu_memory_utilization if not self.may("vllm_gpu_memory_utilization") else FULL_ENOUGH
-        found, reason = [], ConfigError(f"A vLLM server beside training needs two GPUs. {self.hardware} has one.")
-        for num, size in self._servers():
-            job = replace(
-                self.job, vllm_servers=num, vllm_tensor_parallel_size=size, vllm_gpu_memory_utilization=share
-            )
+        if self.hardware.num_gpus < 2:
+            raise ConfigError(f"A vLLM server beside training needs two GPUs. {self.hardware} has one.")
+        job = self.job
+        if self.may("vllm_gpu_memory_utilization"):
+            job = replace(job, vllm_gpu_memory_utilization=FULL_ENOUGH)
+        found, reasons = [], []
+        sizes = self.choices("vllm_tensor_parallel_size", SERVER_SIZES)
+        for num, size in product(self.choices("vllm_servers", SERVER_SIZES), sizes):
+            one = replace(job, vllm_servers=num, vllm_tensor_parallel_size=size)
             try:
-                check_batch(job, self.hardware.num_gpus)
-                check_vllm(self.shape, job, self.hardware)
+                check_batch(one, self.hardware.num_gpus)
+                check_vllm(self.shape, one, self.hardware)
             except ConfigError as error:
-                reason = error
+                reasons.append(error)
             else:
-                found.append(replace(self, job=job, given=self.given | OF_SERVERS))
+                found.append(replace(self, job=one, given=self.given | OF_SERVERS))
         if not found:
-            raise reason
+            raise reasons[0]
         return found
-
-    def _servers(self) -> list[tuple[int, int]]:
-        """Numbers of servers, and of GPUs of each, that leave one for training; what is given as it is."""
-        pairs = product(
-            self.choices("vllm_servers", SERVER_SIZES), self.choices("vllm_tensor_parallel_size", SERVER_SIZES)
-        )
-        return [
-            (num, size) for num, size in pairs if num * size < self.hardware.num_gpus or not self.may("vllm_servers")
-        ]
 
     def check(self) -> None:
         """Check the settings as far as they are given.

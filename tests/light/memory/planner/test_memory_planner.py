@@ -230,6 +230,9 @@ def test_the_share_that_the_user_gives_to_servers_stays():
     assert {one.job.vllm_gpu_memory_utilization for one in plan("grpo", "7B", "8xH100", vllm_servers=2).plans} == {0.9}
 
 
+SMALL = {"vllm_gpu_memory_utilization": 0.1, "vllm_tensor_parallel_size": 1}
+
+
 @pytest.mark.parametrize(
     ("gpus", "settings", "words"),
     [
@@ -242,11 +245,11 @@ def test_the_share_that_the_user_gives_to_servers_stays():
         ),
         ("8xH100", {"vllm_servers": -1}, "vllm_servers is -1"),
         ("8xH100", {"vllm_servers": 2, "vllm_mode": "colocate"}, "vllm_mode is colocate"),
-        ("8xH100", {"vllm_servers": 1, "vllm_gpu_memory_utilization": 0.1}, "its weights take 7.1 GiB over 2 GPUs"),
+        ("8xH100", {"vllm_servers": 1, **SMALL}, "its weights take 14.2 GiB over 1"),
         (
             "4xH100",
             {"vllm_mode": "server", "global_batch": 25, "num_generations": 5},
-            "batch of 25 does not divide by [23]",
+            "batch of 25 does not divide by 3",
         ),
         ("2x8xH100", {"vllm_servers": 8}, "over 2 machines is not planned"),
         ("8xH100", {"vllm_mode": "apart"}, "Use one of colocate, server"),

@@ -101,7 +101,11 @@ def test_it_is_an_alternative_for_a_run_with_one_long_row():
 REFUSED = [
     ({"sequence_parallel": 3}, "8xH200", "does not divide the 32 attention heads"),
     ({"sequence_parallel": 8}, "4xH200", "does not divide 4 training GPUs"),
-    ({"sequence_parallel": 4, "vllm_servers": 2}, "8xH200", "does not divide 6 training GPUs"),
+    (
+        {"sequence_parallel": 4, "vllm_servers": 2, "vllm_tensor_parallel_size": 1},
+        "8xH200",
+        "does not divide 6 training GPUs",
+    ),
     ({"sequence_parallel": 2, "packing": False}, "8xH200", "packing is off"),
     ({"sequence_parallel": 0}, "8xH200", "sequence_parallel is 0"),
 ]

@@ -50,3 +50,12 @@ def test_sharded_processes_train_what_whole_ones_do(job, tiny_model, tiny_reward
     assert shares.count(0.5) > 15  # a head with one row lies on one process
     print(f"largest weight difference: {sharded.distance(whole):.1e}")  # pytest -rP shows it
     assert sharded.distance(whole) <= TOLERANCE
+
+
+def test_ppo_is_sharded_by_its_settings_as_by_its_launch(tiny_model, tiny_reward_model, tmp_path, monkeypatch):
+    models = tiny_model, tiny_reward_model
+    (tmp_path / "ddp").mkdir()
+    whole = run_of("ppo", launched("cpu", 2), models, tmp_path / "ddp")
+    sharded = run_of("ppo", launched("cpu", 2), models, tmp_path, monkeypatch, "--fsdp")
+    assert json.loads((tmp_path / "sharded.json").read_text()).count(0.5) > 15
+    assert sharded.distance(whole) <= TOLERANCE

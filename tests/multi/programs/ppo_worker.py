@@ -48,6 +48,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--critics", nargs="+", required=True)
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--max_grad_norm", type=float, default=MAX_GRAD_NORM)
+    parser.add_argument("--fsdp", action="store_true", help="shard by the settings of the run, not of the launch")
     parser.add_argument("--save_every_step", action="store_true")
     parser.add_argument("--resume_from", help="folder of a run of this script; resumes from its first step")
     return parser.parse_args()
@@ -86,6 +87,8 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
         # Without a reward model there is no score that it is about.
         score_normalisation="running" if critic == "separate" else "none",
         logging_steps=1,
+        fsdp=options.fsdp or None,
+        fsdp_config={"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if options.fsdp else None,
         report_to="none",
         save_strategy="steps" if options.save_every_step else "no",
         save_steps=1,

@@ -1,5 +1,6 @@
 """Checks and loads what PPOTrainer is given: models that must fit together, datasets as TRL 1.12 wanted them."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,6 @@ def check_arguments(args: Any, data_collator: Any) -> None:
     if not isinstance(args, PPOConfig):
         raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
     check_settings(args)
-    if args.fsdp:
-        raise ConfigError("PPOTrainer runs under DDP and DeepSpeed, not FSDP. Launch with --config_file zero3.")
     if args.kl_estimator == "k3" and args.beta > 0:
         logger.warning_once(
             "kl_estimator='k3' in the reward hardly holds the policy back: its gradient is not the KL's and vanishes "
@@ -103,6 +102,14 @@ def choose_critic(args: Any, is_peft: bool, value_model: Any, reward_adapter: st
             f"reward_adapter is a third LoRA beside those of actor and critic, but critic='{critic}' has none. Take "
             "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
+    # By the run's own settings, or by accelerate's launch.
+    if critic != "head" and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
+        reason, stage = (
+            ("is a second trained model, which accelerate cannot shard with FSDP", 3)
+            if critic == "separate"
+            else ("trains other weights under FSDP than under DDP", 2)
+        )
+        raise ConfigError(f"critic='{critic}' {reason}. Take critic='head', or launch with --config_file zero{stage}.")
     if critic == "separate" and args.fp16:
         raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")
     return critic

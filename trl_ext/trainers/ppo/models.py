@@ -1,6 +1,5 @@
 """The models that PPO has beside the actor: reference, reward models and critic."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,6 @@ class PPOModels:
     def __init__(self, trainer: GRPOTrainer, args: PPOConfig, given: GivenModels):
         self._trainer, self._args, self._given = trainer, args, given
         self._kind = choose_critic(args, given.is_peft, given.value_model, given.reward_adapter)
-        if self._kind == "separate" and os.environ.get("ACCELERATE_USE_FSDP") == "true":
-            raise ConfigError(
-                "critic='separate' is a second trained model, which accelerate cannot shard with FSDP. Take "
-                "critic='head', or launch with --config_file zero3."
-            )
         if self._kind == "adapter" and args.ddp_find_unused_parameters is None:
             # The actor's forward uses some of the trained weights and the critic's the others: together all.
             args.ddp_find_unused_parameters = False

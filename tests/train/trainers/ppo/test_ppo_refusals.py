@@ -56,9 +56,17 @@ def refusal(folder, critic="head", **changes):
     return str(caught.value)
 
 
-def test_a_second_trained_model_under_fsdp(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate's launch does
-    assert "critic='separate' is a second trained model" in refusal(tmp_path, "separate")
+@pytest.mark.parametrize(
+    ("critic", "words"),
+    [
+        ("separate", "critic='separate' is a second trained model"),
+        ("adapter", "critic='adapter' trains other weights"),
+    ],
+)
+@pytest.mark.parametrize("by_launch", [True, False])
+def test_a_critic_that_fsdp_cannot_shard(critic, words, by_launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(by_launch).lower())  # as accelerate's launch does
+    assert words in refusal(tmp_path, critic, **({} if by_launch else {"fsdp": True}))
 
 
 def test_a_stop_token_that_no_completion_can_have(tmp_path):

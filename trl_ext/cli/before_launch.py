@@ -23,6 +23,7 @@ from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.data.dataset import DatasetSource
 from trl_ext.scripts.recipe import ENV_KEY, nearest
 from trl_ext.scripts.rewards import build_rules
+from trl_ext.trainers.checkpoints.folder import check_free
 
 LAUNCHED = "DeepSpeed of the launch"
 # A setting, the package that it needs, and how to install that.
@@ -97,6 +98,7 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
         training.check_model(keys)
     if keys.output_dir is not None:
         training.check_output_dir(keys.output_dir)
+        check_free(Path(keys.output_dir))
     training.resume_point(keys)
     _check_hub(training.data_source(keys, keys, keys))
     if keys.rules is not None:

@@ -1,17 +1,23 @@
 """Before the first step: a bad dataset or a bad launch costs a sentence, not a run."""
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 
 from trl_ext.compat.distributed import has_peers, honour_timeout
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.trainers.checkpoints.folder import check_seen_by_all
+from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.forward.sequence_parallel import check_processes
+from trl_ext.trainers.record.versions import packages
 
 # Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
 MAX_PROMPTS_MEASURED = 20_000
+# Packages whose versions decide what a process computes, and what it says to the others.
+_SAME_VERSIONS = ("trl_ext", "torch", "transformers", "trl", "accelerate", "deepspeed", "peft")
 
 
 def check_dataset(dataset: Any, reward_funcs: list[Any], role: str, needs_prompt: bool = True) -> None:
@@ -78,7 +84,8 @@ def longest_prompt_tokens(trainer: Any, num_longest: int | None = None) -> int |
 def check_launch(args: Any) -> None:
     """Raise ConfigError unless the processes that the launcher started work together, and give them their timeout.
 
-    Several processes that do not know of each other would train several models, silently.
+    Several processes that do not know of each other would train several models, silently; those of different versions
+    may compute differently. SupportError names the latter.
 
     Args:
         args: Training arguments; `world_size` is what the trainer believes, WORLD_SIZE what the launcher did.
@@ -95,6 +102,24 @@ def check_launch(args: Any) -> None:
     check_processes(args)
     if has_peers():
         honour_timeout(args.ddp_timeout)
+        _check_versions(args)
+        check_seen_by_all(args)
+
+
+def _check_versions(args: Any) -> None:
+    """Raise SupportError where processes have different versions of what computes. Collective."""
+    told = gathered(args, (socket.gethostname(), {name: packages().get(name, "") for name in _SAME_VERSIONS}))
+    (first_host, first), *others = told
+    for rank, (host, found) in enumerate(others, 1):
+        if different := [name for name in _SAME_VERSIONS if found[name] != first[name]]:
+            raise SupportError(
+                f"Process {rank} on {host} has {_versions(found, different)}, process 0 on {first_host} has "
+                f"{_versions(first, different)}. Install the same versions on all machines."
+            )
+
+
+def _versions(found: dict[str, str], names: list[str]) -> str:
+    return ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in names)
 
 
 def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, list[str]]]:

@@ -1,4 +1,5 @@
-"""Worker of test_checkpoints: two processes save, resume, fail to write, and have disks of their own.
+"""Worker of test_checkpoints: two processes save, resume, fail to write, have disks or versions of their own, and
+meet another run.
 
 Each rank leaves `facts-<rank>.json` in the folder that it is given.
 """
@@ -6,7 +7,9 @@ Each rank leaves `facts-<rank>.json` in the folder that it is given.
 import json
 import resource
 import shutil
+import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -16,10 +19,14 @@ from transformers import TrainerCallback
 
 from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
-from trl_ext.errors import ConfigError
+from trl_ext.errors import TrlExtError
 from trl_ext.rewards import Call
+from trl_ext.trainers.checkpoints import folder as folders
+from trl_ext.trainers.checkpoints.folder import LOCK, OWNER
+from trl_ext.trainers.record.versions import packages
 
 torch.set_num_threads(1)
+folders.PATIENCE_S = 0.5
 
 STEPS = 4
 
@@ -68,9 +75,29 @@ def trained(folder, *callbacks, point=None, **changes) -> GRPOTrainer:
 def refusal(folder, point, **changes) -> str:
     try:
         trained(folder, point=point, **changes)
-    except ConfigError as error:
+    except TrlExtError as error:
         return str(error)
     return ""
+
+
+@contextmanager
+def holder(folder: Path):
+    """Another process that holds the lock of a folder."""
+    program = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); print(flush=True); input()"
+    command = [sys.executable, "-c", program, folder / LOCK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        (folder / OWNER).write_text(json.dumps(dict(host="node7", pid=4711, user="ann", since="2026-01-01")))
+        yield
+        process.communicate(b"\n")
+
+
+def pretended_version(folder: Path, package: str, version: str) -> str:
+    """Make a folder that stands on the path as if another version of the package were installed."""
+    info = folder / "site" / f"{package}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return str(info.parent)
 
 
 def steps(folder: Path) -> list[int]:
@@ -101,10 +128,16 @@ def main(folder: Path, of_one_process: str) -> None:
     facts["full disk"] = [done.state.global_step, steps(folder / "full")]
 
     own = folder / f"disk-{rank}"
-    trained(own, max_steps=2)
-    facts["own disks"] = sorted(path.name for path in (own / "checkpoint-2").iterdir())
-    facts["own disks, resumed"] = refusal(own, point=True)
-    facts["own disks, named"] = refusal(own, point=str(own / "checkpoint-2"))
+    facts["own disks"] = refusal(own, point=None)
+    facts["own disks, no saving"] = trained(own, save_strategy="no", max_steps=1).state.global_step
+
+    with holder(folder / "run") if rank == 0 else nullcontext():
+        facts["in use"] = refusal(folder / "run", point=None)
+
+    if rank == 1:
+        sys.path.insert(0, pretended_version(folder, "transformers", "5.99.0"))
+        packages.cache_clear()
+    facts["other versions"] = refusal(folder / "versions", point=None)
     (folder / f"facts-{rank}.json").write_text(json.dumps(facts))
     state.wait_for_everyone()
     state.destroy_process_group()

@@ -47,7 +47,7 @@ class Manifest:
         files: By path below the checkpoint, with slashes.
         run: The run that the checkpoint belongs to; see `fingerprint.py`.
         versions: Package: installed version.
-        parts: Folders over which the checkpoint lies spread, one a machine where disks are not shared; 1 is usual.
+        parts: Folders over which earlier versions spread a checkpoint where disks were not shared; else 1.
         save_only_model: True: weights without what training needs to go on.
         layout: Number of this format.
     """
@@ -87,6 +87,11 @@ class Manifest:
                 raise Damaged(f"its {MANIFEST} has layout {content['layout']}, which this version does not read")
             if checksum != _checksum_of(content):
                 raise Damaged(f"its {MANIFEST} is damaged")
+            if content["parts"] > 1:
+                raise Damaged(
+                    f"its parts lie on {content['parts']} disks that are not shared: copy the folders of all machines "
+                    "into one that all of them see, and resume from that with resume_despite=manifest"
+                )
             files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
             return cls(files=files, **content)
         except FileNotFoundError:

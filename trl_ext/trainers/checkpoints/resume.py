@@ -114,7 +114,7 @@ def _tell_restored(old: dict[str, Any], new: dict[str, Any]) -> None:
 def _newest_whole(trainer: Any, run_dir: Path, leave_out: str = "") -> tuple[Path | None, list[str]]:
     """Return the newest whole checkpoint, and "<name>: <reason>" of each newer one. Collective."""
     passed: list[str] = []
-    for name in of_rank_0(trainer, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
+    for name in of_rank_0(trainer.args, [path.name for path in newest_first(run_dir) if path.name != leave_out]):
         reason = _why_not(trainer, run_dir / name)
         if not reason:
             return run_dir / name, passed
@@ -125,10 +125,10 @@ def _newest_whole(trainer: Any, run_dir: Path, leave_out: str = "") -> tuple[Pat
 def _why_not(trainer: Any, folder: Path) -> str:
     """Return why no run can resume from a folder, the same on all processes; "" if it can. Collective."""
     if "manifest" in _despite(trainer):
-        return "" if all(gathered(trainer, folder.is_dir())) else "not every process sees the folder"
+        return "" if all(gathered(trainer.args, folder.is_dir())) else "not every process sees the folder"
     rank = trainer.args.process_index
     manifest, reason = _manifest_of(folder)
-    told = gathered(trainer, (reason, manifest and manifest.checksum))
+    told = gathered(trainer.args, (reason, manifest and manifest.checksum))
     blind = [str(other) for other, (_, checksum) in enumerate(told) if checksum is None]
     if blind:
         first = next(reason for reason, _ in told if reason)
@@ -138,18 +138,13 @@ def _why_not(trainer: Any, folder: Path) -> str:
     assert manifest is not None
     reason = ""
     try:
-        if manifest.parts > 1:
-            raise Damaged(
-                f"its parts lie on {manifest.parts} disks that are not shared: copy the folders of all machines into "
-                "one that all of them see, and resume from that with resume_despite=manifest"
-            )
         group = [other for other, (_, checksum) in enumerate(told) if checksum == manifest.checksum]
         if rank == group[0]:
             manifest.check_sizes(folder)
         manifest.check_files(folder, share_of(rank, group, manifest.files))
     except Damaged as error:
         reason = str(error)
-    return next((text for text in gathered(trainer, reason) if text), "")
+    return next((text for text in gathered(trainer.args, reason) if text), "")
 
 
 def _manifest_of(folder: Path) -> tuple[Manifest | None, str]:

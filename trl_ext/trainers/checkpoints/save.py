@@ -30,7 +30,7 @@ from trl_ext.trainers.checkpoints.manifest import (
     share_of,
     sync_folder,
 )
-from trl_ext.trainers.checkpoints.ranks import gathered, leaders, of_rank_0
+from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
 
 _NUM_THREADS = 4
 _PACKAGES = ("trl", "transformers", "accelerate", "torch", "datasets")
@@ -77,16 +77,7 @@ class Saver:
 
     trainer: Any
     run_dir: Path
-    _leaders: list[int] = field(init=False)
     _size_bytes: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self._leaders = leaders(self.trainer, self.run_dir / UNFINISHED)
-        if len(set(self._leaders)) > 1 and self.trainer.args.process_index == 0:
-            logger.warning(
-                f"{self.run_dir} is not one folder for all processes: {len(set(self._leaders))} machines write each a "
-                "part of a checkpoint. To resume, all of them need to see all of it: put output_dir on a shared disk."
-            )
 
     def save(self, step: int, run: dict[str, Any], write: Callable[[Path, WriteErrors], None]) -> Path | None:
         """Save a checkpoint. Collective.
@@ -107,12 +98,12 @@ class Saver:
         final, errors = self.run_dir / staged.name, WriteErrors()
 
         def measure() -> None:
-            names = share_of(self._rank, self._group, files_in(staged))
+            names = share_of(self._rank, list(range(self.trainer.args.world_size)), files_in(staged))
             with ThreadPoolExecutor(_NUM_THREADS) as pool:  # which mostly wait for the disk
                 entries.update(zip(names, pool.map(settled, [staged / name for name in names]), strict=True))
 
         def finish() -> None:
-            if self._is_leader:
+            if self._rank == 0:
                 self._finish(staged, final, Manifest(step, entries, run, **self._facts()))
 
         def write_together() -> None:
@@ -127,13 +118,13 @@ class Saver:
         for stage in (lambda: self._make_room(staged), write_together, measure, finish):
             with errors.kept():
                 stage()
-            told = gathered(self.trainer, (errors.error and f"process {self._rank}: {errors.error}", entries))
+            told = gathered(self.trainer.args, (errors.error and f"process {self._rank}: {errors.error}", entries))
             failures = [text for text, _ in told if text]
             if failures:
                 self._give_up(step, failures)
                 return None
-            for rank in self._group:
-                entries |= told[rank][1]
+            for _, theirs in told:
+                entries |= theirs
         return final
 
     # Of this process ------------------------------------------------------------------------------------------------
@@ -142,20 +133,11 @@ class Saver:
     def _rank(self) -> int:
         return self.trainer.args.process_index
 
-    @property
-    def _group(self) -> list[int]:
-        """Processes that see the same folder."""
-        return [rank for rank, leader in enumerate(self._leaders) if leader == self._leaders[self._rank]]
-
-    @property
-    def _is_leader(self) -> bool:
-        return self._leaders[self._rank] == self._rank
-
     # Stages ---------------------------------------------------------------------------------------------------------
 
     def _make_room(self, staged: Path) -> None:
         """Remove what an earlier save has left, and refuse to begin what cannot be finished."""
-        if not self._is_leader:
+        if self._rank != 0:
             return
         self._clear()
         staged.mkdir(parents=True)
@@ -171,7 +153,6 @@ class Saver:
         args = self.trainer.args
         return {
             "versions": {"trl_ext": __version__, **installed_versions(*_PACKAGES)},
-            "parts": 1 if args.save_on_each_node else len(set(self._leaders)),
             "save_only_model": args.save_only_model,
         }
 
@@ -193,9 +174,9 @@ class Saver:
 
     def _give_up(self, step: int, failures: list[str]) -> None:
         """Remove what was written, and say it; without an earlier checkpoint that stands, end the run."""
-        if self._is_leader:
+        if self._rank == 0:
             self._clear()
-        standing = of_rank_0(self.trainer, newest_whole(self.run_dir))
+        standing = of_rank_0(self.trainer.args, newest_whole(self.run_dir))
         sentence = f"The checkpoint of step {step} could not be written: {'; '.join(failures)}."
         if standing is None:
             raise ConfigError(f"{sentence} There is no earlier one in {self.run_dir}. Make room or set output_dir.")
@@ -213,7 +194,7 @@ class Saver:
         A folder leaves `checkpoint-*` by one renaming before its files are deleted.
         """
         limit, best = self.trainer.args.save_total_limit, self.trainer.state.best_model_checkpoint
-        if not self._is_leader or not limit or limit < 0:
+        if self._rank != 0 or not limit or limit < 0:
             return
         # A resumed state may name the best one by another path than this run's.
         kept = {newest.resolve()} | ({Path(best).resolve()} if best else set())

@@ -12,6 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.checkpoints.best import check_best_metric, unknown_metric
 from trl_ext.trainers.checkpoints.fingerprint import fingerprint
+from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint
@@ -27,9 +28,11 @@ class WholeCheckpoints(Trainer):
 
     Attributes:
         memory_kind: "grpo", "ppo" or "reward".
+        leaves_record: False where nothing is trained for good.
     """
 
     memory_kind: str
+    leaves_record: bool
     _run: dict[str, Any] | None = None
     _savers: dict[str, Saver] | None = None
 
@@ -46,18 +49,26 @@ class WholeCheckpoints(Trainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
-        """Overrides transformers.Trainer.train: only a whole checkpoint of this run is resumed from."""
+        """Overrides transformers.Trainer.train: only a whole checkpoint of this run is resumed from, and no other run
+        uses the folder meanwhile.
+        """
         check_best_metric(self)
         if trial is not None:  # a search has settings and checkpoints of its own
             self._run = None
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        if not self.leaves_record:
+            return self._train_from(resume_from_checkpoint, ignore_keys_for_eval)
+        with held(self.args):
+            return self._train_from(resume_from_checkpoint, ignore_keys_for_eval)
+
+    def _train_from(self, resume_from_checkpoint: str | bool | None, ignore_keys_for_eval: Any) -> Any:
         if isinstance(resume_from_checkpoint, str) and not Path(resume_from_checkpoint, MANIFEST).is_file():
             self._check_checkpoint(resume_from_checkpoint)
         checkpoint = find_checkpoint(self, resume_from_checkpoint)
-        self._run = of_rank_0(self, fingerprint(self))
+        self._run = of_rank_0(self.args, fingerprint(self))
         if checkpoint is not None:
             check_run(self, checkpoint, self._run)
-        return super().train(checkpoint, trial, ignore_keys_for_eval)
+        return super().train(checkpoint, None, ignore_keys_for_eval)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Overrides transformers.Trainer._determine_best_metric: an unknown name is a sentence."""
@@ -80,7 +91,7 @@ class WholeCheckpoints(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Overrides transformers.Trainer._save_checkpoint: written beside its place, and moved there when whole."""
         run_dir, best = self._get_output_dir(trial=trial), self.state.best_model_checkpoint
-        self._run = self._run or of_rank_0(self, fingerprint(self))
+        self._run = self._run or of_rank_0(self.args, fingerprint(self))
         self._savers = self._savers or {}
         if run_dir not in self._savers:
             self._savers[run_dir] = Saver(self, Path(run_dir))

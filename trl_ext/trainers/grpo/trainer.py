@@ -409,7 +409,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         state = load_rollouts(checkpoint, self.args.process_index, self.args.world_size, self.accelerator.device)
         # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
         is_usable = state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation)
-        if all(gathered(self, is_usable)):
+        if all(gathered(self.args, is_usable)):
             assert state is not None
             self._step, self._buffered_inputs = state  # type: ignore[assignment]  # TRL's None has no annotation
 

@@ -1,0 +1,141 @@
+"""The output folder: one that all processes see, and that one run uses at a time.
+
+The lock is the operating system's: it ends with the process that holds it, however that ends, so that there are no
+stale ones to judge. NFS, Lustre, GPFS and CephFS take it to their server, if they are mounted so that locks are.
+"""
+
+import getpass
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from transformers.utils import logging
+
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0, see_folder
+from trl_ext.trainers.ending.fields import saves_on_signal
+
+# Left out of uploads to the hub, as all names with a leading `_`.
+LOCK, OWNER = "_lock", "_owner.json"
+# A run that was killed may still be going down when the next one starts.
+PATIENCE_S = 30.0
+_MAX_WORD = 100  # characters of a name that is printed
+
+logger = logging.get_logger(__name__)
+
+
+def check_seen_by_all(args: Any) -> None:
+    """Raise ConfigError where a run is to save and not all processes see the same output_dir. Collective.
+
+    Args:
+        args: Training arguments.
+    """
+    if args.save_strategy == "no" and not saves_on_signal(args):
+        return
+    seen, hosts = see_folder(args, Path(args.output_dir)), gathered(args, socket.gethostname())
+    if not all(seen):
+        rank = seen.index(False)
+        raise ConfigError(
+            f"Process {rank} on {hosts[rank]} does not see what process 0 on {hosts[0]} writes into output_dir "
+            f"{args.output_dir}: no run could resume from a checkpoint. Give an output_dir on a disk that all "
+            "machines share, or set save_strategy: no."
+        )
+
+
+@contextmanager
+def held(args: Any) -> Iterator[None]:
+    """Keep other runs out of output_dir while the block runs. Collective; process 0 holds the lock.
+
+    Args:
+        args: Training arguments.
+
+    Raises:
+        ConfigError: On all processes: another run uses the folder.
+    """
+    folder, lock, sentence = Path(args.output_dir), None, ""
+    if args.process_index == 0:
+        try:
+            lock = _lock(folder, min(PATIENCE_S, args.ddp_timeout / 2))
+        except ConfigError as error:
+            sentence = str(error)
+    try:
+        if sentence := of_rank_0(args, sentence):
+            raise ConfigError(sentence)
+        yield
+    finally:
+        if lock is not None:
+            _release(lock, folder)
+
+
+def check_free(folder: Path) -> None:
+    """Raise ConfigError if a run uses the folder and goes on to."""
+    if (folder / LOCK).exists() and (lock := _lock(folder, PATIENCE_S)) is not None:
+        _release(lock, folder)
+
+
+def _lock(folder: Path, patience_s: float) -> FileLock | None:
+    """Lock a folder and name the owner; None where the folder cannot be written or has no locks.
+
+    Raises:
+        ConfigError: Another process holds the lock.
+    """
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            logger.warning(f"{_in_use(folder)} Waiting up to {patience_s:g} s for its end.")
+            lock.acquire(timeout=patience_s)
+        (folder / OWNER).write_text(json.dumps(_owner()))
+    except Timeout:
+        elsewhere = _owner_of(folder).get("host") not in (None, socket.gethostname())
+        gone = f"; if that machine is gone, remove {folder / LOCK}" if elsewhere else ""
+        raise ConfigError(f"{_in_use(folder)} Wait for its end, or give this run another output_dir{gone}.") from None
+    except OSError as error:
+        logger.warning(f"Nothing keeps a second run out of {folder}: it cannot be locked ({error}).")
+        if not lock.is_locked:
+            return None
+    return lock
+
+
+def _release(lock: FileLock, folder: Path) -> None:
+    for name in (OWNER, LOCK):  # whoever waits for a file that has lost its name opens the next one
+        with suppress(OSError):
+            (folder / name).unlink()
+    lock.release()
+
+
+def _owner() -> dict[str, Any]:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = f"user {os.getuid()}"
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "user": user, "since": since}
+
+
+def _owner_of(folder: Path) -> dict[str, str]:
+    """Return what the owner of a lock says of itself, by name; empty where nothing can be read."""
+    try:
+        with (folder / OWNER).open("rb") as file:
+            content = json.loads(file.read(10_000))
+        found = {name: str(content[name]) for name in ("host", "pid", "user", "since")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if all(word.isprintable() and len(word) <= _MAX_WORD for word in found.values()) else {}
+
+
+def _in_use(folder: Path) -> str:
+    if not (owner := _owner_of(folder)):
+        return f"output_dir {folder} is in use by another run."
+    return (
+        f"output_dir {folder} is in use: process {owner['pid']} of {owner['user']} on {owner['host']} trains into it "
+        f"since {owner['since']}."
+    )

@@ -13,7 +13,6 @@ import torch
 from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset, IterableDataset
 from torch import nn
-from torch.distributed import all_gather_object
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -253,8 +252,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         group = self._sequence_group
         if group is None:
             return [rows]
-        of_processes: list[Any] = [None] * group.size
-        all_gather_object(of_processes, [row.examples for row in rows], group=group.processes)
+        of_processes = group.gather_object([row.examples for row in rows])
         return [[self._collator.row(pairs).to(self.accelerator.device) for pairs in own] for own in of_processes]
 
     def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:

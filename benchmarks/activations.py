@@ -13,6 +13,7 @@ import itertools
 import os
 import tempfile
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,13 @@ def settings(rows: int, budget: int | None, folder: str) -> dict[str, Any]:
 
 
 def trainer(
-    name: str, policy: LlamaForCausalLM, shape: Shape, budget: int | None, folder: str, processes: int = 1
+    name: str,
+    policy: LlamaForCausalLM,
+    shape: Shape,
+    budget: int | None,
+    folder: str,
+    rollout: Callable[..., Any],
+    processes: int = 1,
 ) -> Any:
     """Make one of ours, for one optimizer step of the shape's tokens, whose rows all processes share."""
     rows, shared = shape.rows // processes, {"sequence_parallel": processes}
@@ -152,7 +159,7 @@ def trainer(
             args=args,
             train_dataset=Dataset.from_dict({"prompt": [f"w{i + 3}" for i in range(shape.rows)]}),
             processing_class=tokenizer(),
-            rollout_func=fixed_rollout(shape, itertools.count()),
+            rollout_func=rollout,
         )
     found.remove_callback(transformers.PrinterCallback)
     return found
@@ -179,7 +186,7 @@ def pairs(shape: Shape) -> Dataset:
 def step(name: str, layers: int, budget: int | None) -> Held:
     """What one optimizer step holds."""
     with tempfile.TemporaryDirectory() as folder:
-        subject = trainer(name, model(layers, WIDTH), SHAPE, budget, folder)
+        subject = trainer(name, model(layers, WIDTH), SHAPE, budget, folder, fixed_rollout(SHAPE, itertools.count()))
         with Held(subject.model) as held:
             subject.train()
     return held

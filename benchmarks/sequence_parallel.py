@@ -11,16 +11,18 @@ backward at one time, weights apart: figures that a busy machine does not change
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import datasets
 import torch
 from accelerate.utils import gather_object
 from activations import TRAINERS, Held, trainer
-from grpo_task import VOCAB, Shape
+from grpo_task import FIRST_WORD, VOCAB, Shape
 from machine import save
 from rich.console import Console
 from rich.table import Table
@@ -39,11 +41,25 @@ def policy(layers: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, max_position_embeddings=8192, **heads, **size))
 
 
+def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
+    """Return random tokens that depend on the prompt alone, wherever its completions are sampled."""
+
+    def tokens(count: int, *key: Any) -> list[int]:
+        return random.Random(repr(key)).choices(range(FIRST_WORD, VOCAB), k=count)
+
+    completions = [tokens(SHAPE.longest, p, i, "completion") for i, p in enumerate(prompts)]
+    return {
+        "prompt_ids": [tokens(SHAPE.prompt, p) for p in prompts],
+        "completion_ids": completions,
+        "logprobs": None,
+    }
+
+
 def step(name: str, layers: int, processes: int) -> tuple[int, int]:
     """Return the most bytes that one optimizer step holds on this rank, and the forwards with gradient."""
     budget = 2 * SHAPE.rows * (SHAPE.prompt + SHAPE.longest)  # holds the whole step
     with tempfile.TemporaryDirectory() as folder:
-        subject = trainer(name, policy(layers), SHAPE, budget, folder, processes)
+        subject = trainer(name, policy(layers), SHAPE, budget, folder, rollout, processes)
         with Held(subject.model) as held:
             subject.train()
     return held.peak, len(held.rows)

@@ -9,6 +9,7 @@ import torch
 from tests import tiny
 from tests.batches import RAGGED, alone, gradient
 from tests.conftest import ROOT
+from tests.faults.starting import IS_THOROUGH
 from tests.multi.launching import TIMEOUT_S, environment, launched
 from tests.multi.programs.ulysses_worker import BUDGETS, CASES, TEMPERATURE, subject
 from trl_ext.errors import PackingError
@@ -20,7 +21,11 @@ torch.set_num_threads(1)
 
 
 # Processes, and how many of them share a row.
-@pytest.fixture(scope="module", params=[(2, 2), (4, 4), (4, 2)], ids=lambda sizes: f"{sizes[0]} by {sizes[1]}")
+@pytest.fixture(
+    scope="module",
+    params=[(2, 2), (4, 4), *([(4, 2)] if IS_THOROUGH else [])],
+    ids=lambda sizes: f"{sizes[0]} by {sizes[1]}",
+)
 def got(request, tmp_path_factory) -> list[dict]:
     """Of each process, by case, what it computed."""
     num_processes, size = request.param

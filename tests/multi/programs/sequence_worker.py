@@ -7,6 +7,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,13 +35,29 @@ def zero(stage: int) -> dict[str, Any]:
     }
 
 
+class RewardOnce:
+    """Scores the completions of the first step; all later ones are equal, and nothing is learned from them."""
+
+    __name__ = "reward_once"
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        self.num_calls += 1
+        return token_reward(completion_ids) if self.num_calls == 1 else [1.0] * len(completion_ids)
+
+
 # By name: the model, and what is set beside `config`.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "reference model": ("llama", dict(beta=0.05)),
     "old policy": ("qwen3", dict(num_iterations=2, loss_type="grpo", max_tokens_per_forward=None)),
-    "window": ("mistral_window", dict(gradient_checkpointing=True, share_prompt=False)),
+    "window": ("mistral_window", dict(gradient_checkpointing=True, share_prompt=False, memory_rehearsal=True)),
     "adapter": ("llama", dict(beta=0.05, peft_config=LORA, gradient_checkpointing=True)),
     "evaluation": ("llama", dict(beta=0.05, eval_strategy="steps", eval_steps=1)),
+    "nothing to learn": ("llama", dict(rewards=RewardOnce)),
+    "vLLM's log-probabilities": ("llama", dict(use_vllm=True)),
+    "long prompts": ("qwen3", dict(words=40, max_tokens_per_forward=None)),
     "zero1": ("llama", dict(deepspeed=zero(1))),
     "zero2": ("qwen3", dict(deepspeed=zero(2), beta=0.05, peft_config=LORA)),
     "zero3": ("llama", dict(deepspeed=zero(3), beta=0.05, gradient_checkpointing=True)),
@@ -54,21 +71,24 @@ def save_models(folder: Path) -> None:
 
 
 def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-    """TRL's `rollout_func`: between 1 and 12 tokens, by prompt and place among its completions."""
+    """TRL's `rollout_func`: between 1 and 15 tokens, by prompt and place among its completions."""
     tokenizer = trainer.processing_class
     first, completions = trainer.accelerator.process_index * len(prompts), []
     for row, prompt in enumerate(prompts, start=first):
         dice = random.Random(f"{prompt} {row % NUM_GENERATIONS}")
-        ids = [dice.randrange(4, tiny.VOCAB) for _ in range(dice.randint(1, 12))]
+        ids = [dice.randrange(4, tiny.VOCAB) for _ in range(dice.randint(1, dice.randint(1, WIDTH - 1)))]
         completions.append([*ids[:-1], tokenizer.eos_token_id] if dice.random() < 2 / 3 else ids)
     ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None}
+    sampled = [[-5.3 + token % 7 / 10 for token in ids] for ids in completions] if trainer.use_vllm else None
+    return {"prompt_ids": ids, "completion_ids": completions, "logprobs": sampled}
 
 
 def trained(case: str, folder: Path, sequence_parallel: int) -> dict[str, Any]:
     """Train; return the weights, what was logged, and the stage of ZeRO."""
-    family, changes = CASES[case]
-    peft_config = changes.get("peft_config")
+    family, settings = CASES[case]
+    unset = {"peft_config": None, "use_vllm": False, "words": 5, "rewards": lambda: reward_of_long_prompts}
+    changes = unset | settings
+    peft_config, use_vllm, words, rewards = map(changes.pop, ("peft_config", "use_vllm", "words", "rewards"))
     args = GRPOConfig(
         **dict(
             output_dir=str(folder / "out"),
@@ -90,12 +110,12 @@ def trained(case: str, folder: Path, sequence_parallel: int) -> dict[str, Any]:
             save_strategy="no",
         )
         | tiny.QUIET_ON_CPU
-        | {name: value for name, value in changes.items() if name != "peft_config"}
+        | changes
     )
-    prompts = [" ".join(f"w{3 + (7 * i + j) % 90}" for j in range(2 + i % 5)) for i in range(24)]
+    prompts = [" ".join(f"w{3 + (7 * i + j) % 90}" for j in range(2 + i % words)) for i in range(24)]
     trainer = GRPOTrainer(
         model=str(folder / family),
-        reward_funcs=token_reward if args.beta else reward_of_long_prompts,
+        reward_funcs=token_reward if args.beta else rewards(),
         args=args,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         eval_dataset=Dataset.from_dict({"prompt": prompts[:5]}),
@@ -103,6 +123,9 @@ def trained(case: str, folder: Path, sequence_parallel: int) -> dict[str, Any]:
         rollout_func=rollout,
         peft_config=peft_config,
     )
+    if use_vllm:  # as far as the loss knows: `rollout` gives what a vLLM would have
+        trainer.use_vllm, trainer._last_loaded_step = True, -1
+        trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
     trainer.train()
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return {

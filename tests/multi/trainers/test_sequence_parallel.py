@@ -12,8 +12,10 @@ from tests.multi.launching import TIMEOUT_S, environment, launched
 from tests.multi.programs.sequence_worker import CASES, save_models
 
 TOLERANCE = 1e-6
-# Processes, how many of them share a row, and what they train.
-LAUNCHES = [(2, [2], list(CASES)), (4, [2, 4], list(CASES) if IS_THOROUGH else ["reference model", "zero3"])]
+# Processes, how many of them share a row, and what they train: without TRL_EXT_THOROUGH=1, what takes seconds.
+LAUNCHES = [(2, [2], ["reference model", "adapter", "nothing to learn"])]
+if IS_THOROUGH:
+    LAUNCHES = [(2, [2], list(CASES)), (4, [2, 4], list(CASES))]
 RUNS = [(count, size, case) for count, sizes, cases in LAUNCHES for size in sizes for case in cases]
 # Tokens through the model: groups plan other forwards, with a prompt more or less and padding to their size.
 _NOT_COMPARED = ("packing/", "phase/", "_runtime", "_per_second", "step_time")
@@ -56,7 +58,7 @@ def test_weights_are_those_of_processes_that_share_no_rows(trained, num_processe
 def test_logged_numbers_are_those_of_processes_that_share_no_rows(trained, num_processes, size, case):
     ours, others = (trained(num_processes)[case, number]["logged"] for number in (size, 1))
     assert len(ours) == len(others)
-    assert min(entry.get("grad_norm", 1) for entry in ours) > 0.01
+    assert next(entry["grad_norm"] for entry in ours if "grad_norm" in entry) > 0.01, "there is nothing to compare"
     for mine, other in zip(ours, others, strict=True):
         assert mine.keys() == other.keys()
         for name in [name for name in mine if not any(part in name for part in _NOT_COMPARED)]:

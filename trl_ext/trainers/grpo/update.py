@@ -72,7 +72,7 @@ class RolloutWindow:
     """Rollouts of this rank that are updated on within one optimizer step.
 
     Args:
-        rollouts: After rows have changed ranks.
+        rollouts: After rows have changed ranks; there may be more behind those that are updated on.
         sizes: Of every row of `rollouts`.
         planned: The same, as the plan sees them.
         weigh: Tells the weight of the loss of some of the rows.
@@ -242,13 +242,15 @@ class StepUpdate:
         if self.rows_move and accelerator.num_processes > 1:
             of_ranks = [sorted(kept[i] for rows in own for i in rows) for own in forwards]
             here: Sequence[int] = of_ranks[rank]
-            rollouts_here = deal(rollouts, of_ranks, accelerator)
+            # Behind them a row for the filler, of which all processes that share rows need the same.
+            of_filler = [rank // in_group * in_group * per_rank for rank in range(accelerator.num_processes)]
+            rollouts_here = deal(rollouts, [[*o, f] for o, f in zip(of_ranks, of_filler, strict=True)], accelerator)
         else:
             here = range(rank * per_rank, (rank + 1) * per_rank)
             rollouts_here = rollouts
         place = {number: i for i, number in enumerate(here)}
         weigh = _weights(trainer.args.loss_type, num_rows, rollouts)
-        window = self._window(rollouts_here, [sizes[i] for i in here], width, weigh, _filler(rollouts))
+        window = self._window(rollouts_here, [sizes[i] for i in here], width, weigh, _filler(rollouts_here))
         return [
             RolloutForward(window, tuple(place[i] for i in rows), plan.largest(k), trainer._rescue.level)
             for k, rows in enumerate(mine)
@@ -364,14 +366,14 @@ def _joined(micro_batches: Sequence[Rollouts]) -> Rollouts:
 
 
 def _filler(rollouts: Rollouts) -> Rollouts:
-    """The first row with all numbers 0, so that nothing of it reaches a loss."""
+    """Return the last row with all numbers 0, so that nothing of it reaches a loss."""
 
     def empty(name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            return value[:1] if isinstance(value, list | tuple) else value
+            return value[-1:] if isinstance(value, list | tuple) else value
         if value.ndim == 0 or name in ("prompt_ids", "prompt_mask"):
-            return value[:1] if value.ndim else value
-        return torch.zeros_like(value[:1])
+            return value[-1:] if value.ndim else value
+        return torch.zeros_like(value[-1:])
 
     return {name: empty(name, value) for name, value in rollouts.items()}
 

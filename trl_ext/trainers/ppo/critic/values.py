@@ -110,15 +110,11 @@ class CriticValues:
         self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int, batch_size: int | None
     ) -> torch.Tensor:
         trainer = self._trainer
-        given = trainer._rows_of_group(input_ids, mask, width)
-        batch, rows, num_forwards = trainer._planned(
-            given.input_ids, given.attention_mask, given.width, batch_size, trainer._share_prompt
-        )
-        group = trainer._sequence_group
+        batch, rows, num_forwards = trainer._planned(input_ids, mask, width, batch_size, trainer._share_prompt)
         with trainer.accelerator.autocast():
-            values, num = score_values(model, batch, rows, input_ids.device, num_forwards, group, role=CRITIC)
+            values, num = score_values(model, batch, rows, input_ids.device, num_forwards, role=CRITIC)
         trainer._count(num, mask)
-        return given.own(values)
+        return values
 
 
 def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,6 @@ Legend: N completions.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.state import begin_anew, carries_state, why_not
-from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import RewardEncoder, is_main_process
 from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
@@ -51,7 +49,6 @@ class CompletionScorer:
         model: The bare model.
         wrapped: What forwards are called through; set it to what accelerate or DeepSpeed made of `model`.
         packs: True if forwards are flat rows.
-        group: Processes that forward the flat rows of all of them together; None: each forwards its own.
         error: What the last call raised while it made token ids, where `agree` is given: then nothing is scored,
             and the caller raises it on all ranks.
 
@@ -62,7 +59,6 @@ class CompletionScorer:
     model: Any
     wrapped: Any
     packs: bool
-    group: SequenceGroup | None = None
     _num_positions: int | None
 
     def __init__(
@@ -148,13 +144,7 @@ class CompletionScorer:
 
     @torch.no_grad()
     def _score(self, sequences: list[list[int]], prompts: list[str]) -> torch.Tensor:
-        """Return the scores [n] of sequences, those with equal `prompts` behind one copy of what they share."""
-        own = slice(len(sequences))
-        if self.group is not None and self.packs:
-            of_processes = self.group.gather_object((sequences, prompts))
-            first = sum(len(others) for others, _ in of_processes[: self.group.rank])
-            own = slice(first, first + len(sequences))
-            sequences, prompts = (list(chain(*parts)) for parts in zip(*of_processes, strict=True))
+        """[n] scores of sequences, those with equal `prompts` behind one copy of what they share."""
         forwards = self._plan(sequences, prompts)
         values = torch.full((len(sequences),), torch.nan, device=self.device)
         num_forwards = len(forwards) if self._agree is None else self._agree(len(forwards))
@@ -163,7 +153,7 @@ class CompletionScorer:
             values[torch.tensor(items, device=self.device)] = scores.float()
         for _ in range(num_forwards - len(forwards)):
             self._forward(self._plan([_SURPLUS], [""])[0], [_SURPLUS])
-        return values[own]
+        return values
 
     def _plan(self, sequences: list[list[int]], prompts: list[str]) -> list[Any]:
         if not self.packs:
@@ -173,9 +163,9 @@ class CompletionScorer:
         return plan_packed(sequences, None if carries_state(self.model.config) else groups, self._max_tokens)
 
     def _forward(self, forward: Any, sequences: list[list[int]]) -> tuple[Sequence[int], torch.Tensor]:
-        inputs = self.wrapped, forward, sequences, self._pad_token_id, self.device
+        score = score_packed if self.packs else score_padded
         with self._autocast():
-            return score_packed(*inputs, self.group) if self.packs else score_padded(*inputs)
+            return score(self.wrapped, forward, sequences, self._pad_token_id, self.device)
 
 
 class RewardModel(CompletionScorer):
@@ -246,7 +236,6 @@ class RewardModel(CompletionScorer):
             autocast=self._autocast,
             half_precision=half_precision,
             share_prompt=not carries_state(self.model.config),
-            group=self.group,
         )
         if not result.is_exact:
             self.model.config._attn_implementation = self._attention_before

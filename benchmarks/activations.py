@@ -13,6 +13,7 @@ import itertools
 import os
 import tempfile
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from grpo_task import VOCAB, Shape, fixed_rollout, model, reward, tokenizer
 from machine import save
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaForSequenceClassification
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 import trl_ext
 
@@ -36,7 +37,7 @@ ASKED = 1.05
 PARTS = (1, 2, 4, 8)
 TRAINERS = ("grpo", "ppo", "reward")
 SHAPE = Shape("", prompt=40, mean=60, longest=60, sigma=0.0, groups=4, generations=4)
-PAIRS = SHAPE.rows // 2
+WIDTH = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,54 +132,61 @@ def settings(rows: int, budget: int | None, folder: str) -> dict[str, Any]:
     )
 
 
-def trainer(name: str, layers: int, budget: int | None, folder: str) -> Any:
-    """One of ours, for one optimizer step of SHAPE's tokens."""
-    width = 192
+def trainer(
+    name: str,
+    policy: LlamaForCausalLM,
+    shape: Shape,
+    budget: int | None,
+    folder: str,
+    rollout: Callable[..., Any],
+    processes: int = 1,
+) -> Any:
+    """Make one of ours, for one optimizer step of the shape's tokens, whose rows all processes share."""
+    rows, shared = shape.rows // processes, {"sequence_parallel": processes}
     if name == "reward":
-        args = trl_ext.RewardConfig(**settings(PAIRS, budget, folder), max_length=None)
+        args = trl_ext.RewardConfig(**settings(rows // 2, budget, folder), **shared, max_length=None)
         found = trl_ext.RewardTrainer(
-            scoring(layers, width), args, train_dataset=pairs(), processing_class=tokenizer()
+            scoring(policy.config), args, train_dataset=pairs(shape), processing_class=tokenizer()
         )
     else:
-        own = {"grpo": {"num_generations": SHAPE.generations, "beta": 0.0}, "ppo": {"critic": "head"}}[name]
+        own = {"grpo": {"num_generations": shape.generations, "beta": 0.0}, "ppo": {"critic": "head"}}[name]
         args = getattr(trl_ext, f"{name.upper()}Config")(
-            **settings(SHAPE.rows, budget, folder), **own, max_completion_length=SHAPE.longest
+            **settings(rows, budget, folder), **own, **shared, max_completion_length=shape.longest
         )
         found = getattr(trl_ext, f"{name.upper()}Trainer")(
-            model=model(layers, width),
+            model=policy,
             reward_funcs=reward,
             args=args,
-            train_dataset=Dataset.from_dict({"prompt": [f"w{i + 3}" for i in range(SHAPE.rows)]}),
+            train_dataset=Dataset.from_dict({"prompt": [f"w{i + 3}" for i in range(shape.rows)]}),
             processing_class=tokenizer(),
-            rollout_func=fixed_rollout(SHAPE, itertools.count()),
+            rollout_func=rollout,
         )
     found.remove_callback(transformers.PrinterCallback)
     return found
 
 
-def scoring(layers: int, width: int) -> LlamaForSequenceClassification:
-    config = model(layers, width).config
+def scoring(config: LlamaConfig) -> LlamaForSequenceClassification:
     config.num_labels, config.pad_token_id = 1, 0
     return LlamaForSequenceClassification(config)
 
 
-def pairs() -> Dataset:
-    """Pairs of SHAPE's lengths; two pairs a prompt."""
+def pairs(shape: Shape) -> Dataset:
+    """Return pairs of the shape's lengths; two pairs a prompt."""
     draw = torch.Generator().manual_seed(0)
 
     def text(count: int) -> str:
         return "".join(f"w{i} " for i in torch.randint(3, VOCAB, (count,), generator=draw).tolist())
 
-    prompts = [text(SHAPE.prompt) for _ in range(PAIRS // 2) for _ in range(2)]
+    prompts = [text(shape.prompt) for _ in range(shape.rows // 4) for _ in range(2)]
     return Dataset.from_list(
-        [{"prompt": p, "chosen": text(SHAPE.mean), "rejected": text(SHAPE.mean)} for p in prompts]
+        [{"prompt": p, "chosen": text(shape.mean), "rejected": text(shape.mean)} for p in prompts]
     )
 
 
 def step(name: str, layers: int, budget: int | None) -> Held:
     """What one optimizer step holds."""
     with tempfile.TemporaryDirectory() as folder:
-        subject = trainer(name, layers, budget, folder)
+        subject = trainer(name, model(layers, WIDTH), SHAPE, budget, folder, fixed_rollout(SHAPE, itertools.count()))
         with Held(subject.model) as held:
             subject.train()
     return held
@@ -192,7 +200,7 @@ def measure(name: str, layers: int) -> list[Result]:
     if name == "grpo":
         whole -= (SHAPE.rows - SHAPE.groups) * (SHAPE.prompt - 1)
     if name == "reward":
-        whole, least = PAIRS * 2 * least, 2 * least
+        whole, least = SHAPE.rows * least, 2 * least
     results = []
     for part in PARTS:
         budget = max(whole // part, least)

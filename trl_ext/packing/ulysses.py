@@ -51,6 +51,12 @@ class SequenceGroup:
         each = -(-num_tokens // self.size)
         return slice(self.rank * each, (self.rank + 1) * each)
 
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return the value of each process of the group. Collective."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.processes)
+        return values
+
     def check_heads(self, num_heads: int) -> None:
         """Raise PackingError unless every process gets equally many query heads."""
         if num_heads % self.size:

@@ -22,6 +22,8 @@ from trl_ext.scripts.exit import nothing_left, refusals, user_errors
 from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
 from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
+from trl_ext.trainers.checkpoints.ranks import gathered
+from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.trainers.setting_checks import check_settings
 
@@ -235,8 +237,7 @@ def run(trainer: Any, checkpoint: str | bool | None, dataset_name: str | None) -
         raise
     if not trainer.state.global_step:
         raise DataError("The stream of training rows ended before the first batch was full. Give more rows.")
-    trainer.save_model(trainer.args.output_dir)
-    trainer.save_state()
+    _save(trainer)
     try:
         trainer.create_model_card(Path(trainer.args.output_dir).absolute().name, dataset_name)
     except OSError as error:
@@ -246,6 +247,26 @@ def run(trainer: Any, checkpoint: str | bool | None, dataset_name: str | None) -
     if trainer.args.push_to_hub:
         trainer.push_to_hub(dataset_name=dataset_name)
     _leave_together(trainer)
+
+
+def _save(trainer: Any) -> None:
+    """Save the trained model; raise ConfigError on all processes where one cannot write it."""
+    errors = WriteErrors()
+    with errors.kept():
+        trainer.save_model(trainer.args.output_dir)
+        trainer.save_state()
+    told = gathered(trainer.args, errors.error and f"process {trainer.args.process_index}: {errors.error}")
+    if failed := next(filter(None, told), None):
+        standing = newest_whole(Path(trainer.args.output_dir))
+        advice = (
+            f"Make room and start again with --resume_from_checkpoint true: {standing} stands."
+            if standing
+            else "No checkpoint stands from which it could be written later: make room before the next start."
+        )
+        raise ConfigError(
+            f"All steps are done, but the model could not be written into {trainer.args.output_dir}: {failed}. "
+            + advice
+        )
 
 
 def _leave_together(trainer: Any) -> None:

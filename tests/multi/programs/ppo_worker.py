@@ -47,6 +47,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--num_processes", type=int, required=True)
     parser.add_argument("--critics", nargs="+", required=True)
     parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--accumulation", type=int, default=GRADIENT_ACCUMULATION_STEPS)
+    parser.add_argument("--sequence_parallel", type=int, default=1)
     parser.add_argument("--max_grad_norm", type=float, default=MAX_GRAD_NORM)
     parser.add_argument("--fsdp", action="store_true", help="shard by the settings of the run, not of the launch")
     parser.add_argument("--save_every_step", action="store_true")
@@ -60,8 +62,8 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
         critic=critic,
         use_cpu=True,
         bf16=False,
-        per_device_train_batch_size=ROWS_PER_STEP // GRADIENT_ACCUMULATION_STEPS // options.num_processes,
-        gradient_accumulation_steps=GRADIENT_ACCUMULATION_STEPS,
+        per_device_train_batch_size=ROWS_PER_STEP // options.accumulation // options.num_processes,
+        gradient_accumulation_steps=options.accumulation,
         num_generations=NUM_GENERATIONS,
         # An odd step lies in the middle of an update: its rollouts are trained on once more.
         num_ppo_epochs=2,
@@ -69,6 +71,7 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
         packing=options.packing,
         # Room for one to three rows, so that the ranks need unequal numbers of forwards and must agree on one.
         max_tokens_per_forward=24 if options.packing else None,
+        sequence_parallel=options.sequence_parallel,
         gradient_checkpointing=True,
         max_steps=NUM_STEPS,
         learning_rate=1e-2,

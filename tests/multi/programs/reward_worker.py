@@ -50,6 +50,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--budget", type=int)
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--sequence_parallel", type=int, default=1)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--checkpointing", action="store_true")
     return parser.parse_args()
@@ -57,7 +58,13 @@ def parse_options() -> argparse.Namespace:
 
 def config(options: argparse.Namespace):
     library = {"trl": trl, "trl_ext": trl_ext}[options.library]
-    own = {"packing": True, "max_tokens_per_forward": options.budget} if options.library == "trl_ext" else {}
+    own = {}
+    if options.library == "trl_ext":
+        own = {
+            "packing": True,
+            "max_tokens_per_forward": options.budget,
+            "sequence_parallel": options.sequence_parallel,
+        }
     return library.RewardConfig(
         output_dir=options.output_dir,
         use_cpu=True,
@@ -128,6 +135,7 @@ def main() -> None:
             "accuracy": [log["accuracy"] for log in steps],
             "margin": [log["margin"] for log in steps],
             "grad_norm": [log["grad_norm"] for log in steps],
+            "num_tokens": [log["num_tokens"] for log in steps],
             "evaluated": {name: value for name, value in evaluated.items() if "accuracy" in name or "margin" in name},
         }
         Path(options.output_dir, "facts.json").write_text(json.dumps(facts))

@@ -6,6 +6,7 @@ gloo, on a tiny random Llama. A process trains its critics one after the other: 
 """
 
 import functools
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,28 @@ def start(tiny_model, tiny_reward_model, tmp_path_factory):
 def plain(start):
     """One process, no launcher, padded batches."""
     return start("plain", [warm_python()], 1, CRITICS_OF["cpu"])
+
+
+# Launch file, processes, and how many of them share a row.
+GROUPS = [("cpu", 2, 2)]
+if os.environ.get("TRL_EXT_THOROUGH"):
+    GROUPS += [("zero1", 2, 2), ("zero2", 2, 2), ("zero3", 2, 2), ("cpu", 4, 2), ("zero2", 4, 4)]
+
+
+@pytest.mark.parametrize(("name", "num_processes", "size"), GROUPS)
+def test_processes_that_share_rows_train_what_one_does(name, num_processes, size, plain, start):
+    skip_what_cannot_run(name)
+    critics = [critic for critic in CRITICS_OF[name] if (name, critic) in CASES]
+    shared = ["--sequence_parallel", size, *(["--accumulation", 1] if num_processes == 4 else [])]
+    runs = start(name, launched(name, num_processes), num_processes, critics, "--packing", *shared)
+    for critic, run in runs.items():
+        print(f"largest weight difference: {run.distance(plain[critic]):.1e}")  # pytest -rP shows it
+        assert set(run.facts["layers_per_forward"]) == {2}, "every checkpointed layer computes again in the backward"
+        assert run.distance(plain[critic]) <= TOLERANCE
+        for ours, theirs in zip(run.facts["logs"], plain[critic].facts["logs"], strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
+        assert run.facts["unscored"] == plain[critic].facts["unscored"]
+        assert run.facts["kl_coef"] == pytest.approx(plain[critic].facts["kl_coef"])
 
 
 @pytest.fixture(scope="module")

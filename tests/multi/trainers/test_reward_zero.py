@@ -3,6 +3,8 @@
 On the CPU in fp32, over gloo, on a tiny random Llama; twenty optimizer steps with margins, centring and clipping.
 """
 
+import os
+
 import pytest
 import torch
 from peft import PeftModel
@@ -79,15 +81,41 @@ def test_two_processes_without_a_budget_are_trls(name, padded, tiny_reward_model
     check_against(padded, run)
 
 
-@pytest.mark.parametrize("name", ["cpu", "zero3"])
-def test_two_processes_finish_a_stream_under_a_budget(name, tiny_reward_model, tmp_path):
+@pytest.mark.parametrize(("name", "size"), [("cpu", 1), ("zero3", 1), ("cpu", 2)])
+def test_two_processes_finish_a_stream_under_a_budget(name, size, tiny_reward_model, tmp_path):
     """Each rank plans its own pairs, and they agree on the number of forwards."""
     skip_what_cannot_run(name)
-    options = ("--budget", BUDGET, "--stream", "--steps", 4)
+    options = ("--budget", BUDGET, "--stream", "--steps", 4, "--sequence_parallel", size)
     run = run_worker(WORKER, launched(name, 2), tiny_reward_model, tmp_path / "out", 2, *options)
     first, second = run.facts["pairs_of_forwards"]
     assert len(first) == len(second)
-    assert sum(first) + sum(second) == 4 * 8
+    assert sum(first) + sum(second) == size * 4 * 8
+
+
+# Launch file, processes, how many of them share a row, and other options.
+GROUPS = [("cpu", 2, 2, ["--budget", BUDGET]), ("zero3", 2, 2, [])]
+if os.environ.get("TRL_EXT_THOROUGH"):
+    GROUPS += [
+        ("zero1", 2, 2, ["--budget", BUDGET]),
+        ("zero2", 4, 2, ["--checkpointing"]),
+        ("zero3", 4, 2, ["--budget", BUDGET, "--checkpointing"]),
+        ("cpu", 4, 2, ["--budget", BUDGET]),
+        ("cpu", 4, 4, ["--checkpointing"]),
+    ]
+
+
+@pytest.mark.parametrize(("name", "num_processes", "size", "options"), GROUPS)
+def test_processes_that_share_rows_are_trls(name, num_processes, size, options, padded, tiny_reward_model, tmp_path):
+    skip_what_cannot_run(name)
+    options = (*options, "--sequence_parallel", size)
+    run = run_worker(
+        WORKER, launched(name, num_processes), tiny_reward_model, tmp_path / "out", num_processes, *options
+    )
+    forwards = run.facts["pairs_of_forwards"]
+    for first in range(0, num_processes, size):
+        assert forwards[first : first + size] == [forwards[first]] * size, "a group makes the same forwards"
+    assert run.facts["num_tokens"] == padded.facts["num_tokens"]
+    check_against(padded, run)
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +126,18 @@ def padded_lora(tiny_reward_model, tmp_path_factory):
     return run_worker(WORKER, [warm_python()], tiny_reward_model, folder, 1, *options, weights=ADAPTER)
 
 
-@pytest.mark.parametrize(
-    ("name", "checkpointing"), [("zero2", ["--checkpointing"]), ("zero3", []), ("zero3", ["--checkpointing"])]
-)
-def test_a_lora_adapter_and_its_score_head_are_trls(name, checkpointing, padded_lora, tiny_reward_model, tmp_path):
+SHARED = ["--checkpointing", "--sequence_parallel", 2]
+ADAPTERS = [("zero2", ["--checkpointing"]), ("zero3", []), ("zero3", ["--checkpointing"])]
+if os.environ.get("TRL_EXT_THOROUGH"):
+    ADAPTERS += [("cpu", SHARED), ("zero3", SHARED)]
+
+
+@pytest.mark.parametrize(("name", "others"), ADAPTERS)
+def test_a_lora_adapter_and_its_score_head_are_trls(name, others, padded_lora, tiny_reward_model, tmp_path):
     """Trained on two processes, saved, and loaded again: the scores are those of one process of TRL."""
     skip_what_cannot_run(name)
     theirs = padded_lora
-    options = ("--budget", BUDGET, "--lora", *checkpointing)
+    options = ("--budget", BUDGET, "--lora", *others)
     ours = run_worker(WORKER, launched(name, 2), tiny_reward_model, tmp_path / "out", 2, *options, weights=ADAPTER)
     head = next(name for name in ours.weights if "score" in name)
     before = load_file(tiny_reward_model / "model.safetensors")["score.weight"]

@@ -11,7 +11,6 @@ from transformers import AutoConfig
 
 from tests import tiny
 from tests.conftest import ROOT
-from trl_ext.cli import launch
 from trl_ext.cli.check import memory as check_memory
 from trl_ext.cli.check import models as check_models
 from trl_ext.cli.check import recipe as check_recipe
@@ -23,6 +22,7 @@ from trl_ext.doctor.finding import problem
 from trl_ext.doctor.look import read_answer
 from trl_ext.doctor.nvml import Cards
 from trl_ext.errors import ConfigError
+from trl_ext.launch import accelerate as launch
 from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.files.launch import SHIPPED, engine_fields
 from trl_ext.memory.models.find import MODELS, find_shape

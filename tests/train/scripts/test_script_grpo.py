@@ -10,8 +10,8 @@ from datasets import Dataset
 
 from tests import tiny
 from trl_ext import resources
-from trl_ext.cli import launch
 from trl_ext.errors import ConfigError, DataError, RuleError
+from trl_ext.launch import accelerate as launch
 from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 
 from tests import tiny
 from tests.ppo_trainers import classifier
-from trl_ext.cli import launch
+from trl_ext.launch import accelerate as launch
 from trl_ext.monitor.log_keys import PPO
 from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history

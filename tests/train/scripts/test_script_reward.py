@@ -1,6 +1,7 @@
 """`trl_ext.scripts.reward` trains from a recipe, and refuses what cannot work before it loads a model."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -9,13 +10,13 @@ from datasets import Dataset
 from safetensors import safe_open
 
 from tests import tiny
-from trl_ext.cli import launch
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.launch import accelerate as launch
 from trl_ext.monitor.log_keys import REWARD_MODEL
 from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
-from trl_ext.scripts import reward
+from trl_ext.scripts import reward, training
 from trl_ext.scripts.data.pairs import filter_everywhere
 from trl_ext.scripts.rewards import build_rules
 
@@ -124,6 +125,31 @@ def test_true_resumes_from_the_newest_checkpoint(run, tmp_path, capfd):
     progress = capfd.readouterr().err
     assert "step 2/2" in progress and "step 1/2" not in progress
     assert [entry["step"] for entry in read_log_history(tmp_path / "out") if "accuracy" in entry] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        (dict(save_strategy="steps", save_steps=2), "--resume_from_checkpoint true: checkpoint-2 stands."),
+        ({}, "No checkpoint stands"),
+    ],
+)
+def test_a_disk_that_is_full_after_the_last_step_is_a_sentence(run, changes, advice, tmp_path, capfd, monkeypatch):
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    with monkeypatch.context() as patch:
+        fill = lambda *_, **__: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))  # noqa: E731
+        patch.setattr(training.FirstStep, "on_train_end", fill)
+        try:
+            with pytest.raises(SystemExit, match="2"):
+                run("plain", eval_on_start=False, **changes)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    said = capfd.readouterr().err
+    assert "error: All steps are done, but the model could not be written" in said and "Traceback" not in said
+    assert "File too large" in said and advice in said
+    if changes:
+        run("plain", eval_on_start=False, resume_from_checkpoint="true", **changes)
+        assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_rules_filter_evaluate_and_become_margins(run, tmp_path, capfd, monkeypatch):

@@ -6,11 +6,14 @@ A failure of one process to write is a failure of all: they agree after every st
 import errno
 import os
 import shutil
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from safetensors import SafetensorError
@@ -32,6 +35,8 @@ from trl_ext.trainers.checkpoints.manifest import (
 )
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
 
+# After which a process says that it still writes.
+SLOW_S = 60.0
 _NUM_THREADS = 4
 _PACKAGES = ("trl", "transformers", "accelerate", "torch", "datasets")
 
@@ -116,7 +121,7 @@ class Saver:
                 raise ConfigError(f"The checkpoint of step {step} could not be written: {error}.") from error
 
         for stage in (lambda: self._make_room(staged), write_together, measure, finish):
-            with errors.kept():
+            with errors.kept(), self._told_if_slow(step):
                 stage()
             told = gathered(self.trainer.args, (errors.error and f"process {self._rank}: {errors.error}", entries))
             failures = [text for text, _ in told if text]
@@ -132,6 +137,23 @@ class Saver:
     @property
     def _rank(self) -> int:
         return self.trainer.args.process_index
+
+    @contextmanager
+    def _told_if_slow(self, step: int) -> Iterator[None]:
+        """Say it while this process writes for long: the others can only wait."""
+        limit_s = self.trainer.args.ddp_timeout
+        slow_s = min(SLOW_S, limit_s / 2)
+        sentence = (
+            f"Process {self._rank} on {socket.gethostname()} still writes the checkpoint of step {step} after "
+            f"{slow_s:g} s: the storage of {self.run_dir} is slow or hangs. Others wait {limit_s} s: ddp_timeout."
+        )
+        timer = Timer(slow_s, lambda: print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     # Stages ---------------------------------------------------------------------------------------------------------
 

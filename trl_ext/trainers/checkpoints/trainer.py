@@ -29,10 +29,12 @@ class WholeCheckpoints(Trainer):
     Attributes:
         memory_kind: "grpo", "ppo" or "reward".
         leaves_record: False where nothing is trained for good.
+        doing: A sentence about what a process that does not answer is busy with; empty where that is not known.
     """
 
     memory_kind: str
     leaves_record: bool
+    doing = ""
     _run: dict[str, Any] | None = None
     _savers: dict[str, Saver] | None = None
 
@@ -107,7 +109,9 @@ class WholeCheckpoints(Trainer):
                 self._save_own_state(str(folder))
             self._name_best(run_dir, folder)
 
+        self.doing = f"The checkpoint of step {self.state.global_step} was being written; its storage may be slow. "
         saved = saver.save(self.state.global_step, self._run, write)
+        self.doing = ""
         if saved is None:
             self.state.best_model_checkpoint = best
             return

@@ -124,7 +124,7 @@ class Ending(TrainerCallback):
             try:
                 meet(self._group, NAMING_S)
             except RuntimeError as problem:
-                lost = watch.lost(problem, self._group)
+                lost = watch.lost(problem, self._group, getattr(self._trainer, "doing", ""))
         watch.leave()
         return lost
 

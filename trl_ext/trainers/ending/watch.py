@@ -75,8 +75,11 @@ class Watch:
             self._last, self._is_held = self._num_begun, False
             self._changed.notify()
 
-    def lost(self, error: Exception, group: Any) -> LostProcessError | None:
-        """Return the error that names who did not come to a barrier of `group`; None if it cannot be told."""
+    def lost(self, error: Exception, group: Any, doing: str = "") -> LostProcessError | None:
+        """Return the error that names who did not come to a barrier of `group`; None if it cannot be told.
+
+        `doing`: a sentence about what the processes were busy with.
+        """
         ranks = missing_ranks(error, group)
         if not ranks:
             return None
@@ -86,7 +89,7 @@ class Watch:
             what = f"{'have' if many else 'has'} ended; {'their' if many else 'its'} own output says why"
         else:
             what = f"{'do' if many else 'does'} not answer: stopped, stuck or cut off from the network"
-        sentence = f"{who[0].upper()}{who[1:]} {what}. Start again with --resume_from_checkpoint true."
+        sentence = f"{who[0].upper()}{who[1:]} {what}. {doing}Start again with --resume_from_checkpoint true."
         # One process tells of another, and of process 0 one process of each machine.
         says = self._rank <= 1 or os.environ.get("LOCAL_RANK") == "0"
         return LostProcessError(sentence, says=says, has_ended=has_hung_up(error))

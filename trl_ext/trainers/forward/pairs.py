@@ -13,8 +13,8 @@ import torch
 from trl_ext.packing.layout import FlatRow, flatten
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged
-from trl_ext.trainers.forward.calls import call_flat
-from trl_ext.trainers.forward.pooled_head import scored_token
+from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token
 
 # Column of a tokenised dataset: how many tokens the sides of a pair begin with in common.
 SHARED = "shared_tokens"
@@ -90,9 +90,12 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
     return PairRow(flatten(row, ragged), torch.tensor(ends[0::2] + ends[1::2]), margins, tuple(examples))
 
 
-def score_row(model: Callable[..., Any], row: PairRow) -> torch.Tensor:
-    """[2N, 1] scores of a row's chosen, then rejected sides: one model call, no attention mask."""
-    return call_flat(model, row.flat, pool_index=row.pool_index).logits
+def score_row(model: Callable[..., Any], row: PairRow, group: SequenceGroup | None = None) -> torch.Tensor:
+    """Return the scores [2N, 1] of a row's chosen, then rejected sides: one model call, no attention mask.
+
+    With `group` its processes have the same row, and each forwards a part of it.
+    """
+    return pooled_scores(model, row.flat, row.pool_index, group)
 
 
 def sides(examples: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:

@@ -5,7 +5,7 @@ they need a score. The call goes through the patched instance's `forward`, so th
 wrap it, see one ordinary forward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -13,6 +13,9 @@ import torch
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
 from trl_ext.errors import PackingError
+from trl_ext.packing.layout import FlatRow
+from trl_ext.packing.ulysses import SequenceGroup, sum_over
+from trl_ext.trainers.forward.calls import call_flat
 
 
 def add_pooled_head(model: Any) -> None:
@@ -56,3 +59,37 @@ def scored_token(ids: Sequence[int], pad_token_id: int | None) -> int:
     if pad_token_id is None:
         return len(ids) - 1
     return next((i for i in range(len(ids) - 1, 0, -1) if ids[i] != pad_token_id), 0)
+
+
+def pooled_scores(
+    model: Callable[..., Any], row: FlatRow, pool_index: torch.Tensor, group: SequenceGroup | None = None
+) -> torch.Tensor:
+    """Return the scores [N, 1] of these tokens of a flat row, by one model call.
+
+    Args:
+        model: With `add_pooled_head`, wrapped or not.
+        row: The model's input.
+        pool_index: [N] row index of every scored token.
+        group: Processes that have the same row, and of which each forwards a part of it.
+    """
+    here = tokens_here(row, pool_index, group)
+    part = row.part(group)
+    begin = 0 if group is None else group.rank * part.num_tokens
+    scores = call_flat(model, part, pool_index=pool_index[here] - begin).logits
+    return whole(scores, here, len(pool_index), group)
+
+
+def tokens_here(row: FlatRow, pool_index: torch.Tensor, group: SequenceGroup | None) -> torch.Tensor:
+    """Return which of these tokens of a flat row are in this process's part of it, as an index into `pool_index`."""
+    everyone = torch.arange(len(pool_index), device=pool_index.device)
+    if group is None:
+        return everyone
+    part = group.slice_of(row.num_tokens)
+    return everyone[(pool_index >= part.start) & (pool_index < part.stop)]
+
+
+def whole(values: torch.Tensor, here: torch.Tensor, count: int, group: SequenceGroup | None) -> torch.Tensor:
+    """Return what all processes of a group have of `count` values, each of them `values` at `here`. Collective."""
+    if group is None:
+        return values
+    return sum_over(values.new_zeros(count, *values.shape[1:]).index_put((here,), values), group)

@@ -10,6 +10,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import read_record
+from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, SeparateCritic
@@ -157,7 +158,9 @@ class PPOModels:
     def prepare_rewards(self) -> None:
         """Put the reward models where the trainer's process needs them; after the critic was made."""
         for scorer in self.rewards:
+            scorer.group = self._trainer._sequence_group
             if isinstance(scorer, SharedRewardModel):
                 scorer.attach(self._trainer)
             else:
+                check_models([scorer.model], size_of_groups(self._args))
                 scorer.wrapped = prepare_frozen(scorer.wrapped, self._trainer)

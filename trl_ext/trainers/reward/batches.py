@@ -46,6 +46,7 @@ class StepSampler(Sampler[Rows]):
         sizes: Of every pair of the dataset.
         accumulation: Micro-batches of a rank in an optimizer step.
         rank, num_ranks: Which part is this one's.
+        in_group: Neighbouring ranks that get the same rows, which they forward together.
         max_tokens: Most tokens of a row.
         clock: Charged with the phase `layout`.
     """
@@ -55,6 +56,7 @@ class StepSampler(Sampler[Rows]):
     accumulation: int
     rank: int
     num_ranks: int
+    in_group: int
     max_tokens: int
     clock: PhaseClock
 
@@ -94,7 +96,8 @@ class StepSampler(Sampler[Rows]):
         pairs = [i for batch in step for i in batch]
         with self.clock.phase("layout"):
             blocks = [RowBlock((k,), self.sizes.tokens[i], self.sizes.costs[i]) for k, i in enumerate(pairs)]
-            mine = plan_blocks(blocks, self.num_ranks, self.max_tokens).forwards[self.rank]
+            plan = plan_blocks(blocks, self.num_ranks // self.in_group, self.max_tokens)
+            mine = plan.forwards[self.rank // self.in_group]
         rows = [tuple(pairs[k] for k in row) for row in mine]
         # Even, and rounded so that the last batch is never the empty one.
         cuts = [len(rows) * k // num_batches for k in range(num_batches + 1)]

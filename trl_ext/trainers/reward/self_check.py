@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from trl_ext.packing.check import CheckResult, Probe, check
+from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import calls_of, right_padded
 from trl_ext.trainers.forward.pairs import pair_row, score_row
-from trl_ext.trainers.forward.pooled_head import scored_token
+from trl_ext.trainers.forward.pooled_head import scored_token, tokens_here, whole
 
 
 def check_reward_model(
@@ -21,6 +22,7 @@ def check_reward_model(
     autocast: Callable[[], AbstractContextManager],
     half_precision: bool,
     share_prompt: bool,
+    group: SequenceGroup | None = None,
 ) -> CheckResult:
     """Score a few short sequences alone, padded and packed as pairs; collective under ZeRO-3.
 
@@ -35,6 +37,7 @@ def check_reward_model(
         autocast: Makes the context in which training calls the model.
         half_precision: Whether weights or autocast are in bfloat16 or float16.
         share_prompt: As training will plan.
+        group: Processes that share the packed rows, as in training.
     """
 
     def padded(probes: list[Probe]) -> list[torch.Tensor]:
@@ -49,9 +52,11 @@ def check_reward_model(
     def packed(probes: list[Probe]) -> list[torch.Tensor]:
         sides = [list(probe.prompt + probe.completion) for probe in probes]
         pairs = [{"chosen_ids": c, "rejected_ids": r} for c, r in zip(sides[0::2], sides[1::2], strict=True)]
+        row = pair_row(pairs, share_prompt, pad_token_id).to(device)
         with autocast(), calls_of(head) as seen:
-            scores = score_row(model, pair_row(pairs, share_prompt, pad_token_id).to(device))
+            scores = score_row(model, row, group)
         (states, *_), _ = seen[-1]
+        states = whole(states, tokens_here(row.flat, row.pool_index, group), len(scores), group)
         numbers = _numbers(list(states), scores)
         # The row's ends are all chosen sides, then all rejected ones.
         return [numbers[(i // 2) + (i % 2) * len(pairs)] for i in range(len(sides))]

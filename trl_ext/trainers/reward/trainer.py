@@ -34,6 +34,7 @@ from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
+from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
 from trl_ext.trainers.memory.plan import by_name, settle_memory
@@ -186,6 +187,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
             self.args.gradient_accumulation_steps,
             self.accelerator.process_index,
             self.accelerator.num_processes,
+            size_of_groups(self.args),
             self._max_tokens,
             self._clock,
         )
@@ -231,8 +233,11 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on the pairs of the step, and on its forwards
-        where a stream leaves each rank to itself."""
+        where a stream leaves each rank to itself; processes that share rows get all rows of their group."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        is_planned = self._max_tokens is not None and isinstance(self.train_dataset, Dataset)
+        for batch in batches if self._sequence_group is not None and not is_planned else ():
+            batch["rows"] = [row for rows in self._rows_of_group(batch["rows"]) for row in rows]
         if self._max_tokens is None or not batches:
             return batches, num_items
         pairs = sum(row.num_pairs for batch in batches for row in batch["rows"])
@@ -240,12 +245,25 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         counts = self.accelerator.gather(counts)
         for batch, agreed in zip(batches, counts[:, 1:].amax(dim=0).tolist(), strict=True):
             batch["rows"] = self._filled_up(batch["rows"], agreed)
-        return batches, counts[:, 0].sum()
+        return batches, counts[:, 0].sum() // size_of_groups(self.args)
+
+    def _rows_of_group(self, rows: list[PairRow]) -> list[list[PairRow]]:
+        """Return the rows of each process that forwards these with this one. Collective where there are others."""
+        group = self._sequence_group
+        if group is None:
+            return [rows]
+        of_processes = group.gather_object([row.examples for row in rows])
+        return [[self._collator.row(pairs).to(self.accelerator.device) for pairs in own] for own in of_processes]
 
     def _filled_up(self, rows: list[PairRow], num_rows: int) -> list[PairRow]:
         """Return as many rows as every rank forwards: the forwards of ZeRO-3 are collectives."""
         surplus = num_rows - len(rows)
         return rows + [self._collator.row([]).to(self.accelerator.device) for _ in range(surplus)]
+
+    @property
+    def _counts_rows(self) -> bool:
+        """Whether this process counts the rows that it trains on; one process of a group does."""
+        return self._sequence_group is None or self._sequence_group.rank == 0
 
     @property
     def _collator(self) -> PairCollator:
@@ -281,6 +299,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
             head=self._models()[0].get_submodule("score"),
             pad_token_id=self._pad_token_id,
             **check_options(self, self.model),
+            group=self._sequence_group,
         )
 
     @property
@@ -301,7 +320,8 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
             self._log_step()
             if self.args.include_num_input_tokens_seen == "no":  # else transformers counts there
                 self.state.num_input_tokens_seen = self._total_train_tokens
-        return loss
+        # Each process of a group returns the group's loss, of which all processes' mean is logged.
+        return loss / size_of_groups(self.args)
 
     def _make_rescue(self) -> Rescue:
         def smaller_forwards(level: int) -> str:
@@ -335,7 +355,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, num_items_in_batch: Any
     ) -> Any:
         rows = [row.to(self.accelerator.device) for row in inputs["rows"]]
-        for row in rows if self.model.training else ():
+        for row in rows if self.model.training and self._counts_rows else ():
             forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens
             self._tokens.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
         if self._packs:
@@ -369,14 +389,17 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     def _packed_loss(
         self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
     ) -> tuple[torch.Tensor, SequenceClassifierOutput]:
-        forwarded = rows
-        if self._max_tokens is not None and not self.model.training:  # training has agreed before
-            forwarded = self._filled_up(rows, self._agreed_num_forwards(len(rows)))
-        scores = [score_row(model, row).view(2, -1) for row in forwarded]
+        forwarded, mine = rows, slice(len(rows))
+        if not self.model.training:  # training has gathered and agreed before
+            of_processes = self._rows_of_group(rows)
+            forwarded = [row for own in of_processes for row in own]
+            first = 0 if self._sequence_group is None else sum(map(len, of_processes[: self._sequence_group.rank]))
+            mine = slice(first, first + len(rows))
+            if self._max_tokens is not None:
+                forwarded = self._filled_up(forwarded, self._agreed_num_forwards(len(forwarded)))
+        scores = [score_row(model, row, self._sequence_group).view(2, -1) for row in forwarded][mine]
         center = self.args.center_rewards_coefficient
-        of_rows = [pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=False)]
-        # Surplus forwards have no pair, and stay in the graph with nothing to say.
-        losses = torch.cat(of_rows + [s.sum(dim=0) for s in scores[len(rows) :]])
+        losses = torch.cat([pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=True)])
         chosen, rejected = torch.cat(scores, dim=1)
         if self._max_tokens is not None and self.model.training:
             # The mean over all pairs of the step: ranks' gradients are averaged, hence their number.
@@ -405,7 +428,10 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
 
     def _log_stats(self, local: torch.Tensor) -> None:
         mode = "train" if self.model.training else "eval"
-        stats = PairStats(*combined(self.accelerator.gather(local[None])).tolist())
+        everywhere = self.accelerator.gather(local[None])
+        if mode == "train":  # processes of a group hold the same pairs
+            everywhere = everywhere[:: size_of_groups(self.args)]
+        stats = PairStats(*combined(everywhere).tolist())
         if mode == "train":
             self._total_train_tokens += int(stats.raw_tokens)
         self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
@@ -450,4 +476,5 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     def _as_ids(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if not inputs.get("rows"):
             return inputs
-        return {str(self.model.main_input_name): torch.cat([row.flat.input_ids for row in inputs["rows"]], dim=1)}
+        ids = torch.cat([row.flat.input_ids for row in inputs["rows"]], dim=1)
+        return {str(self.model.main_input_name): ids if self._counts_rows else ids[:, :0]}

@@ -38,8 +38,8 @@ def sizes(count: int, longest: int = 60) -> PairSizes:
     return PairSizes(chosen, rejected, shared, hidden_size=64)
 
 
-def sampler(of: BatchSampler, accumulation=2, rank=0, num_ranks=2, max_tokens=MAX_TOKENS) -> StepSampler:
-    return StepSampler(of, sizes(len(of.sampler)), accumulation, rank, num_ranks, max_tokens, PhaseClock())
+def sampler(of: BatchSampler, accumulation=2, rank=0, num_ranks=2, max_tokens=MAX_TOKENS, in_group=1) -> StepSampler:
+    return StepSampler(of, sizes(len(of.sampler)), accumulation, rank, num_ranks, in_group, max_tokens, PhaseClock())
 
 
 def ours(count, accumulation, num_ranks, drop_last=False, **changes) -> list[list[list[list[tuple[int, ...]]]]]:
@@ -147,7 +147,7 @@ def test_accelerate_finds_the_sampler_whose_epoch_it_sets():
 
 def test_planning_is_charged_to_the_layout():
     clock = PhaseClock()
-    list(StepSampler(batches(12), sizes(12), 2, 0, 1, MAX_TOKENS, clock))
+    list(StepSampler(batches(12), sizes(12), 2, 0, 1, 1, MAX_TOKENS, clock))
     assert list(clock.take()) == ["layout"]
 
 
@@ -161,3 +161,11 @@ def test_a_dataset_of_rows_hands_out_the_pairs_of_a_row():
     rows = RowsOfPairs(["a", "b", "c", "d"])
     assert rows[(3, 1)] == ["d", "b"] and rows[()] == []
     assert len(rows) == 4
+
+
+def test_ranks_of_a_group_get_the_same_rows_of_the_same_step():
+    shared, alone = (ours(64, 2, 4, in_group=in_group) for in_group in (2, 1))
+    assert [len(step) for step in shared] == [len(step) for step in alone]
+    for step, others in zip(shared, alone, strict=True):
+        assert step[0] == step[1] != step[2] == step[3]
+        assert sorted(pairs_of([step[0], step[2]])) == sorted(pairs_of(others))

@@ -209,7 +209,8 @@ class SeparateCritic(Critic):
         """Compare packed with alone, as the trainer does for the actor."""
         was_training = self.bare.training
         self.wrapped.eval()
-        result = check_causal_model(self.wrapped, **check_options(self._trainer, self.bare), of_critic=True)
+        options = check_options(self._trainer, self.bare)
+        result = check_causal_model(self.wrapped, **options, of_critic=True, group=self._trainer._sequence_group)
         self.wrapped.train(was_training)
         return result
 

@@ -110,11 +110,15 @@ class CriticValues:
         self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int, batch_size: int | None
     ) -> torch.Tensor:
         trainer = self._trainer
-        batch, rows, num_forwards = trainer._planned(input_ids, mask, width, batch_size, trainer._share_prompt)
+        given = trainer._rows_of_group(input_ids, mask, width)
+        batch, rows, num_forwards = trainer._planned(
+            given.input_ids, given.attention_mask, given.width, batch_size, trainer._share_prompt
+        )
+        group = trainer._sequence_group
         with trainer.accelerator.autocast():
-            values, num = score_values(model, batch, rows, input_ids.device, num_forwards, role=CRITIC)
+            values, num = score_values(model, batch, rows, input_ids.device, num_forwards, group, role=CRITIC)
         trainer._count(num, mask)
-        return values
+        return given.own(values)
 
 
 def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,10 +15,11 @@ import torch
 from trl_ext.packing.layout import flatten
 from trl_ext.packing.plan import Item, PlannedRow, plan_rows
 from trl_ext.packing.ragged import Ragged
-from trl_ext.trainers.forward.calls import call_flat, right_padded
+from trl_ext.packing.ulysses import SequenceGroup
+from trl_ext.trainers.forward.calls import right_padded
 from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
-from trl_ext.trainers.forward.pooled_head import scored_token
+from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token
 
 Sequences = Sequence[list[int]]
 
@@ -61,13 +62,21 @@ def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:
 
 
 def score_packed(
-    model: Callable[..., Any], row: PlannedRow, sequences: Sequences, pad_token_id: int, device: torch.device
+    model: Callable[..., Any],
+    row: PlannedRow,
+    sequences: Sequences,
+    pad_token_id: int,
+    device: torch.device,
+    group: SequenceGroup | None = None,
 ) -> tuple[list[int], torch.Tensor]:
-    """Return the sequences that end in a flat row, and their scores [n], by one model call."""
+    """Return the sequences that end in a flat row, and their scores [n], by one model call.
+
+    With `group` its processes have the same row, and each forwards a part of it.
+    """
     own = [segment for segment in row.segments if not segment.is_prefix]
     places = [row.place(segment, scored_token(sequences[segment.item], pad_token_id)) for segment in own]
     flat = flatten(row, Ragged.of(sequences), device)
-    scores = call_flat(model, flat, pool_index=torch.tensor(places, device=device)).logits
+    scores = pooled_scores(model, flat, torch.tensor(places, device=device), group)
     return [segment.item for segment in own], scores[:, 0]
 
 

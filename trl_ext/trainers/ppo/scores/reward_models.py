@@ -10,6 +10,7 @@ Legend: N completions.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.state import begin_anew, carries_state, why_not
+from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import RewardEncoder, is_main_process
 from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
@@ -49,6 +51,7 @@ class CompletionScorer:
         model: The bare model.
         wrapped: What forwards are called through; set it to what accelerate or DeepSpeed made of `model`.
         packs: True if forwards are flat rows.
+        group: Processes that forward the flat rows of all of them together; None: each forwards its own.
         error: What the last call raised while it made token ids, where `agree` is given: then nothing is scored,
             and the caller raises it on all ranks.
 
@@ -59,6 +62,7 @@ class CompletionScorer:
     model: Any
     wrapped: Any
     packs: bool
+    group: SequenceGroup | None = None
     _num_positions: int | None
 
     def __init__(
@@ -144,7 +148,13 @@ class CompletionScorer:
 
     @torch.no_grad()
     def _score(self, sequences: list[list[int]], prompts: list[str]) -> torch.Tensor:
-        """[n] scores of sequences, those with equal `prompts` behind one copy of what they share."""
+        """Return the scores [n] of sequences, those with equal `prompts` behind one copy of what they share."""
+        own = slice(len(sequences))
+        if self.group is not None and self.packs:
+            of_processes = self.group.gather_object((sequences, prompts))
+            first = sum(len(others) for others, _ in of_processes[: self.group.rank])
+            own = slice(first, first + len(sequences))
+            sequences, prompts = (list(chain(*parts)) for parts in zip(*of_processes, strict=True))
         forwards = self._plan(sequences, prompts)
         values = torch.full((len(sequences),), torch.nan, device=self.device)
         num_forwards = len(forwards) if self._agree is None else self._agree(len(forwards))
@@ -153,7 +163,7 @@ class CompletionScorer:
             values[torch.tensor(items, device=self.device)] = scores.float()
         for _ in range(num_forwards - len(forwards)):
             self._forward(self._plan([_SURPLUS], [""])[0], [_SURPLUS])
-        return values
+        return values[own]
 
     def _plan(self, sequences: list[list[int]], prompts: list[str]) -> list[Any]:
         if not self.packs:
@@ -163,9 +173,9 @@ class CompletionScorer:
         return plan_packed(sequences, None if carries_state(self.model.config) else groups, self._max_tokens)
 
     def _forward(self, forward: Any, sequences: list[list[int]]) -> tuple[Sequence[int], torch.Tensor]:
-        score = score_packed if self.packs else score_padded
+        inputs = self.wrapped, forward, sequences, self._pad_token_id, self.device
         with self._autocast():
-            return score(self.wrapped, forward, sequences, self._pad_token_id, self.device)
+            return score_packed(*inputs, self.group) if self.packs else score_padded(*inputs)
 
 
 class RewardModel(CompletionScorer):
@@ -236,6 +246,7 @@ class RewardModel(CompletionScorer):
             autocast=self._autocast,
             half_precision=half_precision,
             share_prompt=not carries_state(self.model.config),
+            group=self.group,
         )
         if not result.is_exact:
             self.model.config._attn_implementation = self._attention_before

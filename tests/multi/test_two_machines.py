@@ -1,4 +1,4 @@
-"""The commands of docs/running/multi_node.md, as printed, on two network namespaces; and a link that is cut."""
+"""The commands of docs/cluster/machines.md, as printed, on two network namespaces; and a link that is cut."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.multi.warm import warm_python
 PATIENCE_S = 300  # of a run that does not end
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 # The two commands of each block of the page stand for the two machines.
-PAGE = ROOT / "docs" / "running" / "multi_node.md"
+PAGE = ROOT / "docs" / "cluster" / "machines.md"
 COMMANDS = re.findall(r"```bash\n((?:accelerate|trl-ext) .*)\n```", PAGE.read_text())
 MODULES = {"accelerate launch": "accelerate.commands.launch", "trl-ext": "trl_ext.cli.main"}
 

@@ -8,7 +8,7 @@
 #   make bench        benchmarks against TRL, as ratios in one run
 #   make gpu          exactness, speed and memory on a CUDA card: gpu-exact, gpu-speed and gpu-memory
 #
-# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make oldest, make trl-suite.
+# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make oldest, make trl-suite, make drills.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -28,7 +28,7 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite
+.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -110,6 +110,10 @@ gpu-exact gpu-speed gpu-memory: gpu-%: $(GPU_READY)
 
 vllm: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pytest tests/lanes/vllm
+
+# Workers of Ray that are killed at random steps: about 10 minutes.
+drills: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/lanes/drills
 
 fsdp2: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fsdp2

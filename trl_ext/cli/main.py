@@ -97,6 +97,8 @@ Takes the arguments of two programs and gives each its own:
 
   --config        a YAML recipe, or the name of a shipped one: {recipes}
   --config_file   an accelerate file, or the name of a shipped one: zero2, zero3, multi_gpu, single_gpu, cpu, ...
+  --launcher ray  start workers of Ray Train instead: --num_workers, --resources_per_worker, --address,
+                  --storage_path, --max_failures; the page docs/cluster/ray.md
 
 All keys:              {module} --help
 All launch arguments:  accelerate launch --help
@@ -134,11 +136,12 @@ def launch_script(name: str, argv: list[str]) -> int:
         print(SCRIPT_HELP.format(name=name, script=script, module=module, recipes=recipes), end="")
         return 0
     from trl_ext.cli.before_launch import check_before_launch
-    from trl_ext.launch.accelerate import launch
+    from trl_ext.launch import split_launcher
 
+    launcher, argv = split_launcher(argv)
     parser = import_module(script.module).make_parser()
-    check_before_launch(name, script.module, parser, argv)
-    return launch(script.module, parser, argv)
+    check_before_launch(name, script.module, parser, launcher.of_script(argv))
+    return launcher.launch(script.module, parser, argv)
 
 
 if __name__ == "__main__":

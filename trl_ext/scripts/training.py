@@ -209,6 +209,9 @@ def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, 
 
 # The run ----------------------------------------------------------------------------------------------------------
 
+# What a launcher wants every run of this process to call.
+callbacks: list[TrainerCallback] = []
+
 
 class FirstStep(TrainerCallback):
     """Knows whether models, optimizers and checkpoint are ready: from then on an error is no mistake of the user's."""
@@ -228,7 +231,8 @@ def run(trainer: Any, checkpoint: str | bool | None, dataset_name: str | None) -
         dataset_name: For the model's card.
     """
     start = FirstStep()
-    trainer.add_callback(start)
+    for callback in (start, *callbacks):
+        trainer.add_callback(callback)
     try:
         with refusals(has_begun=lambda: start.has_come):
             trainer.train(resume_from_checkpoint=checkpoint)

@@ -1,0 +1,285 @@
+"""Start a script as workers of Ray Train: the script, recipe and launch file that accelerate starts, on a cluster.
+
+Ray places the workers, joins them into one process group and starts them again when one dies. A worker runs the
+script's own `main`, in the environment that `accelerate launch` would have given it. What Ray starts again goes on
+from the newest whole checkpoint in `output_dir`, which all workers must see.
+"""
+
+import json
+import logging
+import os
+import socket
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from numbers import Real
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from trl_ext.errors import SAVED_ON_SIGNAL, ConfigError, SupportError
+from trl_ext.launch.accelerate import launch_arguments, without
+from trl_ext.scripts.arguments import StrictParser
+from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
+from trl_ext.scripts.recipe import argument_problem
+
+# Codes of scripts that said why they ended: another attempt would end the same, or was not asked for.
+_FINAL = (0, USER_ERROR, OUT_OF_MEMORY, SAVED_ON_SIGNAL)
+_ATTEMPT_FAILED = 1
+# Of accelerate's environment, what Ray decides.
+_RAYS = frozenset("MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK".split())
+_ACCELERATES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
+
+
+def ray_parser() -> ArgumentParser:
+    """Return the parser of what `--launcher ray` takes beside the keys of a recipe and `--config_file`."""
+
+    def refuse(message: str) -> Any:
+        raise argument_problem(message, {})
+
+    parser = ArgumentParser(prog="trl-ext", add_help=False, allow_abbrev=False)
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.add_argument("--num_workers", type=int, default=1, help="Processes of the run, on all machines.")
+    parser.add_argument("--resources_per_worker", help="What Ray keeps for each, such as '{GPU: 1, CPU: 8}'.")
+    parser.add_argument("--address", help="The cluster's; without it RAY_ADDRESS, or a cluster on this machine.")
+    parser.add_argument("--storage_path", help="Where Ray notes the run's state; all machines must see it.")
+    parser.add_argument("--max_failures", type=int, default=0, help="How often a failed run is started again.")
+    return parser
+
+
+def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
+    """Run `module` as workers of Ray Train, wait for them, and return the script's exit code.
+
+    Args:
+        module: The script's.
+        parser: The script's parser.
+        argv: Arguments of the script, of `ray_parser` and of `accelerate launch`, in any order.
+    """
+    from ray.train import TrainingFailedError
+
+    try:
+        result = fit(module, parser, argv)
+    except TrainingFailedError as error:
+        words = str(error).strip().splitlines()
+        print(f"\nerror: the run failed under Ray: {words[-1] if words else error}\n", file=sys.stderr)
+        return _ATTEMPT_FAILED
+    return int(result.return_value or 0)
+
+
+def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
+    """Do what `launch` does, and return Ray's `Result`; its `return_value` is the script's exit code.
+
+    Raises:
+        ConfigError, SupportError: The run could not start.
+        ray.train.TrainingFailedError: It failed more than `--max_failures` times.
+    """
+    own, words = split(argv)
+    environment = accelerate_environment(module, parser, words, own.num_workers)
+    settings = {**vars(parser.parse_known_args([])[0]), **parser.given_values(words)}
+    on_cpu = str(settings["use_cpu"]).lower() == "true" or environment.get("ACCELERATE_USE_CPU") == "true"
+    script = without(words, parser.unknown_arguments(words))
+    _connect(own)
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    resources = _resources(own.resources_per_worker, on_cpu)
+    _check_resources(resources, own.num_workers, ray.cluster_resources())
+    trainer = TorchTrainer(
+        _work,  # type: ignore[arg-type]  # what it returns is in the result
+        train_loop_config={"module": module, "argv": script, "environment": environment, "folder": os.getcwd()},
+        scaling_config=ScalingConfig(
+            num_workers=own.num_workers, use_gpu="GPU" in resources, resources_per_worker=resources
+        ),
+        torch_config=TorchConfig(
+            backend=settings["ddp_backend"] or ("gloo" if on_cpu else "nccl"),
+            timeout_s=int(settings["ddp_timeout"]),
+        ),
+        run_config=RunConfig(
+            storage_path=None if own.storage_path is None else str(Path(own.storage_path).absolute()),
+            failure_config=FailureConfig(max_failures=own.max_failures),
+        ),
+    )
+    return trainer.fit()
+
+
+def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Divide a command line: what is Ray's, and what is the script's or `accelerate launch`'s.
+
+    Raises:
+        SupportError: Ray is not installed.
+        ConfigError: A value cannot work, or an argument decides what Ray decides.
+    """
+    if find_spec("ray") is None:
+        raise SupportError("--launcher ray needs Ray, which is not installed: pip install 'trl_ext[ray]'.")
+    own, words = ray_parser().parse_known_args(list(argv))
+    if own.num_workers < 1:
+        raise ConfigError(f"--num_workers is {own.num_workers}, fewer than one process. Start at least one.")
+    if own.max_failures < 0:
+        raise ConfigError(f"--max_failures is {own.max_failures}. Give how often a failed run is started again.")
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name in _ACCELERATES:
+            raise ConfigError(f"--{name} is accelerate's, and Ray places the workers. Give --num_workers alone.")
+    return own, words
+
+
+def accelerate_environment(
+    module: str, parser: StrictParser, words: Sequence[str], num_workers: int
+) -> Mapping[str, str]:
+    """Return what `accelerate launch` would add to the environment of each of `num_workers` processes.
+
+    That is mixed precision, ZeRO stage, offload and what else the launch file says.
+
+    Raises:
+        ConfigError: The launch file is for several machines, or for another launcher.
+    """
+    from accelerate.commands.launch import _validate_launch_command
+    from accelerate.utils.launch import (
+        prepare_deepspeed_cmd_env,
+        prepare_multi_gpu_env,
+        prepare_simple_launcher_cmd_env,
+    )
+
+    arguments = launch_arguments(module, parser, words)
+    file = arguments.config_file
+    content = {} if file is None else yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    if (machines := content.get("num_machines") or 1) != 1:
+        raise ConfigError(
+            f"{file} is for {machines} machines, and Ray places the workers itself. Set num_machines to 1 there, and "
+            "give --num_workers."
+        )
+    arguments.num_processes = num_workers
+    with refusals("accelerate cannot launch this"):
+        checked, _, _ = _validate_launch_command(arguments)
+        checked.num_machines, checked.machine_rank = 1, 0
+        if checked.use_deepspeed:
+            checked.deepspeed_fields_from_accelerate_config = ",".join(content.get("deepspeed_config") or ())
+            made = prepare_deepspeed_cmd_env(checked)[1]
+        elif checked.multi_gpu or checked.use_fsdp:
+            made = prepare_multi_gpu_env(checked)
+        else:
+            made = prepare_simple_launcher_cmd_env(checked)[1]
+    return {key: value for key, value in made.items() if key not in _RAYS and os.environ.get(key) != value}
+
+
+def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
+    """Return what each worker gets: one GPU, or one CPU where the run is on the CPU, and what the user asked for."""
+    asked = {} if text is None else yaml.safe_load(text)
+    if not isinstance(asked, dict) or not all(
+        isinstance(key, str) and isinstance(value, int | float) and value >= 0 for key, value in asked.items()
+    ):
+        raise ConfigError(f"--resources_per_worker is {text}. Give names and numbers, such as '{{GPU: 1, CPU: 8}}'.")
+    return {"CPU": 1.0, **({} if on_cpu else {"GPU": 1.0}), **asked}
+
+
+def _check_resources(wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float]) -> None:
+    for name, number in wanted.items():
+        if number * num_workers > there.get(name, 0):
+            fit_in = int(there.get(name, 0) // number)
+            raise ConfigError(
+                f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has "
+                f"{there.get(name, 0):g} {name}. "
+                + (f"Give --num_workers {fit_in}." if fit_in else f"Give --resources_per_worker without {name}, ")
+                + ("" if fit_in else "or add machines that have it.")
+            )
+
+
+def _connect(own: Namespace) -> None:
+    """Connect to the cluster, or start one on this machine, once a process."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    address = own.address or os.environ.get("RAY_ADDRESS")
+    if address and ":" in address and "://" not in address:
+        _knock(address)  # Ray itself asks for minutes
+    local: dict[str, Any] = {} if address else {"include_dashboard": False}
+    try:
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else a worker's lines come twice
+        hook = {"worker_process_setup_hook": f"{__name__}.quiet_ray"}
+        ray.init(address=address, logging_level=logging.WARNING, runtime_env=hook, **local)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise _no_cluster(address or "this machine", error) from error
+
+
+def _knock(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"There is no Ray cluster at {address}: {' '.join(str(error).split()).rstrip('.')}. Start one by "
+        "`ray start --head`, or leave --address out for one on this machine."
+    )
+
+
+# In a worker -------------------------------------------------------------------------------------------------------
+
+
+def quiet_ray() -> None:
+    """Called by Ray in each of its processes: no line for each report, and none for a question to a dashboard that is
+    not there."""
+    cleaner = "ray.train.v2._internal.execution.controller.placement_group_cleaner"
+    context = find_spec("ray.train.v2._internal.execution.context")
+    # The second one is named after its file.
+    for name in (cleaner, str(context and context.origin)):
+        logging.getLogger(name).addFilter(lambda line: line.levelno >= logging.ERROR)
+
+
+def _work(config: dict[str, Any]) -> int:
+    """Run the script in this worker; return its exit code where another attempt would be no better.
+
+    Raises:
+        RuntimeError: The script failed without a word of its own: Ray starts all workers again.
+    """
+    if Path(config["folder"]).is_dir():
+        os.chdir(config["folder"])  # paths of a recipe are relative to where the command was given
+    os.environ.update(config["environment"])
+    import ray.train
+
+    from trl_ext.scripts import training
+
+    argv = list(config["argv"])
+    if ray.train.get_checkpoint() is not None:  # Ray starts this run again, and a checkpoint was written before
+        argv += ["--resume_from_checkpoint", "true"]
+    training.callbacks[:] = [_report_callback()]
+    main: Callable[[Sequence[str]], None] = import_module(config["module"]).main
+    try:
+        main(argv)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else _ATTEMPT_FAILED
+        if code not in _FINAL:
+            raise RuntimeError(f"the script ended with exit code {code}; its own output says why") from ended
+        return code
+    return 0
+
+
+def _report_callback() -> Any:
+    """Make the callback that tells Ray the metrics of every log and where each checkpoint lies."""
+    import ray.train
+    from transformers import TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+    class ReportToRay(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            numbers = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, Real)}
+            ray.train.report({**numbers, "step": state.global_step})
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            folder = Path(args.output_dir).absolute() / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            # Its place, and no copy: it lies where all workers see it.
+            with TemporaryDirectory() as pointer:
+                (Path(pointer) / "checkpoint.json").write_text(json.dumps({"path": str(folder)}))
+                checkpoint = ray.train.Checkpoint.from_directory(pointer) if state.is_world_process_zero else None
+                ray.train.report({"step": state.global_step}, checkpoint=checkpoint)
+
+    return ReportToRay()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 
 from trl_ext import resources
 from trl_ext.cli import before_launch
@@ -13,6 +14,7 @@ from trl_ext.cli.before_launch import check_before_launch
 from trl_ext.cli.check.recipe import make_parser
 from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.trainers.checkpoints import folder
 
 parser_of = cache(make_parser)
 RULES = [{"rule": "length", "high": 4}]
@@ -64,6 +66,14 @@ def test_what_cannot_start_is_a_sentence(changes, words, error, sentence):
     with pytest.raises(error) as raised:
         check(*words, **changes)
     assert sentence in str(raised.value)
+
+
+def test_a_folder_that_another_run_uses_is_a_sentence(here, monkeypatch):
+    monkeypatch.setattr(folder, "PATIENCE_S", 0.1)
+    (here / "out").mkdir()
+    with FileLock(here / "out" / folder.LOCK), pytest.raises(ConfigError, match="out is in use by another run"):
+        check(output_dir="out")
+    check(output_dir="out")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing to learn": ("llama", dict(rewards=RewardOnce)),
     "vLLM's log-probabilities": ("llama", dict(use_vllm=True)),
     "long prompts": ("qwen3", dict(words=40, max_tokens_per_forward=None)),
+    "oversampling": ("llama", dict(oversample=1.5)),
+    "resumed": ("llama", dict(beta=0.05, save_strategy="steps", save_steps=1)),
     "zero1": ("llama", dict(deepspeed=zero(1))),
     "zero2": ("qwen3", dict(deepspeed=zero(2), beta=0.05, peft_config=LORA)),
     "zero3": ("llama", dict(deepspeed=zero(3), beta=0.05, gradient_checkpointing=True)),
@@ -84,7 +86,10 @@ def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
 
 
 def trained(case: str, folder: Path, sequence_parallel: int) -> dict[str, Any]:
-    """Train; return the weights, what was logged, and the stage of ZeRO."""
+    """Train; return the weights, what was logged, the stage of ZeRO, and why no forward is split.
+
+    "resumed" goes on with shared rows from the first step of the run without.
+    """
     family, settings = CASES[case]
     unset = {"peft_config": None, "use_vllm": False, "words": 5, "rewards": lambda: reward_of_long_prompts}
     changes = unset | settings
@@ -126,12 +131,13 @@ def trained(case: str, folder: Path, sequence_parallel: int) -> dict[str, Any]:
     if use_vllm:  # as far as the loss knows: `rollout` gives what a vLLM would have
         trainer.use_vllm, trainer._last_loaded_step = True, -1
         trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
-    trainer.train()
+    trainer.train(str(folder / "out" / "checkpoint-1") if case == "resumed" and sequence_parallel > 1 else None)
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     return {
         "weights": {name: weight.clone() for name, weight in (weights or {}).items()},
         "logged": trainer.state.log_history,
         "zero_stage": getattr(trainer.model_wrapped, "zero_optimization_stage", lambda: 0)(),
+        "why_not_split": trainer._rescue.why_not,
     }
 
 

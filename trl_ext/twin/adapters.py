@@ -7,6 +7,7 @@ allocate on a GPU, and nothing else. A name that is gone raises AttributeError; 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -145,8 +146,16 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
 
     def deal(rollouts: dict[str, Any], rows_of_ranks: Any, accelerator: Any) -> dict[str, Any]:
         num_rows = len(rows_of_ranks[accelerator.process_index])
+
+        def pick(value: torch.Tensor) -> torch.Tensor:  # a group of ranks has more rows than one of them
+            return (
+                torch.cat([value] * -(-num_rows // len(value)))[:num_rows]
+                if num_rows > len(value)
+                else value[:num_rows]
+            )
+
         return {
-            name: value[:num_rows] if isinstance(value, torch.Tensor) and value.ndim else value
+            name: pick(value) if isinstance(value, torch.Tensor) and value.ndim else value
             for name, value in rollouts.items()
         }
 
@@ -155,10 +164,29 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
         sequences = Ragged(np.ones(num_rows * length, dtype=np.int64), cumulated(np.full(num_rows, length)))
         return Unpadded(sequences, np.full(num_rows, width), width)
 
-    where = "trl_ext.trainers.grpo"
+    where = "trl_ext.trainers"
     return replaced(
-        (f"{where}.update:sizes_of", sizes_of), (f"{where}.update:deal", deal), (f"{where}.trainer:unpad", unpad)
+        (f"{where}.grpo.update:sizes_of", sizes_of),
+        (f"{where}.grpo.update:deal", deal),
+        (f"{where}.forward.sequence_parallel:deal", deal),
+        (f"{where}.grpo.trainer:unpad", unpad),
     )
+
+
+def last_part_of_rows() -> AbstractContextManager[None]:
+    """Of a row that ranks share, the simulated one has the last part: of all parts it has the most scored tokens.
+
+    Why: rank 0's part may be of the prompt alone, and rank 0 is the one with most of everything else.
+    Remove when: never; the worst of both is asked for.
+    """
+    from trl_ext.packing.ulysses import SequenceGroup
+
+    of_world = SequenceGroup.of_world
+
+    def last_of_world(size: int, *args: Any, **options: Any) -> SequenceGroup:
+        return replace(of_world(size, *args, **options), rank=size - 1)
+
+    return replaced(("trl_ext.packing.ulysses:SequenceGroup.of_world", staticmethod(last_of_world)))
 
 
 def attention_of_a_gpu() -> AbstractContextManager[None]:

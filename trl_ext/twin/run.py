@@ -95,6 +95,7 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
         adapters.dropout_of_a_gpu(),
         adapters.attention_of_a_gpu(),
         adapters.rollouts_without_padding(),
+        adapters.last_part_of_rows(),
         adapters.head_of_a_gpu(),
         adapters.reference_from_config(lambda: stand_ins.causal_model(simulation)),
         adapters.objects_from_this_rank(),

@@ -89,6 +89,8 @@ def why_not(simulation: Simulation) -> str:
         "Compiled models and replaced kernels: fake tensors do not show what they allocate.": any(
             simulation.arguments.get(name) for name in ("torch_compile", "use_liger_kernel")
         ),
+        "Shared rows without DeepSpeed: the twin builds DDP as one process, which has nobody to share with. Launch "
+        "with --config_file zero1.": not simulation.deepspeed and simulation.arguments.get("sequence_parallel", 1) > 1,
         "fp16 scales the loss by what it finds in gradients, which fake ones do not have. Use bf16.": bool(
             simulation.arguments.get("fp16")
         ),

@@ -22,7 +22,7 @@ from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.formulas.peak import Setup, footprints
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
-from trl_ext.twin.simulation import simulation_of
+from trl_ext.twin.simulation import simulation_of, why_not
 
 pytest.importorskip("deepspeed")
 
@@ -185,6 +185,37 @@ def test_they_agree_on_the_update(twin, name, num_layers, num_gpus, combination,
     assert not result.refusal, result.refusal
     expected = pytest.approx(result.peaks["update"].num_bytes, rel=TOLERANCE)
     assert formula_bytes(config, job, num_gpus, phases=("update",)) == expected
+
+
+# Rows of 16,384 tokens, and of 32,768, that GPUs share; the first two by default. Qwen2 with so
+# few heads of keys that they are repeated. name, combination, changes
+LONG = {"max_length": 16384, "max_prompt_length": 4096, "max_completion_length": 12288}
+LONGER = {"max_length": 32768, "max_prompt_length": 2048, "max_completion_length": 30720}
+SHARED = [
+    ("llama", ("grpo", None, "full", 2), {**LONG, "sequence_parallel": 2}),
+    ("llama", ("reward", None, "full", 2), {**LONG, "sequence_parallel": 4}),
+    ("qwen2", ("grpo", None, "lora", 1), {**LONGER, "sequence_parallel": 4}),
+    ("qwen3", ("grpo", None, "full", 3), {**LONG, "sequence_parallel": 2, "beta": 0.1}),
+    ("mistral", ("reward", None, "lora", 3), {**LONGER, "sequence_parallel": 2}),
+    ("llama", ("ppo", "adapter", "lora", 2), {**LONG, "sequence_parallel": 2}),
+    ("qwen2", ("ppo", "head", "full", 1), {**LONG, "sequence_parallel": 4}),
+    ("llama", ("ppo", "separate", "full", 2), {**LONGER, "sequence_parallel": 4}),
+]
+
+
+@pytest.mark.parametrize("row", SHARED if CHOSEN else SHARED[:2], ids=lambda row: f"{row[0]}-{row[1][0]}-{row[1][3]}")
+def test_they_agree_on_rows_that_gpus_share(twin, row):
+    name, combination, changes = row
+    job, num_gpus = job_of(*combination, **changes)
+    config = {**config_of(name), "max_position_embeddings": 65536}
+    if name == "qwen2":
+        config["num_key_value_heads"] = 2
+    agree(formula_bytes(config, job, num_gpus), job, counted_bytes(twin, config, job, num_gpus))
+
+
+def test_shared_rows_under_ddp_are_left_to_the_formulas():
+    job, num_gpus = job_of("grpo", None, "full", 0, sequence_parallel=2)
+    assert "Shared rows without DeepSpeed" in why_not(simulation_of(job, config_of("llama"), num_gpus))
 
 
 def test_what_is_left_out_is_what_a_job_refuses():

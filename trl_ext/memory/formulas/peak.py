@@ -188,7 +188,7 @@ def _gradients_of_others(setup: Setup, engine: Engine) -> float:
     engine before, whose optimizer steps last."""
     job = setup.job
     is_left = not job.zero_stage and engine is not setup.engines[0]
-    if job.zero_stage == 3 or not (is_left or job.num_backwards(setup.num_gpus) > 1):
+    if job.zero_stage == 3 or not (is_left or job.accumulation(setup.num_gpus) > 1):
         return 0.0
     return sum(states.standing_gradient_bytes(other) for other in setup.engines if other is not engine)
 
@@ -234,12 +234,14 @@ def _is_joint(job: Job) -> bool:
 
 def _head(engine: Engine, num_held: int) -> Places:
     """Yield the fused head's forward, with all of autocast's copies, and its backward. DeepSpeed makes its bucket for
-    the first gradient: that of a value head on the same hidden states, if there is one."""
+    the first gradient, that of a value head on the same hidden states, if there is one; ZeRO-1 in the first backward
+    of an accumulation, and keeps it (left out for adapters, whose peak is elsewhere as a rule)."""
     shape, job = engine.shape, engine.job
     tail = {"layer work": num_held * 8.0 * shape.hidden, "gathered weights": states.gathered_bytes(engine, "forward")}
     forward = act.head_forward_bytes(shape, job, job.scored_tokens)
     yield "forward of the head", {**tail, "head": forward, "cast weights": act.cast_cache_bytes(shape, job)}
     has_bucket = job.trainer == "ppo" and job.critic == "head" and job.zero_stage in (1, 2)
+    has_bucket |= job.zero_stage == 1 and not job.uses_lora and job.num_backwards(engine.num_gpus) > 1
     bucket = states.bucket_bytes(engine) if has_bucket else 0.0
     backward = act.head_backward_bytes(shape, job, job.scored_tokens)
     yield "backward of the head", {**tail, "head": backward, "buckets": bucket}

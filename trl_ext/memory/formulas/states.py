@@ -126,14 +126,15 @@ def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
 
     Returns:
         The bytes kept of the projection down's, and the bytes that are there once that of up has come. DeepSpeed's
-        bucket takes those that are not larger than it, and a large one waits for the next.
+        bucket takes those that are not larger than it, and a large one waits for the next; ZeRO-1 adds it to that of
+        an earlier backward.
     """
     if engine.frozen:
         return 0.0, 0.0
     shape, job = engine.shape, engine.job
     width = shape.intermediate if shape.experts is None else shape.experts.shared_intermediate or shape.intermediate
     *_, up, down = (float(linear.num_params) for linear in mlp_linears(shape, width))
-    waits = is_kept(engine) or (job.zero_stage > 0 and down > job.reduce_bucket_size)
+    waits = is_kept(engine) or (job.zero_stage > 1 and down > job.reduce_bucket_size)
     kept = value_bytes(job) * down if waits else 0.0
     return kept, kept + value_bytes(job) * up
 

@@ -87,7 +87,7 @@ def communication_seconds(setup: Setup) -> float:
     if job.zero_stage == 3:
         copies = sum(copy.num_params * copy.value_bytes for copy in setup.copies)
         own = num_scoring_passes(job) * 2.0 * lm_params(setup.shape)
-        sent += job.accumulation(num_gpus) * (copies + own)
+        sent += job.accumulation(num_gpus) * job.sequence_parallel * (copies + own)
     is_fast = setup.hardware.card.link.is_fast and setup.hardware.num_machines == 1
     exposed = EXPOSED_NVLINK if is_fast and job.zero_stage == 3 else 1.0
     sent *= exposed * (num_gpus - 1) / num_gpus

@@ -99,6 +99,7 @@ Takes the arguments of two programs and gives each its own:
   --config_file   an accelerate file, or the name of a shipped one: zero2, zero3, multi_gpu, single_gpu, cpu, ...
   --launcher ray  start workers of Ray Train instead: --num_workers, --resources_per_worker, --address,
                   --storage_path, --max_failures; the page docs/cluster/ray.md
+  --vllm_servers  so many vLLM servers on cards of this machine that do not train, started and ended with the run
 
 All keys:              {module} --help
 All launch arguments:  accelerate launch --help
@@ -137,11 +138,19 @@ def launch_script(name: str, argv: list[str]) -> int:
         return 0
     from trl_ext.cli.before_launch import check_before_launch
     from trl_ext.launch import split_launcher
+    from trl_ext.launch.servers import servers_beside, serving
 
     launcher, argv = split_launcher(argv)
     parser = import_module(script.module).make_parser()
+    servers, argv = servers_beside(name, parser, argv)
+    if servers and launcher.module.endswith("ray_train"):
+        raise ConfigError(
+            "--vllm_servers starts servers on this machine, and Ray places the run's workers. Start `trl vllm-serve` "
+            "apart, and name its address: vllm_server_base_url."
+        )
     check_before_launch(name, script.module, parser, launcher.of_script(argv))
-    return launcher.launch(script.module, parser, argv)
+    with serving(servers):
+        return launcher.launch(script.module, parser, argv)
 
 
 if __name__ == "__main__":

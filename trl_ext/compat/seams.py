@@ -324,6 +324,20 @@ SEAMS = (
         "continuous batching knows attention implementations by their names, which packing therefore keeps",
     ),
     Seam(
+        "trl.generation.vllm_client:VLLMClient.__init__",
+        ("base_url", "host", "server_port", "group_port", "connection_timeout"),
+        "`vllm_server_base_url` may name several servers, which one client of ours serves",
+    ),
+    Seam(
+        "trl.generation.vllm_client:VLLMClient.check_server", ("total_timeout", "retry_interval"), "asks all servers"
+    ),
+    Seam("trl.generation.vllm_client:VLLMClient.get_world_size", (), "the workers of all servers"),
+    Seam(
+        "trl.generation.vllm_client:VLLMClient._post",
+        ("url",),
+        "all that the client sends; prompts are divided, and each server joins the group at a rank of its own",
+    ),
+    Seam(
         "transformers.integrations.flash_attention:flash_attention_forward",
         ("module", "query", "key", "value", "attention_mask", "dropout", "scaling", "sliding_window"),
         "the arguments of every attention function; looks the name in the config up",

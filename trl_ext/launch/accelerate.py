@@ -20,6 +20,7 @@ import yaml
 
 from trl_ext import resources
 from trl_ext.errors import LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
+from trl_ext.launch import servers
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.quiet import quiet_launcher
@@ -69,7 +70,7 @@ def signals_passed_on() -> Iterator[None]:
 
     def pass_on(number: int, frame: Any) -> None:
         nonlocal first_s
-        processes = psutil.Process().children()
+        processes = [child for child in psutil.Process().children() if child.pid not in servers.running]
         if not processes:  # none was started yet, or all are gone
             signal.signal(number, before[number])
             signal.raise_signal(number)

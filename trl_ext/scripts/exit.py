@@ -4,7 +4,7 @@
 1    a bug, whose traceback is printed; or a signal after which nothing could be saved
 2    the user made a mistake
 5    memory ran out
-6    another process of the run is stopped, dead or cut off
+6    another process of the run, or its vLLM server, is stopped, dead or cut off
 75   SIGTERM or Ctrl-C: a checkpoint was saved, and the run can be resumed
 130  Ctrl-C before the first step, or a second one: nothing was saved
 """

@@ -33,6 +33,7 @@ from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_s
 from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group, size_of_groups
+from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.continuous_batching import dtypes_kept
@@ -114,7 +115,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._step_stats: list[Any] = []
         self._update = StepUpdate(self, getattr(args, "skip_zero_advantage", None))
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
-        with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled):
+        with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         has_images = bool(self.tools) or may_hold_images(train_dataset) or may_hold_images(eval_dataset)
         self._takes_images = self._is_vlm and has_images

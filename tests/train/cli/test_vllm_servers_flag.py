@@ -1,0 +1,147 @@
+"""What `--vllm_servers N` makes of a command line: servers, their cards, and what the run is told of them."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from trl import TrlParser
+from trl.scripts import vllm_serve
+
+from tests import fake_servers
+from trl_ext.errors import ConfigError, SupportError
+from trl_ext.launch import servers
+from trl_ext.launch.servers import servers_beside, serving
+from trl_ext.scripts.grpo import make_parser
+
+RUN = ["--model_name_or_path", "Qwen/Qwen2.5-7B", "--output_dir"]
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Ask for servers on a machine with so many cards."""
+
+    def ask(*words, cards=8, trainer="grpo"):
+        monkeypatch.setattr(servers, "_visible_cards", lambda: [str(card) for card in range(cards)])
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return servers_beside(trainer, make_parser(), [*RUN, str(tmp_path / "out"), *words])
+
+    return ask
+
+
+def test_without_the_flag_nothing_changes(asked, tmp_path):
+    assert asked("--beta", "0.1") == (None, [*RUN, str(tmp_path / "out"), "--beta", "0.1"])
+
+
+def test_the_last_cards_serve_and_the_others_stay_visible(asked):
+    found, _ = asked("--vllm_servers", "2", "--vllm_tensor_parallel_size", "2")
+    assert found.cards == ("4,5", "6,7") and os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_the_run_is_told_where_the_servers_are(asked):
+    found, words = asked("--vllm_servers=2")
+    told = make_parser().given_values(words)
+    assert told["vllm_server_base_url"].split(",") == list(found.urls) and len(set(found.urls)) == 2
+    assert (told["use_vllm"], told["vllm_mode"]) == (True, "server")
+    assert f":{told['vllm_group_port']}" not in told["vllm_server_base_url"]
+
+
+def test_trl_takes_the_command_of_each_server(asked):
+    lengths = [
+        "--vllm_max_model_length",
+        "1024",
+        "--vllm_gpu_memory_utilization",
+        "0.7",
+        "--trust_remote_code",
+        "true",
+    ]
+    found, _ = asked("--vllm_servers", "2", "--vllm_tensor_parallel_size", "2", "--model_revision", "v1", *lengths)
+    for number, command in enumerate(found.commands):
+        options, rest = TrlParser(vllm_serve.ScriptArguments).parse_args_and_config(
+            list(command[2:]), return_remaining_strings=True
+        )
+        assert (options.model, options.revision, options.host) == ("Qwen/Qwen2.5-7B", "v1", "127.0.0.1")
+        assert (options.tensor_parallel_size, options.max_model_len) == (2, 1024)
+        assert (options.gpu_memory_utilization, options.trust_remote_code) == (0.7, True)
+        assert rest == (["--seed", str(number)] if number else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "trainer", "sentence"),
+    [
+        (["--vllm_servers", "0"], "grpo", "--vllm_servers is '0'"),
+        (["--vllm_servers", "two"], "grpo", "--vllm_servers is 'two'"),
+        (["--vllm_servers"], "grpo", "--vllm_servers is ''"),
+        (["--vllm_servers", "1", "--vllm_servers", "2"], "grpo", "once"),
+        (["--vllm_servers", "8"], "grpo", "needs 8 GPUs, and 8 are visible: none is left for training"),
+        (["--vllm_servers", "2", "--vllm_tensor_parallel_size", "4"], "grpo", "needs 8 GPUs"),
+        (["--vllm_servers", "1"], "reward", "generates nothing"),
+        (["--vllm_servers", "1", "--use_vllm", "false"], "grpo", "use_vllm is False"),
+        (["--vllm_servers", "1", "--vllm_mode", "colocate"], "grpo", "vllm_mode is colocate"),
+        (["--vllm_servers", "1", "--vllm_server_port", "8000"], "grpo", "vllm_server_port is 8000"),
+        (["--vllm_servers", "1", "--num_machines", "2"], "grpo", "this machine alone"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(words, trainer, sentence, asked):
+    with pytest.raises(ConfigError, match=sentence):
+        asked(*words, trainer=trainer)
+
+
+def test_without_trl_on_the_path_it_says_so(asked, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda *names, **options: None)
+    with pytest.raises(SupportError, match="there is no program trl"):
+        asked("--vllm_servers", "1")
+
+
+@pytest.fixture
+def of_stand_ins(asked, tmp_path, monkeypatch):
+    """Servers of the stand-in, on the CPU."""
+    for name, value in fake_servers.put_on_path(tmp_path / "bin").items():
+        monkeypatch.setenv(name, value)
+    return lambda *words: asked("--vllm_servers", "2", *words, cards=0)[0]
+
+
+def test_a_server_that_does_not_answer_in_time_is_a_sentence(of_stand_ins, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_TRL", "deaf")
+    with (
+        pytest.raises(ConfigError, match=r"server 1 of 2 does not answer after 1 s.*--vllm_server_timeout"),
+        serving(of_stand_ins("--vllm_server_timeout", "1")),
+    ):
+        pytest.fail("the block may not begin")
+    assert not [line for line in fake_servers.noted(tmp_path / "bin") if psutil.pid_exists(line["pid"])]
+
+
+def test_an_error_in_the_run_ends_the_servers(of_stand_ins):
+    with pytest.raises(KeyError), serving(of_stand_ins()):
+        pids = set(servers.running)
+        assert len(pids) == 2 and all(map(psutil.pid_exists, pids))
+        raise KeyError
+    assert not any(map(psutil.pid_exists, pids)) and not servers.running
+
+
+STARTS = """
+import sys
+from trl_ext.launch.servers import running, serving, Serving
+from pathlib import Path
+with serving(Serving(({command!r},), ("",), ({url!r},), (Path({log!r}),), 60.0)):
+    print(*running, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_servers_end_with_a_launcher_that_is_killed(of_stand_ins):
+    one = of_stand_ins()
+    program = STARTS.format(command=one.commands[0], url=one.urls[0], log=str(one.logs[0]))
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as launcher:
+        launcher.stdout.readline()
+        server = int(launcher.stdout.readline())
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait()
+    until_s = time.monotonic() + 30
+    while psutil.pid_exists(server) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not psutil.pid_exists(server)

@@ -1,0 +1,299 @@
+"""vLLM servers beside a run: `trl vllm-serve` on cards that do not train, up before the run begins and ended with it.
+
+A server is a child process in a session of its own: Ctrl-C at a terminal does not reach it, so that a run can save
+first, and it gets SIGTERM when this process ends, however it ends.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_ext.errors import ConfigError, LostProcessError, SupportError
+from trl_ext.rewards.isolation.kernel import die_with_parent
+from trl_ext.scripts.arguments import StrictParser
+
+FLAG = "--vllm_servers"
+SHARE = 0.9  # of a card, TRL's default for a server; a recipe's is for vLLM beside training
+ENDING_S = 20.0  # between asking a server to end and killing it
+POLL_S = 0.5
+running: set[int] = set()  # process ids of this process's servers, which get no signals passed on
+OF_SERVERS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")  # servers that run already
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The servers of a run.
+
+    Args:
+        commands: One for each server.
+        cards: The cards of each; "" where there is no card.
+        urls: Their addresses.
+        logs: Where each writes.
+        patience_s: Seconds in which all are up.
+    """
+
+    commands: tuple[tuple[str, ...], ...]
+    cards: tuple[str, ...]
+    urls: tuple[str, ...]
+    logs: tuple[Path, ...]
+    patience_s: float
+
+
+def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> tuple[Serving | None, list[str]]:
+    """Read `--vllm_servers N` from a command line, and leave the cards that do not serve visible.
+
+    Args:
+        trainer: "grpo", "ppo" or "reward".
+        parser: The script's parser.
+        argv: Arguments of the script and of the launcher.
+
+    Returns:
+        The servers, None without the flag, and the command line in which the run is told of them.
+
+    Raises:
+        ConfigError: The number is none, or goes with no other argument.
+        SupportError: TRL's command is not there.
+    """
+    num_servers, words = _taken(argv)
+    if num_servers is None:
+        return None, words
+    given = parser.given_values(words)
+    values: dict[str, Any] = {**vars(parser.parse_known_args([])[0]), **given}
+    _check(trainer, num_servers, given, words)
+    size = int(values["vllm_tensor_parallel_size"])
+    served, cards = num_servers * size, _visible_cards()
+    if cards and served >= len(cards):
+        raise ConfigError(
+            f"{FLAG} {num_servers} with vllm_tensor_parallel_size {size} needs {served} GPUs, and {len(cards)} are "
+            "visible: none is left for training. Start fewer servers."
+        )
+    first = len(cards) - served
+    if cards:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards[:first])
+    of_each = [",".join(cards[first + i * size : first + (i + 1) * size]) for i in range(num_servers)]
+    ports = _free_ports(num_servers + 1)
+    urls = tuple(f"http://127.0.0.1:{port}" for port in ports[:-1])
+    commands = tuple(_command(values, given, port, seed) for seed, port in enumerate(ports[:-1]))
+    folder = Path(values["output_dir"] or "trainer_output") / "vllm"
+    logs = tuple(folder / f"server_{number}.log" for number in range(num_servers))
+    words += ["--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_base_url", ",".join(urls)]
+    if "vllm_group_port" not in given:
+        words += ["--vllm_group_port", str(ports[-1])]
+    return Serving(commands, tuple(of_each), urls, logs, float(values["vllm_server_timeout"])), words
+
+
+def _visible_cards() -> list[str]:
+    """The machine's cards as CUDA_VISIBLE_DEVICES names them; none where no GPU is seen."""
+    import torch
+
+    count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (named.split(",") if named else [str(number) for number in range(count)])[:count]
+
+
+def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:
+    """The value of the flag, None without it, and the other words."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith(f"{FLAG}=") else [word])]
+    if FLAG not in words:
+        return None, words
+    at = words.index(FLAG)
+    value = words[at + 1] if at + 1 < len(words) else ""
+    del words[at : at + 2]
+    if FLAG in words or not value.isdecimal() or int(value) < 1:
+        raise ConfigError(f"{FLAG} is '{value}'. Give the number of vLLM servers to start, once: 1 or more.")
+    return int(value), words
+
+
+def _check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Refuse what contradicts servers of our own."""
+    if trainer == "reward":
+        raise ConfigError(f"{FLAG} {num_servers} with trl-ext reward, which generates nothing. Leave it out.")
+    if not (given.get("model_name_or_path") or given.get("sft_model_path")):
+        raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
+    others = {"use_vllm": ("false", "False", False), "vllm_mode": ("colocate",)}
+    for key, refused in others.items():
+        if given.get(key) in refused:
+            raise ConfigError(
+                f"{FLAG} {num_servers} starts servers, and {key} is {given[key]}. Leave one of them out."
+            )
+    for key in OF_SERVERS:
+        if key in given:
+            raise ConfigError(
+                f"{key} is {given[key]}, a server that runs already, and {FLAG} {num_servers} starts its own. Leave "
+                "one of both out."
+            )
+    if any(word.partition("=")[0] in ("--num_machines", "--machine_rank") for word in words):
+        raise ConfigError(
+            f"{FLAG} {num_servers} starts servers on this machine alone, and --num_machines is given. Start `trl "
+            "vllm-serve` apart, and name its address: vllm_server_base_url."
+        )
+    if _trl() is None:
+        raise SupportError(
+            "vLLM servers are started by `trl vllm-serve`, and there is no program trl. Run: pip install trl."
+        )
+
+
+def _trl() -> str | None:
+    """The program `trl`: the one on the path, or the one beside this Python."""
+    return shutil.which("trl") or shutil.which("trl", path=str(Path(sys.executable).parent))
+
+
+def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, seed: int) -> tuple[str, ...]:
+    """The command of one server, which listens on this machine alone."""
+    options = {
+        "model": values.get("sft_model_path") or values["model_name_or_path"],
+        "host": "127.0.0.1",
+        "port": port,
+        "tensor_parallel_size": values["vllm_tensor_parallel_size"],
+        "gpu_memory_utilization": given.get("vllm_gpu_memory_utilization", SHARE),
+        "revision": given.get("model_revision"),
+        "max_model_len": given.get("vllm_max_model_length"),
+        "vllm_model_impl": given.get("vllm_model_impl"),
+        "trust_remote_code": given.get("trust_remote_code"),
+    }
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    # What TRL does not know goes to vLLM. Servers with one seed would draw alike for different prompts.
+    return (str(_trl()), "vllm-serve", *words, *(["--seed", str(seed)] if seed else []))
+
+
+def _free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+@contextmanager
+def serving(servers: Serving | None) -> Iterator[None]:
+    """Let the servers run inside the block, which starts when all answer.
+
+    Raises:
+        ConfigError: One does not start.
+        LostProcessError: One has ended before the block, whose processes were killed.
+    """
+    if servers is None:
+        yield
+        return
+    started: list[subprocess.Popen[bytes]] = []
+    has_ended = threading.Event()
+    lost: list[int] = []
+    try:
+        for command, cards, log in zip(servers.commands, servers.cards, servers.logs, strict=True):
+            started.append(_start(command, cards, log))
+            running.add(started[-1].pid)
+        _wait_for(servers, started)
+        watch = threading.Thread(target=_watch, args=(started, lost, has_ended), daemon=True)
+        watch.start()
+        yield
+        has_ended.set()
+        watch.join()
+    finally:
+        has_ended.set()
+        _end(started)
+        running.difference_update(process.pid for process in started)
+    if lost:
+        last = _last_words(servers.logs[lost[0]])
+        raise LostProcessError(
+            f"vLLM {_which(lost[0], started)} has ended, and the run with it: {last} Start again with "
+            "--resume_from_checkpoint true."
+        )
+
+
+def _start(command: Sequence[str], cards: str, log: Path) -> "subprocess.Popen[bytes]":
+    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": cards} if cards else {})
+    parent = os.getpid()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
+        )
+
+
+def _wait_for(servers: Serving, started: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Until all servers answer.
+
+    Raises:
+        ConfigError: One has ended, or not all do in time; with the last line of its log.
+    """
+    print(f"waiting for {len(started)} vLLM server(s): {', '.join(servers.urls)}", flush=True)
+    until_s = time.monotonic() + servers.patience_s
+    for number, url in enumerate(servers.urls):
+        while not _answers(url):
+            for other, process in enumerate(started):
+                if process.poll() is not None:
+                    raise ConfigError(
+                        f"vLLM {_which(other, started)} has not started: {_last_words(servers.logs[other])}"
+                    )
+            if time.monotonic() > until_s:
+                raise ConfigError(
+                    f"vLLM server {number + 1} of {len(started)} does not answer after {servers.patience_s:.0f} s: "
+                    f"{_last_words(servers.logs[number])} Give it more with --vllm_server_timeout."
+                )
+            time.sleep(POLL_S)
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def _which(number: int, started: Sequence["subprocess.Popen[bytes]"]) -> str:
+    return f"server {number + 1} of {len(started)} (exit code {started[number].returncode})"
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log, and where the others are."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"'{lines[-1][:300] if lines else ''}'. Its log is {log}."
+
+
+def _watch(started: Sequence["subprocess.Popen[bytes]"], lost: list[int], has_ended: threading.Event) -> None:
+    """Kill the processes that train when a server ends before they do: what waits for its answer saves nothing."""
+    import psutil
+
+    while not has_ended.wait(POLL_S):
+        lost += [number for number, process in enumerate(started) if process.poll() is not None]
+        if lost:
+            trains = [child for child in psutil.Process().children() if child.pid not in running]
+            for process in [*(grandchild for child in trains for grandchild in child.children(True)), *trains]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return
+
+
+def _end(started: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Ask the servers to end, and kill those that do not, with all that they have started."""
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+    until_s = time.monotonic() + ENDING_S
+    for process in started:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(until_s - time.monotonic(), 0))
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

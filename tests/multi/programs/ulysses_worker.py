@@ -16,7 +16,7 @@ from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.completions import plan, score, unpad
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 
-FAMILIES = ("llama", "qwen3", "mistral_window")
+FAMILIES = ("llama", "qwen3", "mistral_window", "gemma3", "qwen3_moe")
 SHARING = {"shared": True, "apart": False}
 CASES = {f"{family} {how}": (family, share) for family in FAMILIES for how, share in SHARING.items()}
 TEMPERATURE = 0.7

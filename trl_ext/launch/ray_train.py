@@ -26,6 +26,7 @@ from trl_ext.launch.accelerate import launch_arguments, without
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.recipe import argument_problem
+from trl_ext.scripts.start import has_address_of_its_own, interface_of
 
 # Codes of scripts that said why they ended: another attempt would end the same, or was not asked for.
 _FINAL = (0, USER_ERROR, OUT_OF_MEMORY, SAVED_ON_SIGNAL)
@@ -201,7 +202,7 @@ def _connect(own: Namespace) -> None:
     local: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
         os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else a worker's lines come twice
-        hook = {"worker_process_setup_hook": f"{__name__}.quiet_ray"}
+        hook = {"worker_process_setup_hook": f"{__name__}.prepare_process"}
         ray.init(address=address, logging_level=logging.WARNING, runtime_env=hook, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise _no_cluster(address or "this machine", error) from error
@@ -225,13 +226,17 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
 # In a worker -------------------------------------------------------------------------------------------------------
 
 
-def quiet_ray() -> None:
-    """Called by Ray in each of its processes: no line for each report, and none for a question to a dashboard that is
-    not there."""
+def prepare_process() -> None:
+    """Called by Ray in each of its processes, before it joins a process group."""
+    import ray
+
+    if "GLOO_SOCKET_IFNAME" not in os.environ and not has_address_of_its_own():
+        if interface := interface_of(ray.util.get_node_ip_address()):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+    # No line for each report, and none for a question to a dashboard that is not there.
     cleaner = "ray.train.v2._internal.execution.controller.placement_group_cleaner"
     context = find_spec("ray.train.v2._internal.execution.context")
-    # The second one is named after its file.
-    for name in (cleaner, str(context and context.origin)):
+    for name in (cleaner, str(context and context.origin)):  # the second is named after its file
         logging.getLogger(name).addFilter(lambda line: line.levelno >= logging.ERROR)
 
 

@@ -61,15 +61,24 @@ def _is_own(address: str) -> bool:
 
 def _interface_to(host: str) -> str:
     """Return the name of the network interface by which `host` is reached, "" if that is none of the network."""
-    import psutil
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 1))  # sends nothing: asks the kernel for the way
         except OSError:
             return ""
-        own = probe.getsockname()[0]
-    if _is_own(own):
+        return interface_of(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has this address, "" for one of this machine's own."""
+    import psutil
+
+    if _is_own(address):
         return ""
-    found = (name for name, held in psutil.net_if_addrs().items() if own in [one.address for one in held])
+    found = (name for name, held in psutil.net_if_addrs().items() if address in [one.address for one in held])
     return next(found, "")
+
+
+def has_address_of_its_own() -> bool:
+    """Return True if the name of this machine stands for an address that other machines reach."""
+    return not _is_own(_address(socket.gethostname()))

@@ -140,18 +140,19 @@ def trainer(
     folder: str,
     rollout: Callable[..., Any],
     processes: int = 1,
+    **more: Any,
 ) -> Any:
-    """Make one of ours, for one optimizer step of the shape's tokens, whose rows all processes share."""
-    rows, shared = shape.rows // processes, {"sequence_parallel": processes}
+    """Make one of ours with these and more settings, for one step of the shape's tokens, which processes share."""
+    rows, more = shape.rows // processes, more | {"sequence_parallel": processes}
     if name == "reward":
-        args = trl_ext.RewardConfig(**settings(rows // 2, budget, folder), **shared, max_length=None)
+        args = trl_ext.RewardConfig(**settings(rows // 2, budget, folder), **more, max_length=None)
         found = trl_ext.RewardTrainer(
             scoring(policy.config), args, train_dataset=pairs(shape), processing_class=tokenizer()
         )
     else:
         own = {"grpo": {"num_generations": shape.generations, "beta": 0.0}, "ppo": {"critic": "head"}}[name]
         args = getattr(trl_ext, f"{name.upper()}Config")(
-            **settings(rows, budget, folder), **own, **shared, max_completion_length=shape.longest
+            **settings(rows, budget, folder), **own, **more, max_completion_length=shape.longest
         )
         found = getattr(trl_ext, f"{name.upper()}Trainer")(
             model=policy,

@@ -46,6 +46,15 @@ def test_activations(trainer, run):
     assert part["forwards"] > 1 and part["row_mib"] < whole["row_mib"]
 
 
+def test_sequence_parallel(monkeypatch):
+    """As one process counts; more are started by the script."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    script = import_module("sequence_parallel")
+    monkeypatch.setattr(script, "SHAPE", replace(script.SHAPE, prompt=5, mean=6, longest=6))
+    held, forwards = script.step("reward", True, layers=1, processes=1)
+    assert held > 0 and forwards == 1
+
+
 def test_grpo_update(run):
     shape = replace(next(iter(import_module("grpo_update").SHAPES)), prompt=8, mean=8, longest=12, groups=2)
     (result,) = run("grpo_update", "--layers", "1", "--width", "192", "--rounds", "1", SHAPES={shape: 1.0})["results"]

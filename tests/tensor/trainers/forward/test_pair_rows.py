@@ -10,6 +10,7 @@ from tests import tiny
 from tests.preferences import reward_model
 from trl_ext.errors import PackingError
 from trl_ext.packing.attention import take_segments
+from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.pairs import (
     SHARED,
     num_shared_tokens,
@@ -18,7 +19,7 @@ from trl_ext.trainers.forward.pairs import (
     score_row,
     sides,
 )
-from trl_ext.trainers.forward.pooled_head import add_pooled_head, scored_token
+from trl_ext.trainers.forward.pooled_head import add_pooled_head, scored_token, tokens_here
 
 torch.set_num_threads(1)
 
@@ -287,3 +288,14 @@ def test_the_head_is_added_once(model_of):
 def test_a_model_without_score_layer_is_refused_by_name():
     with pytest.raises(PackingError, match="LlamaForCausalLM has no layer `score`"):
         add_pooled_head(tiny.model("llama"))
+
+
+def test_each_score_is_made_by_one_process_of_a_group():
+    row = pair_row(ragged(9), share_prompt=True, pad_token_id=PAD)
+    groups = [SequenceGroup(4, rank) for rank in range(4)]
+    made = [tokens_here(row.flat, row.pool_index, group) for group in groups]
+    assert sorted(torch.cat(made).tolist()) == list(range(18))
+    for group, here in zip(groups, made, strict=True):
+        part = row.flat.part(group)
+        places = row.pool_index[here] - group.rank * part.num_tokens
+        assert torch.equal(part.input_ids[0, places], row.flat.input_ids[0, row.pool_index[here]])

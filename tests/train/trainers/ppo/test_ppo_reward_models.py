@@ -2,6 +2,7 @@
 
 import copy
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests import tiny
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer, warnings_of
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.ppo.models import PPOModels
 from trl_ext.trainers.ppo.scores.reward_models import RewardModel, num_positions
 
 TOLERANCE = 5e-6
@@ -352,3 +354,11 @@ def test_a_reward_model_with_lora_is_packed(llama):
     subject = scorer(model, max_tokens_per_forward=60)
     assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
     assert subject.packs
+
+
+def test_a_reward_model_whose_heads_processes_cannot_share_is_refused(llama):
+    models = PPOModels.__new__(PPOModels)
+    models._trainer, models._args = SimpleNamespace(_sequence_group=None), SimpleNamespace(sequence_parallel=3)
+    models.rewards = [scorer(llama)]
+    with pytest.raises(ConfigError, match="has 4 attention heads, which sequence_parallel=3 does not divide"):
+        models.prepare_rewards()

@@ -63,6 +63,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/balance.py --output benchmarks/results/balance.json
 	$(BIN)/python benchmarks/planning.py --output benchmarks/results/planning_cpu.json
 	$(BIN)/python benchmarks/activations.py --output benchmarks/results/activations_cpu.json
+	$(BIN)/python benchmarks/sequence_parallel.py --output benchmarks/results/sequence_parallel_cpu.json
 	$(BIN)/python benchmarks/grpo_update.py --output benchmarks/results/grpo_update_cpu.json
 	$(BIN)/python benchmarks/whole_step.py --output benchmarks/results/whole_step_cpu.json
 	$(BIN)/python benchmarks/rewards.py --output benchmarks/results/rewards_cpu.json

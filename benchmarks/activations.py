@@ -73,7 +73,8 @@ class Held:
         self.now = self.peak = 0
         self.rows: list[int] = []
         self._count: dict[int, int] = {}
-        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._weights: set[int] = set()
+        self._model = model
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor)
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end)
@@ -86,6 +87,8 @@ class Held:
         self._hooks.__exit__(*error)
 
     def _begin(self, *call: Any) -> None:
+        # Not before: a trainer may move weights, and activations then lie where they were.
+        self._weights = {p.untyped_storage().data_ptr() for p in self._model.parameters()}
         self._before = self.now
 
     def _end(self, *call: Any) -> None:

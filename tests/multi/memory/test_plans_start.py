@@ -50,6 +50,8 @@ FREE = {
     "grpo, every 2nd layer, ZeRO-2, 2": "grpo --model 7B --gpus 2xH200 --zero_stage 2 --checkpoint_every 2",
     "grpo, every 4th layer, DDP, 1": "grpo --model Qwen/Qwen2.5-1.5B --gpus 1xH100-80GB --checkpoint_every 4",
     "grpo, ZeRO-3, 2": "grpo --model meta-llama/Llama-3.2-3B --gpus 2xA100-80GB --zero_stage 3",
+    "grpo, shared rows, ZeRO-3, 2": "grpo --model 8B --gpus 2xH200 --zero_stage 3 --sequence_parallel 2",
+    "reward, shared rows, ZeRO-2, 2": "reward --model 3B --gpus 2xA100-80GB --zero_stage 2 --sequence_parallel 2",
     "grpo, all in host memory, 1": "grpo --model Qwen/Qwen2.5-7B --gpus 1xA100-80GB --zero_stage 3 --offload all",
     "grpo, LoRA with ZeRO-3, every 2nd layer, 2": "grpo --model 14B --gpus 2xA100-80GB --method lora --zero_stage 3 "
     "--checkpoint_every 2",

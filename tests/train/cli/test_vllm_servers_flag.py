@@ -13,6 +13,7 @@ from trl import TrlParser
 from trl.scripts import vllm_serve
 
 from tests import fake_servers
+from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch import servers
 from trl_ext.launch.servers import servers_beside, serving
@@ -145,3 +146,9 @@ def test_servers_end_with_a_launcher_that_is_killed(of_stand_ins):
     while psutil.pid_exists(server) and time.monotonic() < until_s:
         time.sleep(0.05)
     assert not psutil.pid_exists(server)
+
+
+def test_under_ray_servers_are_started_apart(of_stand_ins, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["grpo", "--launcher", "ray", "--vllm_servers", "1", *RUN, str(tmp_path / "out")])
+    assert ended.value.code == 2 and "name its address: vllm_server_base_url" in capsys.readouterr().err

@@ -78,7 +78,8 @@ def main(model: str, folder: str, kind: str, *options: str) -> None:
         args = GRPOConfig(folder, **SETTINGS)
         trainer = GRPOTrainer(model, token_reward, args, prompts, peft_config=lora)
     else:
-        args = PPOConfig(folder, critic="adapter" if lora else "head", **SETTINGS)
+        # One pass over the episodes of a generation: each step then begins with a push and a generation.
+        args = PPOConfig(folder, critic="adapter" if lora else "head", num_iterations=1, **SETTINGS)
         trainer = PPOTrainer(args, model=model, train_dataset=prompts, reward_funcs=token_reward, peft_config=lora)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "grad_norm" in entry]

@@ -3,14 +3,19 @@
 The comment at a recipe's head is where its trainer, its machine and its launch line stand; they are read from there.
 """
 
+import json
+import os
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trl_ext import resources
 from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError
+from trl_ext.launch.machines import PORT, check_machines, of_slurm
 
 _FIRST_LINE = re.compile(r"# (?P<task>.+?) on (?P<machine>[^:]+): (?P<purpose>.+)")
 _COMMAND = re.compile(r"^#   (.*)$", re.MULTILINE)
@@ -28,7 +33,11 @@ Print the path of a shipped accelerate file, for accelerate's own launcher:
   accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero3)" \\
       -m trl_ext.scripts.grpo --config RECIPE
 
-trl-ext grpo, ppo and reward take the name itself: --config_file zero3."""
+trl-ext grpo, ppo and reward take the name itself: --config_file zero3.
+
+For several machines it writes a copy here and prints its path; under SLURM's srun, rank and address are SLURM's:
+
+  trl-ext launch-file zero3 --num_machines 4 --main_process_ip 10.0.0.1 --num_processes 32"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +116,50 @@ def print_recipes(found: Sequence[ShippedRecipe]) -> None:
 
 
 def launch_file(argv: Sequence[str]) -> int:
-    """Print the path of a shipped accelerate file, and return the exit code."""
+    """Print the path of a shipped accelerate file, or of a copy for several machines; return the exit code."""
     parser = CommandParser("trl-ext launch-file", description=LAUNCH_FILE)
     parser.add_argument("name", metavar="NAME", help=", ".join(path.stem for path in resources.accelerate_configs()))
-    print(resources.accelerate_config(parser.parse_args(list(argv)).name))
+    parser.add_argument("--num_machines", type=int, help="write a copy for so many machines, and print its path")
+    parser.add_argument("--machine_rank", type=int, help="which of them this is; without it, for --machine_rank later")
+    parser.add_argument("--main_process_ip", metavar="ADDRESS", help="where the others reach the first")
+    parser.add_argument("--main_process_port", type=int, metavar="PORT", help=f"{PORT} unless named")
+    parser.add_argument("--num_processes", type=int, help="of all machines; without it, for --num_processes later")
+    arguments = vars(parser.parse_args(list(argv)))
+    path = resources.accelerate_config(arguments.pop("name"))
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if given.get("num_machines", 1) > 1 and "SLURM_STEP_NUM_TASKS" in os.environ:  # started by srun
+        given = of_slurm(given["num_machines"]) | given
+    if not given:
+        print(path)
+    elif "num_machines" not in given:
+        raise ConfigError(f"--{next(iter(given))} is for several machines. Give --num_machines, too.")
+    else:
+        print(_copy_for_machines(path, given))
     return 0
+
+
+def _copy_for_machines(path: Path, given: dict[str, Any]) -> Path:
+    """Write a shipped accelerate file with the numbers of a run on several machines into the working folder."""
+    import yaml
+
+    num_machines, rank = given["num_machines"], given.get("machine_rank")
+    check_machines(
+        num_machines,
+        0 if rank is None else rank,
+        given.get("main_process_ip", "later"),
+        given.get("main_process_port"),
+        given.get("num_processes"),
+    )
+    text = path.read_text(encoding="utf-8")
+    if yaml.safe_load(text)["distributed_type"] == "NO" and num_machines > 1:
+        raise ConfigError(
+            f"{path.stem} starts one process alone. Take multi_gpu, zero2 or zero3 for several machines."
+        )
+    kept = [line for line in text.splitlines() if line.partition(":")[0] not in given]
+    lines = [*kept, *(f"{name}: {json.dumps(value)}" for name, value in given.items())]
+    copy = Path(f"{path.stem}-{num_machines}-machines{'' if rank is None else f'-rank{rank}'}.yaml")
+    # Beside others that write the same file into a shared folder: whole at any moment.
+    unfinished = Path(f"{copy}.{socket.gethostname()}.{os.getpid()}")
+    unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    unfinished.replace(copy)
+    return copy.resolve()

@@ -21,6 +21,7 @@ import yaml
 from trl_ext import resources
 from trl_ext.errors import LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
 from trl_ext.launch import servers
+from trl_ext.launch.machines import name_machines
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.quiet import quiet_launcher
@@ -113,19 +114,19 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> 
         if Path(arguments.config_file).suffix or Path(arguments.config_file).name != arguments.config_file:
             raise ConfigError(f"There is no accelerate file {arguments.config_file}. Check --config_file.")
         arguments.config_file = str(resources.accelerate_config(arguments.config_file))
-    if arguments.config_file is not None:
-        _check_file(Path(arguments.config_file))
+    name_machines(arguments, {} if arguments.config_file is None else _content(Path(arguments.config_file)))
     return arguments
 
 
-def _check_file(path: Path) -> None:
-    """Refuse an accelerate file that is no mapping of plain values; what stands in it is accelerate's business."""
+def _content(path: Path) -> dict[str, Any]:
+    """Read an accelerate file, refusing one that is no mapping; what else stands in it is accelerate's business."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, OSError, ValueError) as error:
         raise ConfigError(f"The accelerate file {path} cannot be read: {' '.join(str(error).split())}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"The accelerate file {path} holds no keys. Write one `key: value` per line.")
+    return content
 
 
 def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:

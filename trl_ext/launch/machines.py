@@ -1,0 +1,135 @@
+"""Runs on several machines: which one this is, by the command line, launch file or SLURM; checked before a start."""
+
+import os
+import subprocess
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import Any
+
+from trl_ext.errors import ConfigError
+
+PORT = 29500  # the first machine's, unless named
+
+
+def name_machines(arguments: Namespace, file: Mapping[str, Any]) -> None:
+    """Complete the launcher's arguments by what SLURM says, and check those of a run on several machines.
+
+    Args:
+        arguments: Of `accelerate launch`; those that are None may stand in the file.
+        file: The content of the launch file.
+
+    Raises:
+        ConfigError: The machines could not find each other, or would not start the same run.
+    """
+    if arguments.num_machines is None:
+        for name, value in of_slurm(file.get("num_machines") or 1).items():
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, value)
+
+    def given(name: str) -> Any:
+        value = getattr(arguments, name)
+        return file.get(name) if value is None else value
+
+    names = ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "num_processes")
+    check_machines(*map(given, names))
+    kinds = (arguments.multi_gpu, arguments.use_deepspeed, arguments.use_fsdp)
+    is_alone = not any(kinds) and file.get("distributed_type", "NO") == "NO"
+    if (given("num_machines") or 1) > 1 and is_alone:
+        raise ConfigError(
+            f"This launch starts one process alone, but num_machines is {given('num_machines')}. "
+            "Give a file for many processes, such as --config_file multi_gpu, zero2 or zero3."
+        )
+
+
+def check_machines(
+    num_machines: int | None, rank: int | None, address: str | None, port: int | None, num_processes: int | None
+) -> None:
+    """Refuse numbers with which a run on several machines would hang or leave cards idle.
+
+    Raises:
+        ConfigError: A number is missing or out of range.
+    """
+    if num_machines is None or num_machines == 1:
+        return
+    if num_machines < 1:
+        raise ConfigError(f"--num_machines is {num_machines}, fewer than one machine. Name at least one.")
+    if rank is None:
+        raise ConfigError(
+            f"--num_machines is {num_machines}, but no --machine_rank says which of them this is. "
+            f"Give each its own, from 0 to {num_machines - 1}."
+        )
+    if not 0 <= rank < num_machines:
+        raise ConfigError(
+            f"--machine_rank is {rank} of {num_machines} machines. They count from 0 to {num_machines - 1}."
+        )
+    if not address:
+        raise ConfigError(
+            f"--num_machines is {num_machines}, but no --main_process_ip says where the first of them is. "
+            "Give the address under which the others reach it."
+        )
+    if port == 0:
+        raise ConfigError(
+            f"--main_process_port is 0, so each of {num_machines} machines would choose another. "
+            f"Name a port that is free on the first, such as {PORT}."
+        )
+    if num_processes is not None and num_processes % num_machines:
+        raise ConfigError(
+            f"--num_processes is {num_processes}, which {num_machines} machines cannot share equally. "
+            "It counts the processes of all machines: give a multiple."
+        )
+
+
+def of_slurm(num_machines: int = 1, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return this machine's place as arguments of `accelerate launch`; {} outside SLURM and on one machine.
+
+    Args:
+        num_machines: What the launch file says; 1 where it says nothing.
+        variables: SLURM's, of the environment by default. Those of the step come before the allocation's.
+
+    Raises:
+        ConfigError: The step has no task on each machine, or the launch file is for another number of machines.
+    """
+    variables = os.environ if variables is None else variables
+    nodes = int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1)
+    if nodes == 1:
+        return {}
+    tasks = variables.get("SLURM_STEP_NUM_TASKS")
+    if tasks is None:
+        raise ConfigError(
+            f"SLURM gave this job {nodes} nodes, but this command runs on one of them only. "
+            "Start it by `srun --ntasks-per-node 1`, or give --num_machines 1."
+        )
+    if int(tasks) != nodes:
+        raise ConfigError(
+            f"srun starts this command {tasks} times on {nodes} nodes, but the launcher starts the processes of a "
+            "machine itself. Start it once a node: `srun --ntasks-per-node 1`."
+        )
+    if num_machines not in (1, nodes):
+        raise ConfigError(
+            f"The launch file is for {num_machines} machines, but SLURM gave this step {nodes} nodes. "
+            f"Ask for --nodes {num_machines}, or take another file."
+        )
+    listed = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST") or ""
+    return {
+        "num_machines": nodes,
+        "machine_rank": int(variables["SLURM_NODEID"]),
+        "main_process_ip": hosts(listed)[0],
+        # Two jobs that share a node must not share the port.
+        "main_process_port": PORT + int(variables.get("SLURM_JOB_ID", 0)) % 1000,
+    }
+
+
+def hosts(listed: str) -> list[str]:
+    """Expand SLURM's list of nodes, such as "node[1-4]".
+
+    Raises:
+        ConfigError: SLURM's own program for it is not here, or refuses the list.
+    """
+    try:
+        command = ["scontrol", "show", "hostnames", listed]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(
+            f"SLURM's list of nodes '{listed}' cannot be read: {error}. Give --num_machines, --machine_rank and "
+            "--main_process_ip on the command line."
+        ) from error

@@ -81,7 +81,22 @@ def test_two_processes_without_a_budget_are_trls(name, padded, tiny_reward_model
     check_against(padded, run)
 
 
-@pytest.mark.parametrize(("name", "size"), [("cpu", 1), ("zero3", 1), ("cpu", 2)])
+# Launch file, processes, how many of them share a row, and other options.
+GROUPS = [("cpu", 2, 2, ["--budget", BUDGET])]
+STREAMS = [("cpu", 1), ("zero3", 1)]
+if os.environ.get("TRL_EXT_THOROUGH"):
+    STREAMS += [("cpu", 2)]
+    GROUPS += [
+        ("zero3", 2, 2, []),
+        ("zero1", 2, 2, ["--budget", BUDGET]),
+        ("zero2", 4, 2, ["--checkpointing"]),
+        ("zero3", 4, 2, ["--budget", BUDGET, "--checkpointing"]),
+        ("cpu", 4, 2, ["--budget", BUDGET]),
+        ("cpu", 4, 4, ["--checkpointing"]),
+    ]
+
+
+@pytest.mark.parametrize(("name", "size"), STREAMS)
 def test_two_processes_finish_a_stream_under_a_budget(name, size, tiny_reward_model, tmp_path):
     """Each rank plans its own pairs, and they agree on the number of forwards."""
     skip_what_cannot_run(name)
@@ -90,18 +105,6 @@ def test_two_processes_finish_a_stream_under_a_budget(name, size, tiny_reward_mo
     first, second = run.facts["pairs_of_forwards"]
     assert len(first) == len(second)
     assert sum(first) + sum(second) == size * 4 * 8
-
-
-# Launch file, processes, how many of them share a row, and other options.
-GROUPS = [("cpu", 2, 2, ["--budget", BUDGET]), ("zero3", 2, 2, [])]
-if os.environ.get("TRL_EXT_THOROUGH"):
-    GROUPS += [
-        ("zero1", 2, 2, ["--budget", BUDGET]),
-        ("zero2", 4, 2, ["--checkpointing"]),
-        ("zero3", 4, 2, ["--budget", BUDGET, "--checkpointing"]),
-        ("cpu", 4, 2, ["--budget", BUDGET]),
-        ("cpu", 4, 4, ["--checkpointing"]),
-    ]
 
 
 @pytest.mark.parametrize(("name", "num_processes", "size", "options"), GROUPS)

@@ -8,7 +8,12 @@
 #   make bench        benchmarks against TRL, as ratios in one run
 #   make gpu          exactness, speed and memory on a CUDA card: gpu-exact, gpu-speed and gpu-memory
 #
+<<<<<<< HEAD
 # Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make oldest, make trl-suite, make drills.
+=======
+# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels,
+# make oldest, make trl-suite.
+>>>>>>> f937752 (Run flash-linear-attention's own kernels in Triton's interpreter: a lane)
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -28,7 +33,11 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
+<<<<<<< HEAD
 .PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills
+=======
+.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 state-kernels oldest trl-suite
+>>>>>>> f937752 (Run flash-linear-attention's own kernels in Triton's interpreter: a lane)
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -118,6 +127,17 @@ drills: $(VENV)/.installed
 
 fsdp2: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fsdp2
+
+# Kernels of layers with state, as sources: what their packages compile is for cards.
+.state-kernels/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --no-deps --target .state-kernels "triton==3.9.*" "fla-core==0.6.*" einops
+	MAMBA_SKIP_CUDA_BUILD=TRUE $(BIN)/python -m pip download --quiet --no-deps --no-build-isolation \
+		--no-binary mamba-ssm --dest .state-kernels "mamba-ssm==2.3.*"
+	tar -xzf .state-kernels/mamba_ssm-*.tar.gz --strip-components 1 -C .state-kernels --wildcards '*/mamba_ssm'
+	touch $@
+
+state-kernels: .state-kernels/.installed
+	PYTHONPATH=.state-kernels $(BIN)/python -m pytest tests/lanes/test_interpreted_kernels.py
 
 # The oldest transformers that trl_ext/compat/versions.py allows, with the oldest TRL, whose GRPO computes on cards only, and
 # with the newest TRL.

@@ -70,6 +70,11 @@ def test_a_launch_file_for_several_machines_is_refused(tmp_path):
         accelerate_environment("trl_ext.scripts.grpo", make_parser(), words, 2)
 
 
+def test_slurms_variables_are_not_rays(monkeypatch):
+    monkeypatch.setenv("SLURM_NNODES", "2")  # no srun: the machines are Ray's
+    assert accelerate_environment("trl_ext.scripts.grpo", make_parser(), ["--config_file", "multi_gpu"], 2)
+
+
 def test_workers_get_what_the_launch_file_says():
     words = ["--config_file", "zero3_offload"]
     made = accelerate_environment("trl_ext.scripts.grpo", make_parser(), words, 2)

@@ -37,7 +37,9 @@ PACKAGES = (
 )
 
 
-def check_before_launch(trainer: str, module: str, parser: StrictParser, argv: Sequence[str]) -> None:
+def check_before_launch(
+    trainer: str, module: str, parser: StrictParser, argv: Sequence[str], *, on_ray: bool = False
+) -> None:
     """Check a command line and its recipe.
 
     Args:
@@ -45,6 +47,7 @@ def check_before_launch(trainer: str, module: str, parser: StrictParser, argv: S
         module: The script's.
         parser: The script's parser.
         argv: Arguments of the script and of `accelerate launch`, in any order.
+        on_ray: Whether Ray finds the machines.
 
     Raises:
         ConfigError, DataError, RuleError, SupportError: The run could not start.
@@ -52,7 +55,7 @@ def check_before_launch(trainer: str, module: str, parser: StrictParser, argv: S
     words = split_config_flag(argv)
     if "--config" in words:
         check_trainer(trainer, words[words.index("--config") + 1], parser)
-    check_run(parser, words, launch_arguments(module, parser, words))
+    check_run(parser, words, launch_arguments(module, parser, words, on_ray=on_ray))
 
 
 def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:

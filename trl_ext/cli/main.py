@@ -143,12 +143,13 @@ def launch_script(name: str, argv: list[str]) -> int:
     launcher, argv = split_launcher(argv)
     parser = import_module(script.module).make_parser()
     servers, argv = servers_beside(name, parser, argv)
-    if servers and launcher.module.endswith("ray_train"):
+    on_ray = launcher.module.endswith("ray_train")
+    if servers and on_ray:
         raise ConfigError(
             "--vllm_servers starts servers on this machine, and Ray places the run's workers. Start `trl vllm-serve` "
             "apart, and name its address: vllm_server_base_url."
         )
-    check_before_launch(name, script.module, parser, launcher.of_script(argv))
+    check_before_launch(name, script.module, parser, launcher.of_script(argv), on_ray=on_ray)
     with serving(servers):
         return launcher.launch(script.module, parser, argv)
 

@@ -92,8 +92,14 @@ def signals_passed_on() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> Namespace:
+def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, on_ray: bool = False) -> Namespace:
     """Divide a command line: the launcher's own arguments, with the script and its arguments among them.
+
+    Args:
+        module: What `python -m` runs.
+        parser: The script's parser.
+        argv: Arguments of the script and of `accelerate launch`, in any order.
+        on_ray: Whether Ray finds the machines, and not the command line, the launch file and SLURM.
 
     Raises:
         ConfigError: An argument is known to neither side, or has a value that cannot work.
@@ -114,7 +120,8 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str]) -> 
         if Path(arguments.config_file).suffix or Path(arguments.config_file).name != arguments.config_file:
             raise ConfigError(f"There is no accelerate file {arguments.config_file}. Check --config_file.")
         arguments.config_file = str(resources.accelerate_config(arguments.config_file))
-    name_machines(arguments, {} if arguments.config_file is None else _content(Path(arguments.config_file)))
+    if not on_ray:
+        name_machines(arguments, {} if arguments.config_file is None else _content(Path(arguments.config_file)))
     return arguments
 
 

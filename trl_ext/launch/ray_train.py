@@ -146,7 +146,7 @@ def accelerate_environment(
         prepare_simple_launcher_cmd_env,
     )
 
-    arguments = launch_arguments(module, parser, words)
+    arguments = launch_arguments(module, parser, words, on_ray=True)
     file = arguments.config_file
     content = {} if file is None else yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     if (machines := content.get("num_machines") or 1) != 1:

@@ -8,12 +8,8 @@
 #   make bench        benchmarks against TRL, as ratios in one run
 #   make gpu          exactness, speed and memory on a CUDA card: gpu-exact, gpu-speed and gpu-memory
 #
-<<<<<<< HEAD
-# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make oldest, make trl-suite, make drills.
-=======
-# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels,
-# make oldest, make trl-suite.
->>>>>>> f937752 (Run flash-linear-attention's own kernels in Triton's interpreter: a lane)
+# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make oldest,
+# make trl-suite, make drills.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -33,11 +29,8 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-<<<<<<< HEAD
-.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills
-=======
-.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 state-kernels oldest trl-suite
->>>>>>> f937752 (Run flash-linear-attention's own kernels in Triton's interpreter: a lane)
+.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills \
+	state-kernels
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

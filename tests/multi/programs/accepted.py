@@ -10,7 +10,9 @@ from pathlib import Path
 
 from trl_ext import RuleSet
 from trl_ext.cli.main import SCRIPTS
+from trl_ext.launch import split_launcher
 from trl_ext.launch.accelerate import launch_arguments
+from trl_ext.launch.servers import servers_beside
 
 NOT_OF_A_RECIPE = {"rules", "clip", "limits", "isolate", "on_error", "on_unscored", "normalise"}
 
@@ -25,7 +27,10 @@ def ask(words: list[str]) -> None:
         words = words[1:]
     if words[0] == "trl-ext":
         module = SCRIPTS[words[1]].module
-        launch_arguments(module, parser_of(module), words[2:])
+        parser = parser_of(module)
+        launcher, rest = split_launcher(words[2:])
+        _, rest = servers_beside(words[1], parser, launcher.of_script(rest))
+        launch_arguments(module, parser, rest)
         return
     launcher, script = words[: words.index("-m")], words[words.index("-m") + 1 :]
     assert not parser_of(script[0]).unknown_arguments(script[1:])

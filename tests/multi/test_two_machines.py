@@ -163,6 +163,32 @@ def test_the_printed_commands_train_on_two_machines(first, launch, tmp_path):
     assert "2/2" in run.texts[0]
 
 
+@pytest.mark.skipif(not os.environ.get("TRL_EXT_THOROUGH"), reason="three launches each: TRL_EXT_THOROUGH=1")
+@pytest.mark.parametrize("first", [0, 2], ids=["grpo", "reward"])
+def test_a_run_resumed_on_two_machines_reaches_the_weights_of_one(first, launch, recipes, tmp_path):
+    kept = {}
+    script = "reward" if first else "grpo"
+    same = ["--save_steps", 1, "--learning_rate", 1e-3, "--max_steps"]
+    whole = launch(COMMANDS[first : first + 2], *same, 2)
+    assert whole.codes() == [0, 0]
+    kept["two"] = launching.loaded((tmp_path / "out").rename(tmp_path / "two") / "model.safetensors")
+    resume = ["--resume_from_checkpoint", tmp_path / "two" / "checkpoint-1"]
+    assert launch(COMMANDS[first : first + 2], *same, 2, *resume).codes() == [0, 0]
+    kept["resumed"] = launching.loaded(tmp_path / "out" / "model.safetensors")
+    name = "multi_gpu" if first else "zero2"
+    command = [*launching.launched(name, 2), "-m", f"trl_ext.scripts.{script}", "--config", recipes[script], *same, 2]
+    subprocess.run(
+        list(map(str, [*command, "--output_dir", tmp_path / "one"])), check=True, cwd=ROOT, env=launching.environment()
+    )
+    kept["one"] = launching.loaded(tmp_path / "one" / "model.safetensors")
+    kept["first step"] = launching.loaded(tmp_path / "two" / "checkpoint-1" / "model.safetensors")
+    far = {
+        other: max((kept["two"][key] - weights[key]).abs().max().item() for key in kept["two"])
+        for other, weights in kept.items()
+    }
+    assert far["resumed"] < 1e-6 and far["one"] < 1e-6 < far["first step"], far
+
+
 def test_a_cut_link_ends_both_machines_which_name_each_other(launch, machines):
     run = launch(COMMANDS[2:], "--max_steps", 100_000, "--ddp_timeout", 5)
     run.until(lambda: "\nstep 2/" in run.texts[0])

@@ -5,6 +5,8 @@ needs that helper later waits for its removal forever. In a folder of its own, a
 """
 
 import fcntl
+import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -30,6 +32,17 @@ def own_folder(store: Path) -> Iterator[Path]:
                 shutil.copytree(helper, part)
                 shutil.rmtree(store / helper.name, ignore_errors=True)
                 part.rename(store / helper.name)
+
+
+def quick_compiler(folder: Path) -> None:
+    """Compile helpers with little optimisation and nothing for debuggers: in about half of the time."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        return
+    script = folder / "c++"  # torch looks at the name
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} "$@" -O1 -g0\n')
+    script.chmod(0o755)
+    os.environ["CXX"] = str(script)
 
 
 def name_of_versions() -> str:

@@ -44,7 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a worker of xdist: it has the environment of the process that started it
     stack = ExitStack()
     store = ROOT / ".pytest_cache" / "compiled_helpers" / compiled_helpers.name_of_versions()
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(stack.enter_context(compiled_helpers.own_folder(store)))
+    folder = stack.enter_context(compiled_helpers.own_folder(store))
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    compiled_helpers.quick_compiler(folder)
     config.add_cleanup(stack.close)
 
 

@@ -1,6 +1,6 @@
 """`--launcher ray`: a run of two workers, one of which is killed, ends with the weights of accelerate's.
 
-`make drills` kills at random steps of all trainers.
+`make drills` kills at random steps of all trainers. A run on Ray itself: docs/cluster/ray.md, by test_docs_lines.
 """
 
 import sys
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from tests.faults.starting import IS_THOROUGH
 from tests.multi.launching import YAMLS, loaded
 from tests.multi.raying import under_accelerate, under_ray, write_recipe
 from trl_ext import launch
@@ -23,6 +24,7 @@ def difference(weights, others) -> float:
     return max((weights[name] - others[name]).abs().max().item() for name in weights)
 
 
+@pytest.mark.skipif(not IS_THOROUGH, reason="a minute; make drills does so for all trainers")
 def test_a_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tiny_model, tmp_path):
     pytest.importorskip("ray")
     recipe = write_recipe("grpo", tiny_model, tmp_path)

@@ -20,7 +20,7 @@ PATIENCE_S = 300  # of a run that does not end
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 # The two commands of each block of the page stand for the two machines.
 PAGE = ROOT / "docs" / "cluster" / "machines.md"
-COMMANDS = re.findall(r"```bash\n((?:accelerate|trl-ext) .*)\n```", PAGE.read_text())
+COMMANDS = re.findall(r"```bash\n((?:accelerate|trl-ext) .*--machine_rank .*)\n```", PAGE.read_text())
 MODULES = {"accelerate launch": "accelerate.commands.launch", "trl-ext": "trl_ext.cli.main"}
 
 
@@ -90,7 +90,9 @@ class Launched:
     def __init__(self, printed, machines, recipes, folder, *more):
         self.logs = [folder / f"log{number}" for number in (0, 1)]
         self.processes = []
-        for words, (machine, _), log in zip(map(shlex.split, printed), machines, self.logs, strict=True):
+        printed = [shlex.split(line) for line in printed]
+        assert len(printed) == len(self.logs)  # before anything starts
+        for words, (machine, _), log in zip(printed, machines, self.logs, strict=True):
             kind = "reward" if "reward" in words else "grpo"
             launcher = "trl-ext" if words[0] == "trl-ext" else " ".join(words[:2])
             replaced = {

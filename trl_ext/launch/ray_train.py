@@ -28,6 +28,7 @@ from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.recipe import argument_problem
 from trl_ext.scripts.start import has_address_of_its_own, interface_of
 
+CHECKPOINT = "checkpoint"  # transformers' PREFIX_CHECKPOINT_DIR
 # Codes of scripts that said why they ended: another attempt would end the same, or was not asked for.
 _FINAL = (0, USER_ERROR, OUT_OF_MEMORY, SAVED_ON_SIGNAL)
 _ATTEMPT_FAILED = 1
@@ -88,11 +89,19 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    folder = Path(settings["output_dir"] or "trainer_output")
     resources = _resources(own.resources_per_worker, on_cpu)
     _check_resources(resources, own.num_workers, ray.cluster_resources())
     trainer = TorchTrainer(
         _work,  # type: ignore[arg-type]  # what it returns is in the result
-        train_loop_config={"module": module, "argv": script, "environment": environment, "folder": os.getcwd()},
+        train_loop_config={
+            "module": module,
+            "argv": script,
+            "environment": environment,
+            "folder": os.getcwd(),
+            "output_dir": str(folder),
+            "checkpoints": _checkpoints(folder),
+        },
         scaling_config=ScalingConfig(
             num_workers=own.num_workers, use_gpu="GPU" in resources, resources_per_worker=resources
         ),
@@ -254,7 +263,8 @@ def _work(config: dict[str, Any]) -> int:
     from trl_ext.scripts import training
 
     argv = list(config["argv"])
-    if ray.train.get_checkpoint() is not None:  # Ray starts this run again, and a checkpoint was written before
+    # Ray starts this run again, and it has written a checkpoint.
+    if ray.train.get_checkpoint() is not None or _checkpoints(Path(config["output_dir"])) != config["checkpoints"]:
         argv += ["--resume_from_checkpoint", "true"]
     training.callbacks[:] = [_report_callback()]
     main: Callable[[Sequence[str]], None] = import_module(config["module"]).main
@@ -268,11 +278,14 @@ def _work(config: dict[str, Any]) -> int:
     return 0
 
 
+def _checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob(f"{CHECKPOINT}-*"))
+
+
 def _report_callback() -> Any:
     """Make the callback that tells Ray the metrics of every log and where each checkpoint lies."""
     import ray.train
     from transformers import TrainerCallback
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
     class ReportToRay(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -280,7 +293,7 @@ def _report_callback() -> Any:
             ray.train.report({**numbers, "step": state.global_step})
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            folder = Path(args.output_dir).absolute() / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            folder = Path(args.output_dir).absolute() / f"{CHECKPOINT}-{state.global_step}"
             # Its place, and no copy: it lies where all workers see it.
             with TemporaryDirectory() as pointer:
                 (Path(pointer) / "checkpoint.json").write_text(json.dumps({"path": str(folder)}))

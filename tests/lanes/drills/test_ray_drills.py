@@ -28,6 +28,13 @@ def undisturbed(tiny_model, tmp_path_factory):
     return run
 
 
+def recovery_s(folder) -> float:
+    """Seconds from the mark of the death to the first checkpoint after it, some steps after the run went on."""
+    died = (folder / "killed.died").stat().st_mtime
+    written = [path.stat().st_mtime for path in (folder / "killed").glob("checkpoint-*/trainer_state.json")]
+    return min(time for time in written if time > died) - died
+
+
 @pytest.mark.parametrize("trainer, launch_file, step, rank", TRIALS)
 def test_weights_are_bit_identical(trainer, launch_file, step, rank, undisturbed, tmp_path):
     skip_what_cannot_run(launch_file)
@@ -35,4 +42,5 @@ def test_weights_are_bit_identical(trainer, launch_file, step, rank, undisturbed
     killed = under_ray(trainer, launch_file, recipe, tmp_path / "killed", step, rank)
     assert alone.keys() == killed.keys()
     assert max((alone[name] - killed[name]).abs().max().item() for name in alone) == 0.0
+    print("from the death to the end of a step after it:", round(recovery_s(tmp_path), 1), "s")
     assert len(re.findall("Started training worker group", (tmp_path / "killed.log").read_text())) == 2

@@ -2,8 +2,10 @@
 
 import os
 import secrets
+import shutil
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -62,6 +64,7 @@ def cluster(machines, tmp_path):
         address = ("--address", f"{ADDRESSES[0]}:{PORT}")
         wait_for_head(head_name)
         stack.enter_context(node(name, ADDRESSES[1], folders[1], tmp_path / "node.log", *address))
+        stack.callback(lambda: [shutil.rmtree(folder, ignore_errors=True) for folder in folders])
         yield head
 
 
@@ -100,7 +103,8 @@ def test_a_lost_head_ends_the_run_and_the_same_command_resumes_it(machines, tiny
     with cluster(machines, tmp_path) as head:
         run = under_two_machines(machines, "grpo", recipe, tmp_path / "two")
         while run.poll() is None and not (tmp_path / "two" / "checkpoint-2").exists():
-            pass
+            time.sleep(0.1)
+        assert run.poll() is None, (tmp_path / "two.log").read_text()[-5000:]
         lost(head)
         assert run.wait(PATIENCE_S) not in (0, None)
     with cluster(machines, tmp_path):

@@ -6,12 +6,12 @@ gloo, on a tiny random Llama. A process trains its critics one after the other: 
 """
 
 import functools
-import os
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tests.faults.starting import IS_THOROUGH
 from tests.multi.conftest import HIDDEN_SIZE
 from tests.multi.launching import PROGRAMS, Run, facts_of, launched, loaded, skip_what_cannot_run
 from tests.multi.warm import warm_python
@@ -27,6 +27,8 @@ CRITICS_OF = {
 }
 CASES = [(name, critic) for name, critics in CRITICS_OF.items() for critic in critics]
 CASES.remove(("zero3", "adapter"))
+if not IS_THOROUGH:  # the optimizer in host memory: tests/multi/trainers/test_zero.py
+    CASES.remove(("zero2_offload", "separate"))
 
 
 def run_of(folder: Path, facts: dict, critic: str) -> Run:
@@ -58,7 +60,7 @@ def plain(start):
 
 # Launch file, processes, and how many of them share a row.
 GROUPS = [("cpu", 2, 2)]
-if os.environ.get("TRL_EXT_THOROUGH"):
+if IS_THOROUGH:
     GROUPS += [("zero1", 2, 2), ("zero2", 2, 2), ("zero3", 2, 2), ("cpu", 4, 2), ("zero2", 4, 4)]
 
 

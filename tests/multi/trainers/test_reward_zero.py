@@ -3,14 +3,13 @@
 On the CPU in fp32, over gloo, on a tiny random Llama; twenty optimizer steps with margins, centring and clipping.
 """
 
-import os
-
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from tests.faults.starting import IS_THOROUGH
 from tests.multi.launching import PROGRAMS, launched, run_worker, skip_what_cannot_run
 from tests.multi.warm import warm_python
 
@@ -61,7 +60,7 @@ def test_one_process_under_a_budget_is_trls(padded, tiny_reward_model, tmp_path)
     check_against(padded, run)
 
 
-@pytest.mark.parametrize("name", ["cpu", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("name", ["cpu", *(["zero1", "zero2"] if IS_THOROUGH else []), "zero3"])
 def test_two_processes_with_unequal_pairs_are_trls(name, padded, tiny_reward_model, tmp_path):
     skip_what_cannot_run(name)
     options = ("--budget", BUDGET)
@@ -84,7 +83,7 @@ def test_two_processes_without_a_budget_are_trls(name, padded, tiny_reward_model
 # Launch file, processes, how many of them share a row, and other options.
 GROUPS = [("cpu", 2, 2, ["--budget", BUDGET])]
 STREAMS = [("cpu", 1), ("zero3", 1)]
-if os.environ.get("TRL_EXT_THOROUGH"):
+if IS_THOROUGH:
     STREAMS += [("cpu", 2)]
     GROUPS += [
         ("zero3", 2, 2, []),
@@ -130,9 +129,9 @@ def padded_lora(tiny_reward_model, tmp_path_factory):
 
 
 SHARED = ["--checkpointing", "--sequence_parallel", 2]
-ADAPTERS = [("zero2", ["--checkpointing"]), ("zero3", []), ("zero3", ["--checkpointing"])]
-if os.environ.get("TRL_EXT_THOROUGH"):
-    ADAPTERS += [("cpu", SHARED), ("zero3", SHARED)]
+ADAPTERS: list = [("zero3", ["--checkpointing"])]
+if IS_THOROUGH:
+    ADAPTERS += [("zero2", ["--checkpointing"]), ("zero3", []), ("cpu", SHARED), ("zero3", SHARED)]
 
 
 @pytest.mark.parametrize(("name", "others"), ADAPTERS)

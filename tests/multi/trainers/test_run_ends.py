@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.starting import IS_THOROUGH
 from tests.multi import launching
 from tests.multi.launching import PROGRAMS, launched
 from tests.multi.warm import warm_python
@@ -118,8 +119,10 @@ def test_sigterm_to_accelerate_saves_on_all_processes(start):
     assert f"checkpoint-{saved_step(run.folder)} after SIGTERM" in run.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("num_processes", [1, 2])
+ENDS = [(1, signal.SIGINT), (2, signal.SIGTERM), *([(1, signal.SIGTERM), (2, signal.SIGINT)] if IS_THOROUGH else [])]
+
+
+@pytest.mark.parametrize(("num_processes", "number"), ENDS)
 def test_trl_ext_passes_signals_on_and_tells_that_it_saved(start, number, num_processes):
     name = "cpu" if num_processes == 2 else "single_gpu"
     launcher = ("--config_file", launching.YAMLS[name], "--num_processes", num_processes, "--main_process_port", 0)

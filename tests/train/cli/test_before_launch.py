@@ -91,7 +91,11 @@ def test_deepspeed_that_is_not_installed_is_a_sentence(words, changes, monkeypat
     [
         (0, ["--num_processes", "2"], "2 processes are to start on this machine, and no GPU is visible."),
         (4, ["--num_processes", "8"], "4 GPUs are visible. Start one process for each: --num_processes 4."),
-        (4, "--num_processes 8 --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1".split(), None),
+        (
+            4,
+            "--num_processes 8 --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 --multi_gpu".split(),
+            None,
+        ),
         (4, ["--num_processes", "4"], None),
         (0, ["--num_processes", "1"], None),
         (0, ["--num_processes", "8", "--use_cpu", "true"], None),

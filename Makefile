@@ -114,7 +114,7 @@ gpu-exact gpu-speed gpu-memory: gpu-%: $(GPU_READY)
 vllm: .venv-vllm/.installed
 	.venv-vllm/bin/python -m pytest tests/lanes/vllm
 
-# Workers of Ray that are killed at random steps: about 10 minutes.
+# Workers of Ray that are killed at random steps, two networks, a lost head node: 25 minutes.
 drills: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/drills
 

@@ -112,3 +112,22 @@ def test_a_lost_head_ends_the_run_and_the_same_command_resumes_it(machines, tiny
         assert run.wait(PATIENCE_S) == 0, (tmp_path / "two.log").read_text()[-5000:]
     two = loaded(tmp_path / "two" / "model.safetensors")
     assert max((alone[name] - two[name]).abs().max().item() for name in alone) == 0.0
+
+
+def test_a_cut_link_ends_the_run_which_names_the_lost_process(machines, tiny_model, tmp_path):
+    recipe = write_recipe("grpo", tiny_model, tmp_path)
+    out = tmp_path / "two"
+    ((_, _), (name, cable)) = machines
+    with cluster(machines, tmp_path):
+        run = under_two_machines(machines, "grpo", recipe, out, "--ddp_timeout", 5, "--max_steps", 100_000)
+        while run.poll() is None and not (out / "checkpoint-2").exists():
+            time.sleep(0.1)
+        assert run.poll() is None, out.with_suffix(".log").read_text()[-5000:]
+        subprocess.run(["ip", "-n", name, "link", "set", cable, "down"], check=True)
+        begun = time.monotonic()
+        try:
+            assert run.wait(PATIENCE_S) != 0
+        finally:
+            subprocess.run(["ip", "-n", name, "link", "set", cable, "up"], check=True)
+    print(f"ended {time.monotonic() - begun:.0f} s after the cut")
+    assert "Process 1 (machine" in out.with_suffix(".log").read_text()

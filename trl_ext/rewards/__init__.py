@@ -4,7 +4,6 @@ from trl_ext.rewards.auditing.audit import audit
 from trl_ext.rewards.auditing.redteam import redteam
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
-from trl_ext.rewards.judge import LARGEST
 from trl_ext.rewards.preference.filter import filter_pairs
 from trl_ext.rewards.preference.pairs import build_pairs
 from trl_ext.rewards.rows import completion_text
@@ -27,6 +26,7 @@ from trl_ext.rewards.rules.relevance import Relevance
 from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.ruleset import RuleColumn, RuleSet
+from trl_ext.rewards.scorer import LARGEST
 from trl_ext.rewards.totals.composition import GATE_OPENS_AT
 from trl_ext.rewards.totals.explanation import Explanation, Part
 

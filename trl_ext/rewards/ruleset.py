@@ -15,9 +15,9 @@ from typing import Any
 
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.judge import Column, Judge, warn_once
 from trl_ext.rewards.rows import dataset_columns, make_rows
 from trl_ext.rewards.rule import Rule, check_name
+from trl_ext.rewards.scorer import Column, Scorer, warn_once
 from trl_ext.rewards.shaping import pair_of, progress_of
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
@@ -63,7 +63,7 @@ class RuleSet:
     on_unscored: str = "error"
     normalise: bool = False
     _gates: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
-    _judge: Judge = field(init=False, repr=False, compare=False)
+    _scorer: Scorer = field(init=False, repr=False, compare=False)
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _tallies: dict[str, Tally] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -75,7 +75,7 @@ class RuleSet:
         for key, choices in (("on_error", ON_ERROR), ("on_unscored", ON_UNSCORED)):
             if getattr(self, key) not in choices:
                 raise RuleError(f"{key} is {getattr(self, key)!r}. Give one of {', '.join(map(repr, choices))}.")
-        self._judge = Judge(self.limits, self.isolate, self.on_error)
+        self._scorer = Scorer(self.limits, self.isolate, self.on_error)
         self.__name__ = self.name
         warning = outbid_warning(self.rules)
         if warning:
@@ -118,7 +118,7 @@ class RuleSet:
         """Let the workers begin; the next call with the same arguments collects their verdicts."""
         columns = dataset_columns(columns)
         require_columns(self.rules, columns)
-        self._judge.start(self.rules, make_rows(prompts, completions, completion_ids, columns))
+        self._scorer.start(self.rules, make_rows(prompts, completions, completion_ids, columns))
 
     def score(self, /, prompt: Any, completion: Any, completion_ids: Any = None, **columns: Any) -> float | None:
         """The total of one completion; columns are single values."""
@@ -155,7 +155,7 @@ class RuleSet:
         num_rows = len(next(iter(columns.values()))) if columns else len(prompts)
         # A completion never takes a rule's value away, so that an empty one shows whether the row does.
         rows = make_rows(prompts, [""] * num_rows, [()] * num_rows, columns)
-        return sum(verdict.value is not None for verdict in self._judge.columns([rule], rows)[0].verdicts)
+        return sum(verdict.value is not None for verdict in self._scorer.columns([rule], rows)[0].verdicts)
 
     def take_tallies(self) -> dict[str, Tally]:
         """Return how the rows went since the last call, by rule, and count from 0 again."""
@@ -164,7 +164,7 @@ class RuleSet:
 
     def close(self) -> None:
         """End the workers. They start again when they are needed, and end with the process."""
-        self._judge.close()
+        self._scorer.close()
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class RuleSet:
     ) -> tuple[list[Column], list[Composed]]:
         columns = dataset_columns(extras)
         require_columns(self.rules, columns)
-        found = self._judge.columns(self.rules, make_rows(prompts, completions, ids, columns))
+        found = self._scorer.columns(self.rules, make_rows(prompts, completions, ids, columns))
         composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
         return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
@@ -242,7 +242,7 @@ class RuleSet:
         if callable(log_metric):
             for position, (rule, column) in enumerate(zip(self.rules, found, strict=True)):
                 log_rule(log_metric, rule, column, [row.states[position] for row in composed])
-            log_metric("rules/workers_restarted", float(self._judge.restarts()))
+            log_metric("rules/workers_restarted", float(self._scorer.restarts()))
         if callable(log_extra):
             log_extra("rule_trace", traces(self.rules, found, composed))
             if cells := read_cells(self.rules, dataset_columns(extras)):
@@ -256,7 +256,7 @@ class RuleSet:
         alone = RuleSet(
             [*gates, self.rules[position]], name=name, on_error=self.on_error, on_unscored=self.on_unscored
         )
-        alone._judge = self._judge  # One cache: a gate is judged once for all columns.
+        alone._scorer = self._scorer  # One cache: a gate is judged once for all columns.
         return alone
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.auditing.audit_report import FAULTS, AuditReport, Failure, RuleAudit
-from trl_ext.rewards.judge import Judge
 from trl_ext.rewards.preference.data import chunks
 from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.ruleset import RuleSet, require_columns
+from trl_ext.rewards.scorer import Scorer
 
 _MAX_FAILURES = 100  # kept per rule; all are counted
 
@@ -91,7 +91,7 @@ class _Run:
         self.seed = seed
         self.num_verdicts = 0
         self.seconds = 0.0
-        self._judge = Judge(rules.limits, rules.isolate, rules.on_error)
+        self._scorer = Scorer(rules.limits, rules.isolate, rules.on_error)
 
     def audit(self, rule: Rule) -> RuleAudit:
         """Audit one rule over all rows."""
@@ -118,7 +118,7 @@ class _Run:
         rows = [Row(self.rows[a.row].get("prompt"), a.completion or "", None, self.rows[a.row]) for a in entries]
         start = time.perf_counter()
         try:
-            (column,) = self._judge.columns([rule], rows)
+            (column,) = self._scorer.columns([rule], rows)
         except RuleError as error:
             raise RuleError(
                 f"While auditing rows {entries[0].row} to {entries[-1].row} of the data: {error}"

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trl_ext.rewards.judge import Column
 from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.scorer import Column
 from trl_ext.rewards.totals.composition import Composed
 from trl_ext.rewards.totals.explanation import Part, one_line
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.rewards.judge import Column
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.scorer import Column
 
 
 @dataclass(frozen=True, slots=True)

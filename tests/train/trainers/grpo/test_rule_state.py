@@ -9,7 +9,7 @@ from datasets import Dataset
 from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.rewards import Call
-from trl_ext.rewards.judge import Judge
+from trl_ext.rewards.scorer import Scorer
 from trl_ext.trainers.grpo.rewards import RULES_FILE
 
 torch.set_num_threads(1)
@@ -69,12 +69,12 @@ def test_without_state_nothing_is_saved(tmp_path):
 
 def test_rules_in_workers_have_begun_before_they_are_asked(tmp_path, monkeypatch):
     taken = []
-    original = Judge._started_with
+    original = Scorer._started_with
 
     def note(self, rules, rows):
         taken.append(original(self, rules, rows))
         return taken[-1]
 
-    monkeypatch.setattr(Judge, "_started_with", note)
+    monkeypatch.setattr(Scorer, "_started_with", note)
     trainer(tmp_path, RuleSet([Call(length_of_text)]), max_steps=2, save_strategy="no").train()
     assert taken and all(taken)

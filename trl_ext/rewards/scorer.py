@@ -93,7 +93,7 @@ class VerdictCache:
                 self._kept.popitem(last=False)
 
 
-class Judge:
+class Scorer:
     """Judges rows by rules. Pickles as its settings; pool and cache belong to a process.
 
     Args:
@@ -111,7 +111,7 @@ class Judge:
         self._started: tuple[Sequence[Rule], list[Row], Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Judge, (self.limits, self.isolate, self.on_error)
+        return Scorer, (self.limits, self.isolate, self.on_error)
 
     @property
     def pool(self) -> WorkerPool:

@@ -1,8 +1,8 @@
 """The base of all rules: a rule reads one row and gives a verdict.
 
-A bad completion is data: it gets the rule's floor and a status that says why. A bad gold answer is nobody's
-merit: its verdict has no value, and TRL leaves such rows out of the advantages. An exception is a bug in the rule,
-and RuleSet turns it into a RuleError that names the row.
+A bad completion is data: it gets the rule's floor and a status that says why. A gold answer that cannot be read, or
+that the rule cannot compare, is nobody's merit: its verdict has no value, and TRL leaves such rows out of the
+advantages. An exception is a bug in the rule, and RuleSet turns it into a RuleError that names the row.
 """
 
 import math
@@ -34,8 +34,8 @@ class Row:
 class Verdict:
     """One rule's judgement of one row.
 
-    `value` is None only when the row cannot be judged at all (status `gold_invalid`): None takes a row out of
-    training, so a completion must never be able to cause it. Statuses of the shipped rules:
+    `value` is None only when the row's data or the machine prevents a judgement: None takes a row out of training,
+    and in GRPO beats a wrong answer, so a completion must never be able to cause it. Statuses of the shipped rules:
 
         ok            judged
         no_answer     the completion holds nothing to judge; the floor
@@ -45,6 +45,8 @@ class Verdict:
         too_complex   the answer would take too long to judge, which is told from its form, or took too much memory
                       or stack; the floor
         gold_invalid  the gold answer cannot be read; no value
+        undecided     the gold answer is of a kind that the rule cannot compare, and the completion's answer is not its
+                      very text (which earns the full value) nor missing (which earns the floor); no value
         crashed       the row ended the worker that judged it; the floor
         infra_error   the machine failed, not the completion: a worker did not start, a service is away; no value
         error         the rule raised, and the set is told to go on; the floor
@@ -142,6 +144,16 @@ class Rule(ABC):
     @abstractmethod
     def score(self, row: Row) -> Verdict:
         """Judge one row. Pure: same row, same verdict; RuleSet calls it from several threads."""
+
+
+def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
+    """The rule's ideal completion of a row; a RuleError names the row."""
+    try:
+        return rule.ideal(columns)
+    except Exception as error:
+        raise RuleError(
+            f"Rule '{rule.name}': ideal() raised {type(error).__name__}: {error} (row {index})."
+        ) from error
 
 
 def snake_case(name: str) -> str:

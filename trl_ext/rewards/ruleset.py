@@ -16,13 +16,14 @@ from typing import Any
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rows import dataset_columns, make_rows
-from trl_ext.rewards.rule import Rule, check_name
+from trl_ext.rewards.rule import Rule, check_name, ideal_of
 from trl_ext.rewards.scorer import Column, Scorer, warn_once
 from trl_ext.rewards.shaping import pair_of, progress_of
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
 from trl_ext.rewards.totals.moments import Moments, merged
+from trl_ext.rewards.totals.undecided import UndecidedRows
 from trl_ext.rewards.totals.unscored import Tally, tally
 
 ON_ERROR = ("stop", "floor")
@@ -67,6 +68,7 @@ class RuleSet:
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _tallies: dict[str, Tally] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _undecided: UndecidedRows = field(init=False, repr=False, compare=False, default_factory=UndecidedRows)
 
     def __post_init__(self) -> None:
         self.rules = checked_rules(self.rules)
@@ -153,8 +155,12 @@ class RuleSet:
         """Count the rows of a dataset that the rule of this name can have a value for, whatever the completion."""
         rule = next(rule for rule in self.rules if rule.name == name)
         num_rows = len(next(iter(columns.values()))) if columns else len(prompts)
-        # A completion never takes a rule's value away, so that an empty one shows whether the row does.
-        rows = make_rows(prompts, [""] * num_rows, [()] * num_rows, columns)
+        # The data takes a rule's value away, and shows it by any answer that is not the gold's own text: that of
+        # another row, or none where the rule cannot name one.
+        ideals = [ideal_of(rule, {name: columns[name][row] for name in columns}, row) for row in range(num_rows)]
+        first, *others = dict.fromkeys(ideal for ideal in ideals if ideal is not None) or [""]
+        texts = [first if ideal != first else next(iter(others), "") for ideal in ideals]
+        rows = make_rows(prompts, texts, [()] * num_rows, columns)
         return sum(verdict.value is not None for verdict in self._scorer.columns([rule], rows)[0].verdicts)
 
     def take_tallies(self) -> dict[str, Tally]:
@@ -229,6 +235,7 @@ class RuleSet:
             name = self.rules[position].name
             counted = tally(position, self.rules, found, columns)
             self._tallies[name] = self._tallies.get(name, Tally()) + counted
+            self._undecided.add(name, found[position].verdicts)
 
     def _normalised(self, totals: list[float | None]) -> list[float | None]:
         seen = self._moments.merged(self._unshared)

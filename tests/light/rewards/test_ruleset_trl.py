@@ -98,7 +98,7 @@ def test_every_rule_has_mean_and_deviation_under_the_keys_of_trl(rules):
     }
 
 
-SHARES = ("none_frac", "timeout_frac", "error_frac", "not_finite_frac", "skipped_frac", "cache_frac")
+SHARES = ("none_frac", "undecided_frac", "timeout_frac", "error_frac", "not_finite_frac", "skipped_frac", "cache_frac")
 
 
 def test_every_rule_tells_how_its_rows_went(rules):

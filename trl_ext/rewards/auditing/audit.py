@@ -15,7 +15,7 @@ from typing import Any
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.auditing.audit_report import FAULTS, AuditReport, Failure, RuleAudit
 from trl_ext.rewards.preference.data import chunks
-from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.rule import Row, Rule, Verdict, ideal_of
 from trl_ext.rewards.ruleset import RuleSet, require_columns
 from trl_ext.rewards.scorer import Scorer
 
@@ -176,16 +176,6 @@ class _Tally:
 def earns_all(rule: Rule, verdict: Verdict) -> bool:
     """True where the verdict is the rule's ceiling."""
     return verdict.value is not None and verdict.value >= rule.ceiling
-
-
-def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
-    """The rule's ideal completion of a row; a RuleError names the row."""
-    try:
-        return rule.ideal(columns)
-    except Exception as error:
-        raise RuleError(
-            f"Rule '{rule.name}': ideal() raised {type(error).__name__}: {error} (row {index})."
-        ) from error
 
 
 def gold_key(ideal: str) -> str:

@@ -16,6 +16,25 @@ class Abstains(Rule):
         return Verdict(None, "infra_error", "no service")
 
 
+class TextOnly(Rule):
+    """Cannot compare golds with an ellipsis: only their own text is right, and any other answer is undecided."""
+
+    tier = "inline"
+
+    @property
+    def columns(self):
+        return ("answer",)
+
+    def ideal(self, columns):
+        return columns["answer"]
+
+    def score(self, row: Row) -> Verdict:
+        gold = row.columns["answer"]
+        if not row.text or "..." not in gold or row.text == gold:
+            return Verdict(float(row.text == gold))
+        return Verdict(None, "undecided", f"gold {gold}")
+
+
 def scored(rules: RuleSet, gold: list, **columns) -> dict[str, Tally]:
     rules(completions=["A: 18"] * len(gold), completion_ids=[[1]] * len(gold), answer=gold, **columns)
     return rules.take_tallies()
@@ -82,6 +101,21 @@ def test_whether_a_row_can_be_scored_does_not_depend_on_its_completion():
     rules = RuleSet([Answer(), Length(high=2)])
     assert rules.num_scorable("answer", ["?"] * 3, {"answer": ["18", None, "unreadable"]}) == 1
     assert rules.take_tallies() == {}
+
+
+def test_a_row_that_is_undecided_for_every_answer_cannot_be_scored():
+    rules = RuleSet([TextOnly()])
+    assert rules.num_scorable("text_only", ["?"] * 3, {"answer": ["a + ...", "5", "b + ..."]}) == 1
+    assert rules.num_scorable("text_only", ["?"] * 2, {"answer": ["a + ...", "b + ..."]}) == 0
+
+
+def test_an_ideal_that_raises_is_an_error_with_its_row():
+    class Broken(TextOnly):
+        def ideal(self, columns):
+            raise KeyError("x")
+
+    with pytest.raises(RuleError, match=r"ideal\(\) raised KeyError: 'x' \(row 0\)"):
+        RuleSet([Broken()]).num_scorable("broken", ["?"], {"answer": ["5"]})
 
 
 def test_on_unscored_is_error_or_warn():

@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
-from trl_ext.rewards.text.anchors import AnswerReading, anchored, gold_text, visible
+from trl_ext.rewards.text.anchors import AnswerReading, anchored, visible
 from trl_ext.rewards.text.choices import read_choice
+from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.numbers import read_gold_number, read_number
 from trl_ext.rewards.text.prose import normalized, text_part
 
@@ -26,7 +27,8 @@ class Answer(Rule):
     has no value (`gold_invalid`).
 
     Args:
-        gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B".
+        gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B"; or a
+            list of them, each of which is right.
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
             punctuation, "choice" letters A to E (`choices`).
         where: "after_think" reads what follows the last `</think>` (nothing while `<think>` is open, everything
@@ -54,15 +56,19 @@ class Answer(Rule):
         return (self.gold,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """Return the gold's own text, announced; None for a blank gold, and one that is neither text nor a number."""
-        gold = (gold_text(columns[self.gold]) or "").strip()
+        """Return the (first) gold's own text, announced; None for a blank one, neither text nor a number."""
+        gold = next(iter(golds_of(columns[self.gold]) or ()), "").strip()
         return announced(gold, self.kind) if gold else None
 
     def score(self, row: Row) -> Verdict:
         cell = row.columns[self.gold]
-        text = gold_text(cell)
-        if text is None:
-            return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r} is neither text nor a number")
+        golds = golds_of(cell)
+        if golds is None:
+            return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r:.60} is neither text nor a number")
+        return best(self._against(gold, row) for gold in golds)
+
+    def _against(self, text: str, row: Row) -> Verdict:
+        """Judge the row by one of its accepted golds."""
         gold = read_gold(self.kind, text)
         if gold.value is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")

@@ -13,8 +13,8 @@ from trl_ext.rewards.mathematics.gold import Gold, read_gold
 from trl_ext.rewards.mathematics.prompt import stands_in
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
-from trl_ext.rewards.text.anchors import gold_text
 from trl_ext.rewards.text.choices import read_choice
+from trl_ext.rewards.text.golds import best, golds_of
 
 _BY_TEXT = frozenset({"same text", "letter"})
 _COPIED = "copied from the prompt"
@@ -32,7 +32,7 @@ class Math(Rule):
     earns 0.0 unless it is the gold's very text: its value is right, but nothing was solved.
 
     Args:
-        gold: Column with the right answer.
+        gold: Column with the right answer, or a list of answers, each of which is right.
         profile: "train" is strict, because a policy finds every leniency. "eval" asks math-verify, and so accepts
             `5 = 3` for 3, m for cm, 0.5 for 50 percent, sets for tuples and `X` for `x`.
         where: "after_think" reads what follows the last `</think>`; "all" reads the whole completion.
@@ -67,26 +67,30 @@ class Math(Rule):
         return (self.gold,)
 
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
-        """Return the gold, or the answer of a worked solution, in a box; None where the gold is no text or blank."""
-        text = gold_text(columns[self.gold])
-        return None if text is None or not text.strip() else f"\\boxed{{{read_gold(text).text or text}}}"
+        """Return the (first) gold, or its solution's answer, in a box; None where it is no text or blank."""
+        text = next(iter(golds_of(columns[self.gold]) or ()), "")
+        return None if not text.strip() else f"\\boxed{{{read_gold(text).text or text}}}"
 
     def warm_up(self) -> None:
         math_library.require()
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """Return the gold, the extracted answer, and True when that stands in the prompt."""
-        text = gold_text(row.columns[self.gold])
-        if text is None:
+        """Return the golds, the extracted answer, and True when that stands in the prompt."""
+        golds = golds_of(row.columns[self.gold])
+        if golds is None:
             return None
         found = self._extract(row)
-        return (text, found, self._copied(row, found))
+        return (tuple(golds), found, self._copied(row, found))
 
     def score(self, row: Row) -> Verdict:
         cell = row.columns[self.gold]
-        text = gold_text(cell)
-        if text is None:
+        golds = golds_of(cell)
+        if golds is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {cell!r:.60} is neither text nor a number")
+        return best(self._against(gold, row) for gold in golds)
+
+    def _against(self, text: str, row: Row) -> Verdict:
+        """Judge the row by one of its accepted golds."""
         gold = read_gold(text)
         if gold.problem:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.problem}")

@@ -252,7 +252,7 @@ def test_every_usual_spelling_of_a_gold_is_read(gold):
     assert value_of("The answer is 18.", gold) == 1.0
 
 
-@pytest.mark.parametrize("gold", [None, True, float("nan"), "", "eggs", r"3\sqrt{13}", "(1, 2)", "She has 3", ["18"]])
+@pytest.mark.parametrize("gold", [None, True, float("nan"), "", "eggs", r"3\sqrt{13}", "(1, 2)", "She has 3", []])
 def test_a_gold_that_cannot_be_read_has_no_value(gold):
     assert (value_of("A: 3", gold), status_of("A: 3", gold)) == (None, "gold_invalid")
 

@@ -1,0 +1,49 @@
+"""Read a gold column's cell that may hold several accepted answers, and take the best of the verdicts on them."""
+
+from collections.abc import Iterable
+from numbers import Number
+from typing import Any
+
+from trl_ext.rewards.rule import Verdict
+
+
+def golds_of(cell: Any) -> list[str] | None:
+    """Return the accepted answers of a gold cell as texts, each once; None where the cell holds none.
+
+    A text or a number is one answer. A list holds one answer per entry, any of which is right; entries that are null,
+    NaN, blank or no text are no answers.
+
+    Example:
+        >>> golds_of("4"), golds_of(["NYC", "New York", None]), golds_of({"a": 1})
+        (['4'], ['NYC', 'New York'], None)
+    """
+    cell = cell.tolist() if hasattr(cell, "tolist") else cell
+    if not isinstance(cell, list | tuple):
+        return [str(cell)] if _is_answer(cell) else None
+    return list(dict.fromkeys(str(entry) for entry in cell if _is_answer(entry) and str(entry).strip())) or None
+
+
+def _is_answer(cell: Any) -> bool:
+    return isinstance(cell, str | Number) and not isinstance(cell, bool) and cell == cell
+
+
+def best(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the best of the verdicts on one answer, one for each accepted gold; stops at a 1.0.
+
+    A right one decides. Without one the answer may still meet a gold that cannot be compared: undecided. A gold that
+    cannot be read counts only where no other can.
+    """
+    found = None
+    for verdict in verdicts:
+        if verdict.value is not None and verdict.value >= 1.0:
+            return verdict
+        if found is None or _rank(verdict) > _rank(found):
+            found = verdict
+    assert found is not None, "there is at least one gold"
+    return found
+
+
+def _rank(verdict: Verdict) -> tuple[int, float]:
+    if verdict.value is not None:
+        return 1, verdict.value
+    return (2 if verdict.status == "undecided" else 0), 0.0

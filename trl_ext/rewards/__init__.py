@@ -9,6 +9,7 @@ from trl_ext.rewards.preference.pairs import build_pairs
 from trl_ext.rewards.rows import completion_text
 from trl_ext.rewards.rule import Row, Rule, Verdict
 from trl_ext.rewards.rules.answer import Answer
+from trl_ext.rewards.rules.async_rule import AsyncRule
 from trl_ext.rewards.rules.call import Call
 from trl_ext.rewards.rules.code import Code
 from trl_ext.rewards.rules.cosine import Cosine
@@ -34,6 +35,7 @@ __all__ = [
     "GATE_OPENS_AT",
     "LARGEST",
     "Answer",
+    "AsyncRule",
     "Call",
     "Code",
     "Cosine",

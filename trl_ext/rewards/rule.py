@@ -7,9 +7,11 @@ advantages. An exception is a bug in the rule, and RuleSet turns it into a RuleE
 
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+import traceback
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
@@ -49,6 +51,8 @@ class Verdict:
                       very text (which earns the full value) nor missing (which earns the floor); no value
         crashed       the row ended the worker that judged it; the floor
         infra_error   the machine failed, not the completion: a worker did not start, a service is away; no value
+        refused       the judge's server takes no such request; the floor, as a completion may bring it about
+        no_score      the judge's reply is not of the form that it was asked for; the floor
         error         the rule raised, and the set is told to go on; the floor
         not_finite    the rule gave NaN, infinity or more than `RuleSet` lets through; the floor
         skipped       the rule is not for this row (`when`); no value
@@ -61,10 +65,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule(ABC):
+class Rule:
     """Base of all rules; its fields are the keys of a rule in a YAML file.
 
-    Subclasses give `score`, `columns` when they read any, and `check` when they have fields that can be wrong.
+    Subclasses give `score` or `score_batch`, `columns` when they read any, and `check` when they have fields that can
+    be wrong.
 
     Example:
         >>> class Polite(Rule):
@@ -89,6 +94,7 @@ class Rule(ABC):
     # "worker": runs in a process that is killed when the rule hangs, crashes or eats memory. "inline": runs where it
     # is called, for rules that take bounded time on any text by construction.
     tier: ClassVar[str] = "worker"
+    is_async: ClassVar[bool] = False  # True for AsyncRule, whose `score` is awaited.
 
     weight: float = 1.0
     gate: str | None = None
@@ -101,6 +107,12 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", snake_case(type(self).__name__))
+        kind = type(self)
+        if kind.score is Rule.score and kind.score_batch is Rule.score_batch:
+            raise RuleError(f"{kind.__name__} is abstract. Give it score(row), or score_batch(rows) for many at once.")
+        if iscoroutinefunction(kind.score) != kind.is_async:
+            fix = "Write async def score(self, row)" if kind.is_async else "Derive the class from AsyncRule"
+            raise RuleError(f"{kind.__name__} and its score() do not agree on whether it is awaited. {fix}.")
         check_name("A rule", self.name)
         check_number(self, "weight", self.weight)
         owner = f"Rule '{self.name}'"
@@ -110,7 +122,7 @@ class Rule(ABC):
         object.__setattr__(self, "schedule", points_of(owner, self.schedule))
         self.check()
 
-    def check(self) -> None:  # noqa: B027  Optional: most rules have no field that can be wrong.
+    def check(self) -> None:
         """Raise RuleError for fields that cannot work. Runs when the rule is built."""
 
     @property
@@ -123,7 +135,7 @@ class Rule(ABC):
         """Dataset columns that `score` and `when` read."""
         return (*self.columns, *(name for name in self.when or () if name not in self.columns))
 
-    def warm_up(self) -> None:  # noqa: B027  Optional: most rules import nothing late.
+    def warm_up(self) -> None:
         """Import what `score` needs. Workers are forked after it, so that no row is charged for it."""
 
     def cache_key(self, row: Row) -> Hashable | None:
@@ -141,9 +153,18 @@ class Rule(ABC):
         """
         return None
 
-    @abstractmethod
     def score(self, row: Row) -> Verdict:
         """Judge one row. Pure: same row, same verdict; RuleSet calls it from several threads."""
+        return self.score_batch([row])[0]
+
+    def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
+        """Judge several rows, one verdict each in their order.
+
+        A rule that is faster on many rows at once overrides it: a model that takes batches, a service that takes
+        lists. RuleSet then gives it all rows that the rule is for, each different one once (`cache_key`), in this
+        process and without the workers' limits, whatever `tier` says.
+        """
+        return [self.score(row) for row in rows]
 
 
 def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
@@ -154,6 +175,12 @@ def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
         raise RuleError(
             f"Rule '{rule.name}': ideal() raised {type(error).__name__}: {error} (row {index})."
         ) from error
+
+
+def place_of(error: BaseException) -> str:
+    """File and line that raised the error."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(place.filename).name} line {place.lineno}"
 
 
 def snake_case(name: str) -> str:

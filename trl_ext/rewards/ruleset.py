@@ -168,6 +168,10 @@ class RuleSet:
         tallies, self._tallies = self._tallies, {}
         return tallies
 
+    def reset(self) -> None:
+        """Forget failures of the machine and of servers, so that a set that `max_infra_frac` has stopped goes on."""
+        self._scorer.reset()
+
     def close(self) -> None:
         """End the workers. They start again when they are needed, and end with the process."""
         self._scorer.close()

@@ -1,23 +1,24 @@
-"""Judge rows by rules: inline rules here, the others in the worker pool, each different row once.
+"""Judge rows by rules: here, in the worker pool, or by waiting for a server; there each different row once.
 
 Legend: a column is one rule's verdicts, one per row.
 """
 
 import logging
 import time
-import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from threading import Lock
 from typing import Any
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.isolation.workers.breaker import FAILED, Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
-from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.isolation.workers.request import Judged
+from trl_ext.rewards.rule import Row, Rule, Verdict, place_of
 from trl_ext.rewards.shaping import applies
 
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
@@ -39,26 +40,32 @@ class Column:
         verdicts: One per row; values are finite or None.
         ms: Milliseconds of every verdict that was computed, not remembered.
         hits: Rows whose verdict was remembered, from the cache or from an equal row of the batch.
+        costs: What an AsyncRule's calls took, by the name of the metric.
     """
 
     verdicts: list[Verdict]
     ms: list[float] = field(default_factory=list)
     hits: int = 0
+    costs: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Pending:
-    """A rule's rows on their way through the pool.
+    """A rule's rows on their way through workers, a server or `score_batch`.
 
     Args:
         keys: For each row the key that its verdict depends on.
         known: Verdicts by their key.
-        sent: The keys whose verdict the pool gives, in the order of its answers, each with the first row that has it.
+        sent: The keys whose verdict is asked for, in the order of the answers, each with the first row that has it.
+        answers: Waits for the verdicts of `sent` and gives them, with the metrics of what they took.
+        cancel: Gives up what is under way.
     """
 
     keys: list[Hashable]
     known: dict[Hashable, Verdict]
     sent: dict[Hashable, int]
+    answers: Callable[[], tuple[Sequence[Judged], Mapping[str, float]]] = lambda: ((), {})
+    cancel: Callable[[], object] = lambda: None
 
 
 class VerdictCache:
@@ -84,7 +91,7 @@ class VerdictCache:
 
     def put(self, key: Hashable, verdict: Verdict) -> None:
         """Keep a verdict, unless the machine or a bug brought it about and not the row."""
-        if verdict.status in ("infra_error", "error"):
+        if verdict.status in FAILED or verdict.status == "error":
             return
         with self._lock:
             self._kept[key] = verdict
@@ -108,6 +115,7 @@ class Scorer:
         self.isolate = isolate
         self.on_error = on_error
         self.cache = VerdictCache()
+        self._breakers: dict[str, Breaker] = {}
         self._started: tuple[Sequence[Rule], list[Row], Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,28 +130,44 @@ class Scorer:
         """End the workers."""
         self.pool.close()
 
+    def reset(self) -> None:
+        """Forget which rows the machine or a server failed."""
+        self._breakers.clear()
+
     def restarts(self) -> int:
         """Workers that had to be started again so far."""
         return self.pool.stats().restarts
 
     def start(self, rules: Sequence[Rule], rows: list[Row]) -> None:
-        """Begin with the rules that run in workers; the next call for equal rows finds their rows under way."""
-        if any(self._isolated(rule) for rule in rules):
+        """Begin with the rules that run elsewhere; the next call for equal rows finds their rows under way."""
+        if any(rule.is_async or self._isolated(rule) for rule in rules):
             self._started = (rules, rows, self._submit(rules, rows))
 
     def columns(self, rules: Sequence[Rule], rows: list[Row]) -> list[Column]:
         """Judge all rows by all rules: one column per rule."""
         under_way = self._started_with(rules, rows) or self._submit(rules, rows)
-        found = [None if self._isolated(rule) else self._inline(rule, rows) for rule in rules]
-        remote = iter(self._collected(rules, rows, under_way))
-        return [next(remote) if column is None else column for column in found]
+        try:
+            # First those in this process, while the others are under way.
+            pairs = list(zip(rules, under_way, strict=True))
+            here = iter([self._here(rule, rows) for rule, part in pairs if part is None])
+            return [next(here) if part is None else self._collected(rule, rows, part) for rule, part in pairs]
+        except BaseException:  # Nobody will collect what still runs; KeyboardInterrupt, too.
+            for part in under_way:
+                if part:
+                    part.cancel()
+            raise
 
-    # Inline ---------------------------------------------------------------------------------------------------------
+    # In this process ------------------------------------------------------------------------------------------------
+
+    def _here(self, rule: Rule, rows: list[Row]) -> Column:
+        if not gives_batches(rule):
+            return self._inline(rule, rows)
+        part = self._pending(rule, rows)
+        wanted = [rows[index] for index in part.sent.values()]
+        part.answers = lambda: (self._batch(rule, wanted) if wanted else (), {})
+        return self._collected(rule, rows, part)
 
     def _inline(self, rule: Rule, rows: list[Row]) -> Column:
-        together = getattr(rule, "score_rows", None)
-        if together is not None:
-            return self._together(rule, together, rows)
         column = Column([])
         clock = time.perf_counter
         for index, row in enumerate(rows):
@@ -153,16 +177,25 @@ class Scorer:
             start = clock()
             column.verdicts.append(self._checked(rule, row, index))
             column.ms.append(1e3 * (clock() - start))
+        failed = [verdict.detail for verdict in column.verdicts if verdict.status in FAILED]
+        if failed or rule.name in self._breakers:
+            self._record(rule, len(column.ms), failed)
         return column
 
-    def _together(self, rule: Rule, score_rows: Callable[..., list[Verdict]], rows: list[Row]) -> Column:
-        """Have a rule that starts processes of its own judge all rows, as many at a time as there are workers."""
-        wanted = [row for row in rows if applies(rule.when, row.columns)]
+    def _batch(self, rule: Rule, rows: list[Row]) -> list[Judged]:
+        """Have a rule judge all rows at once; an exception is the verdict of each of them."""
         start = time.perf_counter()
-        found = iter(score_rows(wanted, self.limits.num_workers))
-        ms = 1e3 * (time.perf_counter() - start) / max(len(wanted), 1)
-        verdicts = [finite(rule, next(found)) if applies(rule.when, row.columns) else SKIPPED for row in rows]
-        return Column(verdicts, [ms] * len(wanted))
+        try:
+            verdicts = list(map(valid, rule.score_batch(rows)))
+            if len(verdicts) != len(rows):
+                raise TypeError(f"score_batch() returned {len(verdicts)} verdicts for {len(rows)} rows")
+        except (Exception, SystemExit) as error:
+            message = f"{type(error).__name__}: {error} ({place_of(error)}, {len(rows)} rows in score_batch)"
+            if self.on_error == "stop":
+                raise RuleError(f"Rule '{rule.name}' raised {message}. Mend the rule, or the data.") from error
+            verdicts = [Verdict(None, "error", message)] * len(rows)
+        ms = 1e3 * (time.perf_counter() - start) / len(rows)
+        return [Judged(verdict, ms, verdict.status in FAILED) for verdict in verdicts]
 
     def _checked(self, rule: Rule, row: Row, index: int) -> Verdict:
         try:
@@ -178,21 +211,41 @@ class Scorer:
         warn_once(("raised", rule.name), f"{message} Such rows earn {rule.floor}, as on_error='floor' says.")
         return Verdict(rule.floor, "error", message)
 
-    # In workers -----------------------------------------------------------------------------------------------------
+    # In workers, or waiting for a server ----------------------------------------------------------------------------
 
     def _isolated(self, rule: Rule) -> bool:
-        return self.isolate and rule.tier != "inline"
+        return self.isolate and rule.tier != "inline" and not gives_batches(rule)
 
-    def _submit(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None]:
-        pending, tasks = [], []
+    def _submit(self, rules: Sequence[Rule], rows: list[Row]) -> list[Pending | None]:
+        """Begin with the rules that run elsewhere; None for those that run in this process."""
+        self._stop_if_tripped(rules)
+        parts: list[Pending | None] = []
+        tasks: list[tuple[Rule, Row]] = []
+        waiting: list[tuple[Pending, int]] = []  # with the place of its first task
         for rule in rules:
-            if self._isolated(rule):
-                part, wanted = self._pending(rule, rows)
-                pending.append(part)
+            if not rule.is_async and not self._isolated(rule):
+                parts.append(None)
+                continue
+            part = self._pending(rule, rows)
+            parts.append(part)
+            wanted = [rows[index] for index in part.sent.values()]
+            if rule.is_async:
+                self._ask(rule, wanted, part)
+            else:
+                waiting.append((part, len(tasks)))
                 tasks += [(rule, row) for row in wanted]
-        return pending, self.pool.submit(tasks) if tasks else None
+        if tasks:
+            future = self.pool.submit(tasks)
+            for part, first in waiting:
+                part.answers = partial(slice_of, future, first, first + len(part.sent))
+        return parts
 
-    def _pending(self, rule: Rule, rows: list[Row]) -> tuple[Pending, list[Row]]:
+    def _ask(self, rule: Any, rows: list[Row], part: Pending) -> None:
+        """Have an AsyncRule begin with the rows."""
+        future = rule.submit(rows, self._breaker(rule).bearable(len(rows)))
+        part.answers, part.cancel = future.result, future.cancel
+
+    def _pending(self, rule: Rule, rows: list[Row]) -> Pending:
         """Split a rule's rows into known verdicts and rows to judge: one of all that are equal to the rule."""
         same = (rule.name, repr(rule))
         part = Pending([], {_SKIP: SKIPPED}, {})
@@ -206,7 +259,7 @@ class Scorer:
                 part.sent[key] = index
             else:
                 part.known[key] = kept
-        return part, [rows[index] for index in part.sent.values()]
+        return part
 
     def _key(self, rule: Rule, same: Hashable, row: Row, index: int) -> Hashable:
         if not applies(rule.when, row.columns):
@@ -218,7 +271,7 @@ class Scorer:
         # Without a key of the rule's own nothing is shared, within the batch and beyond it.
         return index if key is None else (same, key)
 
-    def _started_with(self, rules: Sequence[Rule], rows: list[Row]) -> tuple[list[Pending], Future | None] | None:
+    def _started_with(self, rules: Sequence[Rule], rows: list[Row]) -> list[Pending | None] | None:
         started, self._started = self._started, None
         if started is None or started[0] is not rules:
             return None
@@ -227,26 +280,32 @@ class Scorer:
         except (ValueError, RuntimeError):  # Arrays in a column have no single truth; equal ones are the same object.
             return None
 
-    def _collected(
-        self, rules: Sequence[Rule], rows: list[Row], under_way: tuple[list[Pending], Future | None]
-    ) -> list[Column]:
-        pending, future = under_way
-        answers = iter(future.result() if future else ())
-        isolated = [rule for rule in rules if self._isolated(rule)]
-        columns = []
-        for rule, part in zip(isolated, pending, strict=True):
-            column = Column([], hits=len(part.keys) - len(part.sent) - part.keys.count(_SKIP))
-            for key, index in part.sent.items():
-                answer = next(answers)
-                column.ms.append(answer.ms)
-                part.known[key] = self._accepted(rule, answer.verdict, rows[index], index)
-                if isinstance(key, tuple):
-                    self.cache.put(key, part.known[key])
-            column.verdicts = [part.known[key] for key in part.keys]
-            columns.append(column)
-        if isolated and self.pool.tripped:
-            raise RuleError(self.pool.tripped)
-        return columns
+    def _collected(self, rule: Rule, rows: list[Row], part: Pending) -> Column:
+        answers, costs = part.answers()
+        column = Column([], hits=len(part.keys) - len(part.sent) - part.keys.count(_SKIP), costs=costs)
+        for (key, index), answer in zip(part.sent.items(), answers, strict=True):
+            column.ms.append(answer.ms)
+            part.known[key] = self._accepted(rule, answer.verdict, rows[index], index)
+            if isinstance(key, tuple):
+                self.cache.put(key, part.known[key])
+        self._record(rule, len(part.sent), [answer.verdict.detail for answer in answers if answer.failed])
+        column.verdicts = [part.known[key] for key in part.keys]
+        return column
+
+    # Failures of the machine and of servers -------------------------------------------------------------------------
+
+    def _breaker(self, rule: Rule) -> Breaker:
+        return self._breakers.setdefault(rule.name, Breaker(rule.name, self.limits.max_infra_frac))
+
+    def _record(self, rule: Rule, num_rows: int, failed: list[str]) -> None:
+        self._breaker(rule).record(num_rows, len(failed), failed[-1] if failed else "")
+        self._stop_if_tripped([rule])
+
+    def _stop_if_tripped(self, rules: Iterable[Rule]) -> None:
+        for rule in rules:
+            tripped = rule.name in self._breakers and self._breakers[rule.name].tripped
+            if tripped:
+                raise RuleError(tripped)
 
     def _accepted(self, rule: Rule, verdict: Verdict, row: Row, index: int) -> Verdict:
         if verdict.status != "error":
@@ -259,12 +318,26 @@ class Scorer:
 
 def judged(rule: Rule, row: Row) -> Verdict:
     """The rule's verdict, its value a float or None; TypeError where the rule returns anything else."""
-    verdict = rule.score(row)
+    return valid(rule.score(row))
+
+
+def valid(verdict: Any) -> Verdict:
+    """The verdict, its value a float or None; TypeError for anything else than a verdict."""
     if not isinstance(verdict, Verdict):
         raise TypeError(f"score() returned {verdict!r}, not a Verdict")
     if verdict.value is None or type(verdict.value) is float:
         return verdict
     return Verdict(float(verdict.value), verdict.status, verdict.detail)
+
+
+def gives_batches(rule: Rule) -> bool:
+    """True where the rule has a `score_batch` of its own."""
+    return type(rule).score_batch is not Rule.score_batch
+
+
+def slice_of(future: "Future[list[Judged]]", first: int, end: int) -> tuple[Sequence[Judged], Mapping[str, float]]:
+    """Wait for the pool's answers, and give one rule's."""
+    return future.result()[first:end], {}
 
 
 def finite(rule: Rule, verdict: Verdict) -> Verdict:
@@ -277,10 +350,9 @@ def finite(rule: Rule, verdict: Verdict) -> Verdict:
 
 def raised_message(rule: Rule, row: Row, index: int, error: BaseException) -> str:
     """The sentence for an exception in a rule; it carries the place, which a pickled error would lose."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
     return (
-        f"Rule '{rule.name}' raised {type(error).__name__}: {error} (row {index}, {Path(place.filename).name} line "
-        f"{place.lineno}). Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "
+        f"Rule '{rule.name}' raised {type(error).__name__}: {error} (row {index}, {place_of(error)}). "
+        f"Completion: {row.text[:200]!r}. Columns: {', '.join(row.columns) or 'none'}. "
         "Mend the rule, or the row if its data is wrong."
     )
 

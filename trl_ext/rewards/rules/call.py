@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
@@ -36,6 +37,8 @@ class Call(Rule):
             raise RuleError(
                 f"{self.function!r} is not a module-level function, so it does not pickle. Define it with def."
             )
+        if iscoroutinefunction(self.function):
+            raise RuleError(f"{qualified} is async. Write a subclass of AsyncRule, whose score() awaits it.")
         object.__setattr__(self, "columns", text_tuple(self, "columns", self.columns))
         if not self.name:
             object.__setattr__(self, "name", qualified)

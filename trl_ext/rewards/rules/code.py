@@ -24,6 +24,7 @@ from trl_ext.rewards.isolation.sandbox.cases import (
     read_cases,
     read_suite,
 )
+from trl_ext.rewards.isolation.workers.limits import default_workers
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
 from trl_ext.rewards.text.anchors import after_think
 
@@ -119,13 +120,10 @@ class Code(Rule):
         except SandboxTrouble as error:
             return Verdict(None, "infra_error", str(error))
 
-    def score_rows(self, rows: Sequence[Row], workers: int) -> list[Verdict]:
-        """Judge many rows, several at a time and each different one once."""
-        keys = [self.cache_key(row) for row in rows]
-        different = dict(zip(keys, rows, strict=True))
-        with ThreadPoolExecutor(workers) as threads:
-            verdicts = dict(zip(different, threads.map(self.score, different.values()), strict=True))
-        return [verdicts[key] for key in keys]
+    def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
+        """Judge several rows at a time, as many as there are processors to spare."""
+        with ThreadPoolExecutor(default_workers()) as threads:
+            return list(threads.map(self.score, rows))
 
     def check_level(self) -> None:
         """Raise RuleError where this machine cannot give the level asked for."""

@@ -23,9 +23,10 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
 
     rewards/<rule>/mean and std are TRL's own keys, and missing where no row has a value. rules/<rule>/: none_frac of
     rows without a value; undecided_frac of those among them whose gold the rule cannot compare; timeout_frac that were
-    too long or too complex, took too long or crashed; error_frac in which the rule or the machine failed;
+    too long or too complex, took too long or crashed; error_frac in which the rule, the machine or a server failed;
     not_finite_frac; skipped_frac by `when`; gated_frac behind a gate that was not open; cache_frac of rows whose
-    verdict was known; p95_ms, within which 95 % of the others were judged. Our trainers log a share from the first
+    verdict was known; p95_ms, within which 95 % of the others were judged; and of an AsyncRule latency_s, the mean
+    seconds of a call, with the batch's calls, retries and tokens. Our trainers log a share from the first
     time on that it is not 0.
     """
     rows = len(column.verdicts)
@@ -45,11 +46,12 @@ def log_rule(log_metric: LogMetric, rule: Rule, column: Column, states: Sequence
         "none_frac": (rows - len(known) - counts.get("skipped", 0)) / rows,
         "undecided_frac": share("undecided"),
         "timeout_frac": share("timeout", "too_long", "too_complex", "crashed"),
-        "error_frac": share("error", "infra_error"),
+        "error_frac": share("error", "infra_error", "refused", "no_score"),
         "not_finite_frac": share("not_finite"),
         "skipped_frac": share("skipped"),
         "cache_frac": column.hits / rows,
         "p95_ms": percentile(column.ms, 0.95),
+        **column.costs,
     }
     if rule.gate is not None:
         metrics["gated_frac"] = sum(state != "open" for state in states) / rows

@@ -28,7 +28,7 @@ class Limits:
             group's timeout, since the other ranks wait.
         workers: Worker processes. None: this process's share of the machine's processors less one for the trainer.
         chunk: Rows that a worker gets at once, fewer at the end of a call.
-        max_infra_frac: Share of rows (0 to 1) that the machine may fail before the pool's breaker trips.
+        max_infra_frac: Share of a rule's rows (0 to 1) that the machine or a server may fail before the run ends.
     """
 
     cpu_s: float = 2.0

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
-from trl_ext.rewards.isolation.workers.breaker import Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.request import Judged, Request, packed
 from trl_ext.rewards.rule import Row, Rule, Verdict
@@ -103,11 +102,6 @@ class WorkerPool:
         with self._lock:
             return PoolStats(dict(self._rows), self._restarts, tuple(self._ms))
 
-    @property
-    def tripped(self) -> str | None:
-        """The reason to stop the run, once the machine has failed too many rows; ranks have to agree on it first."""
-        return self._breaker.tripped
-
     def __enter__(self) -> Self:
         return self
 
@@ -124,7 +118,6 @@ class WorkerPool:
         self._rows: Counter[str] = Counter()
         self._restarts = 0
         self._ms: deque[float] = deque(maxlen=LATEST_ROWS)
-        self._breaker = Breaker(self.limits.max_infra_frac)
 
     def _connected(self) -> "ServerThread":
         """The thread of the fork server; a new one in a forked child, whose copy has no thread."""
@@ -155,13 +148,12 @@ _POOLS: dict[Limits, WorkerPool] = {}
 
 def finish(pool: "weakref.ref[WorkerPool]", request: Request) -> None:
     """Count a request's verdicts and give them to who waits."""
-    results, failures = request.results(), request.machine_failures
+    results = request.results()
     owner = pool()
     if owner is not None:
         with owner._lock:
             owner._rows.update(judged.verdict.status for judged in results)
             owner._ms.extend(judged.ms for judged in results)
-            owner._breaker.record(len(results), len(failures), failures[-1] if failures else "")
         del owner
     request.future.set_result(results)
 

@@ -12,10 +12,17 @@ from trl_ext.rewards.rule import Row, Rule, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict, and the milliseconds from the row's start in the worker; 0.0 for a row that never began."""
+    """A row's verdict and what it took.
+
+    Args:
+        verdict: The verdict.
+        ms: Milliseconds from the row's start on; 0.0 for a row that never began.
+        failed: True where the machine or a server failed, so that a breaker counts the row.
+    """
 
     verdict: Verdict
     ms: float
+    failed: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +35,6 @@ class Request:
         floors: For each task its rule's floor.
         future: Where the verdicts go.
         judged: Task's index: what has come back.
-        machine_failures: Details of the rows that have no verdict through the machine's fault.
         sends: Times that it went to a server; a server that dies takes its requests along.
         late_at: When its server is taken for dead (monotonic clock).
     """
@@ -38,7 +44,6 @@ class Request:
     floors: list[float]
     future: "Future[list[Judged]]"
     judged: dict[int, Judged] = field(default_factory=dict)
-    machine_failures: list[str] = field(default_factory=list)
     sends: int = 0
     late_at: float = 0.0
 
@@ -50,9 +55,9 @@ class Request:
         """Note a verdict; True when none is open any more."""
         index, value = report["row"], report["value"]
         value = self.floors[index] if value == "floor" else value
-        self.judged[index] = Judged(Verdict(value, report["status"], report["detail"]), report["ms"])
-        if report["machine"]:
-            self.machine_failures.append(report["detail"])
+        self.judged[index] = Judged(
+            Verdict(value, report["status"], report["detail"]), report["ms"], report["machine"]
+        )
         return len(self.judged) == len(self.rows)
 
     def fail(self, detail: str) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from trl_ext.rewards.isolation.kernel import adopt_orphans, children
+from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.confine import kill_group
 from trl_ext.rewards.isolation.workers.fork import Task, Worker, ended_sentence, fork_worker
 from trl_ext.rewards.isolation.workers.limits import Limits
@@ -49,8 +50,8 @@ class Workers(ABC):
         self.wake, self.bell = socket.socketpair()
 
     @abstractmethod
-    def answer(self, task: Task, value: Any, status: str, detail: str, ms: float) -> None:
-        """Report a row's verdict; the value "floor" stands for its rule's floor."""
+    def answer(self, task: Task, value: Any, status: str, detail: str, ms: float, machine: bool = False) -> None:
+        """Report a row's verdict; the value "floor" stands for its rule's floor, and `machine` is for the breaker."""
 
     @abstractmethod
     def put_back(self, tasks: Iterable[Task]) -> None:
@@ -126,7 +127,8 @@ class Workers(ABC):
         worker.begin()
         if report["retire"]:
             self.retire(worker)
-        self.answer(task, report["value"], report["status"], report["detail"], report["ms"])
+        failed = report["status"] in FAILED
+        self.answer(task, report["value"], report["status"], report["detail"], report["ms"], machine=failed)
 
     def retire(self, worker: Worker) -> None:
         """Kill a worker; its open rows go back."""

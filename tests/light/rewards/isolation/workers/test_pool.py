@@ -196,7 +196,7 @@ def test_what_the_machine_fails_has_no_value_and_is_counted():
         Verdict(1.0),
         Verdict(None, "infra_error", "no machine"),
     ]
-    assert request.machine_failures == ["no machine"]
+    assert [judged.failed for judged in request.results()] == [False, True]
 
 
 def test_elsewhere_than_on_linux_rules_run_in_place_and_a_warning_says_so_once(monkeypatch, recwarn):

@@ -66,7 +66,7 @@ def test_no_more_processors_are_counted_than_the_process_may_use():
 
 
 def test_a_breaker_trips_above_its_share_and_stays_tripped():
-    breaker = Breaker(0.05)
+    breaker = Breaker("math", 0.05)
     breaker.record(100, 5)
     assert breaker.tripped is None
     breaker.record(10, 1, "no process")
@@ -77,13 +77,13 @@ def test_a_breaker_trips_above_its_share_and_stays_tripped():
 
 
 def test_a_few_rows_do_not_trip_a_breaker():
-    breaker = Breaker(0.05)
+    breaker = Breaker("math", 0.05)
     breaker.record(19, 19)
     assert breaker.tripped is None
 
 
 def test_a_breaker_forgets_what_is_long_ago():
-    breaker = Breaker(0.05)
+    breaker = Breaker("math", 0.05)
     for _ in range(10):
         breaker.record(1024, 40)
     assert breaker.tripped is None
@@ -92,7 +92,7 @@ def test_a_breaker_forgets_what_is_long_ago():
 
 
 def test_calls_without_failures_never_trip_a_breaker():
-    breaker = Breaker(0.0001)
+    breaker = Breaker("math", 0.0001)
     for _ in range(100):
         breaker.record(512, 0)
     assert breaker.tripped is None

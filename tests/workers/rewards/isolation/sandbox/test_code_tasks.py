@@ -161,10 +161,10 @@ def test_chance_and_the_order_of_sets_are_the_same_in_every_run(code):
     assert first == second
 
 
-def test_rows_are_scored_several_at_a_time_and_each_different_one_once():
+def test_rows_are_scored_several_at_a_time():
     good, bad = "```python\nprint(sum(map(int, input().split())))\n```", "```python\nprint(0)\n```"
     rows = [Row(None, text, None, {"tests": SUM}) for text in (good, bad, good, "none", good)]
-    assert [verdict.value for verdict in Code().score_rows(rows, 2)] == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert [verdict.value for verdict in Code().score_batch(rows)] == [1.0, 0.0, 1.0, 0.0, 1.0]
 
 
 def test_random_text_as_code_earns_nothing_and_raises_nothing():

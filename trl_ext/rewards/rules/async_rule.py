@@ -1,0 +1,238 @@
+"""The base of rules that wait for a server, such as a model that judges: many calls at a time, each may fail alone."""
+
+import asyncio
+import hashlib
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.isolation.event_loop import run_in_loop
+from trl_ext.rewards.isolation.workers.breaker import FAILED
+from trl_ext.rewards.isolation.workers.request import Judged
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_number, check_whole, place_of
+
+Reply = TypeVar("Reply")
+
+# Pauses between the attempts of a call: 0.5 s, 1 s, 2 s, ..., each shortened by chance so that calls that failed
+# together do not come back together.
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+# Mistakes in the rule's own code, which no further attempt mends.
+_BUGS = (TypeError, AttributeError, NameError, ImportError, AssertionError, NotImplementedError, RecursionError)
+# HTTP codes of 400 to 499 that a later attempt may be spared.
+_PASSING_CODES = (408, 409, 425, 429)
+
+
+class CallFailed(Exception):
+    """A call that failed for good, after its attempts; the message says how."""
+
+
+@dataclass(slots=True)
+class Calls:
+    """The calls of one batch of rows.
+
+    Args:
+        slots: Places for calls under way.
+        most_failed: Rows that may fail before the rest is given up without being asked; None: all may.
+        latencies_s: Seconds of each call that was answered.
+        num_attempts, num_retries: All attempts, and those beyond the first of their call.
+        num_failed, last_failure: Rows that have failed, and how the last one did that was asked.
+        costs: What the rule has spent, by name.
+    """
+
+    slots: asyncio.Semaphore
+    most_failed: int | None = None
+    latencies_s: list[float] = field(default_factory=list)
+    num_attempts: int = 0
+    num_retries: int = 0
+    num_failed: int = 0
+    last_failure: str = ""
+    costs: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def given_up(self) -> bool:
+        """True once so many rows have failed that the rest is not asked."""
+        return self.most_failed is not None and self.num_failed > self.most_failed
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is logged of them, by name."""
+        mean_s = sum(self.latencies_s) / len(self.latencies_s) if self.latencies_s else 0.0
+        return {"latency_s": mean_s, "calls": self.num_attempts, "retries": self.num_retries, **self.costs}
+
+
+_calls: ContextVar[Calls] = ContextVar("trl_ext_calls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncRule(Rule):
+    """Base of rules whose `score` waits: `async def score(self, row)`, awaited for many rows at a time.
+
+    A row whose call fails in every attempt has no value (status `infra_error`); the others keep theirs. Above
+    `max_infra_frac` of `Limits` the run ends. Rules run in an event loop of their own, beside Jupyter's and TRL's.
+    Equal rows are asked once, and their verdicts are kept (`cache_key`).
+
+    Which exceptions are failures: all but TypeError, AttributeError, NameError, ImportError, AssertionError,
+    NotImplementedError and RecursionError, which are mistakes in the rule (`on_error`). Not repeated are HTTP codes
+    such as 401 that another attempt would meet again. A completion must not be able to bring a failure about, because
+    no value beats a low one: give the floor where a server's reply is not what was asked for.
+
+    Example:
+        >>> class Slow(AsyncRule):
+        ...     async def score(self, row):
+        ...         await asyncio.sleep(0.001)
+        ...         return Verdict(float("thanks" in row.text))
+        >>> [verdict.value for verdict in Slow().score_batch([Row(None, "thanks", None, {}), Row(None, "", None, {})])]
+        [1.0, 0.0]
+
+    Args:
+        concurrency: Most calls under way at a time, in each process of the training.
+        timeout_s: Seconds until an attempt is given up.
+        retries: Attempts after the first. Between them it waits 0.5 s, 1 s, 2 s and so on up to 30 s, or as long as
+            the server says (`Retry-After`).
+    """
+
+    tier: ClassVar[str] = "inline"
+    is_async: ClassVar[bool] = True
+    # True: `score` makes calls of its own, each by `await self.call(...)`. False: `score` is the call.
+    makes_calls: ClassVar[bool] = False
+    # What `spend` counts, each logged as `rules/<rule>/<name>`.
+    costs: ClassVar[tuple[str, ...]] = ("tokens",)
+
+    concurrency: int = 32
+    timeout_s: float = 60.0
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        if type(self).score is AsyncRule.score:
+            raise RuleError(f"{type(self).__name__} is abstract. Give it async def score(self, row).")
+        check_whole(self, "concurrency", self.concurrency, 1)
+        check_whole(self, "retries", self.retries)
+        check_number(self, "timeout_s", self.timeout_s)
+        if self.timeout_s <= 0:
+            raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
+        Rule.__post_init__(self)
+
+    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
+        """Judge one row. Runs in an event loop: nothing in it may block."""
+        raise NotImplementedError
+
+    def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
+        """Judge several rows at a time, from any thread."""
+        return [judged.verdict for judged in self.submit(rows).result()[0]]
+
+    def submit(
+        self, rows: Sequence[Row], most_failed: int | None = None
+    ) -> "Future[tuple[list[Judged], dict[str, float]]]":
+        """Start judging rows and return at once.
+
+        Args:
+            rows: The rows.
+            most_failed: Rows that may fail before the rest is given up.
+
+        Returns:
+            Verdicts, one per row, and the metrics of the calls.
+        """
+        return run_in_loop(self._all(list(rows), most_failed))
+
+    def spend(self, **costs: float) -> None:
+        """Add to the metrics of this batch, such as `self.spend(tokens=200)`; `costs` names what there is."""
+        unknown = sorted(set(costs) - set(self.costs))
+        if unknown:
+            raise TypeError(f"spend({unknown[0]}=...) is not declared. Write costs = {(*self.costs, *unknown)!r}.")
+        _calls.get().costs.update(costs)
+
+    async def call(self, make: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Await what `make` returns: within `concurrency` and `timeout_s`, again when it fails, and counted.
+
+        Raises:
+            CallFailed: every attempt failed.
+        """
+        calls = _calls.get()
+        for attempt in range(self.retries + 1):
+            async with calls.slots:
+                if calls.given_up:
+                    raise CallFailed(f"{calls.last_failure}, as {calls.num_failed} rows before; not asked any more")
+                calls.num_attempts += 1
+                calls.num_retries += attempt > 0
+                start = time.perf_counter()
+                try:
+                    async with asyncio.timeout(self.timeout_s):
+                        answer = await make()
+                except (*_BUGS, CallFailed):
+                    raise
+                except Exception as error:  # A failure of any client: sockets, HTTP, what it read.
+                    if attempt == self.retries or not may_pass(error):
+                        raise CallFailed(self._failure(error, attempt + 1)) from error
+                    pause_s = pause_after(error, attempt)
+                else:
+                    calls.latencies_s.append(time.perf_counter() - start)
+                    return answer
+            await asyncio.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def cache_key(self, row: Row) -> Hashable | None:
+        """All of the row that a judge may read but token ids: prompt, text and the columns that it names.
+
+        None, so that nothing is kept, where one of them is no plain data.
+        """
+        return content_key([row.prompt, row.text, [row.columns.get(name) for name in self.columns]])
+
+    def _failure(self, error: Exception, attempts: int) -> str:
+        late = f"no answer within {self.timeout_s:g} s" if isinstance(error, TimeoutError) and not str(error) else ""
+        said = late or f"{type(error).__name__}: {error}"
+        return f"{said[:300]} ({attempts} {'attempts' if attempts > 1 else 'attempt'})"
+
+    async def _all(self, rows: list[Row], most_failed: int | None) -> tuple[list[Judged], dict[str, float]]:
+        calls = Calls(asyncio.Semaphore(self.concurrency), most_failed, costs=Counter(dict.fromkeys(self.costs, 0)))
+        _calls.set(calls)
+        return list(await asyncio.gather(*(self._one(row, calls) for row in rows))), calls.metrics
+
+    async def _one(self, row: Row, calls: Calls) -> Judged:
+        start = time.perf_counter()
+        try:
+            verdict = await (self.score(row) if self.makes_calls else self.call(lambda: self.score(row)))
+            if not isinstance(verdict, Verdict):
+                raise TypeError(f"score() returned {verdict!r}, not a Verdict")
+        except CallFailed as error:
+            if not calls.given_up:
+                calls.last_failure = str(error)
+            calls.num_failed += 1
+            verdict = Verdict(None, "infra_error", str(error))
+        # SystemExit, too: it would end the loop, and with it every later batch.
+        except (Exception, SystemExit) as error:
+            verdict = Verdict(None, "error", f"{type(error).__name__}: {error} ({place_of(error)})")
+        return Judged(verdict, 1e3 * (time.perf_counter() - start), verdict.status in FAILED)
+
+
+def may_pass(error: Exception) -> bool:
+    """True where another attempt may succeed: for all but HTTP codes that say that the request itself is wrong."""
+    code = getattr(error, "status_code", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return not (isinstance(code, int) and 400 <= code < 500 and code not in _PASSING_CODES)
+
+
+def pause_after(error: Exception, attempt: int) -> float:
+    """Seconds to wait after the attempt of this number, counted from 0: what the server says, or twice the last."""
+    headers: Any = getattr(getattr(error, "response", None), "headers", None) or {}
+    try:
+        asked_s = float(headers.get("retry-after", ""))
+    except (TypeError, ValueError):  # None, or a date.
+        asked_s = 0.0
+    pause_s = _FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.0)
+    return min(asked_s if asked_s > 0 else pause_s, _LONGEST_PAUSE_S)
+
+
+def content_key(content: Any) -> bytes | None:
+    """A digest of plain data, None for anything else."""
+    try:
+        text = json.dumps(content, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -16,7 +16,8 @@ NOT_OK = 1  # the exit code for a check that found something; 2 is a user's mist
 DESCRIPTION = "Check rules before they train a model, and what they gave while they did. Needs no model and no GPU."
 AUDIT = """\
 Do rules and data fit? For every row, each rule that judges correctness must give its full value to the row's own
-gold answer, and less to the gold answers of other rows. Exit code 1 if some row fails."""
+gold answer, to other texts that mean the same, and less to the gold answers of other rows. Exit code 1 if some row
+fails, or is lost for training because its gold cannot be read or is met by its own text alone."""
 AUDIT_EXAMPLE = """\
 example:
   trl-ext score audit rules.yaml train.jsonl --limit 2000"""

@@ -11,6 +11,7 @@ from trl_ext.rewards.totals.explanation import one_line
 FAULTS = {
     "unreadable": "its gold cannot be read",
     "wrong": "its gold earns {value} against itself",
+    "own_text": "only its own text is right: {completion} earns {value}",
     "accepted": "the gold of row {other} earns {value} too",
     "alike": "the gold of row {other} earns {value} too, and the other way round",
 }
@@ -18,7 +19,7 @@ FAULTS = {
 _MAX_ALIKE_FRAC = 0.01
 
 _SHOWN = 3  # failures of a kind in the table
-_HEADINGS = ("rule", "rows", "right", "unreadable", "not asked", "other golds", "accepted", "alike")
+_HEADINGS = ("rule", "rows", "right", "unreadable", "own text", "not asked", "other golds", "accepted", "alike")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Failure:
 
     def __str__(self) -> str:
         value = "no value" if self.value is None else f"{self.value:g}"
-        what = FAULTS[self.kind].format(value=value, other=self.other)
+        what = FAULTS[self.kind].format(value=value, other=self.other, completion=shortened(self.completion, 60))
         return f"row {self.row}: {what} ({self.status}: {shortened(self.detail)})"
 
 
@@ -61,10 +62,14 @@ class RuleAudit:
         num_rows: Rows that it is for (`when`).
         num_right: Rows whose gold earned the ceiling against itself.
         num_unreadable: Rows whose gold it cannot read (`gold_invalid`): lost for training.
+        num_own_text: Rows whose gold earned the ceiling, but of which some part is met by no other text of the same
+            meaning that was tried: lost for training, or worse, where a right answer earns nothing.
+        num_words: Rows whose gold is words, for which only the same words are right. No fault.
         num_not_asked: Rows for which it cannot say what would be right (`Rule.ideal`).
         num_compared: Golds of other rows that were judged.
         num_accepted: Compared golds that earned the ceiling, while their own row's gold refuses this one.
         num_alike: Compared golds that earned the ceiling in both directions: two golds that are one to the rule.
+        lost_rows: Numbers of all rows whose gold is unreadable or met by its own text alone, to leave out of the data.
         failures: The first hundred of the failing verdicts.
     """
 
@@ -72,16 +77,19 @@ class RuleAudit:
     num_rows: int
     num_right: int
     num_unreadable: int
+    num_own_text: int
+    num_words: int
     num_not_asked: int
     num_compared: int
     num_accepted: int
     num_alike: int
+    lost_rows: tuple[int, ...]
     failures: tuple[Failure, ...]
 
     @property
     def ok(self) -> bool:
-        """True where every gold that was audited is read, and read as itself."""
-        all_right = self.num_right + self.num_not_asked == self.num_rows
+        """True where every gold that was audited is read, as itself, and met by other texts of its meaning."""
+        all_right = self.num_right + self.num_not_asked == self.num_rows and not self.num_own_text
         return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
 
     @property
@@ -92,8 +100,13 @@ class RuleAudit:
     def cells(self) -> tuple[str, ...]:
         """The rule's line of the table."""
         lost = f"{self.num_unreadable} ({self.unreadable_frac:.1%})"
-        counts = (self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
+        counts = (self.num_own_text, self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
+
+    def remarks(self) -> Iterator[str]:
+        """Sentences about what is no fault."""
+        if self.num_words:
+            yield f"{self.rule}, {self.num_words} golds are words: only the same words are right."
 
     def first_failures(self) -> Iterator[str]:
         """Sentences about the first rows of each kind of failure."""
@@ -131,7 +144,7 @@ class AuditReport:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        failures = [line for rule in self.rules for line in rule.first_failures()]
+        failures = [line for rule in self.rules for line in (*rule.remarks(), *rule.first_failures())]
         verdict = "ok: every gold is read, and read as itself" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
         step_s = self.step_rows / self.rows_per_s

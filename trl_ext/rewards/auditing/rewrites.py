@@ -55,7 +55,7 @@ def restated(answer: str) -> tuple[Rewrite, ...]:
         return (Rewrite("whole", "brackets", letter[1] if answer.strip() != letter[1] else f"({letter[1]})"),)
     try:
         tokens = tokenize(answer)
-        found = [Rewrite(place or "whole", how, latex(changed)) for place, how, changed in _of(_one_sign(tokens))]
+        found = [Rewrite(place or "whole", how, _written(changed)) for place, how, changed in _of(_one_sign(tokens))]
     except (Unreadable, TooComplex):
         return ()
     if answer.count("$") == 2 and not answer.strip(" .").endswith("$"):
@@ -92,6 +92,33 @@ def _differs(text: str, tokens: Tokens) -> bool:
         return tokenize(text) != tokens
     except (Unreadable, TooComplex):
         return False
+
+
+def frame_of(ideal: str) -> tuple[str, str]:
+    r"""Return what stands before and behind the answer in an ideal completion.
+
+    Example:
+        >>> frame_of(r"\boxed{18}"), frame_of("The answer is 18"), frame_of("Paris")
+        (('\\boxed{', '}'), ('The answer is ', ''), ('', ''))
+    """
+    for before, behind in (("<answer>", "</answer>"), ("\\boxed{", "}"), ("The answer is ", "")):
+        if ideal.startswith(before) and ideal.endswith(behind):
+            return before, behind
+    return "", ""
+
+
+def _written(tokens: Tokens) -> str:
+    """Return the tokens as people write them, where that gives the same tokens again."""
+    text, before = "", ""
+    for token in tokens:
+        word = f"\\text{{{token[1:]}}}" if token.startswith(WORDS) else token
+        is_joined = (before[-1:].isalnum() and word[0].isalnum()) and not (before.isdigit() and word.isalpha())
+        text += f" {word}" if is_joined or before in (",", "&", "\\\\") else word
+        before = word
+    try:
+        return text if tokenize(text) == tokens else latex(tokens)
+    except (Unreadable, TooComplex):
+        return latex(tokens)
 
 
 def _one_sign(tokens: Tokens) -> Tokens:
@@ -272,7 +299,10 @@ def _root_as_power(tokens: Tokens) -> Iterator[tuple[str, Tokens]]:
     if tokens[at + 1 : at + 2] == ("{",):
         end = closes_at(tokens, at + 1)
         inside = tokens[at + 2 : end]
-        yield "root as a power", (*tokens[:at], "(", *inside, ")", "^", "{", "1", "/", "2", "}", *tokens[end + 1 :])
+        power = ("(", *inside, ")", "^", "{", "1", "/", "2", "}")
+        if at and tokens[at - 1].startswith("\\"):  # `\\sin (2)^{1/2}` has two readings.
+            power = ("(", *power, ")")
+        yield "root as a power", (*tokens[:at], *power, *tokens[end + 1 :])
 
 
 def _fraction(tokens: Tokens) -> tuple[str, str] | None:

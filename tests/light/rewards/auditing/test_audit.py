@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from trl_ext.errors import ConfigError, DataError, RuleError
-from trl_ext.rewards import Answer, Length, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards import Answer, Length, Math, Row, Rule, RuleSet, Verdict
 from trl_ext.rewards.auditing.audit import audit, gold_key, other_rows, worst_step_s
 from trl_ext.rewards.isolation.workers.limits import Limits
 
@@ -74,6 +74,55 @@ def test_a_gold_that_is_read_as_a_fragment_is_wrong_and_accepts_the_fragment():
     kinds = {(failure.kind, failure.row, failure.other) for failure in one(report).failures}
     assert kinds == {("wrong", 1, None), ("accepted", 0, 1)} and not report.ok
     assert "row 0: the gold of row 1 earns 1 too" in str(report)
+
+
+def test_a_gold_that_only_its_own_text_meets_is_shown_with_another_text():
+    pytest.importorskip("math_verify")
+    report = audit(RuleSet([Math()], isolate=False), [{"answer": gold} for gold in ("18", "a_0 + \\ldots + a_n")])
+    found = one(report)
+    assert not report.ok and (found.num_right, found.num_own_text, found.lost_rows) == (2, 1, (1,))
+    assert "math, row 1: only its own text is right: \\boxed{\\ldots+a_{n}+a_{0}} earns" in str(report)
+
+
+def test_one_part_that_only_its_own_text_meets_is_enough():
+    pytest.importorskip("math_verify")
+    report = audit(RuleSet([Math()], isolate=False), [{"answer": "\\{3, a_0 + \\ldots + a_n\\}"}])
+    assert one(report).num_own_text == 1
+
+
+def test_words_are_no_fault_and_are_counted():
+    pytest.importorskip("math_verify")
+    report = audit(RuleSet([Math()], isolate=False), [{"answer": "\\text{east}"}, {"answer": "18"}])
+    assert report.ok and one(report).num_words == 1 and "1 golds are words" in str(report)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled(FirstDigit):
+    """Reads whole texts; `values` says whether it claims to compare values."""
+
+    values: bool = True
+    undecided: str = ""
+
+    @property
+    def compares_values(self):
+        return self.values
+
+    def score(self, row: Row) -> Verdict:
+        gold = row.columns["answer"]
+        if row.text != gold and self.undecided in gold:
+            return Verdict(None, "undecided", "cannot be compared")
+        return Verdict(float(row.text == gold))
+
+
+def test_rules_that_compare_texts_are_not_asked_for_values():
+    rows = [{"answer": "3"}, {"answer": "4"}]
+    assert one(audit(RuleSet([Spelled(undecided="?")]), rows)).num_own_text == 2
+    assert audit(RuleSet([Spelled(values=False, undecided="?")]), rows).ok
+
+
+def test_a_gold_that_leaves_the_answers_of_other_rows_undecided_is_shown():
+    report = audit(RuleSet([Spelled(values=False, undecided="~")]), [{"answer": "3 ~ 4"}, {"answer": "4"}])
+    assert one(report).lost_rows == (0,) and "row 0: only its own text is right: 4 earns no value" in str(report)
 
 
 def test_golds_that_are_one_to_the_rule_are_alike():

@@ -24,6 +24,7 @@ def texts(answer: str, place: str = "") -> set[str]:
         ("(x-2)(x-3)", "whole", "(x-3)(x-2)"),
         (r"\frac{x+1}{y}", "whole", "(x+1)/(y)"),
         (r"3\sqrt{13}", "whole", r"3\cdot\sqrt{13}"),
+        (r"2 \arcsin \sqrt{a}", "whole", r"2\arcsin((a)^{1/2})"),
         (r"\ln 2", "whole", r"(\ln2)"),
         ("5:8", "whole", "10:16"),
         ("5:8", "whole", r"\frac{5}{8}"),

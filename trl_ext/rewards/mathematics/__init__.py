@@ -4,7 +4,6 @@ extract   the answer in a completion
 gold      the right answer in a gold column
 prompt    an answer that is the task given back
 bounds    sizes above which an answer is not judged
-gate      golds, answers and expressions of such sizes refused
 spelling  the many spellings of one thing
 tokens    a text as tokens, one spelling for each meaning
 units     the unit of an answer
@@ -12,6 +11,5 @@ form      list, tuple, set, interval, matrix, relation, words, expression
 parse     one expression as a tree
 size      how many digits the value of a tree may have
 evaluate  the value of an expression
-equal     the strict comparison of two answers
-library   math-verify behind the gate
+comparison  the strict comparison of two answers, and math-verify behind a gate of sizes
 """

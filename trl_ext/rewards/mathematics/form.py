@@ -6,6 +6,7 @@ tuple     (1, 2)   [1, 2)   \langle 1, 2 \rangle    in order; the brackets belon
 union     (0, 1) \cup [2, 3)                        in any order
 matrix    \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
 relation  x = 5   1 < x \leq 2   y = 2x + 3
+numeral   52_8   (1A)_{16}                          the same digits of the same base
 words     \text{east}
 scalar    everything else, an expression of `parse`
 """
@@ -13,7 +14,7 @@ scalar    everything else, an expression of `parse`
 from dataclasses import dataclass
 
 from trl_ext.rewards.mathematics.bounds import MAX_MATRIX, MAX_PARTS, TooComplex
-from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_symbol, split
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, split
 
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq"})
 _COMMA = frozenset({","})
@@ -21,12 +22,16 @@ _CUP = frozenset({"\\cup"})
 _ROWS = frozenset({"\\\\"})
 _COLUMNS = frozenset({"&"})
 _TUPLES = {"(": (")", "]"), "[": (")", "]"), "\\langle": ("\\rangle",)}
+_HIGH_DIGITS = frozenset("ABCDEF")
 _MATRICES = frozenset(f"\\begin{{{name}}}" for name in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix"))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The kind of an answer and its parts; `signs` are its brackets, its relation signs or the lengths of its rows."""
+    """The kind of an answer and its parts.
+
+    `signs` are its brackets, its relation signs, the lengths of its rows, or a numeral's digits and base.
+    """
 
     kind: str
     tokens: Tokens
@@ -45,7 +50,7 @@ def form_of(tokens: Tokens) -> Form:
         parts = split(tokens, marks)
         if len(parts) > 1:
             return _form(kind, tokens, tuple(mark for mark, _ in parts[1:]), tuple(part for _, part in parts))
-    return _bracketed(tokens) or _matrix(tokens) or _plus_minus(tokens) or _plain(tokens)
+    return _numeral(tokens) or _bracketed(tokens) or _matrix(tokens) or _plus_minus(tokens) or _plain(tokens)
 
 
 def is_variable(tokens: Tokens) -> bool:
@@ -68,6 +73,16 @@ def words_of(tokens: Tokens) -> str | None:
         return None
     text = "".join(token.removeprefix(WORDS) for token in tokens)
     return "".join(text.split()).casefold() or None
+
+
+def _numeral(tokens: Tokens) -> Form | None:
+    """Read digits with the base of their number behind them; None for anything else."""
+    if tokens[-4:-2] != ("_", "{") or tokens[-1] != "}" or not tokens[-2].isdigit():
+        return None
+    digits = tokens[1:-5] if tokens[0] == "(" and tokens[-5] == ")" else tokens[:-4]
+    if not any(map(is_number, digits)) or not all(is_number(one) or one in _HIGH_DIGITS for one in digits):
+        return None
+    return Form("numeral", tokens, ("".join(digits).lstrip("0"), tokens[-2]))
 
 
 def _form(kind: str, tokens: Tokens, signs: tuple[str, ...], parts: tuple[Tokens, ...]) -> Form:

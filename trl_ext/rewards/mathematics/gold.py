@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_ext.rewards.mathematics.bounds import MAX_GOLD_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.comparison.gate import check_gold
 from trl_ext.rewards.mathematics.extract import announced
-from trl_ext.rewards.mathematics.gate import check_gold
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands

@@ -4,11 +4,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trl_ext.rewards.mathematics import library as math_library
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
-from trl_ext.rewards.mathematics.equal import Match, match
+from trl_ext.rewards.mathematics.comparison import library as math_library
+from trl_ext.rewards.mathematics.comparison.equal import Match, compare
+from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library
 from trl_ext.rewards.mathematics.extract import Extracted, extract
-from trl_ext.rewards.mathematics.gate import check_answer, check_for_library
 from trl_ext.rewards.mathematics.gold import Gold, read_gold
 from trl_ext.rewards.mathematics.prompt import stands_in
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
@@ -119,6 +119,9 @@ class Math(Rule):
             return Verdict(self.floor, "too_complex", f"{told}; nested too deeply")
         except Unreadable as error:
             return Verdict(self.floor, "no_answer", f"{told}; {error}")
+        undecided = next((one for one in matches if one.same is None), None)
+        if undecided is not None:
+            return Verdict(None, "undecided", f"{told}; only the gold's own text can be compared: {undecided.path}")
         wrong = next((one for one in matches if not one.same), None)
         if wrong is not None:
             disagree = len(matches) > 1 and any(one.same for one in matches)
@@ -133,17 +136,22 @@ class Math(Rule):
         if not tokens:
             raise Unreadable("empty")
         if tokens == gold.tokens:
-            return match(gold.tokens, tokens)
+            return compare(gold.tokens, tokens)
         check_answer(tokens)
         if _is_choice(gold.tokens, tokens):
             # A letter may have the text of its option behind it, as in `\textbf{(C)} 12`.
             return Match(read_choice(f"answer is {answer}").value == _letter(gold.tokens), "letter")
-        found = match(gold.tokens, tokens)
+        found = compare(gold.tokens, tokens)
         if self.profile == "train" or found.same:
             return found
-        check_for_library(tokens)
-        check_for_library(gold.tokens)
-        return Match(math_library.same_answer(gold.text, answer), "math-verify")
+        try:
+            check_for_library(tokens)
+            check_for_library(gold.tokens)
+        except TooComplex:
+            if found.same is None:
+                return found
+            raise
+        return Match(True, "math-verify") if math_library.same_answer(gold.text, answer) else found
 
 
 def _is_choice(gold: Tokens, answer: Tokens) -> bool:

@@ -109,7 +109,7 @@ def test_what_would_blow_up_is_called_too_complex(name):
 
 def test_a_gold_that_would_blow_up_is_right_when_written_out():
     assert Math().score(Row(None, r"\boxed{9^{9^9}}", None, {"answer": "9^{9^9}"})).value == 1.0
-    assert Math().score(Row(None, r"\boxed{3}", None, {"answer": "9^{9^9}"})).value == 0.0
+    assert Math().score(Row(None, r"\boxed{3}", None, {"answer": "9^{9^9}"})).status == "undecided"
 
 
 TEXTS = {

@@ -30,6 +30,6 @@ def test_random_text_gets_a_bounded_value(text, gold):
     rule = Math()
     row = Row(text[::-1], text, None, {"answer": gold})
     verdict = rule.score(row)
-    assert verdict.value in (0.0, 1.0) or (verdict.value is None and verdict.status == "gold_invalid")
+    assert verdict.value in (0.0, 1.0) or (verdict.value is None and verdict.status in ("gold_invalid", "undecided"))
     assert verdict == rule.score(row)
     hash(rule.cache_key(row))

@@ -10,12 +10,13 @@ near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
-from trl_ext.rewards.mathematics import library as math_library
-from trl_ext.rewards.mathematics.bounds import Unreadable
+from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
+from trl_ext.rewards.mathematics.comparison import library as math_library
+from trl_ext.rewards.mathematics.comparison.gate import check_for_library
 from trl_ext.rewards.mathematics.evaluate import Value, proportion, same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable, words_of
-from trl_ext.rewards.mathematics.gate import check_for_library
 from trl_ext.rewards.mathematics.tokens import Tokens
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
@@ -25,14 +26,59 @@ _UNORDERED = frozenset({"list", "set"})
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The result of a comparison: `same` is True when the answer is the gold, `path` names the test that decided."""
+    """The result of a comparison.
 
-    same: bool
+    `same` is True when the answer is the gold, False when it is not, and None when nothing but the gold's own text can
+    be compared with it, which its text alone tells. `path` names the test that decided, or says what is not read.
+    """
+
+    same: bool | None
     path: str
 
 
 _SAME_TEXT = Match(True, "same text")
 _DIFFERENT = Match(False, "different")
+_MAX_PROSE_WORDS = 3  # More words are a sentence, and another sentence may say the same.
+
+
+def compare(gold: Tokens, answer: Tokens) -> Match:
+    """Compare an answer with the gold; TooComplex is raised only for a gold that can be compared."""
+    try:
+        found = match(gold, answer)
+    except TooComplex:
+        if why_undecided(gold):
+            return Match(None, why_undecided(gold))
+        raise
+    return found if found.same or not why_undecided(gold) else Match(None, why_undecided(gold))
+
+
+@lru_cache(maxsize=4096)  # Asked again for every completion that is not the gold.
+def why_undecided(gold: Tokens) -> str:
+    """Say why no answer but one of the same text can be compared with a gold; "" where others can."""
+    try:
+        return _undecided(gold)
+    except TooComplex as error:
+        return str(error)
+
+
+def _undecided(gold: Tokens) -> str:
+    form = form_of(gold)
+    if form.kind == "words":
+        num_words = sum(len(token.split()) for token in form.tokens)
+        return f"prose of {num_words} words" if num_words > _MAX_PROSE_WORDS else ""
+    if form.kind == "numeral":
+        return ""
+    if form.parts:
+        return next((reason for reason in map(_undecided, form.parts) if reason), "")
+    value, _ = split_unit(form.tokens)
+    try:
+        found = value_of(value)
+    except Unreadable as error:
+        if not math_library.can_read(value, value):
+            return str(error)
+        check_for_library(value)
+        return "" if math_library.same_expression(value, value) else str(error)
+    return "" if same_value(found, found) else "no value at the points of comparison"
 
 
 def match(gold: Tokens, answer: Tokens) -> Match:
@@ -45,6 +91,8 @@ def match(gold: Tokens, answer: Tokens) -> Match:
     if left.kind == "words" or right.kind == "words":
         words = words_of(left.tokens)
         return _SAME_TEXT if words is not None and words == words_of(right.tokens) else _DIFFERENT
+    if left.kind == "numeral" or right.kind == "numeral":
+        return Match(left.kind == right.kind and left.signs == right.signs, "digits of a base")
     if left.kind == "relation" or right.kind == "relation":
         return _match_relations(left, right)
     if left.kind == right.kind == "scalar":

@@ -1,0 +1,67 @@
+"""Golds that nothing but their own text can be compared with: told from the gold, never from the completion."""
+
+import pytest
+
+from trl_ext.rewards.rule import Row
+from trl_ext.rewards.rules.maths import Math
+
+pytest.importorskip("math_verify")
+
+UNREADABLE = [
+    r"a_0+\ldots+a_n",
+    r"\int_0^1 f(x)\,dx",
+    "The sum is less than zero.",
+    r"(1, a_1+\ldots+a_n)",
+    "9^{9^9}",
+    r"\forall x > 0, 3^x \geq x^2",
+]
+READABLE = [
+    "5",
+    r"3\sqrt{13}",
+    "x = 5",
+    "(1, 2)",
+    r"\{1, 2\}",
+    "x > 3",
+    r"\text{east}",
+    r"\text{(C)}",
+    "52_8",
+    "2x + 3",
+]
+ANSWERS = ["5", "x+1", r"\text{hm}", "(1,2)", "x > 7", r"\foo{3}", "1, 2", r"a_0+\ldots+a_m", "0", r"\frac{1}{0}"]
+MISSING = [
+    "",
+    "no idea",
+    r"\boxed{}",
+    r"\boxed{3} and \boxed{4}",
+    r"\boxed{" + "1+" * 1500 + "1}",
+    r"<think>\boxed{3}",
+]
+
+
+def judge(text, gold, **fields):
+    return Math(**fields).score(Row(None, text, None, {"answer": gold}))
+
+
+@pytest.mark.parametrize("profile", ["train", "eval"])
+@pytest.mark.parametrize("gold", UNREADABLE)
+def test_any_answer_but_the_same_text_is_undecided(gold, profile):
+    assert judge(rf"\boxed{{{gold}}}", gold, profile=profile).value == 1.0
+    verdicts = {judge(rf"\boxed{{{answer}}}", gold, profile=profile) for answer in ANSWERS}
+    assert {(verdict.value, verdict.status) for verdict in verdicts} == {(None, "undecided")}
+
+
+@pytest.mark.parametrize("gold", UNREADABLE)
+@pytest.mark.parametrize("text", MISSING)
+def test_a_missing_answer_earns_the_floor_whatever_the_gold(text, gold):
+    assert judge(text, gold).value == 0.0
+
+
+@pytest.mark.parametrize("gold", READABLE)
+@pytest.mark.parametrize("text", [*(rf"\boxed{{{answer}}}" for answer in (*ANSWERS, *UNREADABLE)), *MISSING])
+def test_no_answer_makes_a_readable_gold_undecided(text, gold):
+    assert judge(text, gold).value is not None
+
+
+def test_the_detail_says_why():
+    verdict = judge(r"\boxed{5}", r"a_0+\ldots+a_n")
+    assert verdict.detail.endswith(r"only the gold's own text can be compared: '\ldots' is not understood")

@@ -94,6 +94,7 @@ class Rule:
     # "worker": runs in a process that is killed when the rule hangs, crashes or eats memory. "inline": runs where it
     # is called, for rules that take bounded time on any text by construction.
     tier: ClassVar[str] = "worker"
+    blank: ClassVar[str] = ""  # A completion that does nothing; `audit` holds that it does not earn the ceiling.
     is_async: ClassVar[bool] = False  # True for AsyncRule, whose `score` is awaited.
 
     weight: float = 1.0
@@ -128,6 +129,11 @@ class Rule:
     @property
     def columns(self) -> tuple[str, ...]:
         """Dataset columns that `score` reads."""
+        return ()
+
+    @property
+    def ideal_columns(self) -> tuple[str, ...]:
+        """Dataset columns that only `ideal` reads: `audit` asks for them, and a training does not."""
         return ()
 
     @property

@@ -49,10 +49,18 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
     if not judging:
         names = ", ".join(f"'{rule.name}'" for rule in rules.rules)
         raise ConfigError(f"None of the rules {names} judges correctness: there is no gold to audit. Add such a rule.")
-    rows = data_rows(dataset, rules, ("prompt",))
+    ideal_columns = [name for rule in judging for name in rule.ideal_columns]
+    rows = data_rows(dataset, rules, ("prompt", *ideal_columns))
+    for name in ideal_columns:
+        if name not in rows[0]:
+            raise DataError(
+                f"The data lacks the column '{name}', which a rule names for its audit. Take the field out."
+            )
     run = _Run(rules, rows, others, seed)
     found = tuple(map(run.audit, judging))
-    if all(entry.num_not_asked == entry.num_rows for entry in found):
+    if all(
+        entry.num_not_asked == entry.num_rows and not rule.blank for rule, entry in zip(judging, found, strict=True)
+    ):
         names = ", ".join(f"'{entry.rule}' on {entry.num_rows} rows" for entry in found)
         raise ConfigError(
             f"Nothing could be audited: {names}. Either a rule's `when` fits no row, or the rule cannot say which "
@@ -76,6 +84,7 @@ class Comparison:
     row: int
     source: int
     completion: str | None
+    instead: str = ""  # Judged where the rule names no completion, to see whether the row can be judged at all.
 
     @property
     def other(self) -> int | None:
@@ -100,9 +109,11 @@ class _Run:
         others = other_rows([None if ideal is None else gold_key(ideal) for ideal in ideals], self.others, self.seed)
         tally = _Tally(rule)
         for numbers in chunks(range(len(self.rows)), f"Auditing '{rule.name}'", " rows"):
-            own = [Comparison(row, row, ideals[row]) for row in numbers]
+            own = [Comparison(row, row, ideals[row], rule.blank) for row in numbers]
             verdicts = self._verdicts(rule, own)
             tally.add(own, verdicts)
+            blank = [Comparison(row, row, rule.blank) for row in numbers]
+            tally.add_blank(blank, self._verdicts(rule, blank))
             # A row without a value for its own gold has none for other golds.
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
@@ -143,7 +154,10 @@ class _Run:
     def _verdicts(self, rule: Rule, entries: Sequence[Comparison]) -> list[Verdict]:
         if not entries:
             return []
-        rows = [Row(self.rows[a.row].get("prompt"), a.completion or "", None, self.rows[a.row]) for a in entries]
+        rows = [
+            Row(self.rows[entry.row].get("prompt"), entry.completion or entry.instead, None, self.rows[entry.row])
+            for entry in entries
+        ]
         start = time.perf_counter()
         try:
             (column,) = self._scorer.columns([rule], rows)
@@ -172,27 +186,37 @@ class _Tally:
         """Count verdicts, and keep those that should have been others; in `mutual` each gold accepts the other."""
         for entry, verdict in zip(entries, verdicts, strict=True):
             kind = "alike" if entry in mutual else self._kind(entry, verdict)
-            self.counts[kind] += 1
             if kind == "unreadable":
                 self.lost_rows.append(entry.row)
-            if kind in FAULTS and len(self.failures) < _MAX_FAILURES:
-                self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
+            if kind in FAULTS:
+                self._fail(kind, entry, verdict)
+            else:
+                self.counts[kind] += 1
+
+    def add_blank(self, entries: Sequence[Comparison], verdicts: Sequence[Verdict]) -> None:
+        """Count the rows on which a completion that does nothing is right."""
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            if earns_all(self.rule, verdict):
+                self._fail("blank", entry, verdict)
+
+    def _fail(self, kind: str, entry: Comparison, verdict: Verdict) -> None:
+        self.counts[kind] += 1
+        if len(self.failures) < _MAX_FAILURES:
+            self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
 
     def add_own_text(self, refused: Sequence[tuple[Comparison, Verdict]]) -> None:
         """Count the golds of which other texts were refused, each once."""
         first = {entry.row: (entry, verdict) for entry, verdict in reversed(refused)}
         for row, (entry, verdict) in sorted(first.items()):
-            self.counts["own_text"] += 1
             self.lost_rows.append(row)
-            if len(self.failures) < _MAX_FAILURES:
-                self.failures.append(Failure.of("own_text", entry.row, entry.other, entry.completion or "", verdict))
+            self._fail("own_text", entry, verdict)
 
     def _kind(self, entry: Comparison, verdict: Verdict) -> str:
         """The name under which the verdict is counted."""
         is_right = earns_all(self.rule, verdict)
         if entry.source != entry.row:
             return "accepted" if is_right else "refused"
-        if verdict.status in ("skipped", "gold_invalid"):
+        if verdict.status in ("skipped", "gold_invalid", "undecided"):
             return "skipped" if verdict.status == "skipped" else "unreadable"
         if entry.completion is None:
             return "not_asked"
@@ -206,6 +230,7 @@ class _Tally:
             num_rows=sum(counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
             num_right=counts["right"],
             num_unreadable=counts["unreadable"],
+            num_blank=counts["blank"],
             num_own_text=counts["own_text"],
             num_words=self.num_words,
             num_not_asked=counts["not_asked"],

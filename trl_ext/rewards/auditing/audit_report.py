@@ -10,6 +10,7 @@ from trl_ext.rewards.totals.explanation import one_line
 # Kinds of failure, in the order of the table, and what the row's gold did.
 FAULTS = {
     "unreadable": "its gold cannot be read",
+    "blank": "a completion that does nothing earns {value}",
     "wrong": "its gold earns {value} against itself",
     "own_text": "only its own text is right: {completion} earns {value}",
     "accepted": "the gold of row {other} earns {value} too",
@@ -64,6 +65,7 @@ class RuleAudit:
         num_unreadable: Rows whose gold it cannot read (`gold_invalid`): lost for training.
         num_own_text: Rows whose gold earned the ceiling, but of which some part is met by no other text of the same
             meaning that was tried: lost for training, or worse, where a right answer earns nothing.
+        num_blank: Rows on which a completion that does nothing earned the ceiling, such as tests that test nothing.
         num_words: Rows whose gold is words, for which only the same words are right. No fault.
         num_not_asked: Rows for which it cannot say what would be right (`Rule.ideal`).
         num_compared: Golds of other rows that were judged.
@@ -77,6 +79,7 @@ class RuleAudit:
     num_rows: int
     num_right: int
     num_unreadable: int
+    num_blank: int
     num_own_text: int
     num_words: int
     num_not_asked: int
@@ -89,7 +92,8 @@ class RuleAudit:
     @property
     def ok(self) -> bool:
         """True where every gold that was audited is read, as itself, and met by other texts of its meaning."""
-        all_right = self.num_right + self.num_not_asked == self.num_rows and not self.num_own_text
+        all_right = self.num_right + self.num_not_asked == self.num_rows
+        all_right = all_right and not self.num_own_text and not self.num_blank
         return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
 
     @property
@@ -105,6 +109,11 @@ class RuleAudit:
 
     def remarks(self) -> Iterator[str]:
         """Sentences about what is no fault."""
+        if self.num_not_asked:
+            yield (
+                f"{self.rule}, {self.num_not_asked} rows name no right completion: only that they can be judged, and "
+                "that doing nothing is not right, was tested."
+            )
         if self.num_words:
             yield f"{self.rule}, {self.num_words} golds are words: only the same words are right."
 

@@ -1,7 +1,8 @@
 """Run model-written Python against tests in a sandbox."""
 
 import json
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from trl_ext.rewards.isolation.sandbox.cases import (
     StdioCase,
     UnreadableTests,
     cell_text,
+    first_text,
     lines_of,
     read_cases,
     read_suite,
@@ -57,6 +59,7 @@ class Code(Rule):
             it once and then assert statements that call it, given as text or list of texts. Either may be JSON text.
         entry_point: Column with the name of the function that the tests call `candidate`; None where they call none.
         partial: True gives the share of tests passed. A test that overruns a limit ends the row.
+        solution: Column with a program that passes, or a list of such programs, for `trl-ext score audit` alone.
         require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
         cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", 5 ms of them the sandbox's own. Code
             that sleeps may take five times as many seconds.
@@ -72,11 +75,13 @@ class Code(Rule):
     # The rule itself only waits, in bounded time; a pool's worker could not keep the sandbox's server between rows.
     tier: ClassVar[str] = "inline"
     judges_correctness: ClassVar[bool] = True
+    blank: ClassVar[str] = "```python\npass\n```"
 
     tests: str = "tests"
     mode: str = "stdio"
     entry_point: str | None = None
     partial: bool = False
+    solution: str | None = None
     require: str = "L1"
     cpu_s: float = 2.0
     memory_mib: int = 512
@@ -86,8 +91,9 @@ class Code(Rule):
         check_choice(self, "mode", self.mode, ("stdio", "asserts"))
         check_choice(self, "require", self.require, _LEVELS)
         check_column(self, "tests", self.tests)
-        if self.entry_point is not None:
-            check_column(self, "entry_point", self.entry_point)
+        for key, column in (("entry_point", self.entry_point), ("solution", self.solution)):
+            if column is not None:
+                check_column(self, key, column)
         check_flag(self, "partial", self.partial)
         check_number(self, "cpu_s", self.cpu_s)
         if self.cpu_s < 0.1:
@@ -99,6 +105,19 @@ class Code(Rule):
     @property
     def columns(self) -> tuple[str, ...]:
         return (self.tests,) if self.entry_point is None else (self.tests, self.entry_point)
+
+    @property
+    def ideal_columns(self) -> tuple[str, ...]:
+        return () if self.solution is None else (self.solution,)
+
+    def ideal(self, columns: Mapping[str, Any]) -> str | None:
+        """Return the (first) solution in a fence; None without one."""
+        cell = None if self.solution is None else columns.get(self.solution)
+        program = first_text(cell)
+        if program is None:
+            return None
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", program)), default=0))
+        return f"{fence}python\n{program}\n{fence}"
 
     def cache_key(self, row: Row) -> Hashable:
         return cell_text(row.columns[self.tests]), self._entry_point(row), code_block(row.text)

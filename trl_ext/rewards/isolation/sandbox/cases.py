@@ -47,6 +47,17 @@ def cell_text(cell: Any) -> str:
         return repr(cell)
 
 
+def first_text(cell: Any) -> str | None:
+    """The cell's text, or the first of a list of texts, which may be JSON; None for anything else, and blank texts."""
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            pass
+    texts = cell if isinstance(cell, list | tuple) else [cell]
+    return next((text for text in texts if isinstance(text, str) and text.strip()), None)
+
+
 @lru_cache(maxsize=1024)  # The completions of a GRPO group share their tests.
 def read_cases(text: str) -> tuple[StdioCase, ...]:
     """The cases in a cell's text; UnreadableTests where there are none.

@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from trl_ext.rewards.mathematics.bounds import MAX_GOLD_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison.gate import check_gold
-from trl_ext.rewards.mathematics.extract import announced
+from trl_ext.rewards.mathematics.extract import announced_gold
+from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
@@ -26,11 +27,27 @@ class Gold:
     tokens: Tokens
     problem: str = ""
 
+    @property
+    def kind(self) -> str:
+        """How an answer to it is looked for: "letter" for A to J, "list" where several boxes may be its parts."""
+        return _kind(self.tokens)
+
+
+@lru_cache(maxsize=4096)
+def _kind(tokens: Tokens) -> str:
+    letter = "".join(tokens).strip(WORDS + "()")
+    if len(letter) == 1 and letter in "ABCDEFGHIJ":
+        return "letter"
+    try:
+        return "list" if form_of(tokens).kind in ("list", "set") else "scalar"
+    except (Unreadable, TooComplex, RecursionError):
+        return "scalar"
+
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
 def read_gold(text: str) -> Gold:
     """Return the answer in a gold column's text."""
-    stated = announced(text, "reject", trusted=True)
+    stated = announced_gold(text)
     if stated is not None and stated.status != "ok":
         return Gold(text, (), f"{stated.status}: {stated.detail}")
     answer = text if stated is None else stated.answers[0]

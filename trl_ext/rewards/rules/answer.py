@@ -6,11 +6,12 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
-from trl_ext.rewards.text.anchors import AnswerReading, anchored, visible
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.numbers import read_gold_number, read_number
-from trl_ext.rewards.text.prose import normalized, text_part
+from trl_ext.rewards.text.prose import normalized
+from trl_ext.rewards.text.reader import AnswerReading, stated
+from trl_ext.rewards.text.visible import visible
 
 # The escapes are curly quotes, the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
 _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
@@ -21,16 +22,16 @@ class Answer(Rule):
     r"""1.0 when the completion's answer equals the gold column's, else 0.0.
 
     The answer is the announced one that comes last (`\boxed{}`, `<answer>`, `####`, a line with `A:`, "answer is";
-    see `anchors`). Without an announcement it is the last number, the whole text, or the one letter. Several different
-    answers in one announcement, and boxes in a box that holds more, are a `conflict` and earn 0.0. A denied answer
-    ("not 18"), or one in an HTML comment or attribute, is `no_answer` and earns 0.0. A row whose gold cannot be read
-    has no value (`gold_invalid`).
+    see `text.reader`, which reads for `Math` as well). Without an announcement it is the last number, the whole text,
+    or the one letter. Several different answers, and boxes in a box that holds more, are a `conflict` and earn 0.0. A
+    denied answer ("not 18"), or one in an HTML comment or attribute, is `no_answer` and earns 0.0. A row whose gold
+    cannot be read has no value (`gold_invalid`).
 
     Args:
         gold: Column with the right answer: a number, or text such as "18", "... #### 18", "\\boxed{18}", "B"; or a
             list of them, each of which is right.
         kind: "number" compares exact values (`numbers`), "exact" texts without case, spacing and surrounding
-            punctuation, "choice" letters A to E (`choices`).
+            punctuation, "choice" letters A to J (`choices`).
         where: "after_think" reads what follows the last `</think>` (nothing while `<think>` is open, everything
             without think tags); "all" reads the whole completion.
 
@@ -76,7 +77,7 @@ class Answer(Rule):
         gold = read_gold(self.kind, text)
         if gold.value is None:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.detail}")
-        found = _READERS[self.kind](visible(text_part(row.text, self.where)))
+        found = _READERS[self.kind](visible(row.text, self.where))
         if found.value is None:
             return Verdict(self.floor, found.status, found.detail)
         return Verdict(float(found.value == gold.value), "ok", f"{found.detail}; gold {gold.detail}")
@@ -89,12 +90,13 @@ def announced(gold: str, kind: str) -> str:
         >>> announced("9 * 2 = 18. #### 18", "number"), announced("$18$", "number"), announced("B) Paris", "choice")
         ('The answer is 18', '<answer>$18$</answer>', 'B) Paris')
     """
-    found = anchored(gold, kind)
-    if found is not None and found.anchor not in ("\\boxed", "<answer>"):
-        return f"The answer is {found.content}"
+    found = stated(gold, kind, trusted=True)
+    content = found.contents[-1] if found and found.contents else gold
+    if found is not None and not found.encloses:
+        return f"The answer is {content}"
     if found is None and kind == "choice":  # A tag would change how a bare letter is read.
         return gold
-    return f"<answer>{gold if found is None else found.content}</answer>"
+    return f"<answer>{content}</answer>"
 
 
 def read_exact(text: str) -> AnswerReading:
@@ -104,13 +106,19 @@ def read_exact(text: str) -> AnswerReading:
         >>> read_exact("The answer is  New   York.").value
         'new york'
     """
-    found = anchored(text, "exact")
-    if found is not None and found.conflict:
-        return found.conflict
-    content = text if found is None else found.content
-    plain = " ".join(normalized(content).casefold().split()).strip(_SURROUNDING)
+    found = stated(text, "exact")
+    if found is not None and found.status != "ok":
+        return AnswerReading(None, found.status, found.detail)
+    contents = {_plain(content) for content in ((text,) if found is None else found.contents)}
+    if len(contents) > 1:
+        return AnswerReading(None, "conflict", f"several texts, such as {' and '.join(sorted(contents)[:2])!r:.80}")
+    plain = contents.pop()
     anchor = "whole text" if found is None else f"'{found.anchor}'"
     return AnswerReading(plain or None, "ok" if plain else "no_answer", f"{anchor}: {plain[:60] or 'empty'}")
+
+
+def _plain(text: str) -> str:
+    return " ".join(normalized(text).casefold().split()).strip(_SURROUNDING)
 
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.

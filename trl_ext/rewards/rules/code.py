@@ -28,7 +28,7 @@ from trl_ext.rewards.isolation.sandbox.cases import (
 )
 from trl_ext.rewards.isolation.workers.limits import default_workers
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
-from trl_ext.rewards.text.anchors import after_think
+from trl_ext.rewards.text.visible import after_think
 
 LONGEST_CODE = 100_000  # characters
 _LANGUAGES = ("python", "py", "python3")

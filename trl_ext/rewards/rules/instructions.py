@@ -17,8 +17,8 @@ from trl_ext.rewards.instruction_kinds import length as instruction_length
 from trl_ext.rewards.instruction_kinds import wording as instruction_wording
 from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
-from trl_ext.rewards.text.anchors import after_think
 from trl_ext.rewards.text.prose import normalized, refusal
+from trl_ext.rewards.text.visible import after_think
 
 _MODULES = (instruction_wording, instruction_length, instruction_content, instruction_format, instruction_language)
 KNOWN: Mapping[str, Instruction] = {one.id: one for module in _MODULES for one in module.INSTRUCTIONS}

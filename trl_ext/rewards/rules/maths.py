@@ -24,9 +24,9 @@ _COPIED = "copied from the prompt"
 class Math(Rule):
     r"""1.0 when the completion's answer is mathematically the gold column's, else 0.0.
 
-    `mathematics.extract` says where the answer is looked for, `gold` how a gold may be written, `equal` when two
-    answers are the same. An answer that would take too long to judge, which its size and form tell and never a clock,
-    is `too_long` or `too_complex` and earns 0.0.
+    `text.reader` and `mathematics.extract` say where the answer is looked for, `gold` how a gold may be written,
+    `equal` when two answers are the same. An answer that would take too long to judge, which its size and form tell
+    and never a clock, is `too_long` or `too_complex` and earns 0.0.
 
     In the train profile an answer that stands in the prompt as a term (`(x+1)^2` to be expanded, `3 + 4` to be added)
     earns 0.0 unless it is the gold's very text: its value is right, but nothing was solved.
@@ -36,8 +36,9 @@ class Math(Rule):
         profile: "train" is strict, because a policy finds every leniency. "eval" asks math-verify, and so accepts
             `5 = 3` for 3, m for cm, 0.5 for 50 percent, sets for tuples and `X` for `x`.
         where: "after_think" reads what follows the last `</think>`; "all" reads the whole completion.
-        multiple: How to read several different boxes: "reject" is a conflict (0.0), in "last" the last one decides,
-            in "all_equal" each must be right.
+        multiple: How to read several different boxes: "reject" is a conflict (0.0) unless the gold is a list, then
+            they are its parts; "list" always takes them as one list, in "last" the last one decides, in
+            "all_equal" each must be right.
 
     Raises:
         SupportError: math-verify is not installed.
@@ -58,7 +59,7 @@ class Math(Rule):
     def check(self) -> None:
         check_choice(self, "profile", self.profile, ("train", "eval"))
         check_choice(self, "where", self.where, ("after_think", "all"))
-        check_choice(self, "multiple", self.multiple, ("reject", "last", "all_equal"))
+        check_choice(self, "multiple", self.multiple, ("reject", "list", "last", "all_equal"))
         check_column(self, "gold", self.gold)
         math_library.require()
 
@@ -83,8 +84,8 @@ class Math(Rule):
         golds = golds_of(row.columns[self.gold])
         if golds is None:
             return None
-        found = self._extract(row)
-        return (tuple(golds), found, self._copied(row, found))
+        found = tuple(self._extract(row, read_gold(gold)) for gold in golds)
+        return (tuple(golds), found, any(self._copied(row, one) for one in found))
 
     def score(self, row: Row) -> Verdict:
         cell = row.columns[self.gold]
@@ -98,13 +99,13 @@ class Math(Rule):
         gold = read_gold(text)
         if gold.problem:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.problem}")
-        found = self._extract(row)
+        found = self._extract(row, gold)
         if not found.answers:
             return Verdict(self.floor, found.status, found.detail)
         return self._judge(gold, found, self._copied(row, found))
 
-    def _extract(self, row: Row) -> Extracted:
-        return extract(row.text, self.where, self.multiple)
+    def _extract(self, row: Row, gold: Gold) -> Extracted:
+        return extract(row.text, self.where, self.multiple, gold.kind)
 
     def _copied(self, row: Row, found: Extracted) -> bool:
         return self.profile == "train" and any(stands_in(answer, row.prompt) for answer in found.answers)
@@ -159,7 +160,7 @@ def _is_choice(gold: Tokens, answer: Tokens) -> bool:
 
     Without an option's bracket, full stop or colon, C may be a constant and is compared as an expression.
     """
-    if _letter(gold) not in tuple("ABCDE"):
+    if _letter(gold) not in tuple("ABCDEFGHIJ"):
         return False
     return gold != (_letter(gold),) or answer[1:2] in ((")",), (".",), (":",)) or answer[2:3] == (")",)
 

@@ -22,7 +22,7 @@ from trl_ext.rewards.rules.procedural_guard import (
     read_entry,
     runs_code,
 )
-from trl_ext.rewards.text.anchors import after_think
+from trl_ext.rewards.text.visible import after_think
 
 Scorer = Callable[[str, dict[str, Any]], float]
 

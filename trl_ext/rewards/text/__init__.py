@@ -1,1 +1,1 @@
-"""Read answers out of completions: anchors, boxes, numbers, choices, prose."""
+"""Read answers out of completions: what counts, where the answer is stated, numbers, choices, prose."""

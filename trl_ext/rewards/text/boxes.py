@@ -1,6 +1,7 @@
 r"""Read the contents of `\boxed{...}` and of `<answer>...</answer>`, in one pass over the text whatever it holds."""
 
 import re
+from dataclasses import dataclass
 
 MAX_NESTED = 3  # levels of boxes in boxes that are read: each costs a pass over the text
 
@@ -8,57 +9,79 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,9
 _ALL_BOXED = re.compile(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", re.DOTALL)
 
 
-def boxes(text: str) -> list[str] | None:
-    """Return the contents of all outermost boxes; None where the text has no box.
+@dataclass(frozen=True, slots=True)
+class Enclosed:
+    """The contents of all boxes, or of all answer tags, of a text.
 
-    A box that holds nothing but a box has that one's content. A box that is never closed gives [""]: the completion
-    was cut off.
+    `contents` is empty where one is never closed: the completion was cut off. `start` and `end` are where the last
+    one begins and ends, `is_nested` is True when one holds another one and something else.
     """
+
+    anchor: str
+    contents: tuple[str, ...]
+    start: int
+    end: int
+    is_nested: bool = False
+
+
+def boxes(text: str) -> Enclosed | None:
+    """Return the outermost boxes; a box that holds nothing but a box has that one's content; None without a box."""
     found = _outermost(text)
-    return None if found is None else [_unboxed(content) for content in found]
+    if found is None:
+        return None
+    contents, start, end = found
+    if any("\\boxed" in content for content in contents):
+        contents = [_unboxed(content) for content in contents]
+    return Enclosed("\\boxed", tuple(contents), start, end, any("\\boxed" in content for content in contents))
 
 
-def _outermost(text: str) -> list[str] | None:
-    """Return the contents of the boxes outside all others as they stand, [""] for an open one, None without any."""
-    start = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
-    if start < 0:
+def _outermost(text: str) -> tuple[list[str], int, int] | None:
+    """Return the contents of the boxes outside all others as they stand, and where the last one starts and ends."""
+    first = min((place for place in (text.find("\\boxed"), text.find("\\fbox")) if place >= 0), default=-1)
+    if first < 0:
         return None
     found: list[str] = []
-    opened: list[int] = []  # For each open brace the position behind it if it opens a box, else -1.
+    start = end = -1
+    opened: list[tuple[int, int]] = []  # For each open brace where it, and its content if it opens a box, begin.
     num_open_boxes = 0
-    for match in _BOX.finditer(text, start):
+    for match in _BOX.finditer(text, first):
         if match["bare"] and not num_open_boxes:
             found.append(match["bare"])
+            start, end = match.span()
         elif match["open"]:
-            opened.append(match.end())
+            opened.append((match.start(), match.end()))
             num_open_boxes += 1
         elif match[0] == "{":
-            opened.append(-1)
+            opened.append((-1, -1))
         elif match[0] == "}" and opened:
-            begun = opened.pop()
+            begun, content = opened.pop()
             num_open_boxes -= begun >= 0
             if begun >= 0 and not num_open_boxes:
-                found.append(text[begun : match.start()].strip())
+                found.append(text[content : match.start()].strip())
+                start, end = begun, match.end()
     if num_open_boxes:
-        return [""]
-    return found or None
+        return [], text.rfind("\\boxed"), len(text)
+    return (found, start, end) if found else None
 
 
-def answer_tags(text: str) -> list[str] | None:
-    """Return the contents of all `<answer>` pairs; [""] for one not closed or in another, None without any."""
-    parts = text.split("<answer>")[1:]
-    if not parts:
+def answer_tags(text: str) -> Enclosed | None:
+    """Return all `<answer>` pairs, without contents where one is not closed or in another; None without any."""
+    start = text.rfind("<answer>")
+    if start < 0:
         return None
-    if "</answer>" not in parts[-1] or any(part.count("</answer>") > 1 for part in parts):
-        return [""]
-    return [part.partition("</answer>")[0].strip() for part in parts if "</answer>" in part]
+    parts = text.split("<answer>")[1:]
+    is_nested = any(part.count("</answer>") > 1 for part in parts)
+    if is_nested or "</answer>" not in parts[-1]:
+        return Enclosed("<answer>", (), start, len(text), is_nested)
+    contents = tuple(part.partition("</answer>")[0].strip() for part in parts if "</answer>" in part)
+    return Enclosed("<answer>", contents, start, text.rfind("</answer>") + len("</answer>"))
 
 
 def _unboxed(content: str) -> str:
     """Remove from a box's content the boxes that stand around all of it."""
     for _ in range(MAX_NESTED):
         inner = _outermost(content)
-        if inner is None or len(inner) != 1 or not _ALL_BOXED.fullmatch(content):
+        if inner is None or len(inner[0]) != 1 or not _ALL_BOXED.fullmatch(content):
             break
-        content = inner[0]
+        content = inner[0][0]
     return content

@@ -1,53 +1,89 @@
-r"""Read the chosen letter, A to E, of a multiple-choice answer.
+r"""Read the chosen letter, A to J, of a multiple-choice answer.
 
-An announced choice (see `anchors`) is the letter that opens the content: `\boxed{\text{(B)}}`, "answer is B because".
-Without an announcement it is the one letter in brackets, or the letter that opens the text, as in "B) Paris". Several
-letters where one is due ("A or B", "(A) and (B)") are a conflict, so listing the options earns nothing.
+An announced choice (see `reader`) is the letter that opens the content: `\boxed{\text{(B)}}`, "answer is B because".
+Without an announcement it is the one letter that stands in brackets or behind "option", the letter that opens the text
+("B) Paris"), or the letter that is the last line. Several letters where one is due ("A or B", "(A) and (B)") are a
+conflict, so listing the options earns nothing; letters that the text denies do not count.
 """
 
 import re
 
-from trl_ext.rewards.text.anchors import DENIAL, AnswerReading, anchored, denied
+from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
 from trl_ext.rewards.text.numbers import clean
+from trl_ext.rewards.text.reader import AnswerReading, Stated, stated
 
-_OPENING = re.compile(r"[\s(\[*]*+(?>(?:(?:option|choice)\s++)?)[(\[*]*+([A-E])(?![A-Za-z0-9'])", re.IGNORECASE)
-_ANOTHER = re.compile(r"[)\].*\s]*+(?:,|;|/|&|、|\bor\b|\band\b|或|和)\s*+[(\[*]*+[A-E](?![A-Za-z])")
-_BRACKETED = re.compile(r"[(\[]([A-E])[)\]]")
-_REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+{DENIAL}", re.IGNORECASE)
-_LISTED = re.compile(r"\s*\**([A-E])(?:[.)]|\**\s*\Z)")
+_OPENING = re.compile(
+    r"[\s(\[*\"'`]*+(?>(?:(?:option|choice|letter|answer)\s++)?)[(\[*]*+([A-J])(?![A-Za-z0-9'])", re.IGNORECASE
+)
+_ANOTHER = re.compile(
+    r"[)\].*\s]*+(?:,|;|/|&|\||、|\bor\b|\band\b|或|和)\s*+(?>(?:option\s++)?)[(\[*]*+[A-J](?![A-Za-z])"
+)
+_SHOWN = re.compile(r"[(\[]([A-J])[)\]]|\b(?:[Oo]ption|[Cc]hoice)\s[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])")
+_REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue)", re.IGNORECASE)
+_LISTED = re.compile(r"\s*\**([A-J])(?:[.)]|\**\s*\Z)")
+_LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-J])[ \t*$)\].]{0,9}$", re.MULTILINE)
+# "a" and "I" are words as well: a letter only where no small word follows but one that goes on behind an answer.
+_ARTICLE = re.compile(r"\s+(?!(?:because|since|as|and|or|which|is|was|with|for|but|not|rather)\b)[a-z]")
 
 
 def read_choice(text: str) -> AnswerReading:
-    """Read the letter that a text gives as its answer.
+    """Read the letter that a visible text gives as its answer.
 
     Example:
         >>> read_choice("The answer is (B) Paris.").value, read_choice("A or B").value
         ('B', None)
     """
-    found = anchored(text, "choice")
-    return _bare(text) if found is None else found.conflict or _announced(clean(found.content), found.anchor)
+    found = stated(text, "choice")
+    return _bare(text) if found is None else stated_choice(found)
 
 
-def _announced(content: str, anchor: str) -> AnswerReading:
+def stated_choice(found: Stated) -> AnswerReading:
+    """Read the one letter in what a text states; several different ones are a conflict."""
+    if found.status != "ok":
+        return AnswerReading(None, found.status, found.detail)
+    readings = [letter_of(content) for content in found.contents]
+    if len({reading.value for reading in readings}) > 1:
+        return AnswerReading(None, "conflict", f"'{found.anchor}': several letters")
+    value, status, detail = readings[-1].value, readings[-1].status, readings[-1].detail
+    return AnswerReading(value, status, f"'{found.anchor}': {detail}")
+
+
+def letter_of(content: str) -> AnswerReading:
+    """Read the letter that opens an answer, which may have the text of its option behind it."""
+    content = clean(content)
     match = _OPENING.match(content)
     # A small letter counts only when it is the whole content: "a" opens many a sentence.
-    is_word = match is not None and match[1].islower() and len(content.strip(" ()[]*.")) != 1
-    if match is None or is_word or _REJECTED.match(content, match.end()):
-        return AnswerReading(None, "no_answer", f"'{anchor}': no letter A to E at the start of '{content[:60]}'")
+    is_word = match is not None and (
+        (match[1].islower() and len(content.strip(" ()[]*.")) != 1)
+        or (match[1] in "AI" and _ARTICLE.match(content, match.end()) is not None)
+    )
+    if match is None or is_word or _REJECTED.match(content, match.end()) or denied_behind(content, match.end()):
+        return AnswerReading(None, "no_answer", f"no letter A to J at the start of '{content[:60]}'")
     if _ANOTHER.match(content, match.end()):
-        return AnswerReading(None, "conflict", f"'{anchor}': several letters in '{content[:60]}'")
-    return AnswerReading(match[1].upper(), "ok", f"'{anchor}': {match[1].upper()}")
+        return AnswerReading(None, "conflict", f"several letters in '{content[:60]}'")
+    return AnswerReading(match[1].upper(), "ok", match[1].upper())
 
 
 def _bare(text: str) -> AnswerReading:
-    bracketed = list(_BRACKETED.finditer(text))
-    letters = {match[1] for match in bracketed}
+    shown = [(match[1] or match[2], match) for match in _SHOWN.finditer(text)]
+    letters = {letter for letter, match in shown if not _is_denied(text, match)}
     if len(letters) > 1:
-        return AnswerReading(None, "conflict", f"bracketed letters {', '.join(sorted(letters))}")
-    if bracketed and (denied(text, bracketed[-1].start()) or _REJECTED.match(text, bracketed[-1].end())):
-        return AnswerReading(None, "no_answer", f"letter {bracketed[-1][1]} is denied")
+        return AnswerReading(None, "conflict", f"letters {', '.join(sorted(letters))}")
+    if shown and not letters:
+        return AnswerReading(None, "no_answer", f"letter {shown[-1][0]} is denied")
     listed = _LISTED.match(text)
-    letter = letters.pop() if letters else listed[1] if listed else None
+    letter = letters.pop() if letters else listed[1] if listed else _last_line(text)
     if letter is None:
-        return AnswerReading(None, "no_answer", "no letter A to E is announced, in brackets or at the start")
+        return AnswerReading(None, "no_answer", "no letter A to J is announced, in brackets or at the start")
     return AnswerReading(letter, "ok", f"letter: {letter}")
+
+
+def _is_denied(text: str, match: re.Match[str]) -> bool:
+    return denied_before(text, match.start()) or _REJECTED.match(text, match.end()) is not None
+
+
+def _last_line(text: str) -> str | None:
+    """Return the letter that is all of the last line; None where other lines are letters, too."""
+    lone = {match[1] for match in _LONE.finditer(text)}
+    last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])
+    return last[1] if last and len(lone) == 1 else None

@@ -16,8 +16,9 @@ Every pattern takes linear time: each repetition is possessive (`*+`), bounded, 
 import re
 from fractions import Fraction
 
-from trl_ext.rewards.text.anchors import DENIAL, AnswerReading, anchored, denied
+from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind, without_contrast
 from trl_ext.rewards.text.prose import HALF_WIDTH
+from trl_ext.rewards.text.reader import AnswerReading, Stated, stated
 
 MAX_DIGITS = 100  # A longer run is a model that loops, and the cost of exact arithmetic grows with its square.
 
@@ -50,9 +51,18 @@ _LEFT = re.compile(
     r"|(?:[-+*/\u00d7\u00f7\u00b7().,0-9\s%]|\\(?:times|cdot|div)|(?<=[0-9)\s])x(?=\s?[0-9(]))*"
 )
 _MAX_SIDES = 20  # of an equation such as 2 * 3 * 7 = 6 * 7 = 42
-_SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)|\b(?:because|since|which)\b")
-_CLAUSE_END = re.compile(r"[,;:(<\uff0c]")
-_CHANGED = re.compile(rf"{DENIAL}|\b(?:plus|minus|squared|or|and a half)\b", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[!\n\u3002]|\.(?=\s|\Z)")
+_CLAUSE_END = re.compile(
+    r"[,;:(<\uff0c]|\b(?:because|since|which|even|though|although|but|so|as|when|where|while|given|if|who|that|after|before)\b"
+)
+_CHANGED = re.compile(rf"{DENIAL}|\b(?:plus|minus|squared|cubed|halves|thirds|quarters|or)\b", re.IGNORECASE)
+# Words behind a number that multiply it.
+_TIMES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MULTIPLIER = re.compile(
+    r"[\s$*)]{0,3}-?\s?(?:\\text\{\s?)?(dozens?|hundred|thousand|million|billion|trillion)\b\}?|\s?and\sa\shalf\b",
+    re.IGNORECASE,
+)
+_HALF = re.compile(r"(?:(?:one|a)\s)?half\b(?!\s?(?:of|a)\b)", re.IGNORECASE)
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
 # Full-width characters become ASCII, dashes a minus, currencies a dollar.
@@ -61,36 +71,45 @@ _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
-CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # GSM8K's notes: <<48/2=24>>24
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")  # in golds; `visible` removes them from completions
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?")
 
 
 def read_number(text: str) -> AnswerReading:
-    r"""Read the number that a completion gives as its answer.
+    r"""Read the number that a visible text gives as its answer.
 
-    It is the announced number (see `anchors`), or without an announcement the last number of the text.
+    It is the announced number (see `reader`), or without an announcement the last number of the text.
 
     Example:
         >>> read_number("16 - 3 = 13 eggs, so she earns $26.").value, read_number("A: 1,018 dollars").value
         (Fraction(26, 1), Fraction(1018, 1))
     """
-    found = anchored(text, "number")
-    if found is None:
-        return _labelled(_last_in_text(text), "last number")
-    if found.conflict:
-        return found.conflict
-    text, contradiction = _right_side(clean(found.content))
+    found = stated(text, "number")
+    return _labelled(last_number(text), "last number") if found is None else stated_number(found)
+
+
+def stated_number(found: Stated) -> AnswerReading:
+    """Read the one number in what a text states; several different ones are a conflict."""
+    if found.status != "ok":
+        return AnswerReading(None, found.status, found.detail)
+    readings = [_content(content, found.encloses) for content in found.contents]
+    if len({reading.value for reading in readings}) > 1:
+        return _labelled(_conflict(" and ".join(found.contents)), f"'{found.anchor}'")
+    return _labelled(readings[-1], f"'{found.anchor}'")
+
+
+def _content(content: str, encloses: bool) -> AnswerReading:
+    text, contradiction = _right_side(clean(content))
     if contradiction:
-        return _labelled(_conflict(text), f"'{found.anchor}'")
+        return _conflict(text)
     text = _BEFORE.sub("", text, count=1)
-    return _labelled(_alone(text if found.encloses else _clause(text)), f"'{found.anchor}'")
+    return _alone(text if encloses else _clause(text))
 
 
 def read_gold_number(text: str) -> AnswerReading:
     """Read a gold column's number: the announced one (`... #### 18`), else the whole text, never a part of it."""
-    if anchored(text, "number") is not None:
-        return read_number(text)
-    return _labelled(_alone(clean(text)), "whole text")
+    found = stated(text, "number", trusted=True)
+    return _labelled(_alone(clean(text)), "whole text") if found is None else stated_number(found)
 
 
 def clean(text: str) -> str:
@@ -98,7 +117,7 @@ def clean(text: str) -> str:
     if not text.isascii():
         text = text.translate(_TO_ASCII)
     if "<<" in text:
-        text = CALCULATOR.sub("", text)
+        text = _CALCULATOR.sub("", text)
     if "\\" in text:
         for mark, plain in (("\\$", "$"), ("\\%", "%"), ("\\,", ""), ("\\!", "")):
             text = text.replace(mark, plain)
@@ -149,16 +168,32 @@ def _alone(text: str) -> AnswerReading:
     """Read a cleaned text that is one number with at most its sign, percent and unit."""
     match = _ALONE.fullmatch(text)
     if match is None:
+        half = _HALF.match(text)
+        if half and _is_unit(text[half.end() :]):
+            return AnswerReading(Fraction(1, 2), "ok", text[:60])
         return _no_answer(text)
     rest = match["rest"]
     if _ANOTHER.match(rest):
         return _conflict(text)
-    unit = rest.rstrip(_CLOSING)
-    is_unit = _UNIT.fullmatch(unit) and len(unit.split()) <= _MAX_UNIT_WORDS and not _CHANGED.search(unit)
-    value = None if _PART.match(rest) or not is_unit else _value(match)
-    if value is None:
+    value = None if _PART.match(rest) else _value(match)
+    multiplier = MULTIPLIER.match(rest)
+    if value is not None and multiplier:
+        value = _multiplied(value, multiplier)
+        rest = rest[multiplier.end() :]
+    if value is None or not _is_unit(rest):
         return _part_of(text)
     return AnswerReading(-value if match["sign"] == "-" else value, "ok", text[:60])
+
+
+def _is_unit(rest: str) -> bool:
+    unit = rest.rstrip(_CLOSING)
+    is_unit = _UNIT.fullmatch(unit) is not None and len(unit.split()) <= _MAX_UNIT_WORDS
+    return is_unit and not _CHANGED.search(unit) and not denied_behind(unit, 0)
+
+
+def _multiplied(value: Fraction, multiplier: re.Match[str]) -> Fraction:
+    """Return 42 million for "42" and "million", 42.5 for "and a half"."""
+    return value + Fraction(1, 2) if multiplier[1] is None else value * _TIMES[multiplier[1].lower().rstrip("s")]
 
 
 def _clause(line: str) -> str:
@@ -167,20 +202,20 @@ def _clause(line: str) -> str:
     if match is None or _ANOTHER.match(match["rest"]) or _PART.match(match["rest"]):
         return line
     sentence = _SENTENCE_END.split(match["rest"], maxsplit=1)[0]
-    if _CHANGED.search(sentence):
+    if denied_behind(sentence, 0):
         return line
     return line[: match.start("rest")] + _CLAUSE_END.split(sentence, maxsplit=1)[0]
 
 
-def _last_in_text(text: str) -> AnswerReading:
+def last_number(text: str) -> AnswerReading:
     """Read the last number of the last line that holds a digit (digits in names such as v2 aside)."""
     end = len(text)
     while end > 0:
         start = text.rfind("\n", 0, end) + 1
         if _DIGIT.search(text, start, end):
-            line = clean(text[start:end])
+            line = clean(without_contrast(text[start:end]))
             matches = list(_IN_TEXT.finditer(line))
-            if not matches or denied(line, matches[-1].start()):
+            if not matches or denied_before(line, matches[-1].start()) or denied_behind(line, matches[-1].end()):
                 return _part_of(line)
             return _in_text(line, matches[-1])
         end = start - 1
@@ -194,6 +229,9 @@ def _in_text(text: str, match: re.Match[str]) -> AnswerReading:
     # A minus behind a letter, a digit or a bracket is a hyphen or a subtraction.
     negative = before.endswith("-") and not (before[:-1].isalnum() or before[:-1] in (")", "}", "%"))
     value = _value(match)
+    multiplier = MULTIPLIER.match(text, match.end())
+    if value is not None and multiplier:
+        value = _multiplied(value, multiplier)
     shown = ("-" if negative else "") + match[0].strip()
     if value is None:
         return _part_of(shown)
@@ -208,7 +246,7 @@ def _right_side(text: str) -> tuple[str, bool]:
     """
     *left, right = text.split("=")
     if len(left) > _MAX_SIDES or not all(
-        _LEFT.fullmatch(side.strip()) and not denied(side, len(side)) for side in left
+        _LEFT.fullmatch(side.strip()) and not denied_before(side, len(side)) for side in left
     ):
         return text, False
     sides = {_alone(side.strip()).value for side in (*left, right)} - {None}

@@ -13,7 +13,7 @@ from typing import Any
 import regex
 
 from trl_ext.rewards.rule import Rule, Verdict
-from trl_ext.rewards.text.anchors import after_think
+from trl_ext.rewards.text.visible import after_think
 
 # Longest text, in characters, that the rules about text read: some 60,000 tokens of English. A longer one earns the
 # floor with status `too_long` instead of being cut, because what is cut off would go unjudged.
@@ -121,7 +121,7 @@ def prose(text: str, filler: str = " ") -> str:
 
 
 def text_part(text: str, where: str) -> str:
-    """Return the part of a completion that `where` names: "all", or "after_think" (see `anchors.after_think`)."""
+    """Return the part of a completion that `where` names: "all", or "after_think" (see `visible.after_think`)."""
     return text if where == "all" else after_think(text)
 
 

@@ -59,7 +59,6 @@ def test_a_number_is_a_gold_in_every_usual_spelling(gold):
         r"3\sqrt{",
         r"\frac{1}",
         "3}",
-        r"\boxed{3} or \boxed{4}",
         "no answer was written down here because the task was too hard for us",
         "1" * 10_000,
         "{" * 100 + "3" + "}" * 100,

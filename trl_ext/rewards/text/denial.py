@@ -1,0 +1,73 @@
+r"""Tell whether a text denies the value that it names.
+
+A denial is a direct negation of the value ("is not 42", "isn't 42", "anything but 42", "42 is wrong") or of the claim
+that it is the answer ("I do not think that the answer is 42"). A negation of anything else denies nothing: "41 does
+not work, so the answer is 42", "the answer is 42, not 41".
+"""
+
+import re
+
+WINDOW = 160  # characters before a value in which a denial is looked for
+
+# Words directly before a value that say that it is another one.
+DENIAL = (
+    r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|anything\ but|all\ but|(?:other|rather)\ than|instead\ of|except"
+    r"|different\ from|opposite\ of|far\ from|unlikely)\b"
+    r"|n['\u2019]t\b|\u2260|(?<![\d!)}])!=|\\neq?\b|不是|不等于|不为|并非|没有|除了)"
+)
+_FILLER = r"(?:\s(?:\w{2,12}ly|just|even|be|equals?|to|for|the|option|choice|answer|number|value|is))"
+_OPENING = r"(?:\s|[$*_(\[:\\\"'`{])*+"
+_DIRECT = re.compile(rf"{DENIAL}{_FILLER}{{0,3}}{_OPENING}\Z", re.IGNORECASE)
+_SUBJECT = (
+    r"(?:\s(?:that|if|whether|to|say|my|the|this|our|final|correct|right|answer|result|value|solution|it|there|option"
+    r"|choice|number|is|are|was|be|equals?|would|could|should|can|will)\b|:){0,9}"
+)
+_CLAIM = re.compile(
+    rf"(?:(?:\b(?:not|never|cannot|hardly)|n['\u2019]t)\s(?:\w{{2,12}}ly\s|yet\s)?(?:think|believe|say|mean|claim|sure"
+    rf"|certain|suppose|expect|agree|know|convinced|assume|conclude|true|correct|right|likely|possible|the\ case)"
+    rf"|\b(?:wrong|false|incorrect|untrue|unlikely|impossible|doubt|doubtful|deny)\s(?=that|if|whether|to|the))"
+    rf"\b{_SUBJECT}{_OPENING}\Z",
+    re.IGNORECASE,
+)
+_REFUSED = r"(?:wrong|incorrect|false|untrue|impossible|excluded|ruled\ out|no\ longer)\b"
+_AFTER = re.compile(
+    rf"[)\]}}.*$\s'\"`\\_]{{0,9}}"
+    rf"(?:(?:is|was|are|would\ be|(?:is|was|are)(?:\ not|n['\u2019]t))\s(?:\w{{2,12}}ly\s)?{_REFUSED}"
+    r"|(?:(?:is|was|would|can|could)(?:\ not|n['\u2019]t)|cannot)\s(?:be\s)?"
+    r"(?:the|right|correct|true|it|possible|valid)\b)"
+    r"|[\s,(*$]{0,9}not(?:\s(?:really|quite|exactly|at\ all|right|correct|true))?\s?(?:[.!?)]|$)",
+    re.IGNORECASE,
+)
+# "42, not 41", "42 rather than 41", "B (not A)": what follows the value says which one it is not.
+_VALUE = r"[$\\(*]{0,4}(?:[-+\u2212]?[0-9][0-9.,/]*+|\(?[A-J](?![A-Za-z]))(?:[$*)]|%){0,4}"
+_CONTRAST = re.compile(
+    rf"(?<=[0-9A-J$)\]}}*%])(?<![A-Za-z][A-J])\s{{0,2}}[,(;]?\s?(?:(?:and|but)\s)?"
+    rf"(?:not|rather\ than|instead\ of|as\ opposed\ to)\s{_VALUE}"
+)
+_INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
+
+
+def denied_before(text: str, end: int) -> bool:
+    """Return True when the words that end at `end` deny what follows; `2!=` is a factorial and no inequality."""
+    before = text[max(0, end - WINDOW) : max(0, end)]
+    return _DIRECT.search(before) is not None or _CLAIM.search(before) is not None
+
+
+def denied_behind(text: str, start: int) -> bool:
+    """Return True when what follows the value that ends at `start` takes it back: "is wrong", ", not really"."""
+    return _AFTER.match(text, start) is not None
+
+
+def begins_with_denial(text: str) -> bool:
+    """Return True for "not 42", "n't 42", "certainly not 42"."""
+    return _AT_ONCE.match(text) is not None
+
+
+def without_contrast(text: str) -> str:
+    """Cut what a value is not: "42, not 41" becomes "42", and so does "not 41 but 42"."""
+    if "not" not in text and "than" not in text and " of " not in text and "opposed" not in text:
+        return text
+    return _INSTEAD.sub("", _CONTRAST.sub("", text))
+
+
+_AT_ONCE = re.compile(rf"(?:\w{{2,12}}ly\s)?{DENIAL}", re.IGNORECASE)

@@ -1,0 +1,246 @@
+r"""Find where a text states its answer: the one reader of `Answer` and `Math`.
+
+Five anchors announce an answer: `\boxed{...}`, `<answer>...</answer>`, `####`, a line that starts with `A:`, and a
+phrase ("the answer is", "Final answer:", a heading "Answer", also in Chinese). The one that comes last rules: a model
+may correct itself, and it earns nothing by giving several answers. A phrase without a value behind it ("this answer is
+correct") announces nothing where another anchor does. Several boxes, or several tags, are all returned.
+
+Behind a phrase the value may follow at once, behind line breaks, or behind the verb of a sentence ("Final Answer: The
+largest $n$ is 34."). An anchor that is denied (see `denial`) is no answer.
+
+Every search takes time linear in the text, whatever it holds.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trl_ext.rewards.text.boxes import Enclosed, answer_tags, boxes
+from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
+
+MAX_CONTENT = 8_000  # characters behind a phrase that are read
+_MAX_PHRASES = 8  # of each kind, from the end of the text on
+_TO_ENCLOSE = ("\\boxed", "<answer>")
+
+_PHRASE = re.compile(
+    r"answers?\*{0,2}(?:\s(?:to|for|of)\s[^.:\n]{1,80}?)?\s{1,3}(?:is|are|was|equals|(?:would|will|must|should)\s{1,3}be)\b"
+    r"|answers?\*{0,2}\s?(?:[:=\uff1a]|(?=\s?\([A-J]\)))"
+    r"|答案(?:应该)?(?:是|为|[:\uff1a])",
+    re.IGNORECASE,
+)
+# "this answer is correct" speaks of an answer and gives none.
+_SPEAKS_OF = re.compile(r"(?:\b(?:this|that|your|which|whose|whether\ the)\s(?:final\s|correct\s)?)\Z", re.IGNORECASE)
+_HEADING = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our|final|correct)\s){0,3}answers?[ *_]{0,9}", re.IGNORECASE)
+_CHOSEN = re.compile(
+    r"\b(?:(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:I|we)\s(?:\w{2,9}\s)?(?:choose|chose|select|pick)\b"
+    r"|(?:go(?:ing)?\swith|opt\sfor)\b)",
+    re.IGNORECASE,
+)
+_LETTER = r"[\s(\[*\"']*+(?>(?:(?:option|choice|letter|answer)\s++)?)[(\[*]*+(?P<letter>[A-J])(?![A-Za-z0-9'])"
+_OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + _LETTER, re.IGNORECASE)
+_IS_RIGHT = re.compile(
+    r"(?<![A-Za-z0-9'-])(?P<letter>[A-J])(?:[)\].*:]{0,4}\s|[)\]*]{1,4}[^.\n]{0,60}?\s)(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?"
+    r"(?:correct|right|best|answer|true\b|appropriate)"
+)
+_SPACE = " \t\r\n:*=\uff1a"
+_BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
+FORMULA = re.compile(
+    r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
+)
+_LEADS = (
+    r"[\s*_`\"'\u201c(\[{]*+(?>(?:(?:(?:therefore|thus|then|so|simply|just|exactly|approximately|about|equal\ to"
+    r"|equals|a\ total\ of|given\ by|USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)[\s,:]++)*))[*_`\"'(\[{]*+"
+)
+_VALUE = re.compile(
+    _LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
+    r"|[$\\\u221a\u03c0\u221e|{\[])|[A-Za-z](?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s?[=^*/+-]|<<|[-+]?[A-Za-z]\.?\s?\Z|(?:one\s|a\s)?half\b)",
+    re.IGNORECASE,
+)
+_VERB = re.compile(
+    r"(?:\b(?:is|are|was|were|be|equals?|becomes|has|have|had|makes?|made|earns?|needs?|costs?|takes?|gets?|pays?|paid"
+    r"|spends?|saves?|receives?|sells?|sold|of|will|total)\b|[=:])"
+    r"(?:\s{0,3}(?:only|still|exactly|equal\ to|a\ total\ of|now)\b)?",
+    re.IGNORECASE,
+)
+_AMOUNT = re.compile(r"[\s*_`(]*[-+\u2212]?\s?(?:[$\u20ac\u00a3\u00a5\\]|[0-9])")
+_SENTENCE_END = re.compile(r"(?<=[^\s.])\.(?:\s|$)|[\n!?]")
+_TURNED = re.compile(
+    r"\b(?:half|third|quarter|twice|double|triple|times|than|least|most|over|under|between|up\ to|before|after|one\ of"
+    r"|except|if|unless|maybe|perhaps|either|or|not|never|nor|part\ of|square|root|power|sum|product|opposite|inverse"
+    r"|reciprocal|multiple|factor|divisor|successor|predecessor)\b|n['\u2019]t",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What a text states as its answer.
+
+    `contents` holds one text, or one for each box or tag; it is empty unless `status`, one of a Verdict's, is "ok";
+    `detail` is a line for people.
+    """
+
+    anchor: str
+    contents: tuple[str, ...]
+    status: str = "ok"
+    detail: str = ""
+
+    @property
+    def encloses(self) -> bool:
+        """True when the anchor marks where its content ends, as a box or a tag does."""
+        return self.anchor in _TO_ENCLOSE
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReading:
+    """The answer in a text: the value to compare (None without one), a Verdict's status, and a line for people."""
+
+    value: object
+    status: str
+    detail: str
+
+
+def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
+    """Return the answer that a text announces; None where nothing announces one.
+
+    Args:
+        text: What `visible` returns, or a gold column.
+        kind: What is looked for: "number", "maths", "choice" or "exact".
+        trusted: Whether no denial is looked for, as in golds.
+    """
+    enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=_start, default=None)
+    spoken = _spoken(text, kind, enclosed, trusted)
+    if spoken is not None:
+        return spoken
+    if enclosed is None:
+        return None
+    return _enclosed(text, kind, enclosed, trusted)
+
+
+def _start(found: Enclosed) -> int:
+    return found.start
+
+
+def _end(phrase: tuple[int, int, str, str | None]) -> int:
+    return phrase[0]
+
+
+def _enclosed(text: str, kind: str, found: Enclosed, trusted: bool) -> Stated:
+    anchor = found.anchor
+    if found.is_nested:
+        return Stated(anchor, (), "conflict", f"'{anchor}' holds another one")
+    if not found.contents:
+        return Stated(anchor, (), "no_answer", f"'{anchor}' is not closed")
+    if not trusted and (denied_before(text, found.start) or denied_behind(text, found.end)):
+        return _denied(anchor)
+    filled = tuple(dict.fromkeys(content for content in found.contents if content))
+    if not filled:
+        return Stated(anchor, (), "no_answer", f"'{anchor}' is empty")
+    return Stated(anchor, tuple(_inner(content, kind) for content in filled) if anchor == "<answer>" else filled)
+
+
+def _inner(content: str, kind: str) -> str:
+    """Return the answer in a tag, which may hold sentences as well as a formula."""
+    if kind == "exact":
+        return content
+    found = stated(content, kind)
+    if found is not None:
+        return found.contents[0] if found.contents else "?"
+    return content if has_value(content, kind) else _behind_verb(content, kind) or content
+
+
+def _denied(anchor: str) -> Stated:
+    return Stated(anchor, (), "no_answer", f"'{anchor}' is denied")
+
+
+def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> Stated | None:
+    """Return the last phrase with a value behind it; without a box or tag, the last phrase that there is."""
+    last: Stated | None = None
+    phrases = [*_phrases(text, kind, enclosed.end if enclosed else 0)]
+    for end, start, anchor, content in sorted(phrases, key=_end, reverse=True):
+        is_letter = content is not None
+        line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
+        line = without_contrast(line)
+        if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
+            return _denied(anchor)
+        if is_letter or kind == "exact" or has_value(line, kind):
+            return Stated(anchor, (line,))
+        behind = _behind_verb(line, kind)
+        if behind is not None:
+            return Stated(anchor, (behind,))
+        if last is None and not is_below:
+            last = Stated(anchor, (line,))
+    return None if enclosed else last
+
+
+def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, str | None]]:
+    """Yield the phrases behind `start`: where each ends and starts, what it is, and its letter if it holds one."""
+    lowered = text.lower()
+    if len(lowered) != len(text):  # A few letters grow when lowered, which would shift all positions.
+        lowered = text
+    for place in _backwards(lowered, "answer", start):
+        match = _PHRASE.match(text, place)
+        if match and not _SPEAKS_OF.search(text[max(0, place - 20) : place]):
+            yield match.end(), place, match[0].strip(), None
+        elif match is None:
+            begun, ended = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+            if ended > 0 and _HEADING.fullmatch(text, begun, ended):
+                yield ended, begun, "answer", None
+    for place in _backwards(text, "答案", start):
+        if match := _PHRASE.match(text, place):
+            yield match.end(), place, match[0], None
+    for place in _backwards(text, "####", start):
+        if kind == "exact" or has_value(text[place + 4 : place + 64].lstrip(" #"), kind):
+            yield place + 4, place, "####", None
+    for place in _backwards(text, "A:", start):
+        opens_line = not text[text.rfind("\n", 0, place) + 1 : place].strip(" *>")
+        if opens_line and (
+            kind != "choice" or len(text[place + 2 :].lstrip()[:9].split("\n")[0].strip(" ()[]*.$")) == 1
+        ):
+            yield place + 2, place, "A:", None
+    if kind == "choice":
+        found = [*_CHOSEN.finditer(text, start)][-_MAX_PHRASES:]
+        for match in found:
+            if _OPENING_LETTER.match(text, match.end()):
+                yield match.end(), match.start(), match[0], None
+        for match in [*_IS_RIGHT.finditer(text, start)][-_MAX_PHRASES:]:
+            yield match.end(), match.start(), match[0], match["letter"]
+
+
+def _backwards(text: str, mark: str, start: int) -> Iterator[int]:
+    """Yield the last places of a mark, from the end on."""
+    place = len(text)
+    for _ in range(_MAX_PHRASES):
+        place = text.rfind(mark, start, place)
+        if place < 0:
+            return
+        yield place
+
+
+def _line(rest: str) -> tuple[str, bool]:
+    """Return the line, or the formula and its line, that follows a phrase; True when a line break comes before it."""
+    content = rest.lstrip(_SPACE)
+    is_below = "\n" in rest[: len(rest) - len(content)]
+    if is_below:
+        content = _BULLET.sub("", content, count=1)
+    formula = FORMULA.match(content)
+    start = formula.end() if formula else 0
+    end = content.find("\n", start)
+    return (content if end < 0 else content[:end]).strip(), is_below
+
+
+def has_value(line: str, kind: str) -> bool:
+    """Return True when a line starts with a value of the kind, behind words such as "therefore" or "about"."""
+    if kind == "choice":
+        return (match := _OPENING_LETTER.match(line)) is not None and (match["letter"].isupper() or len(line) < 4)
+    return _VALUE.match(line) is not None
+
+
+def _behind_verb(line: str, kind: str) -> str | None:
+    """Return what follows the last verb of the first sentence, if that is a value: "The largest $n$ is 34"."""
+    sentence = _SENTENCE_END.split(line[:400], maxsplit=1)[0]
+    starts_with = _OPENING_LETTER if kind == "choice" else _AMOUNT
+    verbs = [match for match in _VERB.finditer(sentence) if starts_with.match(sentence, match.end())]
+    if not verbs or _TURNED.search(sentence, 0, verbs[-1].end()) or denied_before(sentence, verbs[-1].end()):
+        return None
+    return line[verbs[-1].end() :].strip()

@@ -1,4 +1,9 @@
-"""Make rows from a batch in TRL's shape: completions as text, columns cut into one mapping per row."""
+"""Make rows from a batch in TRL's shape: completions as text and as turns, columns cut into one mapping per row.
+
+A group is a run of rows with equal prompts: TRL's sampler puts the generations of a prompt next to each other. A batch
+that cuts a group, as several processes may, leaves each row the part that is in its batch; two equal prompts of the
+dataset that meet in a batch are one group.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
@@ -7,6 +12,8 @@ from typing import Any
 from trl_ext.errors import DataError
 from trl_ext.rewards.rule import Row
 
+# Names under which chat templates and servers give an assistant's thoughts besides `reasoning_content`.
+_REASONING = ("thinking", "reasoning")
 # Arguments that TRL passes to reward functions besides the dataset's columns.
 TRL_EXTRAS = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 
@@ -45,16 +52,28 @@ def content_text(content: Any) -> str:
 
 
 def dataset_columns(extras: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-    """The keyword arguments that are columns of the dataset: lists, without TRL's own arguments.
+    """The keyword arguments that are columns of the dataset: lists and arrays, without TRL's own arguments.
 
     Anything else is ignored, so that an argument that a later TRL adds does not stop a run.
     """
-    return {
-        name: values for name, values in extras.items() if name not in TRL_EXTRAS and isinstance(values, list | tuple)
-    }
+    columns: dict[str, Sequence[Any]] = {}
+    for name, values in extras.items():
+        if name in TRL_EXTRAS:
+            continue
+        if isinstance(values, list | tuple):
+            columns[name] = values
+        elif getattr(values, "shape", None):  # An array, a tensor or a pandas column.
+            columns[name] = values.tolist()
+    return columns
 
 
-def make_rows(prompts: Any, completions: Any, completion_ids: Any, columns: Mapping[str, Sequence[Any]]) -> list[Row]:
+def make_rows(
+    prompts: Any,
+    completions: Any,
+    completion_ids: Any,
+    columns: Mapping[str, Sequence[Any]],
+    step: int | None = None,
+) -> list[Row]:
     """One Row per completion; DataError names the column whose length differs."""
     if completions is None:
         raise DataError("There are no completions to score. Pass completions=[...], one per row.")
@@ -66,8 +85,70 @@ def make_rows(prompts: Any, completions: Any, completion_ids: Any, columns: Mapp
             )
     prompts = prompts if prompts is not None else [None] * num_rows
     ids = map(token_ids, completion_ids) if completion_ids is not None else [None] * num_rows
-    rows = zip(prompts, completions, ids, column_rows(columns, num_rows), strict=True)
-    return [Row(prompt, completion_text(completion), tokens, cells) for prompt, completion, tokens, cells in rows]
+    rows = [
+        Row(prompt, completion_text(completion), tokens, cells, turns(completion), (), step)
+        for prompt, completion, tokens, cells in zip(
+            prompts, completions, ids, column_rows(columns, num_rows), strict=True
+        )
+    ]
+    return with_groups(rows)
+
+
+def with_groups(rows: list[Row]) -> list[Row]:
+    """The rows, each with the neighbours of the same prompt as its group; without a prompt there is none."""
+    grouped: list[Row] = []
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end < len(rows) and _same_prompt(rows[start].prompt, rows[end].prompt):
+            continue
+        run = tuple(rows[start:end])
+        if len(run) > 1:
+            grouped += [
+                Row(r.prompt, r.text, r.completion_ids, r.columns, r.messages, run[:place] + run[place + 1 :], r.step)
+                for place, r in enumerate(run)
+            ]
+        else:
+            grouped += run
+        start = end
+    return grouped
+
+
+def _same_prompt(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return False
+    try:
+        return bool(one == other)
+    except (ValueError, RuntimeError):  # Arrays within a prompt have no single truth.
+        return False
+
+
+def turns(completion: Any) -> tuple[Mapping[str, Any], ...]:
+    """The turns of a completion in any of TRL's shapes; an assistant's reasoning stands apart from its content.
+
+    Example:
+        >>> turns("<think>9 * 2</think>A: 18")
+        ({'role': 'assistant', 'content': 'A: 18', 'reasoning_content': '9 * 2'},)
+    """
+    if isinstance(completion, str):
+        return (_reasoning_apart({"role": "assistant", "content": completion}),)
+    return tuple(map(_reasoning_apart, completion or ()))
+
+
+def _reasoning_apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its thoughts as `reasoning_content`, wherever the model or its template puts them."""
+    for name in _REASONING:
+        if name in message:
+            return {**{key: part for key, part in message.items() if key != name}, "reasoning_content": message[name]}
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, str) or "think>" not in content:
+        return message
+    thoughts, closer, answer = content.rpartition("</think>")
+    if not closer:
+        answer, opener, thoughts = content.partition("<think>")
+        if not opener:
+            return message
+    # A chat template may open the thoughts in the prompt, so that the completion only closes them.
+    return {**message, "content": answer, "reasoning_content": thoughts.strip().removeprefix("<think>").strip()}
 
 
 def column_rows(columns: Mapping[str, Sequence[Any]], num_rows: int) -> Iterator[dict[str, Any]]:

@@ -22,14 +22,25 @@ from trl_ext.rewards.shaping import conditions_of, pair_of, points_of
 class Row:
     """All that a rule may read: one completion and what belongs to it.
 
-    `text` is the completion as text (see `completion_text`); `prompt` is as TRL gives it, a string or a message list;
-    `columns` holds this row's values of the dataset's other columns.
+    Args:
+        prompt: As TRL gives it, a string or a message list.
+        text: The completion as text (see `completion_text`).
+        completion_ids: Its token ids, where the caller knows them.
+        columns: This row's values of the dataset's other columns.
+        messages: The completion's turns in their order, tool calls and tool results among them; a plain text is one
+            turn of the assistant. An assistant's `reasoning_content` stands apart from its `content`.
+        group: The other completions of the same prompt in this batch, as rows without a group. A rule that runs in
+            workers sees them only with `reads_group = True`.
+        step: Optimizer steps that the training has done; None where nothing is trained.
     """
 
     prompt: Any
     text: str
     completion_ids: tuple[int, ...] | None
     columns: Mapping[str, Any]
+    messages: tuple[Mapping[str, Any], ...] = ()
+    group: tuple["Row", ...] = ()
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,8 @@ class Rule:
     tier: ClassVar[str] = "worker"
     blank: ClassVar[str] = ""  # A completion that does nothing; `audit` holds that it does not earn the ceiling.
     is_async: ClassVar[bool] = False  # True for AsyncRule, whose `score` is awaited.
+    # True: `score` reads `row.group`, which is copied into workers for such rules only.
+    reads_group: ClassVar[bool] = False
 
     weight: float = 1.0
     gate: str | None = None
@@ -152,7 +165,8 @@ class Rule:
     def cache_key(self, row: Row) -> Hashable | None:
         """A key of all that the verdict depends on, where that is much less than the row; None: keep no verdicts.
 
-        A group's completions repeat gold and answer, so a rule that returns both is asked once for all of them.
+        A group's completions repeat gold and answer, so a rule that returns both is asked once for all of them. A rule
+        that reads `row.group`, `row.step` or `row.messages` has them in its key.
         """
         return None
 

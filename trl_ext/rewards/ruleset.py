@@ -16,7 +16,7 @@ from typing import Any
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rows import dataset_columns, make_rows
-from trl_ext.rewards.rule import Rule, check_name, ideal_of
+from trl_ext.rewards.rule import Row, Rule, check_name, ideal_of
 from trl_ext.rewards.scorer import Column, Scorer, warn_once
 from trl_ext.rewards.shaping import pair_of, progress_of
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
@@ -118,9 +118,7 @@ class RuleSet:
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
     ) -> None:
         """Let the workers begin; the next call with the same arguments collects their verdicts."""
-        columns = dataset_columns(columns)
-        require_columns(self.rules, columns)
-        self._scorer.start(self.rules, make_rows(prompts, completions, completion_ids, columns))
+        self._scorer.start(self.rules, self._rows(prompts, completions, completion_ids, columns))
 
     def score(self, /, prompt: Any, completion: Any, completion_ids: Any = None, **columns: Any) -> float | None:
         """The total of one completion; columns are single values."""
@@ -227,11 +225,15 @@ class RuleSet:
     def _composed(
         self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]
     ) -> tuple[list[Column], list[Composed]]:
-        columns = dataset_columns(extras)
-        require_columns(self.rules, columns)
-        found = self._scorer.columns(self.rules, make_rows(prompts, completions, ids, columns))
+        found = self._scorer.columns(self.rules, self._rows(prompts, completions, ids, extras))
         composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
         return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
+
+    def _rows(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Row]:
+        columns = dataset_columns(extras)
+        require_columns(self.rules, columns)
+        step = getattr(extras.get("trainer_state"), "global_step", None)
+        return make_rows(prompts, completions, ids, columns, step)
 
     def _count(self, positions: Iterable[int], found: Sequence[Column], extras: Mapping[str, Any]) -> None:
         columns = dataset_columns(extras)

@@ -109,6 +109,7 @@ def start_scoring(
     prompts: Sequence[Any],
     completions: Sequence[Any],
     completion_ids: Sequence[Any],
+    trainer_state: Any,
 ) -> None:
     """Let workers begin to score completions while the log-probabilities are computed.
 
@@ -117,7 +118,8 @@ def start_scoring(
     """
     if not inputs or not isinstance(completions, list):
         return  # called by no training step, or by a rollout function that gives something else
-    columns = {name: [row[name] for row in inputs] for name in inputs[0] if name not in _NOT_COLUMNS}
+    columns: dict[str, Any] = {name: [row[name] for row in inputs] for name in inputs[0] if name not in _NOT_COLUMNS}
+    columns["trainer_state"] = trainer_state
     for rules in _rule_sets(functions):
         try:
             rules.start(prompts=prompts, completions=completions, completion_ids=completion_ids, **columns)

@@ -443,7 +443,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             needed = self.use_vllm and self.vllm_importance_sampling_correction
             check_sampled_logps(completion_ids, logps, self.accelerator, needed=needed)
         self._old_policy.expect()
-        start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids)
+        start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids, self.state)
         return output
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:

@@ -1,12 +1,12 @@
 """A call to the pool on its way: rules and rows as pickles, and the verdicts that have come back."""
 
-import pickle
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards.isolation.images import pickled
 from trl_ext.rewards.rule import Row, Rule, Verdict
 
 
@@ -75,9 +75,36 @@ def packed(tasks: Sequence[tuple[Rule, Row]], future: "Future[list[Judged]]") ->
     """The tasks as a request, each rule once."""
     rules = {id(rule): rule for rule, _ in tasks}
     places = {key: place for place, key in enumerate(rules)}
-    rows = [(places[id(rule)], pickled_row(row, index)) for index, (rule, row) in enumerate(tasks)]
+    rows = [
+        (places[id(rule)], pickled_row(row if rule.reads_group else _without_group(row), index))
+        for index, (rule, row) in enumerate(tasks)
+    ]
     floors = [float(rule.floor) for rule, _ in tasks]
     return Request([pickled_rule(rule) for rule in rules.values()], rows, floors, future)
+
+
+class _UnsentGroup(tuple[Row, ...]):
+    """The group of a row that was sent to a worker for a rule that does not ask for it: reading it is an error."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> Any:
+        raise RuleError(
+            "This rule reads row.group, which is copied into workers only for rules that say so. Write "
+            "reads_group = True in its class."
+        )
+
+    __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = _refuse
+
+    def __reduce__(self) -> str:
+        return "_UNSENT"
+
+
+_UNSENT = _UnsentGroup()
+
+
+def _without_group(row: Row) -> Row:
+    return replace(row, group=_UNSENT) if row.group else row
 
 
 def pickled_rule(rule: Rule) -> bytes:
@@ -94,9 +121,9 @@ def pickled_rule(rule: Rule) -> bytes:
 
 
 def pickled_row(row: Row, index: int) -> bytes:
-    """The row as a pickle, or DataError."""
+    """The row as a pickle, its images by reference, or DataError."""
     try:
-        return pickle.dumps(row, pickle.HIGHEST_PROTOCOL)
+        return pickled(row)
     except Exception as error:  # As above.
         raise DataError(
             f"Row {index} cannot be sent to a worker: {type(error).__name__}: {error}. Keep plain data in the prompts "

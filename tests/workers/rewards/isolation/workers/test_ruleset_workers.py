@@ -4,11 +4,13 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Limits, Row, Rule, RuleSet, Verdict
+from trl_ext.rewards.isolation.images import ImageReference
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
 
 LIMITS = Limits(cpu_s=0.3, wall_s=0.6, workers=2)
@@ -39,6 +41,37 @@ class Keyed(Words):
 
     def score(self, row: Row) -> Verdict:
         return Verdict(float(len(row.text.split())), "ok", f"{time.monotonic_ns()}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnaskedGroup(Rule):
+    """The size of the group."""
+
+    def score(self, row: Row) -> Verdict:
+        return Verdict(float(1 + len(row.group)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSize(UnaskedGroup):
+    """The same, and the class says what it reads."""
+
+    reads_group = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictured(Rule):
+    """The size of the row's image as the row has it, and as its file has it."""
+
+    columns = ("image",)
+
+    def score(self, row: Row) -> Verdict:
+        image = row.columns["image"]
+        if not isinstance(image, ImageReference):
+            return Verdict(1.0, "ok", "the image itself")
+        try:
+            return Verdict(1.0, "ok", f"{image.size} read {image.open().size}")
+        except RuleError as error:
+            return Verdict(0.0, "ok", str(error))
 
 
 def test_the_totals_are_those_without_workers():
@@ -87,6 +120,31 @@ def test_rows_are_judged_while_the_caller_goes_on(monkeypatch):
     assert [one.verdict.status for one in judged] == ["timeout", "ok"]
     assert rules(**batch) == [0.0, 2.0]
     assert len(futures) == 1, "judged again"
+
+
+def test_what_was_started_at_a_step_is_found_at_that_step(monkeypatch):
+    rules = RuleSet([Words()], limits=LIMITS)
+    batch = dict(prompts=["p", "p"], completions=["a b", "c"], trainer_state=SimpleNamespace(global_step=3))
+    rules.start(**batch)
+    monkeypatch.setattr(WorkerPool, "submit", None)
+    assert rules(**batch) == [2.0, 1.0]
+
+
+def test_a_worker_gets_the_group_where_the_rule_asks_for_it():
+    batch = dict(prompts=["p", "p", "q"], completions=["a", "b", "c"])
+    assert RuleSet([GroupSize()], limits=LIMITS)(**batch) == [2.0, 2.0, 1.0]
+    with pytest.raises(RuleError, match="reads_group = True"):
+        RuleSet([UnaskedGroup()], limits=LIMITS)(**batch)
+
+
+def test_an_image_goes_to_a_worker_by_reference(tmp_path):
+    Image = pytest.importorskip("PIL.Image")
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    images = [Image.open(tmp_path / "a.png"), Image.new("RGB", (30, 20))]
+    found = RuleSet([Pictured()], limits=LIMITS).explain_all([None] * 2, ["a", "b"], image=images)
+    assert found[0].parts[0].detail == "(30, 20) read (30, 20)"
+    assert "has no file" in found[1].parts[0].detail
+    assert RuleSet([Pictured()], isolate=False)(completions=["b"], image=images[1:]) == [1.0]
 
 
 def test_what_was_started_is_not_taken_for_other_rows():

@@ -1,9 +1,16 @@
-"""Test the 25 kinds of verifiable instructions of IFEval (arXiv:2311.07911, table 4).
+"""Test verifiable instructions: IFEval's 25 kinds, IFBench's 58 and the 29 that IFTrain adds, each by its id.
 
-spec      the record of an instruction, and the readers of its arguments
-wording   keywords, letters, case, commas
-length    numbers of words, sentences and paragraphs
-content   postscript, placeholders, a repeated prompt, start and end
-format    bullets, highlights, sections, JSON, title
-language  the language of the response
+spec            the record of an instruction, and the readers of its arguments
+splitting       sentences and words
+wording         keywords, letters, case, single marks
+length          numbers of words, sentences and paragraphs
+content         postscript, placeholders, a repeated prompt, start and end
+format          bullets, highlights, sections, JSON, title
+language        the language of the response
+counting        shares of words and sentences, names, numbers, pronouns
+word_order      words beside each other, their letters and syllables
+sentence_order  sentences and paragraphs beside each other
+layout          lists, lines, quotation marks, brackets, emojis
+copying         the request repeated, whole or in part
+fixed_tasks     IFBench's tasks with a known answer
 """

@@ -14,23 +14,27 @@ Reader = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of arXiv:2311.07911, table 4.
+    """One verifiable instruction.
 
     Args:
-        id: `family:name`, as the paper's data set has it.
+        id: `family:name`, as the benchmark's data set has it.
         follows: Called with the response and the arguments; True when the response follows the instruction.
         arguments: Each argument's name and reader; all are required.
+        needs: Called when an instruction is read; ValueError says which package is missing.
     """
 
     id: str
     follows: Callable[..., bool]
     arguments: Mapping[str, Reader] = field(default_factory=dict)
+    needs: Callable[[], None] | None = None
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments, read; ValueError names the one that is missing, unknown or of no use.
 
         A null counts as absent: tables with one column for each argument of all instructions are full of nulls.
         """
+        if self.needs:
+            self.needs()
         given = {name: value for name, value in given.items() if value is not None}
         for name in (*self.arguments, *given):
             if name not in given or name not in self.arguments:
@@ -79,6 +83,20 @@ def text(value: Any) -> str:
     return normalized(value).strip()
 
 
+def raw_text(value: Any) -> str:
+    """Read a string that is not blank, as it is: positions in it count."""
+    text(value)
+    return str(value)
+
+
+def word(value: Any) -> str:
+    """Read one word, or a list of one."""
+    found = text(value[0] if isinstance(value, list | tuple) and len(value) == 1 else value)
+    if len(found.split()) > 1:
+        raise ValueError("one word")
+    return found
+
+
 def texts(value: Any) -> tuple[str, ...]:
     """Read a list of strings that are not blank."""
     if not isinstance(value, list | tuple) or not value:
@@ -105,3 +123,10 @@ def positive(value: Any) -> int:
     if count(value) < 1:
         raise ValueError("a whole number from 1")
     return int(value)
+
+
+def percentage(value: Any) -> float:
+    """Read a number from 0 to 100."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise ValueError("a number from 0 to 100")
+    return float(value)

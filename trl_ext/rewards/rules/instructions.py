@@ -1,7 +1,8 @@
-"""Judge whether the completion follows verifiable instructions: the 25 kinds of IFEval.
+"""Judge whether the completion follows verifiable instructions: those of IFEval, IFBench and IFTrain.
 
-Written from the definitions in arXiv:2311.07911, table 4. Where they can be read in two ways, the docstring of the
-instruction's test says which reading is taken.
+Written from the definitions in arXiv:2311.07911, table 4, and arXiv:2507.02833, appendix. Where they can be read in
+two ways, the docstring of the instruction's test says which reading is taken. The packages that
+were weighed stand in docs/reference/instructions.md.
 """
 
 import json
@@ -10,17 +11,28 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from trl_ext.rewards.instruction_kinds import content as instruction_content
-from trl_ext.rewards.instruction_kinds import format as instruction_format
-from trl_ext.rewards.instruction_kinds import language as instruction_language
-from trl_ext.rewards.instruction_kinds import length as instruction_length
-from trl_ext.rewards.instruction_kinds import wording as instruction_wording
+from trl_ext.rewards.instruction_kinds import (
+    content,
+    copying,
+    counting,
+    fixed_tasks,
+    format,
+    language,
+    layout,
+    length,
+    sentence_order,
+    word_order,
+    wording,
+)
 from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.text.prose import normalized, refusal
 from trl_ext.rewards.text.visible import after_think
 
-_MODULES = (instruction_wording, instruction_length, instruction_content, instruction_format, instruction_language)
+_MODULES = (
+    *(wording, length, content, format, language),  # IFEval's, and IFTrain's of the same families
+    *(counting, word_order, sentence_order, layout, copying, fixed_tasks),  # IFBench's, and IFTrain's others
+)
 KNOWN: Mapping[str, Instruction] = {one.id: one for module in _MODULES for one in module.INSTRUCTIONS}
 
 _MAX_INSTRUCTIONS = 64  # in one row

@@ -27,16 +27,26 @@ ARGUMENTS = {
     **{"first_word": "so", "postscript_marker": "P.P.S", "num_placeholders": 2, "prompt_to_repeat": "Say it"},
     **{"end_phrase": "Any more?", "num_bullets": 2, "num_highlights": 2, "section_spliter": "#", "num_sections": 3},
     **{"language": "zh"},
+    **{
+        "min_words": 1,
+        "max_words": 9,
+        "N": 2,
+        "percentage": 50,
+        "small_n": 2,
+        "reference_text": "so a",
+        "n": 1,
+        "m": 1,
+    },
+    **{f"keyword{i}": "a" for i in range(1, 6)},
+    **{"word": "a", "options": "a/b", "sep": "-", "n_start": 0, "n_end": 3, "n_sent": 1, "n_words": 1},
+    **{"last_word": "a", "phrase": "a b a"},
 }
 ALL = [{"id": name, **{key: ARGUMENTS[key] for key in KNOWN[name].arguments}} for name in KNOWN]
+HALVES = ALL[:56], ALL[56:]  # A row holds at most 64.
 
 
 def judged(text: str, instructions: object, **fields: object) -> Verdict:
     return Instructions(**fields).score(Row(None, text, None, {"instructions": instructions}))
-
-
-def test_the_25_kinds_of_the_paper_are_there():
-    assert len(KNOWN) == 25
 
 
 @pytest.mark.parametrize(
@@ -143,12 +153,13 @@ UNITS = [
 )
 def test_hostile_texts_are_judged_within_a_second(text):
     start = time.process_time()
-    judged(text, ALL, strict=False)
+    for half in HALVES:
+        judged(text, half, strict=False)
     assert time.process_time() - start < 1.0
 
 
 def test_a_text_beyond_the_limit_is_not_read():
-    assert judged("a " * 200_000, ALL).status == "too_long"
+    assert judged("a " * 200_000, HALVES[0]).status == "too_long"
 
 
 PIECES = [
@@ -178,6 +189,7 @@ TEXTS = st.text(st.characters(exclude_categories=())) | st.lists(st.sampled_from
 
 @given(text=TEXTS)
 def test_any_completion_gets_a_share(text):
-    verdict = judged(text, ALL, strict=False)
-    assert verdict.value is not None and 0.0 <= verdict.value <= 1.0
-    assert judged(text, ALL).value == float(verdict.value == 1.0)
+    for half in HALVES:
+        verdict = judged(text, half, strict=False)
+        assert verdict.value is not None and 0.0 <= verdict.value <= 1.0
+        assert judged(text, half).value == float(verdict.value == 1.0)

@@ -1,0 +1,195 @@
+"""Test instructions about numbers and shares of words, sentences, names and marks: IFBench's and IFTrain's."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from trl_ext.rewards.instruction_kinds.length import count_words
+from trl_ext.rewards.instruction_kinds.spec import (
+    Bound,
+    Instruction,
+    count,
+    divided,
+    percentage,
+    positive,
+    raw_text,
+    relation,
+    text,
+)
+from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, stripped_words, tokens, word_tokens
+from trl_ext.rewards.text.prose import normalized
+
+_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"\d+")
+_LETTER = re.compile("[a-zA-Z]")
+_SMALL_WORD = re.compile(r"\b[a-z]+\b")
+_JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
+_DIVIDER = re.compile(r"\*\*\*|\* \* \*")
+_CONJUNCTIONS = frozenset("and but for nor or so yet".split())
+# The names that the instruction itself lists.
+_NAMES = (
+    "Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin "
+    "Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett Nathan Victoria "
+    "Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan "
+    "Stella Jonathan"
+).split()
+_PRONOUNS = frozenset(
+    "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers "
+    "herself it its itself they them their theirs themselves this that these those who whom whose which what whoever "
+    "whomever whatever whichever anybody anyone anything everybody everyone everything nobody nothing somebody "
+    "someone something each either neither both all some any none".split()
+)
+# English stop words as NLTK counts them (corpus "stopwords"); a contraction counts by its parts, "don" and "t".
+_STOP_WORDS = frozenset(
+    "i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself "
+    "it its itself they them their theirs themselves what which who whom this that these those am is are was were be "
+    "been being have has had having do does did doing a an the and but if or because as until while of at by for with "
+    "about against between into through during before after above below to from up down in out on off over under "
+    "again further then once here there when where why how all any both each few more most other some such no nor not "
+    "only own same so than too very s t can will just don should now d ll m o re ve y ain aren couldn didn doesn "
+    "hadn hasn haven isn ma mightn mustn needn shan shouldn wasn weren won wouldn".split()
+)
+
+
+def has_words_between(response: str, min_words: int, max_words: int) -> bool:
+    """True when the number of words lies between the two."""
+    return min_words <= count_words(response) <= max_words
+
+
+def has_unique_words(response: str, N: int) -> bool:
+    """True for at least N different words, in any case."""
+    return len(set(stripped_words(response.lower()))) >= N
+
+
+def has_few_stop_words(response: str, percentage: float) -> bool:
+    """True when at most that percentage of the words are English stop words."""
+    found = _WORD.findall(response.lower())
+    return bool(found) and 100 * sum(word in _STOP_WORDS for word in found) <= percentage * len(found)
+
+
+def _endings(response: str) -> tuple[int, int, int]:
+    ends = [sentence.rstrip("\"')]*_\u201d\u2019")[-1:] for sentence in sentences(response)]
+    return ends.count("."), ends.count("?"), ends.count("!")
+
+
+def has_two_statements_a_question(response: str) -> bool:
+    """True when there are twice as many sentences that end in `.` as in `?`, and one question at least."""
+    statements, questions, _ = _endings(response)
+    return statements == 2 * questions > 0
+
+
+def has_balanced_sentences(response: str) -> bool:
+    """True when as many sentences end in `.` as in `?` and in `!`, and one at least in each."""
+    statements, questions, exclamations = _endings(response)
+    return statements == questions == exclamations > 0
+
+
+def has_conjunctions(response: str, small_n: int) -> bool:
+    """True for that many different ones of and, but, for, nor, or, so, yet."""
+    return len(_CONJUNCTIONS.intersection(stripped_words(response.lower()))) >= small_n
+
+
+def has_names(response: str, N: int) -> bool:
+    """True when at least N of the fifty names that the instruction lists occur."""
+    found = set(_WORD.findall(response))
+    return sum(name in found for name in _NAMES) >= N
+
+
+def overlaps(response: str, reference_text: str, percentage: float) -> bool:
+    """True when that percentage, give or take 2, of the response's different runs of 3 characters are the text's."""
+    reference = normalized(reference_text)
+    runs, known = ({text[i : i + 3] for i in range(len(text) - 2)} for text in (response, reference))
+    return bool(runs) and abs(100 * len(runs & known) / len(runs) - percentage) <= 2
+
+
+def has_numbers(response: str, N: int) -> bool:
+    """True for exactly N numbers in digits; "1,000.5" is one."""
+    return sum(len(_NUMBER.findall(word)) for word in bare_words(response)) == N
+
+
+def has_all_punctuation(response: str) -> bool:
+    """True when `. , ! ? ; :` all occur, and an interrobang (`?!`, `!?` or U+203D) besides."""
+    rest = response
+    for mark in ("?!", "!?", "\u203d"):
+        if mark in rest:
+            rest = rest.replace(mark, "", 1)
+            return all(mark in rest for mark in ".,!?;:")
+    return False
+
+
+def is_nth_japanese(response: str, N: int) -> bool:
+    """True when every N-th word that is no number holds a Japanese character, and there are N words at least."""
+    nth = response.split()[N - 1 :: N]
+    bare = [word for word in map(str, stripped_words(" ".join(nth))) if not word.isdigit()]
+    return bool(bare) and all(_JAPANESE.search(word) for word in bare)
+
+
+def has_pronouns(response: str, N: int) -> bool:
+    """True for at least N pronouns; "she/her" is two."""
+    return sum(word in _PRONOUNS for word in _WORD.findall(response.lower())) >= N
+
+
+def _counts(*times: int) -> Callable[..., bool]:
+    """Return a test that the keywords, in their order, occur exactly so often, in any case, inside words too."""
+
+    def follows(response: str, **keywords: str) -> bool:
+        folded = response.casefold()
+        wanted = zip(sorted(keywords), times, strict=True)
+        return all(folded.count(keywords[name].casefold()) == often for name, often in wanted)
+
+    return follows
+
+
+def has_few_small_words(response: str, N: int) -> bool:
+    """True for at most N words of small letters a to z."""
+    return len(_SMALL_WORD.findall(response)) <= N
+
+
+def has_letters(response: str, N: int, relation: Bound) -> bool:
+    """True when there are as many letters a to z, of either case, as the relation asks."""
+    return relation.holds(len(_LETTER.findall(response)), N)
+
+
+def is_composed(response: str, n_sent: int, n_words: int) -> bool:
+    """True for 3 parts divided by `***` or `* * *`, each of n_sent sentences, each of n_words words.
+
+    The words are counted without punctuation marks, or with them: the benchmark's own test counts each mark as a word.
+    """
+    parts = divided(_DIVIDER.sub("***", response), "***")
+    found = [sentences(part) for part in parts]
+    return len(parts) == 3 and all(
+        len(part) == n_sent and all(n_words in (len(word_tokens(one)), len(tokens(one))) for one in part)
+        for part in found
+    )
+
+
+def has_no_repeated_word(response: str) -> bool:
+    """True when no word occurs twice, in any case; punctuation does not count."""
+    found = word_tokens(response.casefold())
+    return len(set(found)) == len(found) > 0
+
+
+_KEYWORDS = {f"keyword{i}": text for i in range(1, 6)}
+_N: dict[str, Callable[[Any], Any]] = {"N": count}
+
+INSTRUCTIONS = (
+    Instruction("count:word_count_range", has_words_between, {"min_words": count, "max_words": count}),
+    Instruction("count:unique_word_count", has_unique_words, _N),
+    Instruction("ratio:stop_words", has_few_stop_words, {"percentage": percentage}),
+    Instruction("ratio:sentence_type", has_two_statements_a_question),
+    Instruction("ratio:sentence_balance", has_balanced_sentences),
+    Instruction("count:conjunctions", has_conjunctions, {"small_n": count}),
+    Instruction("count:person_names", has_names, _N),
+    Instruction("ratio:overlap", overlaps, {"reference_text": raw_text, "percentage": percentage}),
+    Instruction("count:numbers", has_numbers, _N),
+    Instruction("count:punctuation", has_all_punctuation),
+    Instruction("count:words_japanese", is_nth_japanese, {"N": positive}),
+    Instruction("count:pronouns", has_pronouns, _N),
+    Instruction("count:keywords_multiple", _counts(1, 2, 3, 5, 7), _KEYWORDS),
+    # IFTrain
+    Instruction("count:lowercase_counting", has_few_small_words, _N),
+    Instruction("letters:letter_counting", has_letters, {"N": count, "relation": relation}),
+    Instruction("count:counting_composition", is_composed, {"n_sent": positive, "n_words": positive}),
+    Instruction("count:count_unique", has_no_repeated_word),
+    Instruction("count:count_increment_word", _counts(1, 2), {"keyword1": text, "keyword2": text}),
+)

@@ -1,0 +1,88 @@
+"""Test instructions about sentences and paragraphs beside each other: IFBench's `sentence:` and IFTrain's kin."""
+
+import string
+from itertools import pairwise
+
+from trl_ext.rewards.instruction_kinds.spec import Instruction, positive, text, word
+from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, stripped_words
+from trl_ext.rewards.text.prose import count_word
+
+
+def alliterates_more(response: str) -> bool:
+    """True when each of two or more sentences has more words beside one with the same first letter than the last."""
+    lengths = [_alliteration(sentence) for sentence in sentences(response)]
+    return len(lengths) > 1 and all(left < right for left, right in pairwise(lengths))
+
+
+def _alliteration(sentence: str) -> int:
+    initials = [word[0] for word in (part.lstrip(string.punctuation) for part in sentence.lower().split()) if word]
+    alike = [left == right for left, right in pairwise(initials)]
+    return sum(alike) + sum(now and not before for before, now in pairwise([False, *alike]))
+
+
+def grows(response: str, small_n: int) -> bool:
+    """True when each of two or more sentences has exactly `small_n` words more than the one before."""
+    lengths = [len(bare_words(sentence)) for sentence in sentences(response)]
+    return len(lengths) > 1 and all(right - left == small_n for left, right in pairwise(lengths))
+
+
+def has_keyword_in(response: str, word: str, N: int) -> bool:
+    """True when the N-th sentence holds the word, in any case."""
+    nth = sentences(response)[N - 1 : N]
+    return bool(nth) and count_word(nth[0].casefold(), word.casefold(), 1) > 0
+
+
+def chains_sentences(response: str) -> bool:
+    """True when the last word of each sentence is the first of the next, in any case; two sentences at least."""
+    found = [stripped_words(sentence.lower()) for sentence in sentences(response)]
+    return len(found) > 1 and all(found) and all(left[-1] == right[0] for left, right in pairwise(found))
+
+
+def wraps_paragraphs(response: str) -> bool:
+    """True when each line ends with the word that it starts with, in any case, and one has several words."""
+    found = [words for words in (stripped_words(line) for line in response.lower().split("\n")) if words]
+    return any(len(words) > 1 for words in found) and all(words[0] == words[-1] for words in found)
+
+
+def has_equal_sentences(response: str) -> bool:
+    """True for three sentences of as many characters each that share no word, in any case."""
+    found = sentences(response)
+    if len(found) != 3 or len({len(sentence) for sentence in found}) > 1:
+        return False
+    words = [set(stripped_words(sentence.lower())) for sentence in found]
+    return len(set().union(*words)) == sum(map(len, words))
+
+
+def starts_sentences(response: str, first_word: str) -> bool:
+    """True when each sentence starts with the word, in any case."""
+    return all(stripped_words(one.casefold())[:1] == [first_word.casefold()] for one in sentences(response))
+
+
+def starts_response(response: str, first_word: str) -> bool:
+    """True when the response starts with the word, in any case."""
+    return stripped_words(response.casefold())[:1] == [first_word.casefold()]
+
+
+def ends_sentences(response: str, last_word: str) -> bool:
+    """True when each sentence ends with the word, in any case and before its punctuation."""
+    return all(stripped_words(one.casefold())[-1:] == [last_word.casefold()] for one in sentences(response))
+
+
+def ends_response(response: str, last_word: str) -> bool:
+    """True when the response ends with the word, in any case and before its punctuation."""
+    return stripped_words(response.casefold())[-1:] == [last_word.casefold()]
+
+
+INSTRUCTIONS = (
+    Instruction("sentence:alliteration_increment", alliterates_more),
+    Instruction("sentence:increment", grows, {"small_n": positive}),
+    Instruction("sentence:keyword", has_keyword_in, {"word": text, "N": positive}),
+    Instruction("words:last_first", chains_sentences),
+    Instruction("words:paragraph_last_first", wraps_paragraphs),
+    Instruction("ratio:sentence_words", has_equal_sentences),
+    # IFTrain
+    Instruction("first_word:first_word_sent", starts_sentences, {"first_word": word}),
+    Instruction("first_word:first_word_answer", starts_response, {"first_word": word}),
+    Instruction("last_word:last_word_sent", ends_sentences, {"last_word": word}),
+    Instruction("last_word:last_word_answer", ends_response, {"last_word": word}),
+)

@@ -2,7 +2,6 @@
 
 extract   the answer in a completion
 gold      the right answer in a gold column
-prompt    an answer that is the task given back
 bounds    sizes above which an answer is not judged
 spelling  the many spellings of one thing
 tokens    a text as tokens, one spelling for each meaning
@@ -12,4 +11,5 @@ parse     one expression as a tree
 size      how many digits the value of a tree may have
 evaluate  the value of an expression
 comparison  the strict comparison of two answers, and math-verify behind a gate of sizes
+literal   an answer that is written out, in the form that the task asks for
 """

@@ -10,11 +10,12 @@ from trl_ext.rewards.mathematics.comparison.equal import Match, compare
 from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library
 from trl_ext.rewards.mathematics.extract import Extracted, extract
 from trl_ext.rewards.mathematics.gold import Gold, read_gold
-from trl_ext.rewards.mathematics.prompt import stands_in
+from trl_ext.rewards.mathematics.literal import unfit
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
+from trl_ext.rewards.text.prompt import asked_forms, stands_in
 
 _BY_TEXT = frozenset({"same text", "letter"})
 _COPIED = "copied from the prompt"
@@ -28,8 +29,10 @@ class Math(Rule):
     `equal` when two answers are the same. An answer that would take too long to judge, which its size and form tell
     and never a clock, is `too_long` or `too_complex` and earns 0.0.
 
-    In the train profile an answer that stands in the prompt as a term (`(x+1)^2` to be expanded, `3 + 4` to be added)
-    earns 0.0 unless it is the gold's very text: its value is right, but nothing was solved.
+    In the train profile an answer earns 0.0 that has the gold's value and leaves work undone (`form`): one with a
+    number still to be computed (`15 \\times 23`, `\\sum_{k=1}^{9} k`) unless the gold has one too, one that is not
+    factored, expanded, simplified or a fraction where the task says so and the gold is, and one that stands in the
+    prompt as a term. The gold's very text is always right.
 
     Args:
         gold: Column with the right answer, or a list of answers, each of which is right.
@@ -39,6 +42,8 @@ class Math(Rule):
         multiple: How to read several different boxes: "reject" is a conflict (0.0) unless the gold is a list, then
             they are its parts; "list" always takes them as one list, in "last" the last one decides, in
             "all_equal" each must be right.
+        form: "auto" also asks for the form of an answer, by gold and prompt, in the train profile; "any" for the
+            value alone.
 
     Raises:
         SupportError: math-verify is not installed.
@@ -55,11 +60,13 @@ class Math(Rule):
     profile: str = "train"
     where: str = "after_think"
     multiple: str = "reject"
+    form: str = "auto"
 
     def check(self) -> None:
         check_choice(self, "profile", self.profile, ("train", "eval"))
         check_choice(self, "where", self.where, ("after_think", "all"))
         check_choice(self, "multiple", self.multiple, ("reject", "list", "last", "all_equal"))
+        check_choice(self, "form", self.form, ("auto", "any"))
         check_column(self, "gold", self.gold)
         math_library.require()
 
@@ -80,12 +87,12 @@ class Math(Rule):
         math_library.require()
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """Return the golds, the extracted answer, and True when that stands in the prompt."""
+        """Return the golds, the extracted answer, and what of the prompt matters for its form."""
         golds = golds_of(row.columns[self.gold])
         if golds is None:
             return None
         found = tuple(self._extract(row, read_gold(gold)) for gold in golds)
-        return (tuple(golds), found, any(self._copied(row, one) for one in found))
+        return (tuple(golds), found, any(self._copied(row, one) for one in found), self._asked(row))
 
     def score(self, row: Row) -> Verdict:
         cell = row.columns[self.gold]
@@ -102,18 +109,25 @@ class Math(Rule):
         found = self._extract(row, gold)
         if not found.answers:
             return Verdict(self.floor, found.status, found.detail)
-        return self._judge(gold, found, self._copied(row, found))
+        return self._judge(gold, found, self._copied(row, found), self._asked(row))
 
     def _extract(self, row: Row, gold: Gold) -> Extracted:
         return extract(row.text, self.where, self.multiple, gold.kind)
 
     def _copied(self, row: Row, found: Extracted) -> bool:
-        return self.profile == "train" and any(stands_in(answer, row.prompt) for answer in found.answers)
+        return self._minds_form and any(stands_in(answer, row.prompt) for answer in found.answers)
 
-    def _judge(self, gold: Gold, found: Extracted, copied: bool) -> Verdict:
+    def _asked(self, row: Row) -> frozenset[str]:
+        return asked_forms(row.prompt) if self._minds_form else frozenset()
+
+    @property
+    def _minds_form(self) -> bool:
+        return self.form == "auto" and self.profile == "train"
+
+    def _judge(self, gold: Gold, found: Extracted, copied: bool, asked: frozenset[str]) -> Verdict:
         told = f"'{found.anchor}': {' and '.join(found.answers)[:80]}; gold: {gold.text[:80]}"
         try:
-            matches = [self._match(gold, answer) for answer in found.answers]
+            matches = [self._match(gold, answer, asked) for answer in found.answers]
         except TooComplex as error:
             return Verdict(self.floor, "too_complex", f"{told}; {error}")
         except RecursionError:
@@ -132,7 +146,7 @@ class Math(Rule):
             return Verdict(self.floor, "ok", f"{told}; {_COPIED}")
         return Verdict(1.0, "ok", f"{told}; {path}")
 
-    def _match(self, gold: Gold, answer: str) -> Match:
+    def _match(self, gold: Gold, answer: str, asked: frozenset[str]) -> Match:
         tokens = tokenize(answer)
         if not tokens:
             raise Unreadable("empty")
@@ -143,6 +157,9 @@ class Math(Rule):
             # A letter may have the text of its option behind it, as in `\textbf{(C)} 12`.
             return Match(read_choice(f"answer is {answer}").value == _letter(gold.tokens), "letter")
         found = compare(gold.tokens, tokens)
+        if self._minds_form and found.same and found.path not in _BY_TEXT:
+            reason = unfit(gold.tokens, tokens, asked)
+            return Match(False, reason) if reason else found
         if self.profile == "train" or found.same:
             return found
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from trl_ext.errors import SupportError
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, latex
 
-_LIBRARY_COMMANDS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\min"})
+LIBRARY_COMMANDS = frozenset({"\\sum", "\\prod", "\\gcd", "\\lcm", "\\max", "\\min"})
 
 
 def require() -> None:
@@ -34,7 +34,7 @@ def can_read(gold: Tokens, answer: Tokens) -> bool:
     both = (*gold, *answer)
     plain = all(token.isascii() and not token.startswith(WORDS) for token in both)
     has_index = any(is_number(before) and after == "_" for before, after in pairwise(both))
-    return bool(_LIBRARY_COMMANDS & {*both}) and plain and not has_index and _capitals(gold) == _capitals(answer)
+    return bool(LIBRARY_COMMANDS & {*both}) and plain and not has_index and _capitals(gold) == _capitals(answer)
 
 
 def _capitals(tokens: Tokens) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Detect an answer that stands in the prompt as it is: a task given back instead of solved."""
+"""Read the prompt of a task: does an answer stand in it as it is, and which form of an answer does it ask for?"""
 
 import re
 from functools import lru_cache
@@ -7,6 +7,35 @@ from typing import Any
 _MAX_PROMPT_CHARS = 50_000
 _OPERATOR = re.compile(r"[-+*/^=!<>_]|\\[A-Za-z]|[0-9)][A-Za-z(]|[\u221a\u00b7\u00d7\u00f7\u2264\u2265]")
 _SQUEEZED = re.compile(r"\s|\\left|\\right|\\[,;!]|[${}]|\\(?=[dt]frac)|(?<=\\)[dt](?=frac)")
+
+_BEGIN = r"(?:^|[.:;,!?)]\s{0,3}|\n|\b(?:please|fully|completely|and|then|to)\s)\s{0,3}"
+# Forms of an answer by the words that ask for them: a verb that opens a clause, or the name of the form.
+FORMS = {
+    "factored": re.compile(
+        rf"{_BEGIN}factor(?:i[sz]e)?\b(?!\s(?:of|is|in|that|tree)\b)|\bfactored form\b|\bfactori[sz]ation\b"
+    ),
+    "expanded": re.compile(rf"{_BEGIN}(?:expand|multiply out)\b|\bexpanded form\b"),
+    "simplified": re.compile(
+        rf"{_BEGIN}simplify\b|\bsimpl(?:est|ified)\b|\blowest terms\b|\breduced (?:form|fraction)\b"
+    ),
+    "a fraction": re.compile(r"\b(?:as|form of) an? (?:\w+ ){0,2}fraction\b"),
+    "a decimal": re.compile(r"\b(?:as a|in) (?:\w+ )?decimal\b"),
+    "a mixed number": re.compile(r"\bas a mixed (?:number|fraction)\b"),
+    "in scientific notation": re.compile(r"\bscientific notation\b"),
+}
+
+
+def asked_forms(prompt: Any) -> frozenset[str]:
+    """Return the keys of FORMS that the prompt asks for; of a conversation, its last message alone."""
+    if isinstance(prompt, list | tuple):
+        prompt = prompt[-1:]
+    return _asked(_text(prompt))
+
+
+@lru_cache(maxsize=256)  # The completions of a group share their prompt.
+def _asked(text: str) -> frozenset[str]:
+    lower = text.lower()
+    return frozenset(form for form, words in FORMS.items() if words.search(lower))
 
 
 def stands_in(answer: str, prompt: Any) -> bool:

@@ -1,0 +1,342 @@
+r"""Tell whether an answer is written out, or still has something to be computed in it.
+
+`345`, `\frac{3}{4}`, `1.5`, `3\sqrt{13}`, `2^{100}`, `\frac{\pi}{2}`, `x^2+2x` are written out. `15 \times 23`,
+`\frac{10}{2}`, `5!`, `\sqrt{16}`, `x^2+2x+0`, `2x+3x` have the right value, but leave work to the reader. Where the
+gold itself leaves such work (`2^3 \cdot 5`), an answer may too.
+
+What the task asks for (`text.prompt.asked_forms`) is held against the gold first: where the gold does not have that
+form, the answer need not have it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+
+from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
+from trl_ext.rewards.mathematics.comparison.equal import assignment
+from trl_ext.rewards.mathematics.comparison.library import LIBRARY_COMMANDS
+from trl_ext.rewards.mathematics.evaluate import value_of
+from trl_ext.rewards.mathematics.form import form_of
+from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node
+from trl_ext.rewards.mathematics.size import exact_value
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
+from trl_ext.rewards.mathematics.units import split_unit
+
+_LARGE = 1_000  # A power from here on is usual as an answer, such as 2^{10}; nobody writes 5^2 for 25.
+_SIMPLER = 1.5  # A simplified answer has at most this many times the numbers and letters of the gold, and one more.
+
+
+def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
+    """Return why an answer of the gold's value has not the form that it should have; "" where it fits.
+
+    Args:
+        gold, answer: What was compared, and found equal.
+        asked: Forms that the task asks for, of `text.prompt.FORMS`.
+    """
+    try:
+        golden, given = _values(gold), _values(answer)
+    except (Unreadable, TooComplex):
+        # math-verify has computed one of the two.
+        return "left to compute: a sum or the like" if LIBRARY_COMMANDS & {*answer} - {*gold} else ""
+    if not any(left_to_compute(one) for one in golden):
+        known = frozenset(_functions(golden, of_numbers=False))
+        for one in given:
+            rest = left_to_compute(one) or _unknown_function(one, known)
+            if rest:
+                return f"left to compute: {rest}"
+        if len(golden) == len(given) == 1 and value_of(golden[0]).exact is not None is value_of(given[0]).exact:
+            return "left to compute: a number"
+    if len(golden) == len(given) == 1:
+        for form in asked:
+            if not _FITS[form](golden[0], given[0]):
+                return f"not {form}"
+    return ""
+
+
+def _values(tokens: Tokens) -> list[Tokens]:
+    """Return the expressions of an answer: those of its parts, without names, units and relation signs."""
+    form = form_of(tokens)
+    if form.kind == "words":
+        return []
+    if form.kind == "relation":
+        found = assignment(form)
+        parts = form.parts if found is None else (found[1],)
+    else:
+        parts = form.parts
+    if parts:
+        return [value for part in parts for value in _values(part)]
+    value, _ = split_unit(form.tokens)
+    if value[-2:-1] == ("\\cdot",) and "\\cdot" not in form.tokens:
+        value = value[1:-3]  # The number in `3 million` without its factor.
+    value_of(value)
+    return [value]
+
+
+# Nothing left to compute -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)  # A gold is asked about with every completion of its group.
+def left_to_compute(tokens: Tokens) -> str:
+    """Return what an expression leaves to compute; "" where it is written out."""
+    return _left(value_of(tokens).node)
+
+
+def _left(node: Node) -> str:
+    kind = node[0]
+    if kind in ("num", "var", "const"):
+        return ""
+    if kind == "add":
+        return _left_of_sum(list(_terms(node)))
+    if kind == "mul":
+        return _left_of_product(list(_factors(node)))
+    if kind == "pow":
+        return _left_of_power(node)
+    if not _has_variable(node) and _exact(node) is not None:
+        return f"{node[1]} of a number"
+    return _first(map(_left, node[2:]))
+
+
+def _left_of_sum(terms: list[Node]) -> str:
+    if any(term == ("num", 0) for term in terms):
+        return "a sum with 0"
+    if sum(_exact(term) is not None for term in terms) > 1:
+        return "a sum of numbers"
+    alike = Counter(_without_numbers(term) for term in terms)
+    if max(alike.values()) > 1:
+        return "a sum of like terms"
+    return _first(map(_left, terms))
+
+
+def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
+    above = [node for node, inverted in factors if not inverted and node[0] == "num" and node != MINUS_ONE]
+    below = [node for node, inverted in factors if inverted and node[0] == "num" and node != MINUS_ONE]
+    others = [(node, inverted) for node, inverted in factors if node[0] != "num"]
+    if _is_scientific(above, below, others):
+        return ""
+    if ("num", 0) in above:
+        return "a product with 0"
+    powers = [node for node, _ in others if _exact(node) is not None]
+    if len(above) + len(powers) > 1:
+        return "a product of numbers"
+    if len(below) > 1 or (below and powers):
+        return "a quotient of numbers"
+    if below:
+        top, bottom = above[0][1] if above else Fraction(1), below[0][1]
+        if top.denominator > 1 or bottom.denominator > 1 or top % bottom == 0:
+            return "a quotient of numbers"
+    if above == [("num", 1)] and not below and not any(inverted for _, inverted in others):
+        return "a product with 1"
+    return _left_of_factors(others)
+
+
+def _left_of_factors(factors: list[tuple[Node, bool]]) -> str:
+    """Return what the factors that are no numbers leave to compute."""
+    seen: dict[str, bool] = {}
+    num_sums, roots = 0, Counter[tuple[str, bool]]()
+    for node, inverted in factors:
+        base = node[1] if node[0] == "pow" and _is_whole(node[2]) else node
+        key = repr(base)
+        if key in seen and (base[0] != "add" or seen[key] != inverted or not _has_variable(base)):
+            return "a product of equal factors"
+        seen[key] = inverted
+        if not _has_variable(node):
+            num_sums += node[0] == "add"
+            if node[0] == "pow" and node[1][0] == "num":
+                roots[repr(node[2]), inverted] += 1
+    if num_sums > 1:
+        return "a product of sums"
+    if roots and max(roots.values()) > 1:
+        return "a product of roots"
+    return _first(_left(node) for node, _ in factors)
+
+
+def _left_of_power(node: Node) -> str:
+    _, base, exponent = node
+    if exponent in (("num", 1), ("num", 0)):
+        return f"the power {exponent[1]}"
+    if _is_whole(exponent) and exponent != MINUS_ONE and not _has_variable(base):
+        number = _exact(base)
+        if number is None:
+            return "" if base[0] == "const" and base[1] != "i" else "a power of a number"
+        value = _exact(node)
+        if value is None or max(abs(value.numerator), value.denominator) < _LARGE:
+            return "a power of a number"
+        return _left(base)
+    if exponent != MINUS_ONE and _exact(node) is not None:
+        return "a root of a number"
+    return _left(base) or _left(exponent)
+
+
+def _is_scientific(above: list[Node], below: list[Node], others: list[tuple[Node, bool]]) -> bool:
+    """Return True for `6.7 \\cdot 10^5`."""
+    if len(above) != 1 or below or len(others) != 1 or not 1 <= abs(above[0][1]) < 10:
+        return False
+    (node, inverted), *_ = others
+    return node[0] == "pow" and node[1] == ("num", 10) and _is_whole(node[2]) and not inverted
+
+
+def _unknown_function(tokens: Tokens, known: Collection[str]) -> str:
+    """Return the function of a number in an expression that is none of `known`; "" without one."""
+    return next((f"{name} of a number" for name in _functions([tokens], of_numbers=True) if name not in known), "")
+
+
+def _functions(expressions: list[Tokens], of_numbers: bool) -> Iterator[str]:
+    """Yield the functions in expressions, or those of numbers alone. `\\exp` is a power of e, and no function here."""
+    for tokens in expressions:
+        for node in _walk(value_of(tokens).node):
+            if node[0] == "call" and node[1] != "exp" and not (of_numbers and _has_variable(node)):
+                yield "log" if node[1] == "ln" else node[1].removeprefix("arc")
+
+
+def _first(reasons: Iterator[str]) -> str:
+    return next(filter(None, reasons), "")
+
+
+# Trees -----------------------------------------------------------------------------------------------------------
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node[1:]:
+        if isinstance(child, tuple):
+            yield from _walk(child)
+
+
+def _has_variable(node: Node) -> bool:
+    return any(one[0] == "var" for one in _walk(node))
+
+
+def _is_whole(node: Node) -> bool:
+    return node[0] == "num" and node[1].denominator == 1
+
+
+def _exact(node: Node) -> Fraction | None:
+    try:
+        return exact_value(node)
+    except Unreadable:
+        return None
+
+
+def _terms(node: Node) -> Iterator[Node]:
+    """Yield the terms of a sum, those of sums within it too."""
+    for term in node[1:]:
+        if term[0] == "add":
+            yield from _terms(term)
+        else:
+            yield term
+
+
+def _factors(node: Node, inverted: bool = False) -> Iterator[tuple[Node, bool]]:
+    """Yield the factors of a product or quotient, and whether one divides."""
+    if node[0] == "mul":
+        for factor in node[1:]:
+            yield from _factors(factor, inverted)
+    elif node[0] == "pow" and node[2] == MINUS_ONE:
+        yield from _factors(node[1], not inverted)
+    else:
+        yield node, inverted
+
+
+def _without_numbers(term: Node) -> str:
+    """Return a text that is equal for terms which differ by a rational factor."""
+    return repr(sorted((repr(node), inverted) for node, inverted in _factors(term) if node[0] != "num"))
+
+
+# What the task asks for ------------------------------------------------------------------------------------------
+
+
+def _fits_factored(gold: Tokens, answer: Tokens) -> bool:
+    """Return True unless the gold is a product and the answer has fewer factors or another number in front."""
+    wanted, found = _split_factors(gold), _split_factors(answer)
+    if sum(wanted[1].values()) < 2 and not (wanted[0] != 1 and wanted[1]) and len(list(wanted[2])) < 2:
+        return True
+    if not wanted[1]:
+        return sorted(wanted[2]) == sorted(found[2])
+    return sum(found[1].values()) >= sum(wanted[1].values()) and abs(found[0]) == abs(wanted[0])
+
+
+def _split_factors(tokens: Tokens) -> tuple[Fraction, Counter[str], list[Fraction]]:
+    """Return an expression's rational factor, its other factors by how often, and its numbers one by one."""
+    number, others, numbers = Fraction(1), Counter[str](), []
+    for node, inverted in _factors(value_of(tokens).node):
+        base, times = (node[1], int(node[2][1])) if node[0] == "pow" and _is_whole(node[2]) else (node, 1)
+        sign = -1 if inverted else 1
+        value = _exact(base)
+        if value is None:
+            others[repr(base)] += sign * times
+        else:
+            number *= value ** (sign * times) if value and abs(times) < _LARGE else value
+            numbers += [value] * min(abs(times), _LARGE) if abs(value) != 1 else []
+    return number, others, numbers
+
+
+def _is_expanded(tokens: Tokens) -> bool:
+    """Return True where no sum is multiplied or raised to a power."""
+    for node in _walk(value_of(tokens).node):
+        if node[0] == "mul" and any(
+            factor[0] == "add" and _has_variable(factor) and not inverted for factor, inverted in _factors(node)
+        ):
+            return False
+        if node[0] == "pow" and node[1][0] == "add" and _has_variable(node[1]) and _is_whole(node[2]):
+            if node[2][1] > 1:
+                return False
+    return True
+
+
+def _is_reduced(tokens: Tokens) -> bool:
+    """Return True where fractions of whole numbers are in lowest terms and roots hold no square."""
+    for node in _walk(value_of(tokens).node):
+        if node[0] == "mul":
+            above = [one[1] for one, inverted in _factors(node) if one[0] == "num" and not inverted]
+            below = [one[1] for one, inverted in _factors(node) if one[0] == "num" and inverted]
+            for top in above:
+                for bottom in below:
+                    if abs(Fraction(top) / bottom).denominator != abs(bottom):
+                        return False
+        if node[0] == "pow" and node[1][0] == "num" and node[2] == ("pow", ("num", 2), MINUS_ONE):
+            number = node[1][1]
+            if any(number % square == 0 for square in (4, 9, 25, 49, 121, 169)):
+                return False
+    return True
+
+
+def _fits_simplified(gold: Tokens, answer: Tokens) -> bool:
+    if (_is_reduced(gold) and not _is_reduced(answer)) or (_has_bracket(answer) and not _has_bracket(gold)):
+        return False
+    return _num_leaves(answer) <= _SIMPLER * _num_leaves(gold) + 1
+
+
+def _has_bracket(tokens: Tokens) -> bool:
+    """Return True where a term of a sum has a sum as its factor, as in `2(x + 1) - 3`."""
+    sums = (node for node in _walk(value_of(tokens).node) if node[0] == "add")
+    return any(factor[0] == "add" for node in sums for term in _terms(node) for factor, _ in _factors(term))
+
+
+def _num_leaves(tokens: Tokens) -> int:
+    return sum(node[0] in ("num", "var", "const") and node != MINUS_ONE for node in _walk(value_of(tokens).node))
+
+
+def _is_fraction(tokens: Tokens) -> bool:
+    return bool({"\\frac", "/"} & {*tokens})
+
+
+def _is_mixed(tokens: Tokens) -> bool:
+    digits = [token for token in tokens if token != "-" and not token.startswith(WORDS)]
+    return len(digits) > 1 and digits[0].isdigit() and value_of(tokens).node[0] == "num"
+
+
+def _is_power_of_ten(tokens: Tokens) -> bool:
+    return ("10", "^") in pairwise(tokens)
+
+
+_FITS = {
+    "factored": _fits_factored,
+    "expanded": lambda gold, answer: not _is_expanded(gold) or _is_expanded(answer),
+    "simplified": _fits_simplified,
+    "a fraction": lambda gold, answer: not _is_fraction(gold) or _is_fraction(answer),
+    "a decimal": lambda gold, answer: _is_fraction(gold) or not _is_fraction(answer),
+    "a mixed number": lambda gold, answer: not _is_mixed(gold) or _is_mixed(answer),
+    "in scientific notation": lambda gold, answer: not _is_power_of_ten(gold) or _is_power_of_ten(answer),
+}

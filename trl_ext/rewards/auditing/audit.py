@@ -120,7 +120,7 @@ class _Run:
             right = [row for row, verdict in zip(numbers, verdicts, strict=True) if earns_all(rule, verdict)]
             verdicts = self._verdicts(rule, rest)
             undecided = [pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"]
-            tally.add_own_text([*undecided, *self._refused_rewrites(rule, right, ideals)])
+            tally.add_own_text([*self._refused_rewrites(rule, right, ideals), *undecided])
             tally.num_words += sum(rule.compares_values and is_words(_answer(ideals[row])) for row in right)
             accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
             back = self._verdicts(rule, [Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])

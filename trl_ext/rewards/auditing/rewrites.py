@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
-from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
+from trl_ext.rewards.mathematics.form import Form, form_of, is_variable, words_of
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, latex, split, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
 
@@ -80,11 +80,15 @@ def respelled(answer: str) -> tuple[Rewrite, ...]:
 
 
 def is_words(answer: str) -> bool:
-    """Return True for an answer in words, which can only be met by the same words."""
+    """Return True for an answer in words, or a list of them, which can only be met by the same words."""
+    if _LETTER.fullmatch(answer.strip()):
+        return False
     try:
-        return form_of(tokenize(answer)).kind == "words" and not _LETTER.fullmatch(answer.strip())
+        form = form_of(tokenize(answer))
+        parts = [form] if form.kind == "words" else list(map(form_of, form.parts))
     except (Unreadable, TooComplex):
         return False
+    return bool(parts) and all(part.kind == "words" and words_of(part.tokens) is not None for part in parts)
 
 
 def _differs(text: str, tokens: Tokens) -> bool:
@@ -146,7 +150,9 @@ def _of(tokens: Tokens) -> Found:
         yield "", "twice the ratio", tuple(token if token == ":" else str(2 * int(token)) for token in tokens)
         return
     form = form_of(tokens)
-    if form.kind == "relation":
+    if form.tokens == ("\\infty",):
+        yield "", "sign", ("+", "\\infty")
+    elif form.kind == "relation":
         yield from _relation(form)
     elif form.kind == "scalar":
         yield from (("", how, changed) for how, changed in _scalar(form.tokens))

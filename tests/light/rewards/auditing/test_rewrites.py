@@ -47,6 +47,7 @@ def texts(answer: str, place: str = "") -> set[str]:
         ("(1, 2]", "part 1", "(1.0,2]"),
         (r"(-\infty, 3) \cup (5, \infty)", "part 2, part 1", r"(-\infty,3)\cup(5.0,\infty)"),
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "part 3", r"\begin{pmatrix}1&2\\3.0&4\end{pmatrix}"),
+        (r"(-\infty, \infty)", "part 2", r"(-\infty,+\infty)"),
         ("$125$ miles", "formula", "125miles"),
         ("(C)", "whole", "C"),
         ("C", "whole", "(C)"),
@@ -80,6 +81,7 @@ def test_what_cannot_be_read_or_divided_is_no_error(answer):
 
 
 def test_words_can_only_be_met_by_the_same_words():
-    assert is_words(r"\text{no solution}") and is_words("diverges")
-    assert not is_words("18") and not is_words("(C)") and not is_words("x")
+    assert is_words(r"\text{no solution}") and is_words("diverges") and is_words("circle, line segment")
+    assert not is_words("18") and not is_words("(C)") and not is_words("x") and not is_words("circle, 5")
+    assert not is_words(r"\infty")
     assert restated("diverges") == ()

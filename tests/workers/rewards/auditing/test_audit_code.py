@@ -30,6 +30,7 @@ def test_a_solution_that_fails_and_one_that_passes_the_tests_of_others_are_shown
     report, found = audited([{"tests": cell, "solution": text} for cell, text in solutions], solution="solution")
     assert [(failure.kind, failure.row, failure.other) for failure in found.failures] == [
         ("wrong", 0, None),
+        ("accepted", 0, 2),
         ("accepted", 1, 2),
     ]
     assert "row 0: its gold earns 0 against itself (ok: 0 of 2 tests pass; test 1: wrong output)" in str(report)

@@ -15,7 +15,7 @@ from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.denial import denied_before, denied_behind, without_contrast
-from trl_ext.rewards.text.numbers import MULTIPLIER, last_number, stated_number
+from trl_ext.rewards.text.numbers import HALF, MULTIPLIER, last_number, stated_number
 from trl_ext.rewards.text.reader import FORMULA, Stated, stated
 from trl_ext.rewards.text.visible import visible
 
@@ -127,8 +127,8 @@ def _from_line(rest: str, anchor: str, encloses: bool) -> Extracted:
         return _checked(_formula_text(formula), anchor)
     line = rest.partition("\n")[0].strip(' *`"')
     if not encloses and not _OPTION.match(line):
-        line = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"')
-    if line and (not _is_prose(line) or _NAME.fullmatch(line) or _OPTION.match(line)):
+        line = _SENTENCE.split(line, maxsplit=1)[0].strip(' *`"\u3002')
+    if line and not HALF.match(line) and (not _is_prose(line) or _NAME.fullmatch(line) or _OPTION.match(line)):
         return _checked(line, anchor)
     reading = stated_number(Stated(anchor, (rest,)))
     if reading.value is None:

@@ -22,6 +22,8 @@ _SHOWN = re.compile(r"[(\[]([A-J])[)\]]|\b(?:[Oo]ption|[Cc]hoice)\s[*(\[]{0,3}([
 _REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue)", re.IGNORECASE)
 _LISTED = re.compile(r"\s*\**([A-J])(?:[.)]|\**\s*\Z)")
 _LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-J])[ \t*$)\].]{0,9}$", re.MULTILINE)
+_TERM = re.compile(r"[\^_(']|\s?[+=!]|\s?-\s?[0-9]")  # behind a constant: C^2 is no letter
+_MAX_DENIALS = 64  # letters that are shown, from the end on, whose denial is looked for
 # "a" and "I" are words as well: a letter only where no small word follows but one that goes on behind an answer.
 _ARTICLE = re.compile(r"\s+(?!(?:because|since|as|and|or|which|is|was|with|for|but|not|rather)\b)[a-z]")
 
@@ -57,7 +59,13 @@ def letter_of(content: str) -> AnswerReading:
         (match[1].islower() and len(content.strip(" ()[]*.")) != 1)
         or (match[1] in "AI" and _ARTICLE.match(content, match.end()) is not None)
     )
-    if match is None or is_word or _REJECTED.match(content, match.end()) or denied_behind(content, match.end()):
+    if (
+        match is None
+        or is_word
+        or _TERM.match(content, match.end())
+        or _REJECTED.match(content, match.end())
+        or denied_behind(content, match.end())
+    ):
         return AnswerReading(None, "no_answer", f"no letter A to J at the start of '{content[:60]}'")
     if _ANOTHER.match(content, match.end()):
         return AnswerReading(None, "conflict", f"several letters in '{content[:60]}'")
@@ -66,7 +74,8 @@ def letter_of(content: str) -> AnswerReading:
 
 def _bare(text: str) -> AnswerReading:
     shown = [(match[1] or match[2], match) for match in _SHOWN.finditer(text)]
-    letters = {letter for letter, match in shown if not _is_denied(text, match)}
+    letters = {letter for letter, _ in shown[:-_MAX_DENIALS]}
+    letters |= {letter for letter, match in shown[-_MAX_DENIALS:] if not _is_denied(text, match)}
     if len(letters) > 1:
         return AnswerReading(None, "conflict", f"letters {', '.join(sorted(letters))}")
     if shown and not letters:

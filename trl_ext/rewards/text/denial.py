@@ -25,7 +25,7 @@ _SUBJECT = (
 _CLAIM = re.compile(
     rf"(?:(?:\b(?:not|never|cannot|hardly)|n['\u2019]t)\s(?:\w{{2,12}}ly\s|yet\s)?(?:think|believe|say|mean|claim|sure"
     rf"|certain|suppose|expect|agree|know|convinced|assume|conclude|true|correct|right|likely|possible|the\ case)"
-    rf"|\b(?:wrong|false|incorrect|untrue|unlikely|impossible|doubt|doubtful|deny)\s(?=that|if|whether|to|the))"
+    rf"|\b(?:wrong|false|incorrect|untrue|unlikely|impossible|doubt|doubtful|deny)(?=\s(?:that|if|whether|to)\b))"
     rf"\b{_SUBJECT}{_OPENING}\Z",
     re.IGNORECASE,
 )

@@ -62,7 +62,7 @@ MULTIPLIER = re.compile(
     r"[\s$*)]{0,3}-?\s?(?:\\text\{\s?)?(dozens?|hundred|thousand|million|billion|trillion)\b\}?|\s?and\sa\shalf\b",
     re.IGNORECASE,
 )
-_HALF = re.compile(r"(?:(?:one|a)\s)?half\b(?!\s?(?:of|a)\b)", re.IGNORECASE)
+HALF = re.compile(r"(?:(?:one|a)\s)?half\b(?!\s?(?:of|a)\b)", re.IGNORECASE)
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
 # Full-width characters become ASCII, dashes a minus, currencies a dollar.
@@ -168,7 +168,7 @@ def _alone(text: str) -> AnswerReading:
     """Read a cleaned text that is one number with at most its sign, percent and unit."""
     match = _ALONE.fullmatch(text)
     if match is None:
-        half = _HALF.match(text)
+        half = HALF.match(text)
         if half and _is_unit(text[half.end() :]):
             return AnswerReading(Fraction(1, 2), "ok", text[:60])
         return _no_answer(text)

@@ -39,9 +39,9 @@ _CHOSEN = re.compile(
 _LETTER = r"[\s(\[*\"']*+(?>(?:(?:option|choice|letter|answer)\s++)?)[(\[*]*+(?P<letter>[A-J])(?![A-Za-z0-9'])"
 _OPENING_LETTER = re.compile(r"[\s$\\]*(?:\\?(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{)?" + _LETTER, re.IGNORECASE)
 _IS_RIGHT = re.compile(
-    r"(?<![A-Za-z0-9'-])(?P<letter>[A-J])(?:[)\].*:]{0,4}\s|[)\]*]{1,4}[^.\n]{0,60}?\s)(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?"
-    r"(?:correct|right|best|answer|true\b|appropriate)"
+    r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
 )
+_ITS_LETTER = re.compile(r"(?<![A-Za-z0-9'-])([A-J])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z")
 _SPACE = " \t\r\n:*=\uff1a"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
@@ -161,6 +161,8 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
         is_letter = content is not None
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
         line = without_contrast(line)
+        if is_below and kind != "exact" and not has_value(line, kind) and "\n" in text[end:].strip():
+            continue  # A solution of several lines under a heading.
         if not trusted and (denied_before(text, end if not is_letter else start) or begins_with_denial(line)):
             return _denied(anchor)
         if is_letter or kind == "exact" or has_value(line, kind):
@@ -204,7 +206,8 @@ def _phrases(text: str, kind: str, start: int) -> Iterator[tuple[int, int, str, 
             if _OPENING_LETTER.match(text, match.end()):
                 yield match.end(), match.start(), match[0], None
         for match in [*_IS_RIGHT.finditer(text, start)][-_MAX_PHRASES:]:
-            yield match.end(), match.start(), match[0], match["letter"]
+            if letter := _ITS_LETTER.search(text[max(start, match.start() - 70) : match.start()]):
+                yield match.end(), match.start() - len(letter[0]), match[0].strip(), letter[1]
 
 
 def _backwards(text: str, mark: str, start: int) -> Iterator[int]:

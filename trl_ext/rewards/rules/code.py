@@ -18,20 +18,23 @@ from trl_ext.rewards.isolation.sandbox.api import (
     sandbox_level,
 )
 from trl_ext.rewards.isolation.sandbox.cases import (
-    StdioCase,
+    Case,
+    Cases,
     UnreadableTests,
+    calling,
     cell_text,
     first_text,
-    lines_of,
+    function_name,
     read_cases,
     read_suite,
 )
+from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.isolation.workers.limits import default_workers
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
+from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.visible import after_think
 
 LONGEST_CODE = 100_000  # characters
-_LANGUAGES = ("python", "py", "python3")
 _LEVELS = tuple(f"L{level}" for level in range(HIGHEST_LEVEL + 1))
 # The status and the sentence for each way in which a job ends; after an exit its code and output decide.
 _ENDINGS = {
@@ -47,17 +50,25 @@ _ENDINGS = {
 class Code(Rule):
     """1.0 when the completion's Python passes the tests column's tests, else 0.0.
 
-    The code is the last closed block fenced as ```python after the last `</think>`. It runs on Linux, in a process of
-    its own that is confined as far as the machine allows (see `sandbox`). Expected outputs and values never enter that
-    process. A row has no value when its tests cannot be read (`gold_invalid`), or when the machine fails to run code
-    (`infra_error`).
+    The code is the last closed block of Python after the last `</think>` that is no example of how an earlier one is
+    used. It runs on Linux, in a process of its own that is confined as far as the machine allows (see `sandbox`).
+    Expected outputs and values never enter that process. A row has no value when its tests cannot be read
+    (`gold_invalid`), or when the machine fails to run code (`infra_error`).
 
     Args:
         tests: Column with the tests.
-        mode: "stdio" runs the code as a script once per test and compares all it prints, less trailing white space;
-            tests are a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}. "asserts" runs
-            it once and then assert statements that call it, given as text or list of texts. Either may be JSON text.
-        entry_point: Column with the name of the function that the tests call `candidate`; None where they call none.
+        mode: "stdio" runs the code once per test. Tests are a list of {"input": ..., "output": ...}, or
+            {"inputs": [...], "outputs": [...]}: texts that a script reads and prints; or, where the tests name a
+            function ("fn_name" of APPS and TACO, "testtype": "functional" of LiveCodeBench), arguments and result of a
+            call. "asserts" runs the code once and then assert statements that call it, given as text or list of
+            texts. Either may be JSON text.
+        entry_point: Column with the name of the function under test, or with JSON that has it as "func_name"; the
+            tests of "asserts" call it `candidate`. None where the tests themselves say what they call.
+        setup: Column with Python that the tests of "asserts" use: helpers and imports (HumanEval's prompt, MBPP's
+            `test_setup_code`). It runs with the tests, where the candidate cannot replace it.
+        compare: How printed text is compared: "tokens" by line, as words and numbers; "text" as it is, less trailing
+            white space.
+        tolerance: Error, absolute or relative, allowed to a number that is expected with a point or an exponent.
         partial: True gives the share of tests passed. A test that overruns a limit ends the row.
         solution: Column with a program that passes, or a list of such programs, for `trl-ext score audit` alone.
         require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
@@ -80,6 +91,9 @@ class Code(Rule):
     tests: str = "tests"
     mode: str = "stdio"
     entry_point: str | None = None
+    setup: str | None = None
+    compare: str = "tokens"
+    tolerance: float = 1e-6
     partial: bool = False
     solution: str | None = None
     require: str = "L1"
@@ -90,10 +104,18 @@ class Code(Rule):
     def check(self) -> None:
         check_choice(self, "mode", self.mode, ("stdio", "asserts"))
         check_choice(self, "require", self.require, _LEVELS)
+        check_choice(self, "compare", self.compare, ("tokens", "text"))
         check_column(self, "tests", self.tests)
-        for key, column in (("entry_point", self.entry_point), ("solution", self.solution)):
-            if column is not None:
-                check_column(self, key, column)
+        for key in ("entry_point", "setup", "solution"):
+            if getattr(self, key) is not None:
+                check_column(self, key, getattr(self, key))
+        check_number(self, "tolerance", self.tolerance)
+        if not 0 <= self.tolerance < 1:
+            raise RuleError(f"Rule '{self.name}': tolerance is {self.tolerance}. Give a number from 0 to below 1.")
+        if self.mode == "stdio" and self.setup is not None:
+            raise RuleError(f"Rule '{self.name}': setup is for mode 'asserts'. Leave it out.")
+        if self.mode == "asserts" and (self.compare, self.tolerance) != ("tokens", 1e-6):
+            raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
         check_flag(self, "partial", self.partial)
         check_number(self, "cpu_s", self.cpu_s)
         if self.cpu_s < 0.1:
@@ -104,7 +126,7 @@ class Code(Rule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.tests,) if self.entry_point is None else (self.tests, self.entry_point)
+        return tuple(name for name in (self.tests, self.entry_point, self.setup) if name is not None)
 
     @property
     def ideal_columns(self) -> tuple[str, ...]:
@@ -120,16 +142,21 @@ class Code(Rule):
         return f"{fence}python\n{program}\n{fence}"
 
     def cache_key(self, row: Row) -> Hashable:
-        return cell_text(row.columns[self.tests]), self._entry_point(row), code_block(row.text)
+        return (
+            cell_text(row.columns[self.tests]),
+            self._entry_point(row),
+            self._setup(row),
+            python_answer(after_think(row.text)),
+        )
 
     def score(self, row: Row) -> Verdict:
         try:
             tests = self._read(row)
         except UnreadableTests as error:
             return Verdict(None, "gold_invalid", f"column '{self.tests}': {error}")
-        code = code_block(row.text)
+        code = python_answer(after_think(row.text))
         if code is None:
-            return Verdict(self.floor, "no_answer", "no closed block fenced as ```python")
+            return Verdict(self.floor, "no_answer", "no closed block of Python")
         if len(code) > LONGEST_CODE:
             return Verdict(self.floor, "too_long", f"{len(code)} characters of code")
         self.check_level()
@@ -161,33 +188,49 @@ class Code(Rule):
         """Read the row's tests as its mode wants them; UnreadableTests says what is wrong with them."""
         text = cell_text(row.columns[self.tests])
         if self.mode == "asserts":
-            return read_suite(text, self._entry_point(row))
-        cases = read_cases(text)
-        longest = max(sum(map(len, case.expected)) for case in cases)
+            return read_suite(text, self._entry_point(row), self._setup(row))
+        found = read_cases(text, self._entry_point(row))
+        longest = max(len(str(case.expected)) for case in found.cases)
         if longest > 1024 * self.output_kib:
             raise UnreadableTests(f"an output of {longest} characters is above output_kib {self.output_kib}")
-        return cases
+        return found
 
     def _entry_point(self, row: Row) -> str | None:
-        name = None if self.entry_point is None else row.columns[self.entry_point]
-        return name if isinstance(name, str) and name else None
+        return None if self.entry_point is None else function_name(row.columns[self.entry_point])
+
+    def _setup(self, row: Row) -> str:
+        cell = "" if self.setup is None else row.columns[self.setup]
+        return cell if isinstance(cell, str) else ""
 
     @property
     def _limits(self) -> JobLimits:
         return JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
 
-    def _cases(self, source: bytes, cases: Sequence[StdioCase]) -> Verdict:
+    def _cases(self, source: bytes, found: Cases) -> Verdict:
         """Run one process per test; the first that fails decides, or with `partial` the share that passes."""
         passed, status, failure = 0, "ok", ""
-        for index, case in enumerate(cases):
+        if found.function is not None:
+            source = calling(source, found.function)
+        for index, case in enumerate(found.cases):
             outcome = run_program(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
-            reason = self._ending(outcome) or wrong_output(outcome, case.expected)
+            reason = self._ending(outcome) or self._wrong(outcome, case, found.function is not None)
             passed += not reason
             if reason and not failure:
                 status, failure = _ENDINGS[outcome.ended][0], f"; test {index + 1}: {reason}"
             if reason and not (self.partial and outcome.ended == "exit"):
                 break
-        return self._verdict(passed, len(cases), status, failure)
+        return self._verdict(passed, len(found.cases), status, failure)
+
+    def _wrong(self, outcome: Outcome, case: Case, is_call: bool) -> str:
+        """Say what is wrong with a program's exit code or output; "" where nothing is."""
+        if outcome.code != 0:
+            return f"exit code {outcome.code} {outcome.note}".strip()
+        output = outcome.output.decode("utf-8", "replace")
+        if is_call:
+            return wrong_result(output, case.expected, self.tolerance)
+        if self.compare == "text":
+            return wrong_text(output, case.expected)
+        return wrong_tokens(output, case.expected, self.tolerance)
 
     def _suite(self, source: bytes, suite: Any, row: Row) -> Verdict:
         """Run one process with the code and one with the tests, which reports."""
@@ -209,37 +252,6 @@ class Code(Rule):
     def _verdict(self, passed: int, num_tests: int, status: str, failure: str) -> Verdict:
         share = passed / num_tests if self.partial else float(passed == num_tests)
         return Verdict(share, status, f"{passed} of {num_tests} tests pass{failure}"[:300])
-
-
-def code_block(text: str) -> str | None:
-    """Return the last closed block fenced as Python behind the last `</think>`; None without one.
-
-    A fence is three or more backticks that open a line; one of at least as many and nothing else closes it. One pass
-    over the lines, whatever they hold.
-    """
-    found, opened, info = None, 0, ""
-    block: list[str] = []
-    for line in after_think(text).split("\n"):
-        stripped = line.strip()
-        ticks = len(stripped) - len(stripped.lstrip("`"))
-        if not opened and ticks >= 3:
-            opened, info, block = ticks, stripped[ticks:].strip().lower(), []
-        elif opened and ticks >= opened and ticks == len(stripped):
-            found = "\n".join(block) if info in _LANGUAGES else found
-            opened = 0
-        elif opened:
-            block.append(line)
-    return found
-
-
-def wrong_output(outcome: Outcome, expected: tuple[str, ...]) -> str:
-    """Say what is wrong with a program's exit code or output; "" where nothing is."""
-    if outcome.code != 0:
-        return f"exit code {outcome.code} {outcome.note}".strip()
-    lines = lines_of(outcome.output.decode("utf-8", "replace"))
-    if lines == expected:
-        return ""
-    return f"{len(lines)} lines, expected {len(expected)}" if len(lines) != len(expected) else "wrong output"
 
 
 def read_report(output: bytes) -> tuple[int, str, bool]:

@@ -5,18 +5,20 @@ import json
 import pytest
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.isolation.sandbox.api import Outcome
 from trl_ext.rewards.isolation.sandbox.cases import (
-    StdioCase,
+    Case,
     UnreadableTests,
     cell_text,
-    lines_of,
+    function_name,
     read_cases,
     read_suite,
 )
+from trl_ext.rewards.isolation.sandbox.outputs import lines_of, wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules import code as code_module
-from trl_ext.rewards.rules.code import LONGEST_CODE, Code, code_block, read_report, wrong_output
+from trl_ext.rewards.rules.code import LONGEST_CODE, Code, read_report
+from trl_ext.rewards.text.fences import python_answer
+from trl_ext.rewards.text.visible import after_think
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,19 @@ def any_level(monkeypatch):
         ("a\n```python\nx = 1\n```\nb\n```python\nx = 2\n```\nc", "x = 2"),
         ("```Python\nx = 1\n```", "x = 1"),
         ("``` py\nx = 1\n  ```", "x = 1"),
-        ("  ```python3\n  x = 1\n```", "  x = 1"),
+        ("  ```python3\n  x = 1\n```", "x = 1"),
+        ("1. So:\n\n    ```python\n    if x:\n        y = 1\n    ```", "if x:\n    y = 1"),
+        ("- ```python\n  x = 1\n  ```", "x = 1"),
+        ("2) ```python\n   x = 1\n\n   y = 2\n   ```", "x = 1\n\ny = 2"),
+        ("   ```python\nx = (\n  1)\n   ```", "x = (\n  1)"),
+        ("```python\ndef f(x):\n    return x\n```\nUse:\n```python\nprint(f(3))\n```", "def f(x):\n    return x"),
+        ("```python\ndef f(x):\n    return x\n```\n```python\n>>> f(3)\n3\n```", "def f(x):\n    return x"),
+        ("```python\nclass A: pass\n```\n```python\nassert A() == A()\n```\n```python\nA()\n```", "class A: pass"),
+        ("```python\ndef f(x): return 0\n```\nBetter:\n```python\ndef f(x): return x\nf(1)\n```",) * 1
+        + ("def f(x): return x\nf(1)",),
+        ("```python\ndef gcd(a, b): ...\n```\n```python\nfrom math import gcd\nprint(gcd(4, 6))\n```",) * 1
+        + ("from math import gcd\nprint(gcd(4, 6))",),
+        ("```python\ndef count(s): ...\n```\n```python\nprint(input().count('a'))\n```", "print(input().count('a'))"),
         ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
         ("```text\n```python\n```\n", None),
         ("```python\nx = 1\n```\n```bash\nls\n```", "x = 1"),
@@ -40,20 +54,23 @@ def any_level(monkeypatch):
         ("<think>\n```python\nx = 0\n```\n</think>\nno code", None),
         ("<think>\n```python\nx = 0\n```", None),
         ("```python\n```", ""),
-        ("```\nx = 1\n```", None),
+        ("```\nx = 1\n```", "x = 1"),
+        ("```\nprint(input())\n```\nIt prints:\n```\n3\n```", "print(input())"),
+        ("```python\nx = 1\n```\n```\ny = 1\n```", "x = 1"),
         ("x ```python\nx = 1\n```", None),
         ("```python x = 1```", None),
         ("", None),
         ("`" * 100_000, None),
-        ("```\n" * 100_001, None),
+        ("```\n" * 100_001, ""),
     ],
 )
 def test_the_last_closed_python_block_behind_the_thinking_is_the_code(text, code):
-    assert code_block(text) == code
+    assert python_answer(after_think(text)) == code
 
 
 def test_a_megabyte_of_fences_is_read_in_one_pass():
-    assert code_block("```python\nx\n```\n" * 60_000) == "x"
+    assert python_answer("```python\nx\n```\n" * 60_000) == "x"
+    assert python_answer("```python\ndef f(): 0\n```\n" + "```python\nf()\n```\n" * 60_000) == "def f(): 0"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +83,65 @@ def test_a_megabyte_of_fences_is_read_in_one_pass():
     ],
 )
 def test_every_shape_of_cases_is_read(cell):
-    assert read_cases(cell_text(cell)) == (StdioCase("1", ("2",)), StdioCase("3", ("4",)))
+    found = read_cases(cell_text(cell))
+    assert [(case.stdin, case.expected.strip()) for case in found.cases] == [("1", "2"), ("3", "4")]
+    assert found.function is None
+
+
+CALLS = [
+    ({"fn_name": "f", "inputs": [[1, "a"]], "outputs": [[3]]}, None, Case('[1, "a"]', ([3], 3))),
+    ({"fn_name": "f", "inputs": [[[1, 2]]], "outputs": [[3, 4]]}, None, Case("[[1, 2]]", ([3, 4],))),
+    ([{"input": "[1]\n2", "output": "3", "testtype": "functional"}], "f", Case("[[1], 2]", (3,))),
+    (
+        [{"input": "1", "output": "null", "testtype": "functional", "metadata": {"func_name": "f"}}],
+        None,
+        Case("[1]", (None,)),
+    ),
+    ([{"fn_name": "f", "input": [1], "output": 2, "type": "function_call"}], None, Case("[1]", (2,))),
+]
+
+
+@pytest.mark.parametrize(("cell", "entry_point", "case"), CALLS)
+def test_calls_are_read_in_the_shapes_of_their_datasets(cell, entry_point, case):
+    found = read_cases(cell_text(cell), entry_point)
+    assert (found.function, found.cases) == ("f", (case,))
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ({"inputs": ["1"], "outputs": ["2"], "checker": "x"}, "the key 'checker'"),
+        ([{"input": "1", "output": "2", "timeout": 3}], "the key 'timeout'"),
+        ([{"input": "1", "output": "2", "testtype": "interactive"}], "type 'interactive'"),
+        ([{"input": "1", "output": "2", "testtype": "functional"}], "None is no name of one"),
+        ({"fn_name": "a b", "inputs": [[1]], "outputs": [1]}, "'a b' is no name"),
+        ({"fn_name": "f", "inputs": ["one"], "outputs": ["1"]}, "no JSON"),
+        ({"fn_name": "f", "inputs": [3], "outputs": [1]}, "neither a list nor lines"),
+        (
+            [{"input": "1", "output": "2", "fn_name": "f"}, {"input": "1", "output": "2"}],
+            "several types",
+        ),
+    ],
+)
+def test_tests_that_say_what_nobody_reads_are_refused(cell, reason):
+    with pytest.raises(UnreadableTests, match=reason):
+        read_cases(cell_text(cell))
+
+
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        ("f", "f"),
+        ('{"func_name": "f"}', "f"),
+        ({"fn_name": "f"}, "f"),
+        ("{}", None),
+        ("", None),
+        (None, None),
+        ("{", None),
+    ],
+)
+def test_a_functions_name_stands_alone_or_in_json(cell, name):
+    assert function_name(cell) == name
 
 
 @pytest.mark.parametrize(
@@ -106,15 +181,77 @@ def test_cells_that_are_no_cases_are_refused(cell):
     ],
 )
 def test_only_trailing_white_space_of_an_output_is_ignored(output, lines):
-    assert lines_of(output) == lines
+    assert lines_of(output) == list(lines)
+
+
+@pytest.mark.parametrize("output", ["1\n2", "1\n2\n3\n4", "1\n3\n2", "1 2 3", "", "0\n1\n2\n3", "1\n2\n3\n."])
+def test_only_the_whole_output_is_right(output):
+    for wrong in (wrong_text(output, "1\n2\n3"), wrong_tokens(output, "1\n2\n3", 1e-6)):
+        assert wrong
+    for right in ("1\n2 \n3\n", "1\n2\n3\n\n"):
+        assert not wrong_text(right, "1\n2\n3") and not wrong_tokens(right, "1\n2\n3", 1e-6)
 
 
 @pytest.mark.parametrize(
-    "output", ["1\n2", "1\n2\n3\n4", "1\n3\n2", "1 2 3", "", "0\n1\n2\n3", "\n1\n2\n3", "1\n2\n3\n."]
+    ("output", "expected"),
+    [
+        ("1  2", "1 2"),
+        ("\n 1 2\t\n", "1 2"),
+        ("0.33333333", "0.333333333333"),
+        ("1e3", "1000.0"),
+        ("1000000000.5", "1000000000.0"),
+        ("3.0", "3"),
+        ("+3", "3"),
+        ("Case 1: 0.5000", "Case 1: 0.5"),
+        ("1e999", "1e999"),
+        ("NO", "NO"),
+    ],
 )
-def test_only_the_whole_output_is_right(output):
-    assert wrong_output(Outcome("exit", output=output.encode()), ("1", "2", "3"))
-    assert not wrong_output(Outcome("exit", output=b"1\n2 \n3\n"), ("1", "2", "3"))
+def test_tokens_are_equal_as_text_or_as_numbers(output, expected):
+    assert wrong_tokens(output, expected, 1e-6) == ""
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("12", "1 2"),
+        ("1\n2", "1 2"),
+        ("0.3333", "0.333333333333"),
+        ("3.0000001", "3"),
+        ("2.9999999", "3"),
+        ("nan", "0.5"),
+        ("inf", "1e308"),
+        ("1e999", "0.5"),
+        ("1_0", "10"),
+        ("\u0663", "3"),
+        ("9" * 5000 + ".0", "9" * 5000),
+        ("no", "NO"),
+        ("1/2", "0.5"),
+    ],
+)
+def test_tokens_that_are_neither_differ(output, expected):
+    assert wrong_tokens(output, expected, 1e-6) == "wrong output" or "lines" in wrong_tokens(output, expected, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("output", "accepted", "right"),
+    [
+        ("debug\n[1, 2]", ([1, 2],), True),
+        ("[3]", ([3], 3), True),
+        ("3", ([3], 3), True),
+        ('{"1": [0.30000000000000004]}', ({"1": [0.3]},), True),
+        ("3.0", (3,), True),
+        ("3.0000001", (3,), False),
+        ("true", ("true",), False),
+        ("[1, 2]\ndone", ([1, 2],), False),
+        ("NaN", (0.5,), False),
+        ("", (None,), False),
+        ("[" * 100_000, ([],), False),
+        ("9" * 5000, (9,), False),
+    ],
+)
+def test_a_result_is_the_json_on_the_last_line(output, accepted, right):
+    assert (wrong_result(output, accepted, 1e-6) == "") is right
 
 
 def test_a_suite_counts_its_outermost_asserts():
@@ -131,6 +268,32 @@ def test_a_check_function_counts_where_an_entry_point_is_known():
     assert read_suite(text, "f").steps[-1] == ("check(candidate)", "test")
     with pytest.raises(UnreadableTests, match="no assert statement"):
         read_suite(text, None)
+
+
+POLY = "def check(candidate):\n    assert poly(candidate([1])) == 0\n"
+SETUP = "import math\ndef poly(x):\n    return math.floor(x)\ndef f(x):\n    'doc'\n"
+
+
+def test_what_the_tests_use_comes_from_the_setup_and_never_from_the_candidate():
+    suite = read_suite(POLY, "f", SETUP)
+    kinds = [kind for _, kind in suite.steps]
+    assert kinds == ["import", "prepare", "prepare", "test"] and "def f" not in repr(suite.steps)
+    with pytest.raises(UnreadableTests, match="the tests use poly, which they do not define"):
+        read_suite(POLY, "f")
+    with pytest.raises(UnreadableTests, match="the setup does not parse"):
+        read_suite(POLY, "f", "def")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from os import *\nassert f(getcwd()) and f([c for c in 'ab'])",
+        "with open('x') as g, g:\n    pass\ntry:\n    f(1)\nexcept ValueError as e:\n    e\nassert math.pi",
+        "class A:\n    x = 1\ny: int = 2\nassert (z := f(A.x)) and z and y and (lambda q, *r, **s: q and r and s)(1)",
+    ],
+)
+def test_names_that_the_tests_bind_themselves_need_no_setup(text):
+    assert read_suite(text, "f").num_tests == 1
 
 
 @pytest.mark.parametrize(
@@ -172,6 +335,10 @@ def test_what_needs_no_run_has_its_status(text, cell, fields, status):
         ({"memory_mib": 10}, "at least 64"),
         ({"output_kib": 0}, "at least 1"),
         ({"partial": "yes"}, "true or false"),
+        ({"compare": "floats"}, "compare is 'floats'"),
+        ({"tolerance": 1}, "from 0 to below 1"),
+        ({"setup": "prompt"}, "setup is for mode 'asserts'"),
+        ({"mode": "asserts", "tolerance": 0.1}, "the tests compare"),
     ],
 )
 def test_fields_that_cannot_work_are_refused(fields, message):
@@ -196,3 +363,4 @@ def test_a_report_that_is_none_passes_no_test(output):
 def test_columns_are_the_tests_and_the_entry_point():
     assert Code().columns == ("tests",)
     assert Code(tests="test", entry_point="name", mode="asserts").columns == ("test", "name")
+    assert Code(setup="before", mode="asserts").columns == ("tests", "before")

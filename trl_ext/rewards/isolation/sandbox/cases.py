@@ -1,16 +1,22 @@
-"""The tests column of a code row: inputs with outputs, or assert statements."""
+"""The tests column of a code row: inputs with outputs, calls with results, or assert statements."""
 
 import ast
+import builtins
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 _SHAPES = {
-    "stdio": 'a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}',
+    "stdio": 'a list of {"input": text, "output": text}, or {"inputs": [...], "outputs": [...]}, "fn_name" beside',
     "asserts": "assert statements, as text or as a list of texts",
 }
+# What the datasets write at a test: APPS and TACO "fn_name", LiveCodeBench "testtype", DeepCoder "metadata" beside it.
+_LIST_KEYS = {"inputs", "outputs", "fn_name"}
+_CASE_KEYS = {"input", "output", "fn_name", "testtype", "type", "metadata"}
+_KINDS = {"stdin": False, "stdio": False, "stdin_stdout": False, "functional": True, "function_call": True}
 
 
 class UnreadableTests(ValueError):
@@ -18,11 +24,23 @@ class UnreadableTests(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class StdioCase:
-    """One run of a program: what it reads, and what it has to print."""
+class Case:
+    """One run of a program: what it reads, and what it has to print or return.
+
+    `expected` is the text to print, or a tuple of the values that a call may return; `stdin` of a call is JSON: the
+    list of its arguments.
+    """
 
     stdin: str
-    expected: tuple[str, ...]  # lines, see `lines_of`
+    expected: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """The cases of a row; `function` is the one that they call, or None where the program reads and prints."""
+
+    cases: tuple[Case, ...]
+    function: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,48 +76,177 @@ def first_text(cell: Any) -> str | None:
     return next((text for text in texts if isinstance(text, str) and text.strip()), None)
 
 
+def function_name(cell: Any) -> str | None:
+    """The name of a function in a cell: the name itself, or JSON with "func_name" or "fn_name"; None without one."""
+    if isinstance(cell, str) and cell.lstrip().startswith("{"):
+        try:
+            cell = json.loads(cell)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(cell, Mapping):
+        cell = cell.get("func_name") or cell.get("fn_name")
+    return cell if isinstance(cell, str) and cell else None
+
+
 @lru_cache(maxsize=1024)  # The completions of a GRPO group share their tests.
-def read_cases(text: str) -> tuple[StdioCase, ...]:
-    """The cases in a cell's text; UnreadableTests where there are none.
+def read_cases(text: str, entry_point: str | None = None) -> Cases:
+    """The cases in a cell's text; UnreadableTests where there are none, or where a key says what nobody reads here.
 
     Example:
-        >>> read_cases('[{"input": "1 2", "output": "3"}]')
-        (StdioCase(stdin='1 2', expected=('3',)),)
+        >>> read_cases('[{"input": "1 2", "output": "3"}]').cases
+        (Case(stdin='1 2', expected='3'),)
+        >>> read_cases('{"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}').cases
+        (Case(stdin='[1, 2]', expected=([3], 3)),)
     """
     cell = _parsed(text, "stdio")
     inputs: Any
     outputs: Any
     if isinstance(cell, Mapping):
+        _check_keys(cell, _LIST_KEYS)
         inputs, outputs = cell.get("inputs"), cell.get("outputs")
-    elif isinstance(cell, list) and all(isinstance(case, Mapping) for case in cell):
+        function = function_name(cell) or entry_point
+        calls = function is not None
+    elif isinstance(cell, list) and cell and all(isinstance(case, Mapping) for case in cell):
         inputs, outputs = [case.get("input") for case in cell], [case.get("output") for case in cell]
+        calls, function = _kind_of(cell, entry_point)
     else:
         raise _unreadable("stdio", cell)
-    if not _texts(inputs) or not _texts(outputs) or len(inputs) != len(outputs):
+    if not _is_filled(inputs) or not _is_filled(outputs) or len(inputs) != len(outputs):
         raise _unreadable("stdio", cell)
-    return tuple(StdioCase(stdin, lines_of(output)) for stdin, output in zip(inputs, outputs, strict=True))
+    if not calls:
+        if not _texts(inputs) or not _texts(outputs):
+            raise _unreadable("stdio", cell)
+        return Cases(tuple(Case(stdin, output) for stdin, output in zip(inputs, outputs, strict=True)))
+    if function is None or not function.isidentifier():
+        raise UnreadableTests(f"the tests call a function, and {function!r} is no name of one; give entry_point")
+    return Cases(tuple(map(_call, inputs, outputs)), function)
+
+
+def _kind_of(cell: list[Any], entry_point: str | None) -> tuple[bool, str | None]:
+    """True and the function's name where the cases are calls; all cases of a row must agree."""
+    kinds, names = set(), set()
+    for case in cell:
+        _check_keys(case, _CASE_KEYS)
+        name = function_name(case) or function_name(case.get("metadata")) or entry_point
+        kind = case.get("testtype", case.get("type"))
+        if kind is not None and kind not in _KINDS:
+            raise UnreadableTests(f"a test is of type {kind!r}, which is none of {', '.join(_KINDS)}")
+        kinds.add(name is not None if kind is None else _KINDS[kind])
+        names.add(name)
+    if len(kinds) != 1 or len(names) != 1:
+        raise UnreadableTests("the tests of one row are of several types, or call several functions")
+    return kinds.pop(), names.pop()
+
+
+def _call(given: Any, wanted: Any) -> Case:
+    """A call's arguments and the values that it may return.
+
+    As text, one argument a line in JSON (LiveCodeBench). As a list, the arguments themselves (APPS, TACO), whose
+    result may stand in a list of its own.
+    """
+    try:
+        if isinstance(given, str):
+            arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
+            return Case(json.dumps(arguments), (json.loads(wanted) if isinstance(wanted, str) else wanted,))
+        if not isinstance(given, list):
+            raise UnreadableTests(f"the arguments {repr(given)[:80]} are neither a list nor lines of JSON")
+        inner = (wanted[0],) if isinstance(wanted, list) and len(wanted) == 1 else ()
+        return Case(json.dumps(given), (wanted, *inner))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UnreadableTests(f"arguments or result of a call are no JSON: {repr(given)[:80]}") from error
+
+
+# A module for the code, with the names that LeetCode gives its solutions; the result is the last line.
+_CALLING = """
+import json, sys, types
+answer = sys.modules["answer"] = types.ModuleType("answer")
+exec({names}, answer.__dict__)
+arguments = json.loads(sys.stdin.read())
+try:
+    exec(compile({code}, "answer.py", "exec"), answer.__dict__)
+except SystemExit:
+    pass
+owner = answer.Solution() if hasattr(getattr(answer, "Solution", None), {name}) else answer
+arguments = [
+    {{int(key): value for key, value in argument.items()}}
+    if isinstance(argument, dict) and all(key.lstrip("-").isdecimal() for key in argument) else argument
+    for argument in arguments
+]
+sys.stdout.write("\\n" + json.dumps(getattr(owner, {name})(*arguments)) + "\\n")
+"""
+_STARS = "collections heapq bisect copy math itertools functools typing builtins"
+_NAMES = "".join(f"from {module} import *\n" for module in _STARS.split())
+_NAMES += "import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys\n"
+_NAMES += "sys.setrecursionlimit(50_000)\n"
+
+
+def calling(source: bytes, name: str) -> bytes:
+    """A program that calls a function of the code, or a method of its class `Solution`, with arguments from its input.
+
+    They are a JSON list, and the result is JSON, too: the last line of the output. What stands behind
+    `if __name__ == "__main__"` does not run.
+    """
+    code = repr(source.decode("utf-8", "surrogatepass"))
+    return _CALLING.format(names=repr(_NAMES), code=code, name=repr(name)).encode()
 
 
 @lru_cache(maxsize=1024)
-def read_suite(text: str, entry_point: str | None) -> Suite:
-    """The steps in a cell's text; UnreadableTests where it has no test or does not parse.
+def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
+    """The steps in a cell's text; UnreadableTests where it has no test, does not parse, or lacks what it uses.
 
     Every assert statement of the outermost level is a test. Where the text defines a function `check`, and an entry
-    point is known, `check(candidate)` is one too.
+    point is known, `check(candidate)` is one too. With an entry point, everything else that the tests use has to stand
+    in the tests or in `setup`: what the candidate defines under such a name would decide about itself.
+
+    Args:
+        setup: Python that runs before the tests, in their process. What it defines, they use. Its own version of the
+            entry point is left out.
     """
     steps: list[tuple[str, str]] = []
-    for block in _blocks(text):
-        try:
-            nodes = ast.parse(block).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UnreadableTests(f"the tests do not parse: {error}") from error
+    trees = [_tree(block, "the tests") for block in _blocks(text)]
+    for nodes in trees:
         steps += [(ast.unparse(node), _kind(node)) for node in nodes]
         if entry_point and any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in nodes):
             steps.append(("check(candidate)", "test"))
     suite = Suite(tuple(steps))
     if not suite.num_tests:
         raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
-    return suite
+    prepared = [node for node in _tree(setup, "the setup") if getattr(node, "name", None) != entry_point]
+    if entry_point:
+        _check_names([node for nodes in (*trees, prepared) for node in nodes], entry_point)
+    # An import of the setup's that fails is the data's fault; an assert there tests nothing.
+    before = [(ast.unparse(node), "import" if _kind(node) == "import" else "prepare") for node in prepared]
+    return Suite((*before, *suite.steps))
+
+
+def _check_names(nodes: list[ast.stmt], entry_point: str) -> None:
+    """Raise UnreadableTests for names that the tests read and that neither they nor Python define."""
+    read: set[str] = set()
+    bound = {entry_point, "candidate", "__name__"}
+    for node in (inner for outer in nodes for inner in ast.walk(outer)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            if node.name == "*":
+                return  # Whatever that brings.
+            bound.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            bound.add(node.name)
+    unknown = read - bound - set(dir(builtins)) - sys.stdlib_module_names
+    if unknown:
+        names = ", ".join(sorted(unknown)[:5])
+        raise UnreadableTests(f"the tests use {names}, which they do not define; name a column that does as `setup`")
+
+
+def _tree(source: str, owner: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UnreadableTests(f"{owner} do not parse: {error}".replace("setup do", "setup does")) from error
 
 
 def _kind(node: ast.stmt) -> str:
@@ -108,9 +255,10 @@ def _kind(node: ast.stmt) -> str:
     return "import" if isinstance(node, ast.Import | ast.ImportFrom) else "prepare"
 
 
-def lines_of(output: str) -> tuple[str, ...]:
-    """The lines of an output without their trailing white space, and without empty lines at the end."""
-    return tuple(line.rstrip() for line in output.rstrip().split("\n"))
+def _check_keys(cell: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(map(str, cell.keys() - known))
+    if unknown:
+        raise UnreadableTests(f"a test has the key {unknown[0]!r}, which is none of {', '.join(sorted(known))}")
 
 
 def _blocks(text: str) -> list[str]:
@@ -122,7 +270,7 @@ def _blocks(text: str) -> list[str]:
             return [text]
         if not _texts(cell):
             raise _unreadable("asserts", cell)
-        return cell
+        return list(cell)
     return [text]
 
 
@@ -133,8 +281,12 @@ def _parsed(text: str, mode: str) -> Any:
         raise _unreadable(mode, text) from error
 
 
+def _is_filled(values: Any) -> bool:
+    return isinstance(values, list) and bool(values)
+
+
 def _texts(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
+    return _is_filled(values) and all(isinstance(value, str) for value in values)
 
 
 def _unreadable(mode: str, cell: Any) -> UnreadableTests:

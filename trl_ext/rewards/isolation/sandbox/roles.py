@@ -48,24 +48,32 @@ def run_program(source: bytes) -> None:
     """Run a script as `python script.py` would: input on descriptor 0, output on 1."""
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
-    execute(source)
+    execute(source, main_module())
 
 
 def run_candidate(source: bytes) -> None:
     """Run code that defines something, and then let the tests use it. It sees arguments, never an expected value."""
     sys.stdin = io.TextIOWrapper(io.BytesIO())
-    Channel(CHANNEL, CHANNEL, ALL_OPERATIONS, execute(source)).serve()
+    main = main_module()
+    with suppress(SystemExit):  # A script's last line; what stands above it is defined.
+        execute(source, main)
+    Channel(CHANNEL, CHANNEL, ALL_OPERATIONS, main.__dict__).serve()
 
 
-def execute(source: bytes) -> dict[str, Any]:
-    """Run source text as the module `__main__`; its names."""
+def main_module() -> types.ModuleType:
+    """A new module `__main__`, and the built-ins that the interpreter leaves out without its `site`."""
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv = ["answer.py"]
     random.seed(0)  # Same code, same verdict: a fork would else seed itself from the machine.
+    return main
+
+
+def execute(source: bytes, main: types.ModuleType) -> None:
+    """Run source text in a module."""
     exec(compile(source, "answer.py", "exec"), main.__dict__)
-    return main.__dict__
 
 
 def run_judge(source: bytes) -> None:

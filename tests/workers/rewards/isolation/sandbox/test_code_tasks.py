@@ -31,6 +31,9 @@ PROGRAMS = [
         SUM,
     ),
     ("print(sum(map(int, open(0).read().split())))", SUM),
+    ("print(sum(map(int, input().split())))\nexit()", SUM),
+    ("print(sum(map(int, input().split())))\nif True: quit(0)\nprint(5)", SUM),
+    ("print('', 1 / 3)", [{"input": "", "output": "0.3333333333"}]),
     (
         "import sys, threading\nsys.setrecursionlimit(10**6)\nthreading.stack_size(2**26)\n"
         "def main():\n    print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()",
@@ -108,6 +111,7 @@ SUITES = [
     ("def f(x):\n    return float('nan')", ["assert f(1) != f(1)"]),
     ("def f(x):\n    return None", ["assert f(1) is None"]),
     ("LIMIT = 5", ["assert LIMIT == 5"]),
+    ("def f(x):\n    return x\nprint(f(3))\nexit()", ["assert f(3) == 3"]),
     ("def select(x):\n    return x", ["assert select(3) == 3"]),
     ("def f(x):\n    return x / 3", ["assert math.isclose(f(1), 0.3333333333333333)"]),
 ]
@@ -117,6 +121,53 @@ SUITES = [
 def test_a_right_function_passes(code, tests):
     verdict = asserted(code, *tests)
     assert (verdict.value, verdict.status) == (1.0, "ok"), verdict
+
+
+SOLUTION = "class Solution:\n    def top(self, nums: List[int], k: int) -> List[int]:\n        return {}"
+FUNCTIONAL = [
+    {"input": "[3, 1, 2]\n2", "output": "[1, 2]", "testtype": "functional"},
+    {"input": "[]\n1", "output": "[]", "testtype": "functional"},
+]
+TACO = json.dumps({"fn_name": "half", "inputs": [[{"1": 3}], [{"1": 5}]], "outputs": [[1.5], [2.5]]})
+
+
+@pytest.mark.parametrize(
+    ("code", "tests", "metadata", "value"),
+    [
+        (SOLUTION.format("nsmallest(k, nums)"), FUNCTIONAL, '{"func_name": "top"}', 1.0),
+        (SOLUTION.format("tuple(sorted(nums)[:k])"), FUNCTIONAL, '{"func_name": "top"}', 1.0),
+        (SOLUTION.format("sorted(nums)[:k]") + "\nexit()", FUNCTIONAL, {"func_name": "top"}, 1.0),
+        (SOLUTION.format("nums[:k]"), FUNCTIONAL, '{"func_name": "top"}', 0.0),
+        (SOLUTION.format("set(nums)"), FUNCTIONAL, '{"func_name": "top"}', 0.0),
+        ("def half(d):\n    print('at it')\n    return d[1] / 2", TACO, "{}", 1.0),
+        ("def half(d):\n    return 1.5", TACO, "{}", 0.0),
+        ("import os\nos.write(1, b'1.5\\n')\nos._exit(0)", TACO, "{}", 0.0),
+        ("def half(d):\n    raise SystemExit", TACO, "{}", 0.0),
+        (
+            "class E(float):\n    def __eq__(s, o): return True\n    __hash__ = None\ndef half(d):\n    return E(0)",
+            TACO,
+            "{}",
+            0.0,
+        ),
+    ],
+)
+def test_calls_give_the_expected_values(code, tests, metadata, value):
+    rule = Code(entry_point="metadata", cpu_s=1.0)
+    verdict = rule.score(Row(None, f"```python\n{code}\n```", None, {"tests": tests, "metadata": metadata}))
+    assert (verdict.value, verdict.status) == (value, "ok"), verdict
+
+
+def test_a_helper_of_the_tests_is_not_the_candidates():
+    columns = {
+        "tests": "def check(candidate):\n    assert poly([2, 1], candidate([2, 1])) == 0\n",
+        "name": "find_zero",
+        "prompt_code": "def poly(xs, x):\n    return xs[0] + xs[1] * x\ndef find_zero(xs):\n    'the zero of poly'\n",
+    }
+    rule = Code(mode="asserts", entry_point="name", setup="prompt_code", cpu_s=1.0)
+    right = "def find_zero(xs):\n    return -xs[0] / xs[1]"
+    fake = "def poly(xs, x):\n    return 0\ndef find_zero(xs):\n    return 7"
+    values = [rule.score(Row(None, f"```python\n{code}\n```", None, columns)).value for code in (right, fake)]
+    assert values == [1.0, 0.0]
 
 
 def test_check_is_called_with_the_entry_point():

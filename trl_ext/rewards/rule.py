@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.shaping import conditions_of, pair_of, points_of
+from trl_ext.rewards.totals.shaping import conditions_of, pair_of, points_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rows import dataset_columns, make_rows
 from trl_ext.rewards.rule import Row, Rule, check_name, ideal_of
 from trl_ext.rewards.scorer import Column, Scorer, warn_once
-from trl_ext.rewards.shaping import pair_of, progress_of
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
 from trl_ext.rewards.totals.moments import Moments, merged
+from trl_ext.rewards.totals.shaping import pair_of, progress_of
 from trl_ext.rewards.totals.undecided import UndecidedRows
 from trl_ext.rewards.totals.unscored import Tally, tally
 

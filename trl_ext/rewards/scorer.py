@@ -19,7 +19,7 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.rule import Row, Rule, Verdict, place_of
-from trl_ext.rewards.shaping import applies
+from trl_ext.rewards.totals.shaping import applies
 
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
 # standard deviation, which overflows from about 1.8e19.

@@ -11,7 +11,7 @@ from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Rule
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.tags import Tags
-from trl_ext.rewards.shaping import applies
+from trl_ext.rewards.totals.shaping import applies
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Rule, Verdict
-from trl_ext.rewards.shaping import factor_at, scaled
+from trl_ext.rewards.totals.shaping import factor_at, scaled
 
 GATE_OPENS_AT = 1.0  # A gate's value from which on the gated rule counts: the top of every shipped rule.
 

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from trl_ext.errors import DataError, TrlExtError
 from trl_ext.rewards import Rule, RuleColumn, RuleSet
 from trl_ext.rewards.rows import is_null
-from trl_ext.rewards.shaping import applies
+from trl_ext.rewards.totals.shaping import applies
 from trl_ext.rewards.totals.unscored import Tally
 
 # Rows of a dataset that a rule is tried on before it is held to score none: rules in workers take seconds for these.

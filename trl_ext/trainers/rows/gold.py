@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import DataError
 from trl_ext.rewards.rule import Rule
-from trl_ext.rewards.shaping import applies
+from trl_ext.rewards.totals.shaping import applies
 from trl_ext.trainers.rows.screen import batches
 from trl_ext.trainers.rows.sentence import named
 

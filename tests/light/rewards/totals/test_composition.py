@@ -11,9 +11,9 @@ import pytest
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict
-from trl_ext.rewards.shaping import factor_at
 from trl_ext.rewards.totals.composition import outbid_warning, span
 from trl_ext.rewards.totals.moments import Moments, merged
+from trl_ext.rewards.totals.shaping import factor_at
 
 CALLS: list[str] = []
 

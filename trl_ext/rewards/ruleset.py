@@ -23,6 +23,7 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
 from trl_ext.rewards.totals.moments import Moments, merged
 from trl_ext.rewards.totals.shaping import pair_of, progress_of
+from trl_ext.rewards.totals.shared_batch import SharedBatch
 from trl_ext.rewards.totals.undecided import UndecidedRows
 from trl_ext.rewards.totals.unscored import Tally, tally
 
@@ -67,6 +68,7 @@ class RuleSet:
     _scorer: Scorer = field(init=False, repr=False, compare=False)
     _moments: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
     _unshared: Moments = field(init=False, repr=False, compare=False, default_factory=Moments)
+    _batch: SharedBatch | None = field(init=False, repr=False, compare=False, default=None)
     _tallies: dict[str, Tally] = field(init=False, repr=False, compare=False, default_factory=dict)
     _undecided: UndecidedRows = field(init=False, repr=False, compare=False, default_factory=UndecidedRows)
 
@@ -142,12 +144,16 @@ class RuleSet:
         ]
 
     def split(self) -> list["RuleColumn"]:
-        """Make one callable per rule, a TRL column each; with TRL's default reward weights they sum to the total."""
+        """Make one callable per rule, a TRL column each; with TRL's default reward weights they sum to the total.
+
+        TRL passes each batch to all of them: a rule is asked once for it, however many rules it is the gate of.
+        """
         if self.clip is not None:
             raise RuleError(f"clip={self.clip} bounds the sum, and split() has no sum. Build the set without clip.")
         if self.normalise:
             raise RuleError("normalise=True is of the sum, and split() has no sum. Build the set without it.")
-        return [RuleColumn(self._with_gates(position)) for position in range(len(self.rules))]
+        batch = SharedBatch()
+        return [RuleColumn(self._with_gates(position, batch)) for position in range(len(self.rules))]
 
     def num_scorable(self, name: str, prompts: Any, columns: Mapping[str, Sequence[Any]]) -> int:
         """Count the rows of a dataset that the rule of this name can have a value for, whatever the completion."""
@@ -225,9 +231,19 @@ class RuleSet:
     def _composed(
         self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]
     ) -> tuple[list[Column], list[Composed]]:
-        found = self._scorer.columns(self.rules, self._rows(prompts, completions, ids, extras))
+        found = self._found(prompts, completions, ids, extras)
         composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
         return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
+
+    def _found(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Column]:
+        def make() -> list[Row]:
+            return self._rows(prompts, completions, ids, extras)
+
+        if self._batch is None:
+            return self._scorer.columns(self.rules, make())
+        require_columns(self.rules, dataset_columns(extras))
+        arguments = {"prompts": prompts, "completions": completions, "completion_ids": ids, **extras}
+        return self._batch.columns(self.rules, arguments, make, self._scorer.columns)
 
     def _rows(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Row]:
         columns = dataset_columns(extras)
@@ -261,7 +277,7 @@ class RuleSet:
             if cells := read_cells(self.rules, dataset_columns(extras)):
                 log_extra("rule_columns", cells)
 
-    def _with_gates(self, position: int) -> "RuleSet":
+    def _with_gates(self, position: int, batch: SharedBatch) -> "RuleSet":
         """The rules that gate the rule at `position`, and then that rule."""
         gates = [self.rules[gate] for gate in reversed(self._gates[position])]
         # A name that no rule has: the column is called after its rule, not after this set.
@@ -269,7 +285,7 @@ class RuleSet:
         alone = RuleSet(
             [*gates, self.rules[position]], name=name, on_error=self.on_error, on_unscored=self.on_unscored
         )
-        alone._scorer = self._scorer  # One cache: a gate is judged once for all columns.
+        alone._scorer, alone._batch = self._scorer, batch  # A rule is asked once for all columns.
         return alone
 
 

@@ -1,6 +1,7 @@
 """RuleSet: weights, gates, clip, faults, explanation, pickling."""
 
 import pickle
+from dataclasses import dataclass
 
 import pytest
 
@@ -168,6 +169,43 @@ def test_split_columns_sum_to_the_total(answer_and_length):
     batch = {"completions": ["A: 18", "A: 17"], "completion_ids": [[1], [1]], "answer": [18, 18]}
     columns = [column(**batch) for column in answer_and_length.split()]
     assert [sum(row) for row in zip(*columns, strict=True)] == answer_and_length(**batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(Answer):
+    """Answer, which notes each row that it is asked for."""
+
+    asked: list[str]
+
+    def score(self, row: Row) -> Verdict:
+        self.asked.append(row.text)
+        return Answer(self.gold).score(row)
+
+
+def test_a_rule_is_asked_once_for_all_columns_of_a_batch():
+    gate = Counting(asked=[], name="right")
+    rules = RuleSet([gate, *(Length(high=2, weight=0.1, gate="right", name=f"length_{n}") for n in range(4))])
+    columns = rules.split()
+    for texts in (["A: 18", "A: 17"], ["A: 18", "A: 16"]):
+        batch = {"completions": texts, "completion_ids": [[1], [1]], "answer": ["18", "18"]}
+        gate.asked.clear()
+        found = [column(**batch, trainer_state=None) for column in columns]
+        assert gate.asked == texts
+        assert found == [[1.0, 0.0]] + [[0.1, 0.0]] * 4
+
+
+def test_a_column_that_asks_again_sees_what_changed_in_place():
+    column = RuleSet([Answer()]).split()[0]
+    batch = {"completions": ["A: 18"], "answer": ["18"]}
+    assert column(**batch) == [1.0]
+    batch["answer"][0] = "17"
+    assert column(**batch) == [0.0]
+
+
+def test_columns_of_other_rows_share_nothing(answer_and_length):
+    answer, length = answer_and_length.split()
+    assert answer(completions=["A: 18"], completion_ids=[[1]], answer=["18"]) == [1.0]
+    assert length(completions=["A: 18"], completion_ids=[[1]], answer=["17"]) == [0.0]
 
 
 def test_a_split_column_reads_what_its_gate_reads(answer_and_length):

@@ -36,7 +36,7 @@ def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
         asked: Forms that the task asks for, of `text.prompt.FORMS`.
     """
     try:
-        golden, given = _values(gold), _values(answer)
+        golden, given = _values(gold, is_gold=True), _values(answer, is_gold=False)
     except (Unreadable, TooComplex):
         # math-verify has computed one of the two.
         return "left to compute: a sum or the like" if LIBRARY_COMMANDS & {*answer} - {*gold} else ""
@@ -55,18 +55,21 @@ def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
     return ""
 
 
-def _values(tokens: Tokens) -> list[Tokens]:
-    """Return the expressions of an answer: those of its parts, without names, units and relation signs."""
+def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
+    """Return the expressions of an answer: those of its parts, without names, units and relation signs.
+
+    Of `x = 2 + 3 = 5` that is the last value; of a gold `2 + 3 = 5` without an unknown it is each side.
+    """
     form = form_of(tokens)
     if form.kind == "words":
         return []
     if form.kind == "relation":
         found = assignment(form)
-        parts = form.parts if found is None else (found[1],)
+        parts = form.parts if found is None or (is_gold and not found[0]) else (found[1],)
     else:
         parts = form.parts
     if parts:
-        return [value for part in parts for value in _values(part)]
+        return [value for part in parts for value in _values(part, is_gold)]
     value, _ = split_unit(form.tokens)
     if value[-2:-1] == ("\\cdot",) and "\\cdot" not in form.tokens:
         value = value[1:-3]  # The number in `3 million` without its factor.

@@ -40,7 +40,7 @@ def _asked(text: str) -> frozenset[str]:
 
 def stands_in(answer: str, prompt: Any) -> bool:
     """Return True when the prompt holds the answer, and the answer is more than a number, a name or one sign."""
-    bare = answer.strip().lstrip("-+")
+    bare = answer.strip().lstrip("+")
     if len(bare) < 3 or not _OPERATOR.search(bare):
         return False
     return _squeezed(bare) in _squeezed_prompt(_text(prompt))

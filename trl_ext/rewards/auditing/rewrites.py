@@ -152,6 +152,9 @@ def _of(tokens: Tokens) -> Found:
     form = form_of(tokens)
     if form.tokens == ("\\infty",):
         yield "", "sign", ("+", "\\infty")
+    elif form.kind == "numeral":
+        digits, base = form.tokens[:-4], form.tokens[-4:]
+        yield "", "brackets", (*digits[1:-1], *base) if digits[0] == "(" else ("(", *digits, ")", *base)
     elif form.kind == "relation":
         yield from _relation(form)
     elif form.kind == "scalar":
@@ -173,6 +176,8 @@ def _relation(form: Form) -> Found:
     for sign, part in zip(signs, parts[1:], strict=True):
         turned += [sign, *part]
     yield "", "sides", tuple(turned)
+    if len(left) == 1 and left[0].startswith(WORDS) and is_variable(left):
+        yield "name", "letter in italics", (left[0][1:], *form.tokens[1:])
     value = _named_value(form)
     if value is not None:
         yield "value", "value alone", value
@@ -185,11 +190,12 @@ def _relation(form: Form) -> Found:
 
 
 def _named_value(form: Form) -> Tokens | None:
-    """Return 5 of `x = 5` or `|AB| = 5`; None for anything else."""
+    """Return 5 of `x = 5`, `|AB| = 5` or `2 + 3 = 5`; None for anything else."""
     if form.signs != ("=",) or form.kind != "relation" or any(map(_is_unknown, form.parts[1])):
         return None
     name = form.parts[0]
-    return form.parts[1] if is_variable(name) or _NAME.fullmatch(" ".join(name)) else None
+    is_name = is_variable(name) or _NAME.fullmatch(" ".join(name)) or not any(map(_is_unknown, name))
+    return form.parts[1] if is_name else None
 
 
 def _interval(form: Form) -> Tokens | None:
@@ -223,7 +229,7 @@ def _parts(form: Form) -> Found:
         start = begin + len(part)
     for number, (begin, end) in enumerate(places[:_MOST_PARTS], 1):
         for place, how, changed in _of(tokens[begin:end]):
-            if place in ("value", "interval"):
+            if place in ("value", "interval", "name"):
                 continue  # one part without its name would stand beside others with theirs
             inner = f", {place}" if place else ""
             yield f"part {number}{inner}", how, (*tokens[:begin], *changed, *tokens[end:])
@@ -257,9 +263,6 @@ def _expressions(tokens: Tokens) -> Iterator[tuple[str, Tokens]]:
     if len(rest) == 1 and _is_decimal(rest[0]):
         whole = rest[0] if "." in rest[0] else f"{rest[0]}."
         yield "decimal", (*sign, f"{whole}0")
-        return
-    if len(rest) > 3 and is_number(rest[0]) and rest[1] == "_":
-        yield "brackets around the numeral", ("(", rest[0], ")", *rest[1:])
         return
     fraction = _fraction(rest)
     if fraction is not None:

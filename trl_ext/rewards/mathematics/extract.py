@@ -161,9 +161,11 @@ def _unannounced(text: str) -> Extracted:
 
 def _is_expression(text: str) -> bool:
     """Return True when a text is one formula with nothing around it."""
+    formula = FORMULA.fullmatch(text.removesuffix(".")) if len(text) <= MAX_CHARS else None
+    if formula is not None and _NAME.fullmatch(_formula_text(formula)):
+        return True
     if len(text) > MAX_CHARS or _is_prose(text) or _SMALL_WORD.search(text):
         return False
-    formula = FORMULA.fullmatch(text.removesuffix("."))
     return formula is not None or not re.search(r"\n|\$.*\$|\\\(|\\\[", text)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_ext.rewards.mathematics.bounds import MAX_GOLD_CHARS, TooComplex, Unreadable
+from trl_ext.rewards.mathematics.comparison.equal import why_undecided
 from trl_ext.rewards.mathematics.comparison.gate import check_gold
 from trl_ext.rewards.mathematics.extract import announced_gold
 from trl_ext.rewards.mathematics.form import form_of
@@ -39,9 +40,10 @@ def _kind(tokens: Tokens) -> str:
     if len(letter) == 1 and letter in "ABCDEFGHIJ":
         return "letter"
     try:
-        return "list" if form_of(tokens).kind in ("list", "set") else "scalar"
+        is_list = form_of(tokens).kind in ("list", "set") and not why_undecided(tokens)
     except (Unreadable, TooComplex, RecursionError):
         return "scalar"
+    return "list" if is_list else "scalar"
 
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.

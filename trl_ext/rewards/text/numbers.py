@@ -33,7 +33,7 @@ _IN_TEXT = re.compile(rf"(?<![0-9A-Za-z_^.\\{{/])(?<![0-9][,:]){_NUMBER}")
 _DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|[\uff10-\uff19]|(?<![A-Za-z0-9_])[.-][0-9]")
 # May follow a number that stands alone: percent, a unit in words with an exponent, a full stop.
 _UNIT = re.compile(r"\s*+[%°]?+(?>(?:[^\W\d_]|[ /.'°-]|\^\{?[23]\}?)*)")
-_VARIABLE = re.compile(r"[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
+_VARIABLE = re.compile(r"(?!m[²³])[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
 # Behind a number in running text it shows that the number is a part of something larger.
 _PART = re.compile(r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|" + _VARIABLE.pattern)
 _ANOTHER = re.compile(r"\s*(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")

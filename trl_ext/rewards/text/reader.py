@@ -42,6 +42,10 @@ _IS_RIGHT = re.compile(
     r"\s(?:must\sbe|is)\s(?:the\s)?(?:only\s|most\s)?(?:correct|right|best|answer|true\b|appropriate)", re.IGNORECASE
 )
 _ITS_LETTER = re.compile(r"(?<![A-Za-z0-9'-])([A-J])(?:[)\].*:]{0,4}|[)\]*]{1,4}[^.\n]{0,60})\Z")
+# What a box holds where the task leaves a blank: nothing.
+_BLANK = re.compile(
+    r"(?>(?:\\[hv]?phantom\s?\{[^{}]*\}|\\(?:quad|qquad|square|Box)(?![A-Za-z])|\\?[_ ,;!]|[\s?.$~])*)"
+)
 _SPACE = " \t\r\n:*=\uff1a"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
@@ -63,6 +67,7 @@ _VERB = re.compile(
     re.IGNORECASE,
 )
 _AMOUNT = re.compile(r"[\s*_`(]*[-+\u2212]?\s?(?:[$\u20ac\u00a3\u00a5\\]|[0-9])")
+_ONE_AMOUNT = re.compile(r"(?<=[a-z]\s)[$\\]{0,2}[0-9][0-9.,]*(?![^\s$%.,])|(?<![a-z]\s)[$\\]{0,2}[0-9]+")
 _SENTENCE_END = re.compile(r"(?<=[^\s.])\.(?:\s|$)|[\n!?]")
 _TURNED = re.compile(
     r"\b(?:half|third|quarter|twice|double|triple|times|than|least|most|over|under|between|up\ to|before|after|one\ of"
@@ -133,7 +138,7 @@ def _enclosed(text: str, kind: str, found: Enclosed, trusted: bool) -> Stated:
         return Stated(anchor, (), "no_answer", f"'{anchor}' is not closed")
     if not trusted and (denied_before(text, found.start) or denied_behind(text, found.end)):
         return _denied(anchor)
-    filled = tuple(dict.fromkeys(content for content in found.contents if content))
+    filled = tuple(dict.fromkeys(content for content in found.contents if not _BLANK.fullmatch(content)))
     if not filled:
         return Stated(anchor, (), "no_answer", f"'{anchor}' is empty")
     return Stated(anchor, tuple(_inner(content, kind) for content in filled) if anchor == "<answer>" else filled)
@@ -243,7 +248,11 @@ def _behind_verb(line: str, kind: str) -> str | None:
     """Return what follows the last verb of the first sentence, if that is a value: "The largest $n$ is 34"."""
     sentence = _SENTENCE_END.split(line[:400], maxsplit=1)[0]
     starts_with = _OPENING_LETTER if kind == "choice" else _AMOUNT
-    verbs = [match for match in _VERB.finditer(sentence) if starts_with.match(sentence, match.end())]
-    if not verbs or _TURNED.search(sentence, 0, verbs[-1].end()) or denied_before(sentence, verbs[-1].end()):
+    ends = [match.end() for match in _VERB.finditer(sentence) if starts_with.match(sentence, match.end())]
+    if not ends and kind != "choice" and sentence[:1].isupper():
+        # A sentence of its own with one number: "Jane sold it 3 hours ago".
+        amounts = [*_ONE_AMOUNT.finditer(sentence)]
+        ends = [amounts[0].start()] if len(amounts) == 1 else []
+    if not ends or _TURNED.search(sentence, 0, ends[-1]) or denied_before(sentence, ends[-1]):
         return None
-    return line[verbs[-1].end() :].strip()
+    return line[ends[-1] :].strip()

@@ -16,6 +16,7 @@ from trl_ext.rewards.rules.cosine import Cosine
 from trl_ext.rewards.rules.grammar import Grammar
 from trl_ext.rewards.rules.instructions import Instructions
 from trl_ext.rewards.rules.json_schema import JsonSchema
+from trl_ext.rewards.rules.judge import Judge
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.language import Language
 from trl_ext.rewards.rules.length import Length
@@ -43,6 +44,7 @@ __all__ = [
     "Grammar",
     "Instructions",
     "JsonSchema",
+    "Judge",
     "Keywords",
     "Language",
     "Length",

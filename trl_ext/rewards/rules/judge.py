@@ -1,0 +1,313 @@
+"""Have a language model behind an OpenAI-compatible server judge completions: alone, or against another answer.
+
+A judge reads text that a policy writes to please it, so what comes back is trusted as little as possible: the score is
+read from the last line of the judge's reply (or its JSON) and nowhere else, a score out of bounds is none, and a reply
+without a score earns the floor, never None. Question and answers stand between tags that the policy cannot foresee.
+None of this keeps a judge from being persuaded: docs/reference/judges.md.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import statistics
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+from urllib.parse import urlsplit
+
+import regex
+from jinja2 import TemplateError
+
+from trl_ext.errors import RuleError
+from trl_ext.rewards.rows import is_null
+from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
+from trl_ext.rewards.rules.judge_client import JudgeReply, client_of, require_openai, send
+from trl_ext.rewards.rules.judge_prompt import (
+    KEYS,
+    PATTERNS,
+    TEMPLATES,
+    clean,
+    compiled,
+    prompt_text,
+    shipped_schema,
+    shown_text,
+    system_message,
+)
+from trl_ext.rewards.shaping import pair_of
+from trl_ext.rewards.text.prose import is_blank, text_part
+
+# What templates are given beside the dataset's columns.
+_GIVEN = frozenset({"prompt", "completion", "gold", "first", "second", "tag"})
+_NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
+_LONGEST_LINE = 200  # characters of a reply's last line
+_PATTERN_S = 0.5
+_DETAIL_CHARS = 300
+# HTTP codes that a completion may bring about, since it is too long or is filtered. They earn the floor, and count as
+# failures all the same, since a wrong configuration brings them about for every row.
+_REFUSALS = (400, 403, 413, 422, 451)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge(AsyncRule):
+    """A language model's score as a share, 0.0 for the lowest of `scores` and 1.0 for the highest.
+
+    With `against`: which of two answers it prefers, 1.0 for the completion, 0.0 for the other one, 0.5 for a tie. It
+    is asked `votes` times, and the median counts, which of two values is the majority. With `against` each vote is the
+    mean of both orders, since judges favour a position.
+
+    A row has no value when the server fails (`infra_error`), or when its gold or other answer is missing
+    (`gold_invalid`). A reply of another form than asked for is `no_score`, a request that the server does not take
+    `refused`; both earn 0.0, since a completion may bring them about.
+
+    Args:
+        model: The model's name on the server.
+        base_url: Address of the OpenAI-compatible server; by default vLLM's on this machine.
+        api_key_env: Environment variable that holds the key. Empty: no key. A key itself is never a field.
+        rubric: What a good answer is. Empty: right, complete, clear, no longer than needed.
+        template: What the judge is shown, in Jinja: `prompt`, `completion`, `gold`, `tag` (a code for tags that the
+            completion cannot foresee), with `against` also `first` and `second`; any other name is a column. Empty:
+            question, right answer if there is one, and answer, each between tags.
+        gold: Column with the right answer, or several, which the judge is shown. Empty: none.
+        against: Column with the answer to compare with. Empty: the completion is judged alone.
+        scores: Lowest and highest score that the judge may give.
+        pattern: Regular expression that fits the last line of the reply; its first group is the score, or "A", "B" or
+            "tie". Give a rubric that asks for such a line. Empty: `Score: N`, or `Better: A`.
+        schema: True, or a JSON schema that the reply must fit (`response_format`); the score is its key "score", or
+            "better". False: the last line decides.
+        votes: Times that the judge is asked; odd.
+        temperature: Of the judge's sampling; None leaves it to the server.
+        max_tokens: Longest reply, thoughts included.
+        max_chars: Longest completion, in characters; a longer one is `too_long` and not sent.
+        where: "after_think" shows the judge what follows the last `</think>`, "all" the whole completion.
+        extra_body: Further keys of the request, such as `{"chat_template_kwargs": {"enable_thinking": False}}`.
+
+    Example:
+        `RuleSet([Answer(), Judge("Qwen/Qwen3-8B", rubric="Polite, and in plain words.", weight=0.3, gate="answer")])`
+    """
+
+    judges_correctness: ClassVar[bool] = True
+    makes_calls: ClassVar[bool] = True
+
+    model: str
+    base_url: str = "http://localhost:8000/v1"
+    api_key_env: str = ""
+    rubric: str = ""
+    template: str = ""
+    gold: str = ""
+    against: str = ""
+    scores: tuple[float, float] = (1.0, 10.0)
+    pattern: str = ""
+    schema: bool | Mapping[str, Any] = False
+    votes: int = 1
+    temperature: float | None = None
+    max_tokens: int = 2048
+    max_chars: int = 50_000
+    where: str = "after_think"
+    extra_body: Mapping[str, Any] | None = None
+
+    def check(self) -> None:
+        require_openai()
+        self._check_server()
+        self._check_shown()
+        self._check_reply()
+        check_choice(self, "where", self.where, ("after_think", "all"))
+        check_whole(self, "max_tokens", self.max_tokens, 1)
+        check_whole(self, "max_chars", self.max_chars, 1)
+        check_whole(self, "votes", self.votes, 1)
+        if self.votes % 2 == 0:
+            self._refuse(f"votes is {self.votes}. Give an odd number, so that there is a majority.")
+        if self.temperature is not None:
+            check_number(self, "temperature", self.temperature)
+            if self.votes > 1 and self.temperature == 0:
+                self._refuse(f"{self.votes} votes at temperature 0 are one vote. Give a temperature above 0.")
+        if self.extra_body is not None and not isinstance(self.extra_body, Mapping):
+            self._refuse(f"extra_body is {self.extra_body!r}. Give keys of the request, with their values.")
+
+    def _refuse(self, sentence: str) -> NoReturn:
+        raise RuleError(f"Rule '{self.name}': {sentence}")
+
+    def _check_server(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
+        parts = urlsplit(self.base_url if isinstance(self.base_url, str) else "")
+        if parts.username or parts.password:  # The address is logged: it must hold no secret.
+            self._refuse("base_url holds a user or a password. Give a key by api_key_env.")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            self._refuse(f"base_url is {self.base_url!r}. Give an address such as http://localhost:8000/v1.")
+        # The value is not shown: it may be the key.
+        if not isinstance(self.api_key_env, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.api_key_env):
+            self._refuse("api_key_env is no name of an environment variable. Give its name, not the key.")
+        if self.api_key_env and not os.environ.get(self.api_key_env):
+            self._refuse(f"the environment variable {self.api_key_env} is not set. Put the server's key there.")
+
+    def _check_shown(self) -> None:
+        for key in ("rubric", "template", "gold", "against", "pattern"):
+            if not isinstance(getattr(self, key), str):
+                self._refuse(f"{key} is {getattr(self, key)!r}. Give a text.")
+        try:
+            names = compiled(self._template)[1]
+        except TemplateError as error:
+            raise RuleError(f"Rule '{self.name}': the template is not valid Jinja: {error}.") from error
+        wanted, other = ({"first", "second"}, "completion") if self.against else ({"completion"}, "first")
+        if not wanted <= names or other in names:
+            shown = ", ".join(sorted(names & _GIVEN)) or "nothing"
+            self._refuse(
+                "the template must show {{ completion }}, or with `against` {{ first }} and {{ second }}; it shows "
+                f"{shown}. Change it."
+            )
+
+    def _check_reply(self) -> None:
+        object.__setattr__(self, "scores", pair_of(f"Rule '{self.name}'", "scores", self.scores))
+        key = KEYS[self._mode]
+        if not isinstance(self.schema, bool | Mapping):
+            self._refuse(f"schema is {self.schema!r}. Give true, false or a JSON schema.")
+        if isinstance(self.schema, Mapping) and key not in self.schema.get("properties", {}):
+            self._refuse(f"the schema has no property '{key}', which is the score. Add it.")
+        if self.pattern and self.schema:
+            self._refuse("there are a pattern and a schema. Give one: a reply has one form.")
+        if self.pattern and not self.rubric:
+            self._refuse("there is a pattern. Give a rubric, too, that asks the judge for such a last line.")
+        try:
+            groups = regex.compile(self._pattern).groups
+        except regex.error as error:
+            raise RuleError(
+                f"Rule '{self.name}': pattern is {self.pattern!r}, which is no regular expression: {error}."
+            ) from error
+        if not groups:
+            self._refuse(f"pattern is {self.pattern!r}. Put the score in a group, such as Score: (\\d+).")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        named = [self.gold, self.against, *sorted(compiled(self._template)[1] - _GIVEN)]
+        return tuple(dict.fromkeys(filter(None, named)))
+
+    def cache_key(self, row: Row) -> Hashable | None:
+        """All that the judge is shown."""
+        return self._verdict_at_once(row) or content_key(self._requests(row))
+
+    async def score(self, row: Row) -> Verdict:  # type: ignore[override]
+        at_once = self._verdict_at_once(row)
+        if at_once:
+            return at_once
+        orders = self._requests(row)
+        asked = [self._ask(messages) for _ in range(self.votes) for messages in orders]
+        replies = await asyncio.gather(*asked, return_exceptions=True)
+        for reply in replies:  # Bugs and failures first: what was refused may be for their sake.
+            if isinstance(reply, BaseException):
+                raise reply
+        for reply in replies:
+            if isinstance(reply, str):
+                return Verdict(self.floor, "refused", reply)
+        texts = [reply.text for reply in replies if isinstance(reply, JudgeReply)]
+        return self._verdict(texts, len(orders))
+
+    def _verdict(self, texts: list[str | None], num_orders: int) -> Verdict:
+        """The verdict of all replies, those of one vote behind each other."""
+        found = [self._value(text, is_swapped=bool(place % num_orders)) for place, text in enumerate(texts)]
+        if all(value is None for value in found):
+            return Verdict(self.floor, "no_score", f"no score in {str(texts[0])[-_DETAIL_CHARS:]!r}")
+        values = [self.floor if value is None else value for value in found]
+        votes = [statistics.fmean(values[place : place + num_orders]) for place in range(0, len(values), num_orders)]
+        shown = ", ".join("none" if value is None else f"{value:.3g}" for value in found)
+        reasons = next(text for text, value in zip(texts, found, strict=True) if value is not None)
+        return Verdict(statistics.median(votes), "ok", f"{shown}: {str(reasons)[-_DETAIL_CHARS:]}")
+
+    # What the judge is shown ----------------------------------------------------------------------------------------
+
+    @property
+    def _mode(self) -> str:
+        return "pair" if self.against else "alone"
+
+    @property
+    def _template(self) -> str:
+        return self.template or TEMPLATES[self._mode]
+
+    def _verdict_at_once(self, row: Row) -> Verdict | None:
+        """The verdict on a row that needs no judge; None for all others."""
+        for column in filter(None, (self.gold, self.against)):
+            cell = row.columns.get(column)
+            if is_null(cell) or is_blank(shown_text(cell)):
+                return Verdict(None, "gold_invalid", f"column '{column}' is empty")
+        text = text_part(row.text, self.where)
+        if len(text) > self.max_chars:
+            return Verdict(self.floor, "too_long", f"{len(text)} characters")
+        return Verdict(self.floor, "no_answer", "the text is blank") if is_blank(text) else None
+
+    def _requests(self, row: Row) -> list[list[dict[str, str]]]:
+        """The messages to send: once, or with `against` in both orders."""
+        own = clean(text_part(row.text, self.where))
+        given = {name: shown_text(row.columns.get(name)) for name in self.columns}
+        given |= {"prompt": prompt_text(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
+        # Nobody writes a text that holds the digest of itself.
+        code = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=6).hexdigest()
+        shown = [given | {"tag": code}]
+        if self.against:
+            other = given[self.against]
+            shown = [shown[0] | {"first": first, "second": second} for first, second in ((own, other), (other, own))]
+        form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self.schema else "line"
+        system = {"role": "system", "content": system_message(self._mode, self.rubric, form, self.scores)}
+        template = compiled(self._template)[0]
+        return [[system, {"role": "user", "content": template.render(names)}] for names in shown]
+
+    # What it replies ------------------------------------------------------------------------------------------------
+
+    @property
+    def _pattern(self) -> str:
+        return self.pattern or PATTERNS[self._mode]
+
+    async def _ask(self, messages: list[dict[str, str]]) -> JudgeReply | str:
+        """The reply, or the sentence with which the server refuses the request."""
+        key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+        client = client_of(os.getpid(), self.base_url, key, self.timeout_s)
+        request: dict[str, Any] = {"model": self.model, "messages": messages, "max_completion_tokens": self.max_tokens}
+        if self.temperature is not None:
+            request["temperature"] = self.temperature
+        if self.schema:
+            schema = self.schema if isinstance(self.schema, Mapping) else shipped_schema(self._mode, self.scores)
+            form = {"name": "judgement", "strict": True, "schema": dict(schema)}
+            request["response_format"] = {"type": "json_schema", "json_schema": form}
+        if self.extra_body:
+            request["extra_body"] = dict(self.extra_body)
+        try:
+            reply = await self.call(lambda: send(client, request))
+        except CallFailed as failed:
+            said = str(failed).replace(key, "***") if key else str(failed)
+            if getattr(failed.__cause__, "status_code", None) in _REFUSALS:
+                return said
+            raise CallFailed(said) from None
+        self.spend(tokens=reply.tokens)
+        return reply
+
+    def _value(self, text: str | None, *, is_swapped: bool) -> float | None:
+        """The value of one reply, 0.0 to 1.0; None where it holds no score."""
+        said = None if text is None else self._said(text)
+        if self.against:
+            value = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said).lower())
+            return 1.0 - value if is_swapped and value is not None else value
+        if isinstance(said, str):
+            said = float(said) if _NUMBER.fullmatch(said.strip()) else None
+        if isinstance(said, bool) or not isinstance(said, int | float):
+            return None
+        low, high = self.scores
+        # Out of bounds is none, and not the best or the worst: the judge did not do as asked.
+        return (said - low) / (high - low) if low <= said <= high else None
+
+    def _said(self, text: str) -> Any:
+        """What stands in the reply where the score belongs."""
+        if self.schema:
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                return None
+            return found.get(KEYS[self._mode]) if isinstance(found, dict) else None
+        line = text.rstrip().rpartition("\n")[2].strip().strip("*_#`").strip()
+        if len(line) > _LONGEST_LINE:
+            return None
+        try:
+            match = regex.compile(self._pattern).fullmatch(line, timeout=_PATTERN_S)
+        except TimeoutError:
+            return None
+        return match[1] if match else None

@@ -179,11 +179,14 @@ class AsyncRule(Rule):
         raise AssertionError("the last attempt returns or raises")
 
     def cache_key(self, row: Row) -> Hashable | None:
-        """All of the row that a judge may read but token ids: prompt, text and the columns that it names.
+        """All that a judge may read: prompt, messages, the columns that the rule names, the group if `reads_group`.
 
-        None, so that nothing is kept, where one of them is no plain data.
+        None, so that nothing is kept, where one of them is no plain data. A rule that reads `row.step` gives a key of
+        its own.
         """
-        return content_key([row.prompt, row.text, [row.columns.get(name) for name in self.columns]])
+        group = [other.text for other in row.group] if self.reads_group else []
+        cells = [row.columns.get(name) for name in self.columns]
+        return content_key([row.prompt, row.text, row.messages, cells, group])
 
     def _failure(self, error: Exception, attempts: int) -> str:
         late = f"no answer within {self.timeout_s:g} s" if isinstance(error, TimeoutError) and not str(error) else ""

@@ -36,8 +36,8 @@ from trl_ext.rewards.rules.judge_prompt import (
     shown_text,
     system_message,
 )
-from trl_ext.rewards.shaping import pair_of
 from trl_ext.rewards.text.prose import is_blank, text_part
+from trl_ext.rewards.totals.shaping import pair_of
 
 # What templates are given beside the dataset's columns.
 _GIVEN = frozenset({"prompt", "completion", "gold", "first", "second", "tag"})

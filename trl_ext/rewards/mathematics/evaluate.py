@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, TooComplex
+from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.parse import Node, parse
 from trl_ext.rewards.mathematics.size import GROWING, exact_value, size
 from trl_ext.rewards.mathematics.tokens import Tokens
@@ -83,6 +83,29 @@ def proportion(left: Value, right: Value) -> Any:
     if not all(_close(factor, factors[0], digits) for factor in factors) or not _close(factors[0].imag, 0, digits):
         return None
     return factors[0].real
+
+
+def real_value(tokens: Tokens) -> float:
+    """Return the value of an expression without variables; raise Unreadable where it has no real one."""
+    value = value_of(tokens)
+    found = None if value.names else _at_point(value, 0, 50)
+    if found is None or abs(found.imag) > 1e-20:
+        raise Unreadable("no real number")
+    return float(found.real)
+
+
+def rounds_to(value: Value, decimal: Tokens) -> bool:
+    """Return True when a real number, rounded to as many places, is a decimal (a number with or without a minus)."""
+    if value.names:
+        return False
+    places = len(decimal[-1].partition(".")[2])
+    digits = _precision(value, value_of(decimal))
+    found, wanted = _at_point(value, 0, digits), _at_point(value_of(decimal), 0, digits)
+    if found is None or not _close(found.imag, 0, digits):
+        return False
+    context = _context()
+    context.dps = 2 * digits
+    return bool(abs(found.real - wanted.real) <= context.mpf(10) ** -places / 2)
 
 
 def _precision(left: Value, right: Value) -> int:

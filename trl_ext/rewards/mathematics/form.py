@@ -6,23 +6,37 @@ tuple     (1, 2)   [1, 2)   \langle 1, 2 \rangle    in order; the brackets belon
 union     (0, 1) \cup [2, 3)                        in any order
 matrix    \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
 relation  x = 5   1 < x \leq 2   y = 2x + 3
+ratio     5 : 8
 numeral   52_8   (1A)_{16}                          the same digits of the same base
 words     \text{east}
 scalar    everything else, an expression of `parse`
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from trl_ext.rewards.mathematics.bounds import MAX_MATRIX, MAX_PARTS, TooComplex
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, split
 
-RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq"})
+RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\approx"})
+ACCENTS = frozenset({"\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline", "\\overline"})
 _COMMA = frozenset({","})
+_COLON = frozenset({":"})
 _CUP = frozenset({"\\cup"})
 _ROWS = frozenset({"\\\\"})
 _COLUMNS = frozenset({"&"})
 _TUPLES = {"(": (")", "]"), "[": (")", "]"), "\\langle": ("\\rangle",)}
 _HIGH_DIGITS = frozenset("ABCDEF")
+_MAX_SIGNS = 3  # plus-minus signs of one expression, so eight values
+# A number set, or what is said of a parameter: `k \in \mathbb{Z}`, `\text{ for all positive integers } n`.
+_DOMAIN_WORDS = frozenset(
+    "for all any every each some where is an a arbitrary real reals number numbers integer integers natural rational"
+    " positive negative nonnegative non-negative nonzero whole even odd constant".split()
+)
+_DOMAIN_SIGNS = frozenset(("\\in", "\\neq", ">", "<", "\\geq", "_", "^", "{", "}", "+", "*", "\\cdot", "0", "1"))
+# Words that take an answer back are no name of it.
+_NO_NAME = frozenset("not no never wrong false incorrect except neither nor but".split())
 _MATRICES = frozenset(f"\\begin{{{name}}}" for name in ("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix"))
 
 
@@ -41,30 +55,68 @@ class Form:
 
 def form_of(tokens: Tokens) -> Form:
     """Return the form of an answer; raise TooComplex for too many parts."""
-    tokens = tokens[1:] if tokens[:1] == ("+",) else tokens
+    tokens = tokens[1:] if tokens[:1] in (("+",), (WORDS + "only",)) else tokens
+    listed = [part for _, part in split(tokens, _COMMA)]
+    if len(listed) > 1:
+        listed = [part for part in listed if part and not _is_domain(part)]
+        if len(listed) > 1:
+            return _form("list", tokens, (), _expanded(listed))
+        tokens = listed[0] if listed else tokens
+    tokens = _without_domain(tokens)
     if "\\in" in tokens:
         place = tokens.index("\\in")
         if is_variable(tokens[:place]):  # `x \in [1, 2)` is the interval.
             tokens = tokens[place + 1 :]
-    for kind, marks in (("list", _COMMA), ("union", _CUP), ("relation", RELATIONS)):
+    for kind, marks in (("union", _CUP), ("relation", RELATIONS)):
         parts = split(tokens, marks)
         if len(parts) > 1:
             return _form(kind, tokens, tuple(mark for mark, _ in parts[1:]), tuple(part for _, part in parts))
-    return _numeral(tokens) or _bracketed(tokens) or _matrix(tokens) or _plus_minus(tokens) or _plain(tokens)
+    return (
+        _ratio(tokens)
+        or _numeral(tokens)
+        or _bracketed(tokens)
+        or _matrix(tokens)
+        or _plus_minus(tokens)
+        or _plain(tokens)
+    )
 
 
 def is_variable(tokens: Tokens) -> bool:
-    """Return True when tokens stand for an unknown: `x`, `x_1`, `f(x)`, `(x, y)`."""
+    """Return True when tokens stand for an unknown: `x`, `x_1`, `f(x)`, `f'(x)`, `\\bar{x}`, `(x, y)`."""
     if not tokens:
         return False
     if tokens[0] == "(" and closes_at(tokens, 0) == len(tokens) - 1:
         return all(is_variable(part) for _, part in split(tokens[1:-1], _COMMA))
+    if tokens[0] in ACCENTS and closes_at(tokens, 1) == len(tokens) - 1:
+        return is_variable(tokens[2:-1])
     if not is_symbol(tokens[0]) or tokens[0] in ("e", "i"):
         return False
     rest = tokens[1:]
     if rest[:1] == ("_",):
         rest = rest[closes_at(rest, 1) + 1 :]
-    return not rest or (rest[0] == "(" and len(rest) == 3 and rest[2] == ")" and is_symbol(rest[1]))
+    while rest[:1] == ("'",):
+        rest = rest[1:]
+    return not rest or (rest[0] == "(" and closes_at(rest, 0) == len(rest) - 1 and all(map(is_symbol, rest[1:-1:2])))
+
+
+def is_name(tokens: Tokens) -> bool:
+    """Return True when tokens name a quantity: an unknown, `|AB|`, `T(10)`, `V_1 : V_2`, `\\frac{NO}{BO}`, words."""
+    if is_variable(tokens):
+        return True
+    if len(tokens) == 1 and tokens[0].startswith(WORDS):
+        return not _NO_NAME & {*tokens[0][1:].split()}
+    ratio = [part for _, part in split(tokens, _COLON)]
+    if len(ratio) > 1:
+        return all(is_name(part) for part in ratio)
+    if tokens[:2] == ("\\frac", "{"):
+        middle = closes_at(tokens, 1)
+        return is_name(tokens[2:middle]) and is_name(tokens[middle + 2 : -1])
+    bare = tuple(token for token in tokens if token not in ("|", "\\angle", "\\overline", "{", "}", "\\triangle"))
+    if len(bare) > 1 and all(len(token) == 1 and token.isupper() for token in bare):
+        return True  # points
+    if len(tokens) > 3 and is_symbol(tokens[0]) and tokens[0] not in ("x", "y", "z") and tokens[1] == "(":
+        return closes_at(tokens, 1) == len(tokens) - 1 and all(one not in RELATIONS for one in tokens)
+    return False
 
 
 def words_of(tokens: Tokens) -> str | None:
@@ -73,6 +125,47 @@ def words_of(tokens: Tokens) -> str | None:
         return None
     text = "".join(token.removeprefix(WORDS) for token in tokens)
     return "".join(text.split()).casefold() or None
+
+
+def _is_domain(tokens: Tokens) -> bool:
+    """Return True for what says of a parameter which numbers it stands for, and for nothing else."""
+    if len(tokens) > 2 and is_symbol(tokens[0]) and tokens[1] == "\\in":
+        return tokens[2].startswith("\\mathbb")
+    if not tokens or tokens[0].split()[0] not in (WORDS + "for", WORDS + "where"):
+        return False
+    return all(_is_of_domain(token) for token in tokens)
+
+
+def _is_of_domain(token: str) -> bool:
+    if token.startswith(WORDS):
+        return len(token) == 2 or {*token[1:].split()} <= _DOMAIN_WORDS
+    return token in _DOMAIN_SIGNS or token.startswith("\\mathbb") or is_symbol(token)
+
+
+def _without_domain(tokens: Tokens) -> Tokens:
+    for place, token in enumerate(tokens):
+        if token.startswith((WORDS + "for", WORDS + "where")) and place and _is_domain(tokens[place:]):
+            return tokens[:place]
+    return tokens
+
+
+def _ratio(tokens: Tokens) -> Form | None:
+    """Read `5 : 8` as a ratio and `Alice : 5` as a relation; None for anything else."""
+    parts = tuple(part for _, part in split(tokens, _COLON))
+    if len(parts) == 2 and parts[0][:1] and parts[0][0].startswith(WORDS) and is_name(parts[0]):
+        return Form("relation", tokens, ("=",), parts)
+    if len(parts) < 2 or not all(parts) or any(token.startswith(WORDS) for token in tokens):
+        return None
+    return _form("ratio", tokens, (), parts)
+
+
+def _expanded(parts: Sequence[Tokens]) -> tuple[Tokens, ...]:
+    r"""Return the parts of a list or set with `1 \pm 2` as two of them."""
+    found: list[Tokens] = []
+    for part in parts:
+        signs = _plus_minus(part) or (_bracketed(part) if "\\pm" in part else None)
+        found.extend(signs.parts if signs and signs.kind == "list" else [part])
+    return tuple(found)
 
 
 def _numeral(tokens: Tokens) -> Form | None:
@@ -97,10 +190,22 @@ def _bracketed(tokens: Tokens) -> Form | None:
     opening, closing, inner = tokens[0], tokens[-1], tokens[1:-1]
     parts = tuple(part for _, part in split(inner, _COMMA))
     if opening == "\\{" and closing == "\\}":
-        return _form("set", tokens, (), parts) if inner else Form("words", ("\\emptyset",))
+        if not inner:
+            return Form("words", ("\\emptyset",))
+        return _builder(inner) or _form("set", tokens, (), _expanded(parts))
     if closing in _TUPLES.get(opening, ()) and len(parts) > 1:
+        if "\\pm" in inner:
+            return _form("list", tokens, (), tuple((opening, *one, closing) for one in _signed(inner)))
         return _form("tuple", tokens, (opening, closing), parts)
     return None
+
+
+def _builder(inner: Tokens) -> Form | None:
+    r"""Read what is between the braces of `\{x | 1 < x < 2\}` as the relation; None without a variable and a bar."""
+    place = next((place for place, token in enumerate(inner) if token in ("|", ":")), 0)
+    variable = inner[: inner.index("\\in")] if "\\in" in inner[:place] else inner[:place]
+    condition = form_of(inner[place + 1 :]) if is_variable(variable) else None
+    return condition if condition and condition.kind in ("relation", "list") else None
 
 
 def _matrix(tokens: Tokens) -> Form | None:
@@ -122,16 +227,31 @@ def _matrix(tokens: Tokens) -> Form | None:
 
 
 def _plus_minus(tokens: Tokens) -> Form | None:
-    r"""Read `1 \pm 2` as a list of two expressions; None for anything else."""
-    if tokens.count("\\pm") + tokens.count("\\mp") != 1:
-        return None
-    place = tokens.index("\\pm" if "\\pm" in tokens else "\\mp")
-    before, behind = tokens[:place], tokens[place + 1 :]
-    return Form("list", tokens, (), ((*before, "+", *behind), (*before, "-", *behind)))
+    r"""Read `1 \pm 2` as a list of its values; None for anything else."""
+    values = _signed(tokens)
+    return Form("list", tokens, (), values) if len(values) > 1 else None
+
+
+def _signed(tokens: Tokens) -> tuple[Tokens, ...]:
+    r"""Return the tokens with each choice of plus-minus signs; `\mp` is the other sign of all `\pm`."""
+    places = [place for place, token in enumerate(tokens) if token in ("\\pm", "\\mp")]
+    if len(places) > _MAX_SIGNS:
+        return (tokens,)
+    free = 1 if "\\mp" in tokens else len(places)
+    found = []
+    for choice in product("+-", repeat=free):
+        signs = choice * (len(places) if free == 1 else 1)
+        one = list(tokens)
+        for place, sign in zip(places, signs, strict=False):
+            one[place] = sign if tokens[place] == "\\pm" else "-+"["+-".index(sign)]
+        found.append(tuple(one))
+    return tuple(found)
 
 
 def _plain(tokens: Tokens) -> Form:
     """Read words or a scalar. Three letters side by side are a word, because a product would equal its anagrams."""
+    if tokens and tokens[0].startswith("\\mathbb") and len(tokens) == 1:
+        return Form("words", tokens)
     if tokens in (("\\emptyset",), ("\\infty",), ("-", "\\infty")):
         return Form("words", tokens)
     if any(token.startswith(WORDS) and len(token) > 2 for token in tokens) and words_of(tokens):

@@ -9,14 +9,31 @@ WORDS = '"'  # Opens a token that holds words.
 _TEXT = "text|textbf|textit|textrm|textnormal|textup|mathrm|mathbf|mathit|mathsf|mbox|operatorname|boldsymbol|bm"
 TOKEN = re.compile(
     rf"\\(?:{_TEXT})\s*\{{(?P<text>[^{{}}$]*)\}}"
-    r"|\\(?:begin|end)\s*\{[A-Za-z*]+\}"
+    r"|\\(?:begin|end)\s*\{[A-Za-z*]+\}|\\mathbb\s*(?:\{[A-Z]\}|[A-Z])"
     r"|\\[A-Za-z]+|\\."
     r"|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?|\.[0-9]+"
     r"|(?P<run>[A-Za-z]{2,})|\S",
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
-_LATEX_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))")
+_LATEX_THOUSANDS = re.compile(r"(?<=[0-9])\s?(?:\{,\s?\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))")
+_SPACED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"(-?0),(0[0-9]+|[0-9]{3,})")
+_ORDINAL = re.compile(
+    r"(?<=[0-9])(?:\^\{\s?(?:\\(?:text|mathrm|textrm)\{(?:st|nd|rd|th)\}|(?:st|nd|rd|th))\s?\}"
+    r"|\^?\\(?:text|mathrm|textrm|textsuperscript)\{(?:st|nd|rd|th)\}"
+    r"|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=[04-9])th|(?<=1[1-3])th)(?![A-Za-z]))"
+)
+# What JSON, Python and LaTeX leave of a command where a backslash was written once too often or too seldom.
+_DOUBLED = re.compile(
+    r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|le|leq|ge|geq|neq?|pi|cdot|times|infty|cup|in|pm|circ"
+    r"|theta|alpha|sin|cos|tan|ln|log|bigg?|Bigg?)(?![A-Za-z]))"
+)
+_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=ext|heta|imes|frac)|\r(?=ho|ight)")
+_CONTROL_LETTERS = {"\x0c": "\\f", "\x08": "\\b", "\t": "\\t", "\r": "\\r"}
+_JOINT = re.compile(r"(?:^|\s)(?:and|or)(?:\s|$)", re.IGNORECASE)
+_RAISED = re.compile(r"<su([pb])>([^<]{0,99})</su[pb]>")
+_DOLLAR_PAIR = re.compile(r"(?<![\\$])\$(?![$\s])([^$]{0,999}[^$\s\\])\$(?![$0-9])")
 _ARRAY = re.compile(r"\\begin\{array\}\s{0,9}\{[^{}]{0,40}\}")
 _BRACKETED = re.compile(r"[(\[]|\\\{|\\lbrace|\\langle|matrix")
 
@@ -31,6 +48,7 @@ _SIGNS = {
         "÷": "/", "π": "\\pi", "√": "\\surd", "∞": "\\infty", "≤": "\\leq", "≥": "\\geq", "≠": "\\neq", "±": "\\pm",
         "∪": "\\cup", "∩": "\\cap", "∈": "\\in", "∅": "\\emptyset", "²": "^{2}", "³": "^{3}", "½": "\\frac{1}{2}",
         "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}", "α": "\\alpha", "β": "\\beta", "θ": "\\theta", "λ": "\\lambda",
+        "≈": "\\approx", "∀": "\\forall", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "∶": ":",
         "φ": "\\phi", "⌊": "\\lfloor", "⌋": "\\rfloor", "⌈": "\\lceil", "⌉": "\\rceil",
     }.items()},
 }  # fmt: skip
@@ -45,23 +63,38 @@ _SPELLING = {
     "\\gt": ">", "\\times": "\\cdot", "*": "\\cdot", "\\ast": "\\cdot", "\\div": "/", "\\lvert": "|",
     "\\rvert": "|", "\\vert": "|", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]",
     "\\%": "%", "\\varnothing": "\\emptyset", "\\dots": "\\ldots", "\\cdots": "\\ldots", "\\circ": "\\degree",
-    "\\infin": "\\infty", ";": ",", "\\lor": ",", "\\land": ",",
+    "\\simeq": "\\approx", "\\doteq": "\\approx", "\\mid": "|", "\\colon": ":", "\\ratio": ":",
+    "\\backslash": "\\setminus", "\\infin": "\\infty", ";": ",", "\\lor": ",", "\\land": ",",
 }  # fmt: skip
 _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi gcd lcm max min".split()
 )
 _RUNS = {"infinity": "\\infty", "inf": "\\infty", "and": ",", "or": ",", "theta": "\\theta", "pm": "\\pm"}
-_UNITS = frozenset("cm mm km nm ft yd mi lb lbs kg mg oz ml mL sq deg mph kph hr hrs min sec rad kmh am pm".split())
+_UNITS = frozenset(
+    "cm mm km nm ft yd mi lb lbs kg mg oz ml mL sq deg mph kph hr hrs min sec rad kmh pct am pm day Day".split()
+)
+_SHORT_WORDS = frozenset("for all any are the has not but".split())  # never a product of letters
 
 
 def plain(text: str) -> str:
-    """Write Unicode signs as commands, thousands without separators, and a currency's dollar as `\\$`."""
+    """Write signs as commands, broken commands whole, thousands without separators, a currency's dollar as `\\$`."""
     if not text.isascii():
         text = text.translate(_SIGNS)
+    if "\\" in text or not text.isprintable():
+        text = _DOUBLED.sub(r"\\", _CONTROL.sub(lambda match: _CONTROL_LETTERS[match[0]], text))
+    if "<" in text or ">" in text or "!" in text:
+        text = _RAISED.sub(lambda match: f"{'^' if match[1] == 'p' else '_'}{{{match[2]}}}", text)
+        # `2!=2` is a factorial, `x != 2` is not.
+        text = text.replace(">=", " \\geq ").replace("<=", " \\leq ").replace(" !=", " \\neq ")
     text = _ARRAY.sub(r"\\begin{matrix}", text.strip()).replace("\\end{array}", "\\end{matrix}")
     text = _LATEX_THOUSANDS.sub("", text)
     if not _BRACKETED.search(text):  # (1,000) is a pair, 1,000 is a number.
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    if _SPACED_THOUSANDS.fullmatch(text.strip("$")):
+        text = text.replace(" ", "")
+    text = _ORDINAL.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text) if _DECIMAL_COMMA.fullmatch(text) else text)
+    if "$" in text:
+        text = _DOLLAR_PAIR.sub(r" \1 ", text)
     if not (len(text) > 1 and text.startswith("$") and text.endswith("$") and not text.endswith("\\$")):
         text = re.sub(r"(?<![\\$])\$(?=\s?[0-9.])", r"\\$", text)
     return text
@@ -77,14 +110,18 @@ def spelled(match: re.Match[str], before: str) -> list[str]:
         return _run(token, before)
     if token.startswith(("\\begin", "\\end")):
         return [re.sub(r"[\s*]", "", token)]
+    if token.startswith("\\mathbb") and len(token) > 7:
+        return [f"\\mathbb{{{token.rstrip('}')[-1]}}}"]
     return [] if token in _DROPPED else [_SPELLING.get(token, token)]
 
 
 def _text(content: str, bold: bool) -> list[str]:
     """Return the tokens of `\\text{...}`: words, or maths where it has a digit, no letter or one bold letter."""
-    words = " ".join(content.split()).strip(".,;:")
-    if words.lower() in ("and", "or"):
-        return [","]
+    words = " ".join(content.replace("~", " ").split()).strip(".,;:")
+    parts = _JOINT.split(words)
+    if len(parts) > 1:
+        listed = [token for part in parts for token in (",", *(_text(part, bold) if part else []))]
+        return listed[1:]
     if words in _FUNCTIONS:
         return ["\\" + words]
     letter = re.fullmatch(r"\(?([A-Za-z])\)?", words)
@@ -102,7 +139,7 @@ def _run(run: str, before: str) -> list[str]:
     if run in _RUNS:
         return [_RUNS[run]]
     behind_value = bool(before) and (is_number(before) or before in ("}", ")") or before.startswith(WORDS))
-    if len(run) > 3 or (run in _UNITS and behind_value):
+    if len(run) > 3 or (run in _UNITS and behind_value) or run in _SHORT_WORDS or before.startswith(WORDS):
         return [WORDS + run.casefold()]
     return list(run)
 

@@ -8,6 +8,8 @@ Only ASCII, full-width ASCII and the signs of `spelling` are understood. Other d
 invisible characters stay what they are, and no number is read from them.
 """
 
+from collections.abc import Sequence
+
 from trl_ext.rewards.mathematics.bounds import MAX_NESTING, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.spelling import TOKEN, WORDS, is_number, plain, spelled
 
@@ -17,6 +19,7 @@ OPENING = frozenset({"(", "[", "{", "\\{", "\\lfloor", "\\lceil", "\\langle"})
 CLOSING = frozenset({")", "]", "}", "\\}", "\\rfloor", "\\rceil", "\\rangle"})
 
 _ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "\\surd": 1, "^": 1, "_": 1, "\\overline": 1}
+_ARGUMENTS |= dict.fromkeys(("\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline"), 1)
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell".split()
@@ -73,7 +76,7 @@ def split(tokens: Tokens, marks: frozenset[str]) -> list[tuple[str, Tokens]]:
     return [*parts, (mark, tokens[start:])]
 
 
-def closes_at(tokens: Tokens, start: int) -> int:
+def closes_at(tokens: Sequence[str], start: int) -> int:
     """Return the position where the bracket opened at `start` closes; -1 where none does.
 
     Any closing bracket closes, as in the half-open interval `[0, 1)`.
@@ -150,6 +153,14 @@ def _argument(raw: list[str], start: int, depth: int, whole: bool) -> tuple[list
     if whole and token in ("+", "-"):
         piece, end = _argument(raw, start + 1, depth + 1, whole)
         return [token, *piece], end
+    if whole and token == "(":  # `x^(n+1)`, as people type it
+        end = closes_at(raw, start)
+        if end < 0 or raw[end] != ")":
+            raise Unreadable("'(' is not closed")
+        inner, used = _sequence(raw[start + 1 : end], 0, depth + 1)
+        if used < end - start - 1:
+            raise Unreadable("a brace closes that was never opened")
+        return inner, end + 1
     if is_number(token) and len(token) > 1 and not whole:
         raw[start : start + 1] = [token[0], token[1:]]
     return _piece(raw, start, depth)

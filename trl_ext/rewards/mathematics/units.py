@@ -14,7 +14,8 @@ _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\po
 _SIGNS = {"\\degree": "degree", "%": "percent", **_CURRENCIES}
 _FACTORS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SAME = {
-    "deg": "degree", "pct": "percent", "usd": "dollar", "buck": "dollar", "centimeter": "cm", "centimetre": "cm",
+    "deg": "degree", "pct": "percent", "percentage": "percent", "usd": "dollar", "buck": "dollar",
+    "centimeter": "cm", "centimetre": "cm",
     "millimeter": "mm", "millimetre": "mm", "kilometer": "km", "kilometre": "km", "meter": "m", "metre": "m",
     "inche": "inch", "in": "inch", "feet": "foot", "ft": "foot", "yd": "yard", "mi": "mile", "lb": "pound",
     "kilogram": "kg", "gram": "g", "milligram": "mg", "ounce": "oz", "liter": "l", "litre": "l", "milliliter": "ml",

@@ -9,19 +9,31 @@ again instead of its solution, other units, other brackets, a set for a tuple, `
 near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison import library as math_library
 from trl_ext.rewards.mathematics.comparison.gate import check_for_library
-from trl_ext.rewards.mathematics.evaluate import Value, proportion, same_value, value_of
-from trl_ext.rewards.mathematics.form import Form, form_of, is_variable, words_of
-from trl_ext.rewards.mathematics.tokens import Tokens
+from trl_ext.rewards.mathematics.comparison.intervals import FLIPPED, interval, union_of
+from trl_ext.rewards.mathematics.evaluate import Value, proportion, rounds_to, same_value, value_of
+from trl_ext.rewards.mathematics.form import Form, form_of, is_name, is_variable, words_of
+from trl_ext.rewards.mathematics.tokens import Tokens, is_number, is_symbol
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
-_FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
 _UNORDERED = frozenset({"list", "set"})
+_WRITTEN_EXACTLY = frozenset({"\\frac", "/", "\\sqrt", "\\pi"})  # An answer with one of these is no decimal.
+_ROUNDED_DIGITS = 3
+_PARAMETERS = frozenset("kmn")
+_SETS = {"\\emptyset": "nosolution", "\\mathbb{R}": "allrealnumbers", "\\infty": "infinitelymany"}
+_SAME_WORDS = {
+    "nosolutions": "nosolution", "nosolutionexists": "nosolution", "noneexist": "nosolution", "emptyset": "nosolution",
+    "allreals": "allrealnumbers", "therealnumbers": "allrealnumbers", "realnumbers": "allrealnumbers",
+    "infinite": "infinitelymany", "dne": "doesnotexist", "undefined": "doesnotexist",
+}  # fmt: skip
+_ALL_NUMBERS = ("(", "-", "\\infty", ",", "\\infty", ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +56,22 @@ _MAX_PROSE_WORDS = 3  # More words are a sentence, and another sentence may say 
 def compare(gold: Tokens, answer: Tokens) -> Match:
     """Compare an answer with the gold; TooComplex is raised only for a gold that can be compared."""
     try:
-        found = match(gold, answer)
+        found = match(gold, _with_parameter_of(gold, answer))
     except TooComplex:
         if why_undecided(gold):
             return Match(None, why_undecided(gold))
         raise
     return found if found.same or not why_undecided(gold) else Match(None, why_undecided(gold))
+
+
+def _with_parameter_of(gold: Tokens, answer: Tokens) -> Tokens:
+    r"""Return an answer with the gold's letter for any whole number: `n\pi` says what `k\pi` says."""
+    if "\\pi" not in gold:
+        return answer
+    mine, theirs = _PARAMETERS & {*gold}, _PARAMETERS & {*answer}
+    if len(mine) != 1 or len(theirs) != 1 or mine == theirs:
+        return answer
+    return tuple(next(iter(mine)) if token in theirs else token for token in answer)
 
 
 @lru_cache(maxsize=4096)  # Asked again for every completion that is not the gold.
@@ -82,22 +104,42 @@ def _undecided(gold: Tokens) -> str:
 
 
 def match(gold: Tokens, answer: Tokens) -> Match:
-    """Compare an answer with the gold; raise TooComplex where either would take too long."""
+    """Compare an answer with the gold, as far as both can be read; raise TooComplex where that would take too long."""
     if gold == answer:
         return _SAME_TEXT
     left, right = form_of(gold), form_of(answer)
     if left.tokens == right.tokens:
         return _SAME_TEXT
-    if left.kind == "words" or right.kind == "words":
-        words = words_of(left.tokens)
-        return _SAME_TEXT if words is not None and words == words_of(right.tokens) else _DIFFERENT
-    if left.kind == "numeral" or right.kind == "numeral":
+    if (
+        right.kind == "list"
+        and len(gold) == 1
+        and gold[0] == ".".join(map("".join, right.parts))
+        and is_number(gold[0])
+    ):
+        return Match(True, "decimal comma")
+    kinds = {left.kind, right.kind}
+    if "words" in kinds and "relation" not in kinds:
+        words = _words(left)
+        return _SAME_TEXT if words is not None and words == _words(right) else _DIFFERENT
+    if "numeral" in kinds:
         return Match(left.kind == right.kind and left.signs == right.signs, "digits of a base")
-    if left.kind == "relation" or right.kind == "relation":
+    if "relation" in kinds:
         return _match_relations(left, right)
-    if left.kind == right.kind == "scalar":
+    if "ratio" in kinds:
+        return _match_ratios(left, right)
+    if kinds == {"scalar"}:
         return _match_scalars(left.tokens, right.tokens)
     return _match_parts(left, right)
+
+
+def _words(form: Form) -> str | None:
+    """Return words, or the words that a set stands for, in one spelling; None for anything else."""
+    if form.kind == "tuple":
+        return "allrealnumbers" if form.tokens == _ALL_NUMBERS else None
+    if len(form.tokens) == 1 and form.tokens[0] in _SETS:
+        return _SETS[form.tokens[0]]
+    words = words_of(form.tokens)
+    return words and _SAME_WORDS.get(words, words)
 
 
 def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
@@ -106,8 +148,18 @@ def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
     right, other = split_unit(answer)
     if not agree(unit, other):
         return Match(False, f"unit '{other}' instead of '{unit}'")
-    if unit or other:
-        return match(left, right)
+    if (unit, other) == ("percent", "") and _WRITTEN_EXACTLY & {*right}:
+        found = _match_values(left, ("100", "\\cdot", "(", *right, ")"))
+        return found if found.same else _match_values(left, right)
+    # An angle of `90^\\circ` is one of `\\pi/2`, where the sign of pi tells that radians are meant.
+    if (unit, other) == ("", "degree") and "\\pi" in left:
+        right = ("(", *right, ")", "\\cdot", "\\pi", "/", "180")
+    if (unit, other) == ("degree", "") and "\\pi" in right:
+        left = ("(", *left, ")", "\\cdot", "\\pi", "/", "180")
+    return match(left, right) if (unit or other) and form_of(left).kind != "scalar" else _match_values(left, right)
+
+
+def _match_values(left: Tokens, right: Tokens) -> Match:
     try:
         a, b = value_of(left), value_of(right)
     except Unreadable as error:
@@ -117,21 +169,97 @@ def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
         check_for_library(right)
         return Match(math_library.same_expression(left, right), "math-verify")
     if a.exact is not None and b.exact is not None:
-        return Match(a.exact == b.exact, "exact number")
-    return Match(same_value(a, b), "value")
+        if a.exact == b.exact:
+            return Match(True, "exact number")
+    elif same_value(a, b):
+        return Match(True, "value")
+    if _WRITTEN_EXACTLY & {*right} and _is_rounded(left) and rounds_to(b, left):
+        return Match(True, "rounds to the gold")
+    return Match(False, "value")
+
+
+def _is_rounded(tokens: Tokens) -> bool:
+    """Return True for a decimal of three or more digits, which the gold of a calculation is mostly rounded to."""
+    digits = tokens[-1].partition("e")[0].replace(".", "").lstrip("0")
+    return (
+        tokens[:-1] in ((), ("-",)) and "." in tokens[-1] and is_number(tokens[-1]) and len(digits) >= _ROUNDED_DIGITS
+    )
+
+
+def _match_ratios(left: Form, right: Form) -> Match:
+    """Compare ratios by their quotients; a ratio whose whole parts have a common divisor may be a time of day."""
+    if not (_is_lowest(left) and _is_lowest(right)) and left.kind == right.kind:
+        return _DIFFERENT if len(left.parts) != len(right.parts) else _match_parts(left, right)
+    sides = [form.parts if form.kind == "ratio" else (form.tokens, ("1",)) for form in (left, right)]
+    if len(sides[0]) != len(sides[1]) or "list" in (left.kind, right.kind):
+        return _DIFFERENT
+    first, second = sides
+    same = all(
+        _match_scalars(_quotient(first[0], one), _quotient(second[0], other)).same
+        for one, other in zip(first[1:], second[1:], strict=True)
+    )
+    return Match(same, "ratio")
+
+
+def _quotient(top: Tokens, bottom: Tokens) -> Tokens:
+    return top if bottom == ("1",) else ("\\frac", "{", *top, "}", "{", *bottom, "}")
+
+
+def _is_lowest(form: Form) -> bool:
+    numbers = [int(part[0]) for part in form.parts if len(part) == 1 and part[0].isdigit() and len(part[0]) < 10]
+    return form.kind != "ratio" or len(numbers) < len(form.parts) or math.gcd(*numbers) == 1
 
 
 def _match_parts(left: Form, right: Form) -> Match:
     """Compare lists, sets, unions, tuples and matrices part by part."""
-    unordered = left.kind in _UNORDERED and right.kind in _UNORDERED
-    alike = unordered or (left.kind == right.kind and left.signs == right.signs)
-    if not alike or len(left.parts) != len(right.parts):
+    left, right = _named(left, right), _named(right, left)
+    alike = left.kind == right.kind and left.signs == right.signs
+    alike = alike or (left.kind in _UNORDERED and right.kind in _UNORDERED) or (_is_vector(left) and _is_vector(right))
+    if not alike:
+        union, other = (left, right) if left.kind == "union" else (right, left)
+        found = union_of(other.parts) if union.kind == "union" and other.kind == "list" else None
+        if found is None:
+            return _DIFFERENT
+        left, right = (left, found) if union is left else (found, right)
+    parts = right.parts
+    if left.kind in _UNORDERED and len(parts) > len(left.parts) > 1 and len({*left.parts}) == len(left.parts):
+        parts = tuple(dict.fromkeys(parts))  # The same solution twice is one solution.
+    if len(left.parts) != len(parts):
         return _DIFFERENT
-    if unordered or left.kind == "union":
-        same = _same_in_any_order(left.parts, right.parts)
+    if left.kind in _UNORDERED or left.kind == "union":
+        same = _same_in_any_order(left.parts, parts)
     else:
-        same = all(match(*pair).same for pair in zip(left.parts, right.parts, strict=True))
+        same = all(match(*pair).same for pair in zip(left.parts, parts, strict=True))
     return Match(same, f"parts of a {left.kind}")
+
+
+def _is_vector(form: Form) -> bool:
+    r"""Return True for `(1, 2)`, `\langle 1, 2 \rangle`, `[1, 2, 3]` and a column, which write one vector."""
+    if form.kind == "matrix":
+        return len(form.signs) > 1 and set(form.signs) == {"1"}
+    square = form.signs == ("[", "]") and len(form.parts) > 2
+    return form.kind == "tuple" and (square or form.signs in (("(", ")"), ("\\langle", "\\rangle")))
+
+
+def _named(form: Form, other: Form) -> Form:
+    """Return a list of named values as tuples `(5, 2)` where the other side is made of these."""
+    if form.kind != "list":
+        return form
+    found = [assignment(part) for part in map(form_of, form.parts) if part.kind == "relation"]
+    names = [one[0] for one in found if one and one[0]]
+    num_names = len({*names})
+    if len(names) < len(form.parts) or num_names < 2 or names != names[:num_names] * (len(names) // num_names):
+        return form
+    values = [one[1] for one in found if one]
+    tuples = tuple(_tuple(values[start : start + num_names]) for start in range(0, len(values), num_names))
+    if other.kind == "tuple" and len(tuples) == 1:
+        return form_of(tuples[0])
+    return Form("list", form.tokens, (), tuples) if len(tuples) > 1 and other.parts[0][:1] == ("(",) else form
+
+
+def _tuple(values: Sequence[Tokens]) -> Tokens:
+    inner = [token for value in values for token in (",", *value)]
+    return ("(", *inner[1:], ")")
 
 
 def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> bool:
@@ -149,50 +277,84 @@ def _match_relations(left: Form, right: Form) -> Match:
     if left.kind == right.kind:
         return _match_two_relations(left, right)
     relation, other = (left, right) if left.kind == "relation" else (right, left)
-    found = assignment(relation)
-    value = found[1] if found and (found[0] or relation is right) else None
-    if found is None and any(sign in other.tokens for sign in ("[", "]", "\\infty")):
-        value = interval(relation)
-    if value is None:
-        return _DIFFERENT
-    return match(value, other.tokens) if relation is left else match(other.tokens, value)
+    if other.kind in ("tuple", "union", "words"):
+        # The gold's own brackets, or its being a relation, settle that (1, 2) is an interval and no point.
+        is_interval = relation is left or any(sign in other.tokens for sign in ("[", "]", "\\infty"))
+        found = interval(relation) if is_interval else None
+        if found is not None:
+            return match(found, other.tokens) if relation is left else match(other.tokens, found)
+    if relation is left:
+        values = gold_values(relation)
+    else:
+        one = assignment(relation)
+        values = (one[1],) if one else ()
+        if one and left.kind == "list" and is_variable(one[0]) and one[0][0] == "(":
+            left = Form("tuple", left.tokens, ("(", ")"), left.parts)  # `(x, y) = (1, 2)` for `1, 2`
+            return _match_parts(left, form_of(one[1]))
+    for value in values:
+        found = match(value, right.tokens) if relation is left else match(left.tokens, value)
+        if found.same:
+            return found
+    return _DIFFERENT
+
+
+def gold_values(relation: Form) -> tuple[Tokens, ...]:
+    r"""Return the values that the gold `x = \frac13 \approx 0.33` gives its unknown: `\frac13` and `0.33`."""
+    if not {*relation.signs} <= {"=", "\\approx"}:
+        return ()
+    if "\\approx" not in relation.signs:
+        found = assignment(relation)
+        return (found[1],) if found and found[0] else ()
+    return tuple(part for part in relation.parts if not is_name(part))
 
 
 def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
-    """Return the unknown and its value in `x = 5`, `5 = x` or `x = 2 + 3 = 5`; the unknown is () in `2 + 3 = 5`.
+    """Return the unknown and its value in `x = 5`, `5 = x`, `x = y = 5` or `x = 2 + 3 = 5`; () in `2 + 3 = 5`.
 
-    None for any other relation, and for sides that disagree.
+    None for any other relation, for sides that disagree, and for an approximation that is no rounding.
     """
-    if set(relation.signs) != {"="}:
+    if not {*relation.signs} <= {"=", "\\approx"}:
         return None
-    sides = relation.parts if is_variable(relation.parts[0]) else relation.parts[::-1]
-    unknown, values = (sides[0], sides[1:]) if is_variable(sides[0]) else ((), relation.parts)
+    sides = relation.parts if is_name(relation.parts[0]) else relation.parts[::-1]
+    if not is_name(sides[0]) or "\\approx" in relation.signs:
+        sides = relation.parts
+    num_names = next((place for place, side in enumerate(sides) if not is_name(side)), len(sides) - 1)
+    unknown = tuple(token for side in sides[:num_names] for token in ("=", *side))[1:]
+    values = sides[num_names:]
+    if "\\approx" in relation.signs:
+        rounded = relation.signs.index("\\approx") + 1
+        exact = values[: max(1, rounded - num_names)]
+        if not all(_is_rounding(exact[-1], value) for value in values[len(exact) :]):
+            return None
+        values = exact
     if not all(match(values[0], value).same for value in values[1:]):
         return None
     return unknown, values[-1]
 
 
-def interval(relation: Form) -> Tokens | None:
-    """Return `1 < x \\leq 2` as `(1, 2]` and `x > 3` as `(3, \\infty)`; None for any other relation."""
-    signs, parts = relation.signs, relation.parts
-    if signs[0] in (">", "\\geq"):
-        signs, parts = tuple(_FLIPPED[sign] for sign in reversed(signs)), parts[::-1]
-    if not set(signs) <= {"<", "\\leq"}:
-        return None
-    if len(parts) == 2:
-        infinite = ("-", "\\infty") if is_variable(parts[0]) else ("\\infty",)
-        parts = (infinite, *parts) if is_variable(parts[0]) else (*parts, infinite)
-        signs = ("<", *signs) if len(infinite) == 2 else (*signs, "<")
-    if len(parts) != 3 or not is_variable(parts[1]):
-        return None
-    opening, closing = "[" if signs[0] == "\\leq" else "(", "]" if signs[1] == "\\leq" else ")"
-    return (opening, *parts[0], ",", *parts[2], closing)
+def _is_rounding(exact: Tokens, decimal: Tokens) -> bool:
+    """Return True when a decimal, with or without a unit, is what an expression rounds to."""
+    number = split_unit(decimal)[0]
+    try:
+        return (
+            is_number(number[-1]) and number[:-1] in ((), ("-",)) and rounds_to(value_of(split_unit(exact)[0]), number)
+        )
+    except Unreadable:
+        return False
 
 
 def _match_two_relations(left: Form, right: Form) -> Match:
+    if "\\approx" in left.signs:
+        answer = assignment(right)
+        names = [part for part in left.parts if is_name(part)]
+        if answer is None or (names and answer[0] not in ((), *names)):
+            return _DIFFERENT
+        same = any(match(value, answer[1]).same for value in gold_values(left))
+        return Match(same, "either side of an approximation")
     gold, answer = assignment(left), assignment(right)
     if gold and answer and gold[0] and answer[0]:
-        same = gold[0] == answer[0] and match(gold[1], answer[1]).same
+        value = _renamed(gold[0], answer[0], answer[1])
+        same = value is not None and match(gold[1], value).same
         if same or _is_constant(gold[1]):
             return Match(same, "assignment")
     elif gold and gold[0] and _is_constant(gold[1]):
@@ -201,10 +363,20 @@ def _match_two_relations(left: Form, right: Form) -> Match:
         signs == left.signs and _same_in_order(left.parts, parts)
         for signs, parts in (
             (right.signs, right.parts),
-            (tuple(_FLIPPED[sign] for sign in reversed(right.signs)), right.parts[::-1]),
+            (tuple(FLIPPED[sign] for sign in reversed(right.signs)), right.parts[::-1]),
         )
     )
     return Match(True, "sides of a relation") if same else _match_multiples(left, right)
+
+
+def _renamed(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
+    """Return the answer's value in the gold's letters: `f(x) = x` says what `f(z) = z` says. None for other names."""
+    if gold == answer:
+        return value
+    function = gold[1:2] == ("(",) and len(gold) == len(answer) == 4 and gold[:2] == answer[:2]
+    if not function or not is_symbol(gold[2]) or not is_symbol(answer[2]) or gold[2] in value:
+        return None
+    return tuple(gold[2] if token == answer[2] else token for token in value)
 
 
 def _same_in_order(left: tuple[Tokens, ...], right: tuple[Tokens, ...]) -> bool:
@@ -229,7 +401,7 @@ def _match_multiples(left: Form, right: Form) -> Match:
         return _DIFFERENT
     if factor is None:
         return _DIFFERENT
-    sign = right.signs[0] if factor > 0 else _FLIPPED[right.signs[0]]
+    sign = right.signs[0] if factor > 0 else FLIPPED[right.signs[0]]
     return Match(left.signs[0] == sign, "multiple of a relation")
 
 

@@ -20,6 +20,7 @@ _MOST_PARTS = 4  # of a list, tuple or matrix that are rewritten, each by itself
 _MOST_PLACES = 4  # decimals of a fraction that is written as one
 _SIGNS = frozenset({"+", "-"})
 _FLIPPED = {"<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq"}
+_COMMA = frozenset({","})
 _APPROX = frozenset({"\\approx"})
 _ASCII = {">": "\\geq", "<": "\\leq", "!": "\\neq"}
 _NAME = re.compile(r"(?:[A-Z]|[|{}:]|\\(?:frac|angle|triangle|overline)|_ \{ \d+ \}| )+")
@@ -157,7 +158,7 @@ def _of(tokens: Tokens) -> Found:
         yield "", "brackets", (*digits[1:-1], *base) if digits[0] == "(" else ("(", *digits, ")", *base)
     elif form.kind == "relation":
         yield from _relation(form)
-    elif form.kind == "scalar":
+    elif form.kind in ("scalar", "numeral"):
         yield from (("", how, changed) for how, changed in _scalar(form.tokens))
     elif form.parts and "\\pm" in form.tokens and form.kind == "list" and "," not in form.tokens:
         yield "", "both signs written out", (*form.parts[0], ",", *form.parts[1])
@@ -221,7 +222,7 @@ def _parts(form: Form) -> Found:
     tokens = form.tokens
     places: list[tuple[int, int]] = []
     start = 0
-    for part in form.parts:
+    for part in _written_parts(form):
         begin = _find(tokens, part, start)
         if begin < 0:
             return
@@ -233,6 +234,14 @@ def _parts(form: Form) -> Found:
                 continue  # one part without its name would stand beside others with theirs
             inner = f", {place}" if place else ""
             yield f"part {number}{inner}", how, (*tokens[:begin], *changed, *tokens[end:])
+
+
+def _written_parts(form: Form) -> list[Tokens]:
+    r"""Return the parts as they are written, where `\{1 \pm 2, 3\}` has two and three values."""
+    if "\\pm" not in form.tokens:
+        return list(form.parts)
+    inner = form.tokens[1:-1] if closes_at(form.tokens, 0) == len(form.tokens) - 1 else form.tokens
+    return [part for _, part in split(inner, _COMMA)]
 
 
 def _first_of_each(tokens: Tokens) -> Found:

@@ -18,7 +18,7 @@ TOKEN = re.compile(
 _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9,])")
 _LATEX_THOUSANDS = re.compile(r"(?<=[0-9])\s?(?:\{,\s?\}|,\\!|\\,|,\\,)\s*(?=[0-9]{3}(?![0-9]))")
 _SPACED_THOUSANDS = re.compile(r"-?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
-_DECIMAL_COMMA = re.compile(r"(-?0),(0[0-9]+|[0-9]{3,})")
+_DECIMAL_COMMA = re.compile(r"-?0,(?:0[0-9]+|[0-9]{3,})")
 _ORDINAL = re.compile(
     r"(?<=[0-9])(?:\^\{\s?(?:\\(?:text|mathrm|textrm)\{(?:st|nd|rd|th)\}|(?:st|nd|rd|th))\s?\}"
     r"|\^?\\(?:text|mathrm|textrm|textsuperscript)\{(?:st|nd|rd|th)\}"
@@ -29,7 +29,8 @@ _DOUBLED = re.compile(
     r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|left|right|text|le|leq|ge|geq|neq?|pi|cdot|times|infty|cup|in|pm|circ"
     r"|theta|alpha|sin|cos|tan|ln|log|bigg?|Bigg?)(?![A-Za-z]))"
 )
-_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=ext|heta|imes|frac)|\r(?=ho|ight)")
+_QUAD = re.compile(r"\\q?quad(?=[A-Za-z])")
+_CONTROL = re.compile(r"\x0c(?=rac)|\x08(?=inom|ar|eta)|\t(?=heta|imes)|\r(?=ho|ight)")
 _CONTROL_LETTERS = {"\x0c": "\\f", "\x08": "\\b", "\t": "\\t", "\r": "\\r"}
 _JOINT = re.compile(r"(?:^|\s)(?:and|or)(?:\s|$)", re.IGNORECASE)
 _RAISED = re.compile(r"<su([pb])>([^<]{0,99})</su[pb]>")
@@ -81,6 +82,7 @@ def plain(text: str) -> str:
     if not text.isascii():
         text = text.translate(_SIGNS)
     if "\\" in text or not text.isprintable():
+        text = _QUAD.sub(" ", text)
         text = _DOUBLED.sub(r"\\", _CONTROL.sub(lambda match: _CONTROL_LETTERS[match[0]], text))
     if "<" in text or ">" in text or "!" in text:
         text = _RAISED.sub(lambda match: f"{'^' if match[1] == 'p' else '_'}{{{match[2]}}}", text)
@@ -88,11 +90,13 @@ def plain(text: str) -> str:
         text = text.replace(">=", " \\geq ").replace("<=", " \\leq ").replace(" !=", " \\neq ")
     text = _ARRAY.sub(r"\\begin{matrix}", text.strip()).replace("\\end{array}", "\\end{matrix}")
     text = _LATEX_THOUSANDS.sub("", text)
+    if _DECIMAL_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
     if not _BRACKETED.search(text):  # (1,000) is a pair, 1,000 is a number.
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     if _SPACED_THOUSANDS.fullmatch(text.strip("$")):
         text = text.replace(" ", "")
-    text = _ORDINAL.sub("", _DECIMAL_COMMA.sub(r"\1.\2", text) if _DECIMAL_COMMA.fullmatch(text) else text)
+    text = _ORDINAL.sub("", text)
     if "$" in text:
         text = _DOLLAR_PAIR.sub(r" \1 ", text)
     if not (len(text) > 1 and text.startswith("$") and text.endswith("$") and not text.endswith("\\$")):

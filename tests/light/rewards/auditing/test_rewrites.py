@@ -51,7 +51,6 @@ def texts(answer: str, place: str = "") -> set[str]:
         (r"(-\infty, 3) \cup (5, \infty)", "part 2, part 1", r"(-\infty,3)\cup(5.0,\infty)"),
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", "part 3", r"\begin{pmatrix}1&2\\3.0&4\end{pmatrix}"),
         (r"(-\infty, \infty)", "part 2", r"(-\infty,+\infty)"),
-        ("$125$ miles", "formula", "125miles"),
         ("(C)", "whole", "C"),
         ("C", "whole", "(C)"),
     ],

@@ -13,7 +13,7 @@ UNREADABLE = [
     "The sum is less than zero.",
     r"(1, a_1+\ldots+a_n)",
     "9^{9^9}",
-    r"\forall x > 0, 3^x \geq x^2",
+    r"\forall x: 3^x \geq x^2",
 ]
 READABLE = [
     "5",

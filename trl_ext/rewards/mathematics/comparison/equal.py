@@ -154,8 +154,6 @@ def _match_scalars(gold: Tokens, answer: Tokens) -> Match:
     # An angle of `90^\\circ` is one of `\\pi/2`, where the sign of pi tells that radians are meant.
     if (unit, other) == ("", "degree") and "\\pi" in left:
         right = ("(", *right, ")", "\\cdot", "\\pi", "/", "180")
-    if (unit, other) == ("degree", "") and "\\pi" in right:
-        left = ("(", *left, ")", "\\cdot", "\\pi", "/", "180")
     return match(left, right) if (unit or other) and form_of(left).kind != "scalar" else _match_values(left, right)
 
 
@@ -226,7 +224,7 @@ def _match_parts(left: Form, right: Form) -> Match:
         parts = tuple(dict.fromkeys(parts))  # The same solution twice is one solution.
     if len(left.parts) != len(parts):
         return _DIFFERENT
-    if left.kind in _UNORDERED or left.kind == "union":
+    if (left.kind in _UNORDERED or left.kind == "union") and not _names_order(left, right):
         same = _same_in_any_order(left.parts, parts)
     else:
         same = all(match(*pair).same for pair in zip(left.parts, parts, strict=True))
@@ -255,6 +253,15 @@ def _named(form: Form, other: Form) -> Form:
     if other.kind == "tuple" and len(tuples) == 1:
         return form_of(tuples[0])
     return Form("list", form.tokens, (), tuples) if len(tuples) > 1 and other.parts[0][:1] == ("(",) else form
+
+
+def _names_order(gold: Form, answer: Form) -> bool:
+    """Return True where the gold names its values by different letters, and the answer gives values alone."""
+    if gold.kind != "list" or any(form_of(part).kind == "relation" for part in answer.parts):
+        return False
+    found = [assignment(part) for part in map(form_of, gold.parts) if part.kind == "relation"]
+    letters = {one[0][:1] for one in found if one and one[0]}
+    return len(letters) == len(gold.parts) > 1
 
 
 def _tuple(values: Sequence[Tokens]) -> Tokens:

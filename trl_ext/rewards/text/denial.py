@@ -47,9 +47,20 @@ _CONTRAST = re.compile(
 _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 
 
+# One of these stands in every denial; looking for them costs a tenth of the patterns.
+_HINTS = (
+    "no", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ", "opposite", "far from",
+    "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible", "doubt", "deny",
+    "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了",
+)  # fmt: skip
+
+
 def denied_before(text: str, end: int) -> bool:
     """Return True when the words that end at `end` deny what follows; `2!=` is a factorial and no inequality."""
     before = text[max(0, end - WINDOW) : max(0, end)]
+    lowered = before.lower()
+    if not any(hint in lowered for hint in _HINTS):
+        return False
     return _DIRECT.search(before) is not None or _CLAIM.search(before) is not None
 
 

@@ -3,7 +3,7 @@
 import re
 
 from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, letter, relation, text, texts
-from trl_ext.rewards.text.prose import count_word
+from trl_ext.rewards.text.prose import count_word, unmarked
 
 # "WELL-KNOWN" and "U.S." are one word each, "I'm" is two: its "I" is a word of capitals.
 _WORD = re.compile(r"\w++(?>(?:[.-]\w++)*)")
@@ -22,7 +22,7 @@ def has_keyword_often(response: str, keyword: str, frequency: int, relation: Bou
 
 def lacks_words(response: str, forbidden_words: tuple[str, ...]) -> bool:
     """True when no forbidden word occurs as a word of its own, in any case: "cat" may be in "cathedral"."""
-    folded = response.casefold()
+    folded = unmarked(response.casefold())
     return not any(count_word(folded, word.casefold()) for word in forbidden_words)
 
 
@@ -59,7 +59,7 @@ def has_keyword_once(response: str, keyword: str) -> bool:
 
 def lacks_keyword(response: str, keyword: str) -> bool:
     """True when the keyword does not occur as a word of its own, in any case."""
-    return not count_word(response.casefold(), keyword.casefold(), 1)
+    return not count_word(unmarked(response.casefold()), keyword.casefold(), 1)
 
 
 def has_no_dot(response: str) -> bool:

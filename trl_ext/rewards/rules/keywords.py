@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_whole
-from trl_ext.rewards.text.prose import count_word, normalized, refusal
+from trl_ext.rewards.text.prose import count_word, normalized, refusal, unmarked
 
 Counted = Mapping[str, int] | Sequence[str | Sequence[Any]]
 
@@ -18,8 +18,10 @@ class Keywords(Rule):
 
     A keyword is plain text, one or more words. Chinese, Japanese, Korean and Thai keywords match anywhere, because
     their texts do not show where a word ends. Texts are compared as they look (`prose.normalized`), so neither
-    full-width letters nor invisible characters hide a word. More than enough earns no more; to punish stuffing, give
-    the same word a required and a forbidden count. A blank completion earns 0.0 with status `no_answer`.
+    full-width letters nor invisible characters nor Markdown's emphasis (`_cannot_`, `can**not**`) hide a word; a
+    keyword that itself holds `*`, `_`, `~` or a backtick is looked for in the text as it is written. More than enough
+    earns no more; to punish stuffing, give the same word a required and a forbidden count. A blank completion earns
+    0.0 with status `no_answer`.
 
     Args:
         required: Keywords, each with the least number of times it must occur: a list (once each), a mapping
@@ -64,18 +66,20 @@ class Keywords(Rule):
         if refused:
             return refused
         text = fold(row.text, self.ignore_case)
+        texts = text, unmarked(text)
         forbidden = folded_words(self.forbidden, self.ignore_case, 0)
-        excess = [shown for word, shown, most in forbidden if self._count(word, text, most + 1) > most]
+        excess = [shown for word, shown, most in forbidden if self._count(word, texts, most + 1) > most]
         if excess:
             return Verdict(self.floor, "ok", f"too often: {', '.join(excess)}")
         required = folded_words(self.required, self.ignore_case, 1)
-        missing = [shown for word, shown, least in required if self._count(word, text, least) < least]
+        missing = [shown for word, shown, least in required if self._count(word, texts, least) < least]
         if not missing:
             return Verdict(1.0, "ok", "all met")
         share = 1.0 - len(missing) / len(required) if self.partial else self.floor
         return Verdict(share, "ok", f"missing: {', '.join(missing)}")
 
-    def _count(self, word: str, text: str, enough: int) -> int:
+    def _count(self, word: str, texts: tuple[str, str], enough: int) -> int:
+        text = texts[not any(mark in word for mark in "*_~`")]
         return count_word(text, word, enough) if self.whole_word else text.count(word)
 
 

@@ -39,19 +39,31 @@ _JAPANESE = r"\p{Han}\p{Hiragana}\p{Katakana}\u30fc"
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 _KANA_FRAC = 0.05  # Least share of kana in Japanese: prose has a third and more, names and headings less.
 _CHUNK_CHARS = 200  # The detector reads this much at once; more per call is no faster and hides a change of language.
+_PIECE_CHARS = 40  # and this much where a stretch is in another language: some of it may be in the right one
 _FEW_LETTERS = 20  # Below this a text in the right script gets the benefit of the doubt.
 _NUM_GUESSES = 10
+# What stands in quotation marks within a line, or on a line behind ">".
+_QUOTED = re.compile(
+    r"""
+      "[^"\n]{1,300}" | \u201c[^\u201c\u201d\n]{1,300}\u201d | \u00ab[^\u00ab\u00bb\n]{1,300}\u00bb
+    | \u201e[^\u201c\u201d\u201e\n]{1,300}[\u201c\u201d] | \u2018[^\u2018\u2019\n]{1,300}\u2019
+    | \u300c[^\u300c\u300d\n]{1,300}\u300d | (?<!\w)'[^'\n]{3,300}'(?!\w) | ^[ \t]*+>[^\n]*+
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Language(Rule):
     """Share of the prose that is in the language, 1.0 from a share of `enough` on.
 
-    Code, LaTeX, links and tags are cut out first. The share is counted in words; in scripts without spaces each
-    character is one. A word counts when it is in the language's script. Where languages share the script, the share is
-    multiplied by the share of letters in those stretches of 200 characters for which the language is the likeliest
-    of the script. Fewer than 20 letters are too few to detect: then the script alone decides. A completion without any
-    letter, such as a lone number, earns 0.0 with status `no_answer`.
+    Code, LaTeX, links and tags are cut out first; so are quotations (in quotation marks, or on lines behind ">") where
+    they are less than half of the words. The share is counted in words; in scripts without spaces each character is
+    one. A word counts when it is in the language's script. Where languages share the script, the share is multiplied
+    by the share of letters in those stretches of 200 characters for which the language is the likeliest of the script,
+    and of the other stretches in those pieces of 40 characters for which it is. Fewer than 20 letters are too few to
+    detect: then the script alone decides. A completion without any letter, such as a lone number, earns 0.0 with
+    status `no_answer`.
 
     Chinese is Han without kana, Japanese is kana and Han with at least 5 % kana. Russian, Arabic and Hindi are
     told by their scripts alone, so Bulgarian passes for Russian.
@@ -91,7 +103,7 @@ class Language(Rule):
         refused = refusal(self, row.text)
         if refused:
             return refused
-        text = prose(normalized(text_part(row.text, self.where)))
+        text = own_words(prose(normalized(text_part(row.text, self.where))))
         num_words = len(words_in(text, "any"))
         if not num_words:
             return Verdict(self.floor, "no_answer", "no letters outside of code and formulas")
@@ -136,21 +148,38 @@ def words_of(text: str, language: str) -> list[str]:
     return both if len(kana) >= _KANA_FRAC * len(both) else kana
 
 
+def own_words(text: str) -> str:
+    """Return the text without its quotations, unless they are half of its words or more.
+
+    Example:
+        >>> own_words("He said 'nicht weit vom Stamm', which means that children take after their parents.")
+        'He said  , which means that children take after their parents.'
+    """
+    own = _QUOTED.sub(" ", text)
+    return own if 2 * len(words_in(own, "any")) > len(words_in(text, "any")) else text
+
+
 def detected_frac(words: list[str], language: str) -> float:
-    """Return the share of letters in stretches whose likeliest language, of all in the script, is `language`."""
+    """Return the share of letters in stretches, or pieces of stretches, whose likeliest language is `language`."""
     text = " ".join(words)
     if len(text) - len(words) < _FEW_LETTERS:
         return 1.0
     rivals = frozenset(_WRITERS[_SCRIPT_OF[language]].split())
-    return sum(len(chunk) for chunk in chunks(text) if likeliest(chunk, rivals) == language) / len(text)
+    found = 0
+    for chunk in chunks(text, _CHUNK_CHARS):
+        if likeliest(chunk, rivals) == language:
+            found += len(chunk)
+        else:
+            found += sum(len(part) for part in chunks(chunk, _PIECE_CHARS) if likeliest(part, rivals) == language)
+    return found / len(text)
 
 
-def chunks(text: str) -> Iterator[str]:
-    """Yield a text in stretches of about 200 characters, cut between words; a long word is cut anywhere."""
+def chunks(text: str, size: int) -> Iterator[str]:
+    """Yield a text in stretches of about `size` characters, cut between words; a long word is cut anywhere."""
     start = 0
     while start < len(text):
-        end = start + _CHUNK_CHARS
-        if len(text) - end < _CHUNK_CHARS // 2:  # No stretch is too short to tell.
+        end = start + size
+        if len(text) - end < size // 2:  # No stretch is too short to tell.
             end = len(text)
         else:
             end = text.rfind(" ", start, end) + 1 or end

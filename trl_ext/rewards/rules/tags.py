@@ -6,14 +6,16 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Rule, Verdict, text_tuple
+from trl_ext.rewards.text.prose import is_blank
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Tags(Rule):
     """Share of the required tag pairs that occur exactly once, closed, not empty and in order.
 
-    A pair counts when it begins behind the end of the last pair that counted; a nested pair does not. A chat template
-    that writes `<think>` into the prompt leaves no opening tag in the completion: do not require that tag then.
+    A pair counts when it begins behind the end of the last pair that counted; a nested pair does not. Space and
+    invisible characters alone leave a pair empty. A chat template that writes `<think>` into the prompt leaves no
+    opening tag in the completion: do not require that tag then.
 
     Args:
         tags: Tag names in their order, positional in Python and a list in YAML.
@@ -58,11 +60,8 @@ class Tags(Rule):
 def pair_end(text: str, tag: str, start: int) -> int:
     """Return where the only `<tag>...</tag>` ends; -1 for none, several, one before `start`, or an empty one."""
     opener, closer = f"<{tag}>", f"</{tag}>"
-    if text.count(opener) != 1 or text.count(closer) != 1:
+    opened, closed = text.find(opener), text.find(closer)
+    if opened < start or closed < 0 or text.find(opener, opened + 1) >= 0 or text.find(closer, closed + 1) >= 0:
         return -1
-    opened = text.find(opener)
     inside = opened + len(opener)
-    closed = text.find(closer)
-    if opened < start or not text[inside : max(inside, closed)].strip():
-        return -1
-    return closed + len(closer)
+    return closed + len(closer) if inside < closed and not is_blank(text[inside:closed]) else -1

@@ -40,6 +40,7 @@ _UNUSUAL = re.compile(
     "\u2190-\u2bff\u3000-\u3029\u3041-\u3096\u30a1-\u30ff\u3400-\u9fff\uac00-\ud7a3]"
 )
 _BLANK = regex.compile(r"[\s\p{C}\p{Default_Ignorable_Code_Point}]*+")
+_EMPHASIS = re.compile(r"[*~`]++|(?<![^\W_])_++|_++(?![^\W_])")
 _FULL_WIDTH = re.compile("[\uff01-\uff5e]+")
 HALF_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 
@@ -89,6 +90,16 @@ def _alone(word: str) -> Any:
     before, after = rf"(?<!{_JOINS})", rf"(?!{_JOINS})"
     opens, closes = (before if regex.match(_JOINS, word[0]) else ""), (after if regex.match(_JOINS, word[-1]) else "")
     return regex.compile(f"{opens}{regex.escape(word)}{closes}")
+
+
+def unmarked(text: str) -> str:
+    """Return the text without Markdown's emphasis, which joins nothing to a word: `*`, `~`, "`", and "_" around words.
+
+    Example:
+        >>> unmarked("I _cannot_ use **snake_case**")
+        'I cannot use snake_case'
+    """
+    return _EMPHASIS.sub("", text) if any(mark in text for mark in "*~`_") else text
 
 
 def normalized(text: str) -> str:

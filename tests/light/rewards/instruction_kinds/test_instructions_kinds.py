@@ -38,6 +38,7 @@ def test_a_keyword_is_counted(relation, expected):
         ("a cathedral", True),
         ("My CAT.", False),
         ("c\u200bat", False),
+        ("a _cat_", False),
         ("\uff43\uff41\uff54", False),
         ("concatenate", True),
     ],

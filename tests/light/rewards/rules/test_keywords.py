@@ -82,6 +82,18 @@ def test_keywords_can_mind_case_and_match_inside_words():
     assert value_of(Keywords(required=("cat",), whole_word=False), "cathedral") == 1.0
 
 
+@pytest.mark.parametrize("hidden", ["_cannot_", "**cannot**", "can**not**", "__cannot__ do", "`cannot`", "~~cannot~~"])
+def test_emphasis_hides_no_word(hidden):
+    assert value_of(Keywords(forbidden=("cannot",)), f"We {hidden} go") == 0.0
+    assert value_of(Keywords(required=("cannot",)), f"We {hidden} go") == 1.0
+
+
+def test_a_keyword_of_marks_is_found_as_it_is_written():
+    assert value_of(Keywords(forbidden=("**",), whole_word=False), "a **b**") == 0.0
+    assert value_of(Keywords(required=("snake_case",)), "in snake_case") == 1.0
+    assert value_of(Keywords(required=("snake",)), "in snake_case") == 0.0
+
+
 @pytest.mark.parametrize("required", [["so", ["therefore", 2]], {"so": 1, "therefore": 2}, ("so", ("therefore", 2))])
 def test_lists_mappings_and_pairs_say_the_same_and_survive_yaml(required):
     rule = Keywords(required=required, forbidden={"idk": 0, "very": 3})

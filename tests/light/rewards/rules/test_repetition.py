@@ -1,10 +1,12 @@
 """Repetition: the share of n-grams that are new."""
 
+import random
+
 import pytest
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row
-from trl_ext.rewards.rules.repetition import Repetition
+from trl_ext.rewards.rules.repetition import Repetition, num_different
 
 
 def value_of(rule: Repetition, text: str, completion_ids: tuple[int, ...] | None = None) -> float | None:
@@ -34,3 +36,11 @@ def test_words_beyond_the_limit_are_not_counted():
 def test_repetition_refuses_ngrams_of_nothing():
     with pytest.raises(RuleError, match="ngram is 0"):
         Repetition(ngram=0)
+
+
+@pytest.mark.parametrize("ngram", [1, 3, 5])
+def test_many_ids_are_counted_as_few_are(ngram):
+    draw = random.Random(ngram)
+    for largest in (2, 30, 200_000, 2**40, 2**70):
+        ids = tuple(draw.randrange(largest) for _ in range(200))
+        assert num_different(ids, ngram) == len(set(zip(*(ids[start:] for start in range(ngram)), strict=False)))

@@ -18,6 +18,7 @@ def value_of(rule: Rule, text: str, completion_ids: tuple[int, ...] | None = Non
         ("<think>2+2</think> so <answer>4</answer>", 1.0),
         ("<think>2+2</think> 4", 0.5),
         ("<think> </think><answer>4</answer>", 0.5),
+        ("<think>\u200b</think><answer>4</answer>", 0.5),
         ("<answer>4</answer><think>2+2</think>", 0.5),
         ("<think><answer>4</answer></think>", 0.5),
         ("<think>a</think><think>b</think><answer>4</answer>", 0.5),

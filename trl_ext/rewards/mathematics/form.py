@@ -14,6 +14,7 @@ scalar    everything else, an expression of `parse`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from trl_ext.rewards.mathematics.bounds import MAX_MATRIX, MAX_PARTS, TooComplex
@@ -53,6 +54,7 @@ class Form:
     parts: tuple[Tokens, ...] = ()
 
 
+@lru_cache(maxsize=4096)  # The completions of a group share their gold, and often their answers.
 def form_of(tokens: Tokens) -> Form:
     """Return the form of an answer; raise TooComplex for too many parts."""
     tokens = tokens[1:] if tokens[:1] in (("+",), (WORDS + "only",)) else tokens
@@ -151,7 +153,7 @@ def _without_domain(tokens: Tokens) -> Tokens:
 
 def _ratio(tokens: Tokens) -> Form | None:
     """Read `5 : 8` as a ratio and `Alice : 5` as a relation; None for anything else."""
-    parts = tuple(part for _, part in split(tokens, _COLON))
+    parts = tuple(part for _, part in split(tokens, _COLON)) if ":" in tokens else ()
     if len(parts) == 2 and parts[0][:1] and parts[0][0].startswith(WORDS) and is_name(parts[0]):
         return Form("relation", tokens, ("=",), parts)
     if len(parts) < 2 or not all(parts) or any(token.startswith(WORDS) for token in tokens):
@@ -228,7 +230,7 @@ def _matrix(tokens: Tokens) -> Form | None:
 
 def _plus_minus(tokens: Tokens) -> Form | None:
     r"""Read `1 \pm 2` as a list of its values; None for anything else."""
-    values = _signed(tokens)
+    values = _signed(tokens) if "\\pm" in tokens or "\\mp" in tokens else ()
     return Form("list", tokens, (), values) if len(values) > 1 else None
 
 

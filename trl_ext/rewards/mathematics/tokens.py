@@ -9,6 +9,7 @@ invisible characters stay what they are, and no number is read from them.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from trl_ext.rewards.mathematics.bounds import MAX_NESTING, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.spelling import TOKEN, WORDS, is_number, plain, spelled
@@ -31,6 +32,7 @@ _BASES = {
 }
 
 
+@lru_cache(maxsize=1024)  # The completions of a group share their gold, and often their answers.
 def tokenize(text: str) -> Tokens:
     r"""Return the tokens of an answer or a gold.
 

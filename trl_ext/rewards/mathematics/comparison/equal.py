@@ -287,9 +287,9 @@ def _match_relations(left: Form, right: Form) -> Match:
     if other.kind in ("tuple", "union", "words"):
         # The gold's own brackets, or its being a relation, settle that (1, 2) is an interval and no point.
         is_interval = relation is left or any(sign in other.tokens for sign in ("[", "]", "\\infty"))
-        found = interval(relation) if is_interval else None
-        if found is not None:
-            return match(found, other.tokens) if relation is left else match(other.tokens, found)
+        written = interval(relation) if is_interval else None
+        if written is not None:
+            return match(written, other.tokens) if relation is left else match(other.tokens, written)
     if relation is left:
         values = gold_values(relation)
     else:
@@ -361,7 +361,7 @@ def _match_two_relations(left: Form, right: Form) -> Match:
     gold, answer = assignment(left), assignment(right)
     if gold and answer and gold[0] and answer[0]:
         value = _renamed(gold[0], answer[0], answer[1])
-        same = value is not None and match(gold[1], value).same
+        same = value is not None and bool(match(gold[1], value).same)
         if same or _is_constant(gold[1]):
             return Match(same, "assignment")
     elif gold and gold[0] and _is_constant(gold[1]):

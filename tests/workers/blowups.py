@@ -107,6 +107,12 @@ def on_all_files(data):
     time.sleep(60)
 
 
+def forged(**retire):
+    """A line that says that the row is right, as a worker would write it, for every place in the chunk."""
+    report = {"value": 1.0, "status": "ok", "detail": "", "ms": 0.1, "imported": [], **retire}
+    return b"".join(json.dumps(report | {"seal": str(place)}).encode() + b"\n" for place in range(1, 5))
+
+
 def endless_line():
     while True:
         for number in range(3, 40):
@@ -170,6 +176,8 @@ DEEDS = {
     "base_exception": (raise_base_exception, {"crashed"}),
     "close_files": (lambda: (os.closerange(0, 64), time.sleep(60)), {"crashed"}),
     "junk": (lambda: on_all_files(b"junk\n{}\n[1]\n"), {"crashed"}),
+    "forged_report": (lambda: on_all_files(forged(retire=False)), {"crashed"}),
+    "forged_end": (lambda: on_all_files(forged(retire=True) * 2), {"crashed"}),
     "nested_line": (lambda: on_all_files(b"[" * 10**5 + b"\n"), {"crashed"}),
     "endless_line": (endless_line, {"crashed", "timeout"}),
     "flood_stdout": (lambda: [print("0" * 10**6) for _ in count()], {"timeout"}),

@@ -1,6 +1,7 @@
 """A worker as the fork server sees it: started by fork, given a chunk, watched row by row, killed."""
 
 import os
+import secrets
 import signal
 import socket
 import time
@@ -38,6 +39,8 @@ class Task:
     rule: int
     row: bytes
     kills: int = 0  # Times that it was in progress when something other than the pool killed its worker.
+    retried: bool = False  # It did not end well while it imported something, and has been queued again.
+    patient: bool = False  # It has `Limits.patient`, and a chunk of its own.
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +51,9 @@ class Worker:
     stream: Stream
     num_rules: int  # Rules that it knows: those that were loaded when it was forked.
     tasks: deque[Task] = field(default_factory=deque)
+    seal: str = ""  # What reports on its chunk begin their seal with; a rule that writes to the connection lacks it.
     judging: bool = False
+    importing: bool = False  # The row in progress has begun to import a module.
     since: float = 0.0  # When the row in progress began, or the chunk was sent (monotonic clock).
     cpu_since: float = 0.0  # The worker's processor time then.
     waited_since: float | None = None  # Its time in the run queue then; read only for rows that take long.
@@ -57,11 +62,12 @@ class Worker:
         """Send a chunk."""
         self.tasks.extend(tasks)
         self.since = time.monotonic()
-        self.stream.send(frame([(task.rule, task.row) for task in self.tasks]))
+        self.seal = secrets.token_hex(8)
+        self.stream.send(frame((self.seal, [(task.rule, task.row, task.patient) for task in self.tasks])))
 
     def begin(self) -> None:
         """The first of the open tasks begins now, if there is one."""
-        self.judging = bool(self.tasks)
+        self.judging, self.importing = bool(self.tasks), False
         self.since, self.cpu_since, self.waited_since = time.monotonic(), cpu_seconds(self.pid), None
 
     def overrun(self, limits: Limits, now: float) -> str | None:

@@ -2,12 +2,14 @@
 
 import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError
 
+# How much more processor time, and how much address space, a row gets that did not end because it imports a library.
+PATIENCE, PATIENT_MIB = 20, 32 * 1024
 # A row that sleeps is stopped after this many times the processor time that it may use.
 WALL_PER_CPU = 5
 
@@ -53,6 +55,12 @@ class Limits:
     def row_wall_s(self) -> float:
         """Seconds that a row may run or sleep."""
         return WALL_PER_CPU * self.cpu_s if self.wall_s is None else self.wall_s
+
+    @property
+    def patient(self) -> "Limits":
+        """The limits of a row that is tried again because it was stopped while it imported something."""
+        mib = max(self.memory_mib, PATIENT_MIB)
+        return replace(self, cpu_s=PATIENCE * self.cpu_s, wall_s=PATIENCE * self.row_wall_s, memory_mib=mib)
 
     @property
     def num_workers(self) -> int:

@@ -120,6 +120,7 @@ class ForkServer(Workers):
         verdict = {"value": value, "status": status, "detail": detail, "ms": ms, "machine": machine}
         self.link.post(line({"batch": task.batch.number, "row": task.index, **verdict}))
         self.failures = 0
+        self.settled(task)
         task.batch.num_open -= 1
         if not task.batch.num_open:
             self.batches.pop(task.batch.number, None)
@@ -135,6 +136,8 @@ class ForkServer(Workers):
 
     def deal(self) -> None:
         """Give chunks to idle workers, and start workers while there are rows for more."""
+        if self.held:
+            self.hold_back()
         while self.queue:
             idle = next((worker for worker in self.workers.values() if not worker.tasks), None)
             if idle is not None and idle.num_rules < len(self.rules):
@@ -148,12 +151,19 @@ class ForkServer(Workers):
                     return
             idle.assign(self.next_chunk())
 
+    def hold_back(self) -> None:
+        """Take rows from the queue whose rule has a patient row under way: they would meet what that one met."""
+        queue, self.queue = self.queue, deque()
+        for task in queue:
+            (self.queue if task.patient else self.held.get(task.rule, self.queue)).append(task)
+
     def next_chunk(self) -> list[Task]:
         """Rows of one batch from the queue's head; fewer towards its end, so that no worker is left with many."""
         share = -(-len(self.queue) // (2 * self.limits.num_workers))
-        batch = self.queue[0].batch
-        chunk = [self.queue.popleft()]
-        while self.queue and self.queue[0].batch is batch and len(chunk) < min(self.limits.chunk, share):
+        first = self.queue.popleft()
+        chunk = [first]
+        most = 1 if first.patient else min(self.limits.chunk, share)
+        while self.queue and self.queue[0].batch is first.batch and len(chunk) < most and not self.queue[0].patient:
             chunk.append(self.queue.popleft())
         return chunk
 
@@ -178,8 +188,9 @@ class ForkServer(Workers):
                 self.charge(worker, "timeout", f"{ended} while it was judged")
             else:
                 self.retire(worker)
-        waiting = [task for task in self.queue if task.batch is batch]
+        waiting = [task for tasks in (self.queue, *self.held.values()) for task in tasks if task.batch is batch]
         self.queue = deque(task for task in self.queue if task.batch is not batch)
+        self.held = {rule: [task for task in tasks if task.batch is not batch] for rule, tasks in self.held.items()}
         share = batch.stopped_s / (self.limits.num_workers * self.limits.batch_s)
         for task in waiting:
             detail = f"{ended} before it began; rows that were stopped held the workers for {share:.0%} of them"

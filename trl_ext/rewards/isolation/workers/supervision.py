@@ -4,14 +4,21 @@ a row in progress used too much      its worker is killed; the row gets the rule
 its worker died or sent junk         the row gets the floor, "crashed"; after a SIGKILL from outside, which may be
                                      the kernel's for want of memory, it is tried once more first
 the rest of such a worker's chunk    goes back to the head of the queue, without blame
+a row imported what nobody had yet   the server imports it, too, so that later workers have it from their fork; a row
+                                     that did not end well meanwhile is tried again, the first with more time and
+                                     memory, the others when that one is done
 """
 
+import gc
+import importlib
 import json
 import os
 import signal
 import socket
+import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -22,7 +29,7 @@ from trl_ext.rewards.isolation.workers.confine import kill_group
 from trl_ext.rewards.isolation.workers.fork import Task, Worker, ended_sentence, fork_worker
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import wait
-from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, STARTED, cpu_sentence
+from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, IMPORTING, STARTED, cpu_sentence
 
 # Between two failed starts.
 RETRY_S = 0.1
@@ -33,6 +40,10 @@ HANG_UP_TICK_S = 0.005
 SWEEP_S = 0.2
 # What is read of a worker that has ended.
 LAST_WORDS_BYTES = 1 << 22
+# Rows of a rule that may have `Limits.patient`. Few: a hostile row that is stopped could have imported something, too.
+PATIENT_ROWS = 2
+# How a row ends that found too little time or memory to import.
+UNFINISHED = ("timeout", "too_complex", "error")
 # What reading junk as a report may raise: not JSON, another type, a key less, nested too deep.
 JUNK = (ValueError, TypeError, KeyError, RecursionError)
 
@@ -47,6 +58,9 @@ class Workers(ABC):
         self.spared: set[int] = set()  # Children of the rules' own modules.
         self.unswept = False  # Whether rows may have left something running.
         self.retry_at = 0.0
+        self.known_modules: set[str] = set()  # Those that a row has imported and this process has tried to.
+        self.patient_rows: Counter[int] = Counter()  # By rule.
+        self.held: dict[int, list[Task]] = {}  # By rule: rows that wait for its patient row.
         self.wake, self.bell = socket.socketpair()
 
     @abstractmethod
@@ -116,19 +130,68 @@ class Workers(ABC):
     def hear_line(self, worker: Worker, data: bytes) -> None:
         """The start of a chunk, or a verdict, after which the next row begins."""
         if worker.pid not in self.workers:
-            raise ValueError("a line after the last")
+            return
         if data + b"\n" == STARTED and worker.tasks and not worker.judging:
             worker.begin()
             return
-        report = checked(json.loads(data))
         if not worker.judging:
-            raise ValueError("a verdict without a row")
+            raise ValueError("a line without a row")
+        if data + b"\n" == IMPORTING:
+            worker.importing = True
+            return
+        report = checked(json.loads(data))
+        if report["seal"] != f"{worker.seal}{len(worker.tasks)}":
+            raise ValueError("a verdict that the worker's own code has not sent")
         task = worker.tasks.popleft()
+        self.import_too(report["imported"])
+        forgiven = report["status"] in UNFINISHED and self.forgives(worker, task)
         worker.begin()
-        if report["retire"]:
+        if report["retire"] or forgiven:
             self.retire(worker)
+        if forgiven:
+            self.try_again(task)
+            return
         failed = report["status"] in FAILED
         self.answer(task, report["value"], report["status"], report["detail"], report["ms"], machine=failed)
+
+    def import_too(self, names: list[str]) -> None:
+        """Import what a row has imported, so that workers forked from now on have it."""
+        new = [name for name in names if name not in sys.modules and name not in self.known_modules]
+        if not new:
+            return
+        before = children()
+        for name in new:
+            self.known_modules.add(name)
+            with suppress(BaseException):  # A module may raise anything; the row that needs it then says so.
+                importlib.import_module(name)
+        self.spared |= children() - before
+        gc.collect()
+        gc.freeze()
+
+    def forgives(self, worker: Worker, task: Task) -> bool:
+        """True where a row that did not end well began to import something, and has not been tried again yet."""
+        waits = task.rule in self.held or self.patient_rows[task.rule] < PATIENT_ROWS
+        return worker.importing and not task.retried and waits
+
+    def try_again(self, task: Task) -> None:
+        """Queue a forgiven row: the first of its rule with patient limits, the others behind that one."""
+        task.retried = True
+        if task.rule in self.held:
+            self.held[task.rule].append(task)
+            return
+        task.patient = True
+        self.patient_rows[task.rule] += 1
+        self.held[task.rule] = []
+        self.put_back([task])
+
+    def settled(self, task: Task) -> None:
+        """Queue the rows that have waited for a patient one; to be called with every row's end."""
+        if task.patient:
+            self.put_back(self.held.pop(task.rule, ()))
+
+    def limits_of(self, worker: Worker) -> Limits:
+        """The limits of the row in progress."""
+        return self.limits.patient if worker.tasks and worker.tasks[0].patient else self.limits
 
     def retire(self, worker: Worker) -> None:
         """Kill a worker; its open rows go back."""
@@ -142,11 +205,15 @@ class Workers(ABC):
             self.replaced()
 
     def charge(self, worker: Worker, status: str, detail: str) -> None:
-        """Kill a worker; the row in progress gets the floor."""
+        """Kill a worker; the row in progress gets the floor, unless it is forgiven."""
         task = worker.tasks.popleft()
         took_s = time.monotonic() - worker.since
         task.batch.stopped_s += took_s
+        forgiven = self.forgives(worker, task)
         self.retire(worker)
+        if forgiven:
+            self.try_again(task)
+            return
         self.answer(task, "floor", status, detail, 1000 * took_s)
 
     def crashed(self, worker: Worker, detail: str) -> None:
@@ -164,7 +231,7 @@ class Workers(ABC):
         """Stop rows that overrun and workers that stall."""
         now = time.monotonic()
         for worker in list(self.workers.values()):
-            over = worker.overrun(self.limits, now)
+            over = worker.overrun(self.limits_of(worker), now)
             if over:
                 self.charge(worker, "timeout", over)
             elif worker.stalled(now):
@@ -182,13 +249,13 @@ class Workers(ABC):
 
     def died(self, worker: Worker, status: int, cpu_s: float) -> None:
         """Read the last words of a worker that ended, then charge the row in progress, if there is one."""
-        used_s = cpu_s - worker.cpu_since
+        used_s, limits = cpu_s - worker.cpu_since, self.limits_of(worker)
         self.last_words(worker)
         if worker.pid not in self.workers:
             return
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status)
-        if worker.judging and (killed in (signal.SIGPROF, signal.SIGXCPU) or used_s > self.limits.cpu_s):
-            self.charge(worker, "timeout", cpu_sentence(self.limits))
+        if worker.judging and (killed in (signal.SIGPROF, signal.SIGXCPU) or used_s > limits.cpu_s):
+            self.charge(worker, "timeout", cpu_sentence(limits))
         elif worker.judging and killed == signal.SIGKILL and not worker.tasks[0].kills:
             worker.tasks[0].kills += 1
             self.retire(worker)
@@ -237,6 +304,8 @@ def checked(report: Any) -> dict[str, Any]:
     value, detail = report["value"], report["detail"]
     if not (value is None or value == "floor" or isinstance(value, float)):
         raise ValueError("no value")
+    if not all(isinstance(name, str) for name in report["imported"]):
+        raise ValueError("no names")
     types = {"status": str, "detail": str, "ms": float, "retire": bool}
     if not all(isinstance(report[key], kind) for key, kind in types.items()):
         raise ValueError("no report")

@@ -7,6 +7,7 @@ itself after a row that left something behind: a thread, a child, much memory.
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ KEPT_FRAC = 0.25
 DETAIL_CHARS = 4000
 # The line that says that a chunk is read and its first row begins.
 STARTED = line("started")
+# The line that says that the row in progress begins to import a module.
+IMPORTING = line("importing")
+LONGEST_NAMES = 2**15  # characters of a report's names of modules
 
 
 def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int) -> NoReturn:
@@ -38,24 +42,58 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
     confine(parent)
     silence()
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
-        signal.signal(number, signal.SIG_DFL)
+    for unhandled in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
+        signal.signal(unhandled, signal.SIG_DFL)
     sock.setblocking(True)
     first_bytes = address_space_bytes()
     kept_bytes = int(KEPT_FRAC * limits.memory_mib * MIB)
+    watch = ImportWatch(sock)
+    sys.meta_path.insert(0, watch)
     while True:
-        chunk = [(rules[rule], loaded(row)) for rule, row in load(received(sock))]
+        seal, tasks = load(received(sock))
+        chunk = [(rules[rule], loaded(row), patient) for rule, row, patient in tasks]
         bytes_now = address_space_bytes()
         sock.sendall(STARTED)
-        for rule, row in chunk:
-            renew_limits(limits.cpu_s, bytes_now + limits.memory_mib * MIB)
-            report = judged(rule, row, limits)
+        for number, (rule, row, patient) in enumerate(chunk):
+            bounds = limits.patient if patient else limits
+            renew_limits(bounds.cpu_s, bytes_now + bounds.memory_mib * MIB)
+            watch.begin()
+            report = judged(rule, row, bounds) | {"imported": watch.imported()}
+            report["seal"] = f"{seal}{len(chunk) - number}"
             bytes_now = address_space_bytes()
             # What a row left behind would be charged to the next one.
             report["retire"] = num_threads() > 1 or has_children() or bytes_now - first_bytes > kept_bytes
             sock.sendall(line(report))
             if report["retire"]:
                 os._exit(0)
+
+
+class ImportWatch:
+    """A finder that finds nothing, and tells the server of a row's first import before it begins."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.begin()
+
+    def begin(self) -> None:
+        """Note what is loaded before a row."""
+        self.told = False
+        self.num_before = len(sys.modules)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Called by Python for each module that is not loaded yet; None leaves it to the other finders."""
+        if not self.told:
+            self.told = True
+            self.sock.sendall(IMPORTING)
+
+    def imported(self) -> list[str]:
+        """The modules that the row has loaded, in order, as many as fit into a report."""
+        names, length = list(sys.modules)[self.num_before :] if self.told else [], 0
+        for number, name in enumerate(names):
+            length += len(name)
+            if length > LONGEST_NAMES:
+                return names[:number]
+        return names
 
 
 def received(sock: socket.socket) -> bytes:

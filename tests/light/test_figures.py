@@ -61,7 +61,12 @@ def rules() -> dict:
     return {EVIDENCE: {f"{min(rates):,.0f} to {max(rates):,.0f} rows/s"}}
 
 
-@pytest.mark.parametrize("figures", [grpo_update, reward, ppo, rules], ids=lambda figures: figures.__name__)
+def judges() -> dict:
+    plain, one_by_one, failing, _ = (f"{one['seconds']:.2f} s" for one in results("judges_cpu"))
+    return {EVIDENCE: {plain}, ROOT / "docs" / "reference" / "judges.md": {plain, one_by_one, failing}}
+
+
+@pytest.mark.parametrize("figures", [grpo_update, reward, ppo, rules, judges], ids=lambda figures: figures.__name__)
 def test_pages_give_the_figures_of_the_results(figures):
     absent = {
         f"{page.name}: {figure}"

@@ -27,8 +27,8 @@ _OPERATIONAL_KEYS = frozenset(
     "output_attentions output_hidden_states return_dict is_encoder_decoder chunk_size_feed_forward "
     "quantization_config auto_map".split()
 )
-# Fields of a rule set that say where its rules run and what ends them.
-_HOW_RULES_RUN = frozenset({"limits", "isolate", "on_unscored"})
+# Fields of rules and their set that say where they run, whom they ask and what ends them.
+_HOW_RULES_RUN = frozenset({"limits", "isolate", "on_unscored", "base_url", "api_key_env", "concurrency", "retries"})
 _ADAPTER_KEYS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "bias")
 
 

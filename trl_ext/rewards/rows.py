@@ -46,9 +46,9 @@ def content_text(content: Any) -> str:
         return content
     if content is None:
         return ""
-    if isinstance(content, list | tuple):
+    if isinstance(content, list | tuple) and all(isinstance(part, str | Mapping) for part in content):
         return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
-    raise DataError(f"A message's content is a {type(content).__name__}. Give a string or a list of parts.")
+    raise DataError(f"A message's content is {content!r:.60}. Give a string or a list of parts.")
 
 
 def dataset_columns(extras: Mapping[str, Any]) -> dict[str, Sequence[Any]]:

@@ -39,6 +39,13 @@ examples:
   trl-ext score redteam rules.yaml
   trl-ext score redteam rules.yaml --data train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
 
+SERVE = """\
+Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, or OpenRLHF's
+/get_reward. Listens to this machine alone, since there is no password. Ctrl-C ends it."""
+SERVE_EXAMPLE = """\
+example:
+  trl-ext score serve rules.yaml --port 8300"""
+
 
 def score(argv: Sequence[str]) -> int:
     """Run one of the commands, and return the exit code."""
@@ -48,6 +55,7 @@ def score(argv: Sequence[str]) -> int:
     _add_audit(_command(commands, "audit", "do rules and data fit", AUDIT, AUDIT_EXAMPLE, run_audit))
     _add_explain(_command(commands, "explain", "why a completion earned it", EXPLAIN, EXPLAIN_EXAMPLE, run_explain))
     _add_redteam(_command(commands, "redteam", "does a cheat pay", REDTEAM, REDTEAM_EXAMPLE, run_redteam))
+    _add_serve(_command(commands, "serve", "rules for other programs, over HTTP", SERVE, SERVE_EXAMPLE, run_serve))
     arguments = parser.parse_args(list(argv))
     if arguments.run is None:
         parser.print_help()
@@ -95,6 +103,12 @@ def _add_redteam(parser: CommandParser) -> None:
     _add_data_options(parser, limit=20)
     parser.add_argument("--shape", help="an honest completion with [text] and [answer], for rules that ask for one")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_serve(parser: CommandParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8300, help="0 takes a free one (default 8300)")
+    parser.add_argument("--max_mib", type=int, default=16, help="longest request that is read (default 16)")
 
 
 def _add_data_options(parser: CommandParser, limit: int | None) -> None:
@@ -157,6 +171,30 @@ def run_explain(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{error} On the command line: --tokenizer MODEL.") from error
     parts = [heading(row, text), str(found), dependencies(rules, columns), logged(rules, row, found)]
     print(printable("\n\n".join(filter(None, parts))))
+    return 0
+
+
+def run_serve(arguments: argparse.Namespace) -> int:
+    """`trl-ext score serve`."""
+    import ipaddress
+    import signal
+
+    from trl_ext.rewards import RuleSet
+    from trl_ext.rewards.adapters.server import RewardServer
+
+    if arguments.max_mib < 1:
+        raise ConfigError(f"--max_mib is {arguments.max_mib}. Give at least 1.")
+    rules = RuleSet.from_yaml(arguments.rules)
+    with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20) as server:
+        host, port = str(server.server_address[0]), server.server_port
+        if not ipaddress.ip_address(host).is_loopback:
+            print(f"Whoever reaches {host} may ask these rules, which tells right answers: there is no password.")
+        print(f"Serving {arguments.rules} at http://{host}:{port}: POST /score, /get_reward; GET /health.", flush=True)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            rules.close()
     return 0
 
 

@@ -1,0 +1,156 @@
+"""`trl-ext score serve`: rules over HTTP, of bounded size, to this machine alone."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.documents import BLOCKS
+from trl_ext import RuleSet
+from trl_ext.errors import ConfigError, RuleError
+from trl_ext.rewards import Answer, Call, Length, Row
+from trl_ext.rewards.adapters.server import REQUEST, RewardServer
+
+PAGE = "docs/reference/own_rules.md"
+BATCH = {"prompts": ["9 * 2 ="] * 2, "completions": ["A: 18", "A: 17"], "columns": {"answer": ["18", "18"]}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    rules = RuleSet([Answer(), Length(high=3, unit="words", weight=0.1, gate="answer")])
+    with RewardServer(rules, port=0, max_body_bytes=2**16) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server, path, body, method="POST", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    answer = json.loads(response.read())
+    connection.close()
+    return response.status, answer
+
+
+def test_totals_and_the_values_of_each_rule_come_back(server):
+    status, answer = ask(server, "/score", BATCH)
+    assert (status, answer["totals"]) == (200, pytest.approx([1.1, 0.0]))
+    assert answer["rules"]["answer"] == {"values": [1.0, 0.0], "statuses": ["ok", "ok"]}
+    assert answer["rules"]["length"]["statuses"] == ["ok", "gated"]
+
+
+def test_no_total_is_null(server):
+    status, answer = ask(server, "/score", BATCH | {"columns": {"answer": ["unreadable", "18"]}})
+    assert (status, answer["totals"]) == (200, [None, 0.0])
+
+
+def test_openrlhf_is_answered_as_its_own_server_answers(server):
+    body = {"query": ["9 * 2 = A: 18</s>"], "prompts": ["9 * 2 ="], "labels": ["18"]}
+    status, answer = ask(server, "/get_reward", body)
+    assert status == 200
+    assert (answer["rewards"], answer["scores"]) == (pytest.approx([1.1]), [1.0])
+    assert answer["extra_logs"]["unscored"] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not JSON"),
+        (b"[" * 30_000, "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        ([], "is a list"),
+        ({}, "lacks 'completions'"),
+        ({"completions": "A: 18"}, "'completions' is a str"),
+        ({"completions": ["A: 18"], "answers": ["18"]}, "unknown key 'answers'"),
+        ({"completions": ["A: 18"], "columns": {"answer": "18"}}, "column 'answer' is no array"),
+        ({"completions": ["A: 18"], "columns": {"prompts": ["p"]}}, "beside them"),
+        ({"completions": ["A: 18"], "completion_ids": [["x"]], "columns": {}}, "lists of integers"),
+        ({"completions": ["A: 18"]}, "reads the column 'answer'"),
+        ({"completions": ["A: 18"], "columns": {"answer": []}}, "has 0 rows for 1"),
+        ({"completions": [7], "columns": {"answer": ["18"]}}, "completion is a int"),
+        ({"completions": [[{"role": "assistant", "content": [7]}]], "columns": {"answer": ["18"]}}, "content is"),
+    ],
+)
+def test_a_request_that_cannot_be_judged_is_told_why(server, body, says):
+    status, answer = ask(server, "/score", body)
+    assert status == 400
+    assert says in answer["error"]
+
+
+def test_a_long_request_is_not_read(server):
+    assert ask(server, "/score", b" " * (2**16 + 1))[0] == 413
+    assert ask(server, "/score", BATCH)[0] == 200
+
+
+def test_a_web_page_of_another_origin_cannot_ask_unasked(server):
+    assert ask(server, "/score", BATCH, **{"Content-Type": "text/plain"})[0] == 415
+
+
+def test_an_unknown_path_is_named(server):
+    assert ask(server, "/reward", BATCH)[0] == 404
+    assert ask(server, "/health", b"", method="GET") == (200, {"status": "ok"})
+    assert ask(server, "/etc/passwd", b"", method="GET")[0] == 404
+
+
+def test_one_connection_asks_many_times(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    for _ in range(3):
+        connection.request("POST", "/score", json.dumps(BATCH), {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read())["totals"] == pytest.approx([1.1, 0.0])
+    connection.close()
+
+
+def raises(row: Row) -> float:
+    raise KeyError("gold")
+
+
+def test_a_rule_that_raises_is_an_error_of_the_server():
+    with RewardServer(RuleSet([Call(raises, isolate=False)]), port=0) as server:
+        with pytest.raises(RuleError, match="KeyError"):
+            server.answer("/score", {"completions": ["A: 18"]})
+
+
+def test_it_listens_to_this_machine_alone(server):
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_a_port_that_is_taken_is_named(server):
+    with pytest.raises(ConfigError, match=f"port {server.server_port}"):
+        RewardServer(RuleSet([Answer()]), port=server.server_port)
+
+
+def test_the_page_shows_the_schema_that_requests_are_held_to():
+    shown = [json.loads(block.text) for block in BLOCKS if block.page == PAGE and block.language == "json"]
+    assert REQUEST in shown
+
+
+def test_the_command_serves_as_printed_until_it_is_told_to_end(tmp_path):
+    (printed,) = (line for block in BLOCKS if block.page == PAGE for line in block.commands() if "score serve" in line)
+    (tmp_path / "rules.yaml").write_text("rules: [{rule: answer}]\n")
+    command = printed.removesuffix("&").replace("8300", "0").split()
+    assert command[:2] == ["trl-ext", "score"]
+    code = "import sys; from trl_ext.cli.main import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command[1:]], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("Serving rules.yaml at http://127.0.0.1:")
+        port = int(line.split(": POST")[0].rpartition(":")[2])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("POST", "/score", json.dumps(BATCH), {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read())["totals"] == [1.0, 0.0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.stdout.close()

@@ -28,7 +28,8 @@ _NAME = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){0,2}")  # a name, a direction, yes 
 _OPTION = re.compile(r"\(?[A-J][).:](?:\s|$)")
 _SMALL_WORD = re.compile(r"(?<![\\{A-Za-z])(?:so|is|it|we|to|of|no|be|as|by|an|he|if)(?![A-Za-z}])", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[^\s.])\.(?:\s|$)")
-_ANOTHER = re.compile(r"\s{0,3}(?:,|;|or\b|and\b|or else\b|/)\s{0,3}[$\\(0-9-]")
+_ANOTHER = re.compile(r"\s{0,3}[(,;]?\s?(?:,|;|or\b|and\b|or else\b|/)\s{0,3}[$\\(0-9-]")
+_GOES_ON = re.compile(r"\s*(?:[-+*/^\u00d7]\s*[0-9$\\(]|(?:squared|cubed|plus|minus|times)\b|\?)")
 _LEAD = re.compile(
     r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by)[\s,:]+){1,3}", re.IGNORECASE
 )
@@ -122,8 +123,8 @@ def _from_line(rest: str, anchor: str, encloses: bool) -> Extracted:
     if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):
         if _ANOTHER.match(rest, formula.end()):
             return Extracted((), anchor, "conflict", f"several answers behind '{anchor}'")
-        if denied_behind(rest, formula.end()):
-            return Extracted((), anchor, "no_answer", f"'{anchor}' is denied")
+        if denied_behind(rest, formula.end()) or _GOES_ON.match(rest, formula.end()):
+            return Extracted((), anchor, "no_answer", f"'{anchor}' is denied, or goes on")
         return _checked(_formula_text(formula), anchor)
     line = rest.partition("\n")[0].strip(' *`"')
     if not encloses and not _OPTION.match(line):

@@ -11,15 +11,16 @@ WINDOW = 160  # characters before a value in which a denial is looked for
 
 # Words directly before a value that say that it is another one.
 DENIAL = (
-    r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|anything\ but|all\ but|(?:other|rather)\ than|instead\ of|except"
-    r"|different\ from|opposite\ of|far\ from|unlikely)\b"
+    r"(?:\b(?:not|never|neither|nor|cannot|no\ longer|anything\ but|everything\ but|all\ but|hardly|nowhere\ near"
+    r"|(?:other|rather)\ than|instead\ of|except"
+    r"|different\ from|differs\ from|opposite\ of|far\ from|unlikely)\b"
     r"|n['\u2019]t\b|\u2260|(?<![\d!)}])!=|\\neq?\b|不是|不等于|不为|并非|没有|除了)"
 )
 _FILLER = r"(?:\s(?:\w{2,12}ly|just|even|be|equals?|to|for|the|option|choice|answer|number|value|is))"
 _OPENING = r"(?:\s|[$*_(\[:\\\"'`{])*+"
 _DIRECT = re.compile(rf"{DENIAL}{_FILLER}{{0,3}}{_OPENING}\Z", re.IGNORECASE)
 _SUBJECT = (
-    r"(?:\s(?:that|if|whether|to|say|my|the|this|our|final|correct|right|answer|result|value|solution|it|there|option"
+    r"(?:\s(?:that|if|whether|to|say|(?:it|that)['\u2019]s|my|the|this|our|final|correct|right|answer|result|value|solution|it|there|option"
     r"|choice|number|is|are|was|be|equals?|would|could|should|can|will)\b|:){0,9}"
 )
 _CLAIM = re.compile(
@@ -33,8 +34,9 @@ _REFUSED = r"(?:wrong|incorrect|false|untrue|impossible|excluded|ruled\ out|no\ 
 _AFTER = re.compile(
     rf"[)\]}}.*$\s'\"`\\_]{{0,9}}"
     rf"(?:(?:is|was|are|would\ be|(?:is|was|are)(?:\ not|n['\u2019]t))\s(?:\w{{2,12}}ly\s)?{_REFUSED}"
-    r"|(?:(?:is|was|would|can|could)(?:\ not|n['\u2019]t)|cannot)\s(?:be\s)?"
+    r"|(?:(?:is|was|would|can?|could)(?:\ not|n['\u2019]t)|cannot)\s(?:be\s)?"
     r"(?:the|right|correct|true|it|possible|valid)\b)"
+    r"|[)\]}*$\s]{0,6}(?:[:,?]\s?(?:no\b(?!\s\w)|false\b|wrong\b|incorrect\b)|,?\s?or\snot\b)"
     r"|[\s,(*$]{0,9}not(?:\s(?:really|quite|exactly|at\ all|right|correct|true))?\s?(?:[.!?)]|$)",
     re.IGNORECASE,
 )
@@ -50,7 +52,7 @@ _INSTEAD = re.compile(rf"\bnot\s{_VALUE},?\sbut\s(?:rather\s)?", re.IGNORECASE)
 # One of these stands in every denial; looking for them costs a tenth of the patterns.
 _HINTS = (
     "no", "n't", "n\u2019t", "never", "neither", "but", " than", "instead", "except", "differ", "opposite", "far from",
-    "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible", "doubt", "deny",
+    "nowhere", "unlikely", "hardly", "wrong", "false", "incorrect", "untrue", "impossible", "doubt", "deny",
     "\u2260", "!=", "\\ne", "不", "并非", "没有", "除了",
 )  # fmt: skip
 

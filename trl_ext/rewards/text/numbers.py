@@ -36,10 +36,10 @@ _UNIT = re.compile(r"\s*+[%°]?+(?>(?:[^\W\d_]|[ /.'°-]|\^\{?[23]\}?)*)")
 _VARIABLE = re.compile(r"(?!m[²³])[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
 # Behind a number in running text it shows that the number is a part of something larger.
 _PART = re.compile(r"\s*[\^√π∞\\]|\s*[-+*\u00d7\u00f7\u00b7/]\s*[0-9(\\]|[,.:/][0-9]|[_{]|" + _VARIABLE.pattern)
-_ANOTHER = re.compile(r"\s*(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")
+_ANOTHER = re.compile(r"\s*[(,;]?\s?(?:,|;|、|or\b|and\b|或|和)\s*[-+]?[0-9]")
 # May stand before an announced number, once `clean` has removed LaTeX and currencies.
 _BEFORE = re.compile(
-    r"[\s*_`\"'\u201c\u2018:(\[]*+"
+    r"[\s*_`\"'\u201c\u2018:(\[~\u2248]*+"
     r"(?:(?:therefore|thus|then|simply|just|exactly|approximately|about|equal\ to|a\ total\ of)[\s,:]++)?"
     r"(?:(?:USD?|EUR|GBP|CNY|RMB|INR|Rs\.?)\s*+(?=[-+0-9.]))?",
     re.IGNORECASE,

@@ -159,6 +159,23 @@ UNPAID = [
     "The answer is 42/43",
     "The answer is between 41 and 42",
     "The answer is half of 42",
+    "I don't think it's 42.",
+    "I'm not convinced the answer is $42$.",
+    "I doubt that the answer is 42.",
+    "The answer differs from 42.",
+    "The answer is everything but 42.",
+    "The answer is hardly 42.",
+    "The answer is 42, or not.",
+    "The answer is 42: false.",
+    "The answer is $42$? No.",
+    r"\boxed{42}? No.",
+    r"\boxed{42} can't be right.",
+    "The answer is $42$ squared",
+    "The answer is 42 cubed",
+    "The answer is $42$ + 1",
+    "The answer is 42 (or 43)",
+    "The answer is $42$ (or 43)",
+    "The answer is 42; or 43",
     "Answer: Jane is older than 42",
     "Answer: Not a number such as 42",
     "Answer: Jane sold 42 of 43",
@@ -181,6 +198,29 @@ UNPAID = [
     r"\boxed{42}. No, the answer is 43.",
     r"\boxed{42}. No, the answer is not 42.",
 ]
+
+
+# Beginnings and ends that negate something else: any of them goes with any announcement of 42.
+BEGINNINGS = [
+    *("There's no other way, so ", "She never eats eggs, so ", "That is wrong. ", "Because neither fits, ", ""),
+    *("Nor does 41 fit; ", "I don't know a shorter way but ", "We do not need the last step and ", "No matter what, "),
+    *("It's not hard to see that ", "If it weren't for tax, ", "You should not forget that ", "Other than that, "),
+    *("Rather than 41, ", "Without the fee (not 5 dollars), ", "It is clear (if not obvious) that "),
+]
+MIDDLES = [
+    "the answer is 42",
+    "the answer is $42$",
+    r"the answer is $\boxed{42}$",
+    r"we get \boxed{42}",
+    "the answer must be 42",
+]
+ENDS = [".", ". Not 41.", ". It is not 41.", ". This is not an estimate.", " (not 41)."]
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_no_negation_around_an_announcement_denies_it(beginning):
+    texts = [beginning + middle + end for middle in MIDDLES for end in ENDS]
+    assert [text for text in texts if values(text) != (1.0, 1.0)] == []
 
 
 def values(text: str, gold: str = "42") -> tuple[float | None, float | None]:

@@ -117,8 +117,10 @@ def test_redteam_exits_with_0_when_none_pays(folder, capsys):
 
 def test_redteam_cheats_on_the_users_rows(folder, capsys):
     write("data.jsonl", [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "?", "answer": "18"}])
-    main(["score", "redteam", "rules.yaml", "--data", "data.jsonl", "--limit", "1"])
-    assert " cheats on 1 row, " in capsys.readouterr().out
+    main(["score", "redteam", "rules.yaml", "data.jsonl", "--limit", "1"])
+    text = capsys.readouterr().out
+    assert " cheats on 1 row, " in text and "harmless rewrites of right answers: 4 of 4 paid (100.0%)" in text
+    assert "harmful rewrites of right answers: 0 of " in text
 
 
 def test_explain_prints_rules_columns_and_text(folder, capsys):
@@ -271,7 +273,7 @@ def test_without_a_tokenizer_in_the_run_the_option_is_named(folder, capsys):
 
 def test_a_column_that_is_missing_is_answered_with_those_that_are_there(folder, capsys):
     write("data.jsonl", [{"question": "6 * 7?", "solution": "42"}])
-    for command in (["audit", "rules.yaml", "data.jsonl"], ["redteam", "rules.yaml", "--data", "data.jsonl"]):
+    for command in (["audit", "rules.yaml", "data.jsonl"], ["redteam", "rules.yaml", "data.jsonl"]):
         error = stopped(["score", *command], capsys)
         assert "'answer', which the dataset lacks; its columns are: question, solution." in error
 

@@ -32,12 +32,14 @@ examples:
   trl-ext score explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl
   trl-ext score explain rules.yaml samples.jsonl --row 3 --column completion=response --column answer=solution"""
 REDTEAM = """\
-Does a cheat pay? Tries a hundred completions that deserve nothing (empty tags, several boxes, the prompt again, orders
-to the judge, programs that exit) and compares them with an honest try that fails. Exit code 1 if one gets through."""
+Does a cheat pay? Tries completions that deserve nothing (empty tags, several boxes, the prompt again, orders to the
+judge, programs that exit) and compares them with an honest try that fails. Then rewrites each row's gold: what means
+the same must stay paid (98 %); what means something else, hedges or leaves work to the reader must not be paid.
+Exit code 1 otherwise."""
 REDTEAM_EXAMPLE = """\
 examples:
   trl-ext score redteam rules.yaml
-  trl-ext score redteam rules.yaml --data train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
+  trl-ext score redteam rules.yaml train.jsonl --shape 'Thoughts: [text] Answer: [answer]'"""
 
 SERVE = """\
 Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, or OpenRLHF's
@@ -99,7 +101,8 @@ def _add_explain(parser: CommandParser) -> None:
 
 
 def _add_redteam(parser: CommandParser) -> None:
-    parser.add_argument("--data", help="rows to cheat on; without it the command has rows of its own")
+    purpose = "rows to cheat on, as for audit; without it the command has rows of its own"
+    parser.add_argument("data", metavar="DATA", nargs="?", help=purpose)
     _add_data_options(parser, limit=20)
     parser.add_argument("--shape", help="an honest completion with [text] and [answer], for rules that ask for one")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -1,9 +1,10 @@
-"""Try the known cheats on a set of rules: none of them may pay more than an honest try that fails.
+"""Try known cheats and rewrites of right answers on a set of rules: no cheat may pay more than an honest failure.
 
     bar = the larger of the totals of an empty completion and of an honest wrong answer in its best shape
 
 No cheat may earn more than the bar, and no rule that judges correctness may give a cheat more than it gives those.
-Where no rule judges correctness, the bar is the honest text.
+Where no rule judges correctness, the bar is the honest text. What rewrites of the rows' own golds must earn stands in
+`metamorphic`.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import Any
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards.auditing.audit import data_rows, ideal_of, plain_numbers
 from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
+from trl_ext.rewards.auditing.metamorphic import rewrite_golds
 from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
 from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, prompt_text, tags_of
 from trl_ext.rewards.rows import completion_text
@@ -28,14 +30,14 @@ _BAR_DELAY_S = 2.0
 def redteam(
     rules: RuleSet, rows: Any = None, shape: str | None = None, cheats: Sequence[Cheat] = CHEATS
 ) -> RedteamReport:
-    """Try every cheat on every row.
+    """Try every cheat on every row, and rewrite every row's gold.
 
     Rules that count tokens get one made-up token per word and sign.
 
     Args:
         rules: The set. An exception in a rule is a finding here, whatever its `on_error` says.
         rows: A `datasets.Dataset`, or a list of rows as mappings: `prompt`, the columns that the rules read, and for
-            rules of style `completion`, a good one. Each costs some 200 completions. None: rows of ours, for rules
+            rules of style `completion`, a good one. Each costs some 150 completions. None: rows of ours, for rules
             whose columns are gold answers.
         shape: What a completion must look like, with `[answer]` and `[text]` in it, for rules that ask for a pattern.
         cheats: Which to try.
@@ -64,6 +66,7 @@ def redteam(
         tuple(court.right for court in courts),
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
+        rewrite_golds(rules, targets),
     )
 
 

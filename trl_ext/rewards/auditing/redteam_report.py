@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trl_ext.rewards.auditing.audit_report import shortened, table
+from trl_ext.rewards.auditing.metamorphic import Metamorphic
 
 REFUSED = "refused"
 NOT_TRIED = "not tried"
@@ -58,13 +59,15 @@ class RedteamReport:
         attempts: One per cheat.
         rights: For each row what a right answer earned at best; None where no gold is known.
         bars: For each row what an honest wrong answer, or an empty completion, earned at best.
-        num_completions: Completions that were scored.
+        num_completions: Completions that were scored for cheats.
+        metamorphic: What rewrites of right answers earned, harmless and harmful ones.
     """
 
     attempts: tuple[Attempt, ...]
     rights: tuple[float | None, ...]
     bars: tuple[float, ...]
     num_completions: int
+    metamorphic: Metamorphic
 
     @property
     def blind_rows(self) -> tuple[int, ...]:
@@ -79,8 +82,8 @@ class RedteamReport:
 
     @property
     def ok(self) -> bool:
-        """True where no cheat got through, and a right answer pays on every row."""
-        return not self.through and not self.blind_rows
+        """True where no cheat got through, a right answer pays on every row, and rewrites earn what they should."""
+        return not self.through and not self.blind_rows and self.metamorphic.ok
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
@@ -98,6 +101,11 @@ class RedteamReport:
             yield f"{attempt.cheat}, row {attempt.row}: {shortened(repr(attempt.completion))}"
         for row in self.blind_rows[:_SHOWN]:
             yield f"row {row}: a right answer earns {self.rights[row]:g} and a wrong one {self.bars[row]:g}"
+        if self.metamorphic.num_harmful:
+            yield str(self.metamorphic)
+        for harmful in (True, False):
+            found = [one for one in self.metamorphic.surprises if one.harmful is harmful]
+            yield from (shortened(str(one)) for one in found[:_SHOWN])
         yield "ok" if self.ok else "not ok"
 
 

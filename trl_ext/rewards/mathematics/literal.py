@@ -83,6 +83,9 @@ def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
 @lru_cache(maxsize=4096)  # A gold is asked about with every completion of its group.
 def left_to_compute(tokens: Tokens) -> str:
     """Return what an expression leaves to compute; "" where it is written out."""
+    for before, (one, sign), behind in zip(("", *tokens), pairwise(tokens), (*tokens[2:], ""), strict=False):
+        if (one, sign) == ("1", "\\cdot") and before != "/" and behind != "10":
+            return "a product with 1"
     return _left(value_of(tokens).node)
 
 

@@ -100,7 +100,7 @@ def plain(text: str) -> str:
     if "$" in text:
         text = _DOLLAR_PAIR.sub(r" \1 ", text)
     if not (len(text) > 1 and text.startswith("$") and text.endswith("$") and not text.endswith("\\$")):
-        text = re.sub(r"(?<![\\$])\$(?=\s?[0-9.])", r"\\$", text)
+        text = re.sub(r"(?<![\\$])\$(?=\s?\.?[0-9])", r"\\$", text)
     return text
 
 

@@ -1,5 +1,6 @@
 """Compare the answer with a gold column: as a number, a text or a letter."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from trl_ext.rewards.text.reader import AnswerReading, stated
 from trl_ext.rewards.text.visible import visible
 
 # The escapes are curly quotes, the Chinese full stop and comma, and dots. Brackets and signs stay: -3 is not 3.
+_QUOTIENT = re.compile(r"(?<![\d.,])(\d{1,40})\s?/\s?(\d{1,40})(?![\d.,])")
 _SURROUNDING = " \t\r\n.,;:!?\"'`*_\u201c\u201d\u2018\u2019\u3002\u3001\u2026"
 
 
@@ -80,7 +82,21 @@ class Answer(Rule):
         found = _READERS[self.kind](visible(row.text, self.where))
         if found.value is None:
             return Verdict(self.floor, found.status, found.detail)
-        return Verdict(float(found.value == gold.value), "ok", f"{found.detail}; gold {gold.detail}")
+        told = f"{found.detail}; gold {gold.detail}"
+        if (
+            self.kind == "number"
+            and gold.value == found.value
+            and _is_left(found.detail)
+            and not _is_left(gold.detail)
+        ):
+            return Verdict(self.floor, "ok", f"{told}; left to compute: a quotient of numbers")
+        return Verdict(float(found.value == gold.value), "ok", told)
+
+
+def _is_left(detail: str) -> bool:
+    """Return True where a number was read from a quotient that is whole, such as `36/2`."""
+    quotient = _QUOTIENT.search(detail)
+    return quotient is not None and int(quotient[2]) > 0 and int(quotient[1]) % int(quotient[2]) == 0
 
 
 def announced(gold: str, kind: str) -> str:

@@ -24,10 +24,6 @@ HIDDEN = {
     "thoughts without an end",
     "thoughts closed twice",
     "box without an end",
-    "denied",
-    "denied in a box",
-    "denied in a tag",
-    "plus and minus",
 }
 FIELDS = {"gold": "42", "wrong": "43", "other": "39", "prompt": "6 * 7?", "words": "because", "tags": "<a></a>"}
 
@@ -111,7 +107,7 @@ def test_a_gold_stands_in_a_cheat_only_where_it_is_denied_hidden_or_one_of_sever
 def test_among_several_answers_the_gold_is_not_the_last():
     several = [cheat.completion(FIELDS) for cheat in CHEATS if {"gold", "wrong"} <= cheat.fields]
     shown = [text for text in several if "<!--" not in text and "<\u0430nswer" not in text]
-    assert len(shown) > 10
+    assert len(shown) > 5
     assert [text for text in shown if text.rindex("42") > max(text.rfind("43"), text.rfind("39"))] == []
 
 
@@ -122,7 +118,7 @@ def test_what_fills_a_cheat_is_not_filled_again():
 
 def test_a_rule_that_finds_the_gold_anywhere_pays_for_a_sandwich(fooled):
     found = through(fooled)
-    assert {"sandwich", "several boxes", "denied", "gold in an HTML comment", "JSON with a key twice"} <= set(found)
+    assert {"sandwich", "several boxes", "gold in an HTML comment", "JSON with a key twice"} <= set(found)
     assert found["sandwich"].verdict == "rule 'judge' gives 1" and not fooled.ok
     assert "several boxes, row 0: " in str(fooled)
 
@@ -274,7 +270,7 @@ def test_a_column_that_the_built_in_rows_cannot_fill_asks_for_data():
         def columns(self):
             return ("schema",)
 
-    with pytest.raises(DataError, match=r"Rule 'needs_schema' reads the column 'schema'.*--data FILE"):
+    with pytest.raises(DataError, match=r"Rule 'needs_schema' reads the column 'schema'.*a file behind the rules"):
         redteam(RuleSet([NeedsSchema()]))
 
 

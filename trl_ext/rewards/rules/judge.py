@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
-from urllib.parse import urlsplit
 
 import regex
 from jinja2 import TemplateError
@@ -24,7 +23,7 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
-from trl_ext.rewards.rules.judge_client import JudgeReply, client_of, require_openai, send
+from trl_ext.rewards.rules.judge_client import JudgeReply, check_server, client_of, require_openai, send
 from trl_ext.rewards.rules.judge_prompt import (
     KEYS,
     PATTERNS,
@@ -110,7 +109,7 @@ class Judge(AsyncRule):
 
     def check(self) -> None:
         require_openai()
-        self._check_server()
+        check_server(self.name, self.model, self.base_url, self.api_key_env)
         self._check_shown()
         self._check_reply()
         check_choice(self, "where", self.where, ("after_think", "all"))
@@ -128,20 +127,6 @@ class Judge(AsyncRule):
 
     def _refuse(self, sentence: str) -> NoReturn:
         raise RuleError(f"Rule '{self.name}': {sentence}")
-
-    def _check_server(self) -> None:
-        if not isinstance(self.model, str) or not self.model:
-            self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
-        parts = urlsplit(self.base_url if isinstance(self.base_url, str) else "")
-        if parts.username or parts.password:  # The address is logged: it must hold no secret.
-            self._refuse("base_url holds a user or a password. Give a key by api_key_env.")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            self._refuse(f"base_url is {self.base_url!r}. Give an address such as http://localhost:8000/v1.")
-        # The value is not shown: it may be the key.
-        if not isinstance(self.api_key_env, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", self.api_key_env):
-            self._refuse("api_key_env is no name of an environment variable. Give its name, not the key.")
-        if self.api_key_env and not os.environ.get(self.api_key_env):
-            self._refuse(f"the environment variable {self.api_key_env} is not set. Put the server's key there.")
 
     def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold", "against", "pattern"):

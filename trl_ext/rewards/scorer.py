@@ -116,7 +116,7 @@ class Scorer:
         self.on_error = on_error
         self.cache = VerdictCache()
         self._breakers: dict[str, Breaker] = {}
-        self._started: tuple[Sequence[Rule], list[Row], Any] | None = None
+        self._started: tuple[Sequence[Rule], list[Row], list[Pending | None]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Scorer, (self.limits, self.isolate, self.on_error)
@@ -152,9 +152,7 @@ class Scorer:
             here = iter([self._here(rule, rows) for rule, part in pairs if part is None])
             return [next(here) if part is None else self._collected(rule, rows, part) for rule, part in pairs]
         except BaseException:  # Nobody will collect what still runs; KeyboardInterrupt, too.
-            for part in under_way:
-                if part:
-                    part.cancel()
+            cancel(under_way)
             raise
 
     # In this process ------------------------------------------------------------------------------------------------
@@ -275,12 +273,15 @@ class Scorer:
 
     def _started_with(self, rules: Sequence[Rule], rows: list[Row]) -> list[Pending | None] | None:
         started, self._started = self._started, None
-        if started is None or started[0] is not rules:
+        if started is None:
             return None
         try:
-            return started[2] if started[1] == rows else None
+            if started[0] is rules and started[1] == rows:
+                return started[2]
         except (ValueError, RuntimeError):  # Arrays in a column have no single truth; equal ones are the same object.
-            return None
+            pass
+        cancel(started[2])
+        return None
 
     def _collected(self, rule: Rule, rows: list[Row], part: Pending) -> Column:
         answers, costs = part.answers()
@@ -330,6 +331,13 @@ def valid(verdict: Any) -> Verdict:
     if verdict.value is None or type(verdict.value) is float:
         return verdict
     return Verdict(float(verdict.value), verdict.status, verdict.detail)
+
+
+def cancel(parts: Iterable[Pending | None]) -> None:
+    """Give up what is under way."""
+    for part in parts:
+        if part:
+            part.cancel()
 
 
 def gives_batches(rule: Rule) -> bool:

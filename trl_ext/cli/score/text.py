@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trl_ext.rewards import Explanation, Rule, RuleSet
+from trl_ext.rewards import AsyncRule, Explanation, Rule, RuleSet
 from trl_ext.rewards.auditing.audit_report import shortened, table
 from trl_ext.rewards.auditing.redteam_rows import prompt_text
 
@@ -33,6 +33,7 @@ def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
     for rule in rules.rules:
         is_inline = rule.tier == "inline" or not rules.isolate
         runs = "inline" if is_inline else f"worker, {rules.limits.cpu_s:g} s at most"
+        runs = f"waits, {rule.concurrency} calls at a time" if isinstance(rule, AsyncRule) else runs
         lines.append((rule.name, _reads(rule, columns), runs, ", ".join(_conditions(rule)) or "always"))
     return table([("rule", "reads", "runs", "counts"), *lines])
 

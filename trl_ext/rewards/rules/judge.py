@@ -87,7 +87,6 @@ class Judge(AsyncRule):
         `RuleSet([Answer(), Judge("Qwen/Qwen3-8B", rubric="Polite, and in plain words.", weight=0.3, gate="answer")])`
     """
 
-    judges_correctness: ClassVar[bool] = True
     makes_calls: ClassVar[bool] = True
 
     model: str
@@ -106,6 +105,11 @@ class Judge(AsyncRule):
     max_chars: int = 50_000
     where: str = "after_think"
     extra_body: Mapping[str, Any] | None = None
+
+    @property
+    def judges_correctness(self) -> bool:  # type: ignore[override]
+        """True where the judge is shown the right answer; else it judges a matter of form."""
+        return bool(self.gold)
 
     def check(self) -> None:
         require_openai()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -173,6 +174,33 @@ def test_calls_begin_early_and_are_collected_once(gauge):
     rules.start(completions=["a b"])
     assert rules(completions=["a b"]) == [2.0]
     assert gauge.calls["a b"] == 1
+
+
+def test_what_was_begun_for_other_rows_is_given_up(gauge):
+    rules = RuleSet([Judged()])
+    rules.start(completions=["hang"])
+    assert rules(completions=["a b"]) == [2.0]
+    for _ in range(1000):
+        if gauge.calls["hang"] and gauge.now == 0:
+            break
+        time.sleep(0.005)
+    assert gauge.now == 0
+
+
+def test_what_still_waits_is_given_up_where_another_rule_raises(gauge):
+    class Raises(Rule):
+        tier = "inline"
+
+        def score(self, row):
+            raise KeyError("gold")
+
+    with pytest.raises(RuleError, match="Rule 'raises' raised"):
+        RuleSet([Judged(), Raises()])(completions=["hang"])
+    for _ in range(1000):
+        if gauge.now == 0:
+            break
+        time.sleep(0.005)
+    assert gauge.now == 0
 
 
 def test_a_set_scores_within_a_running_event_loop():

@@ -310,6 +310,11 @@ def test_what_cannot_work_is_a_sentence_when_the_rule_is_built(fields, match):
     assert "pass@" not in str(error.value) and "abc-123" not in str(error.value)
 
 
+def test_a_judge_tells_right_from_wrong_where_it_is_shown_the_right_answer():
+    assert Judge("m", gold="answer").judges_correctness
+    assert not Judge("m").judges_correctness
+
+
 def test_a_judge_is_written_to_yaml_and_read_again():
     rules = RuleSet([Judge("m", rubric="Kind.", votes=3, extra_body={"seed": 1}, concurrency=4, name="kind")])
     assert RuleSet.from_dict(rules.to_dict()) == rules

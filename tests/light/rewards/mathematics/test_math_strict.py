@@ -189,6 +189,7 @@ HACKS = {
     "nearly the ratio": (box("0.62"), "5:8"),
     "neither side of an approximation": (box("0.3"), r"\frac13 \approx 0.33"),
     "approximation that is no rounding": (box(r"\frac13 \approx 0.5"), r"\frac13"),
+    "approximation without its right side": (box(r"5 \approx"), "5"),
     "approximation of the wrong value": (box(r"3 \approx \pi"), r"\pi"),
     "fraction near a whole number": (box(r"\frac{19}{6}"), "3"),
     "fraction near a short decimal": (box(r"\frac{51}{100}"), "0.5"),

@@ -342,10 +342,10 @@ def assignment(relation: Form) -> tuple[Tokens, Tokens] | None:
 def _is_rounding(exact: Tokens, decimal: Tokens) -> bool:
     """Return True when a decimal, with or without a unit, is what an expression rounds to."""
     number = split_unit(decimal)[0]
+    if not number or not is_number(number[-1]) or number[:-1] not in ((), ("-",)):
+        return False
     try:
-        return (
-            is_number(number[-1]) and number[:-1] in ((), ("-",)) and rounds_to(value_of(split_unit(exact)[0]), number)
-        )
+        return rounds_to(value_of(split_unit(exact)[0]), number)
     except Unreadable:
         return False
 

@@ -1,8 +1,10 @@
 """Run model-written Python against tests in a sandbox."""
 
+import importlib.util
 import json
+import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,12 +31,14 @@ from trl_ext.rewards.isolation.sandbox.cases import (
     read_suite,
 )
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
+from trl_ext.rewards.isolation.sandbox.remote import KINDS, RemoteSandbox
 from trl_ext.rewards.isolation.workers.limits import default_workers
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column, check_flag, check_number, check_whole
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.visible import after_think
 
 LONGEST_CODE = 100_000  # characters
+_REMOTE_RUNS = 16  # at a time
 _LEVELS = tuple(f"L{level}" for level in range(HIGHEST_LEVEL + 1))
 # The status and the sentence for each way in which a job ends; after an exit its code and output decide.
 _ENDINGS = {
@@ -42,7 +46,7 @@ _ENDINGS = {
     "cpu": ("timeout", "more than {cpu_s} s of processor time"),
     "wall": ("timeout", "no end in sight without using the processor"),
     "output": ("too_long", "more than {output_kib} KiB of output"),
-    "lost": ("crashed", "the sandbox's server ended twice under it"),
+    "lost": ("crashed", "the sandbox failed twice under it, and not otherwise"),
 }
 
 
@@ -71,6 +75,10 @@ class Code(Rule):
         tolerance: Error, absolute or relative, allowed to a number that is expected with a point or an exponent.
         partial: True gives the share of tests passed. A test that overruns a limit ends the row.
         solution: Column with a program that passes, or a list of such programs, for `trl-ext score audit` alone.
+        sandbox: "local", or a service elsewhere: "piston", "sandbox-fusion", "e2b" (`pip install e2b`). There
+            `cpu_s` is by the clock, and "asserts" does not run: expected values would have to go there, too.
+        base_url: Address of Piston (".../api/v2") or SandboxFusion.
+        api_key_env: Environment variable with the service's key.
         require: Lowest sandbox level to run at: "L0", "L1", "L2". Below it the rule refuses to be built.
         cpu_s: Processor seconds of one test in "stdio", of the row in "asserts", 5 ms of them the sandbox's own. Code
             that sleeps may take five times as many seconds.
@@ -96,6 +104,9 @@ class Code(Rule):
     tolerance: float = 1e-6
     partial: bool = False
     solution: str | None = None
+    sandbox: str = "local"
+    base_url: str | None = None
+    api_key_env: str | None = None
     require: str = "L1"
     cpu_s: float = 2.0
     memory_mib: int = 512
@@ -117,12 +128,33 @@ class Code(Rule):
         if self.mode == "asserts" and (self.compare, self.tolerance) != ("tokens", 1e-6):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
         check_flag(self, "partial", self.partial)
+        check_choice(self, "sandbox", self.sandbox, ("local", *KINDS))
         check_number(self, "cpu_s", self.cpu_s)
         if self.cpu_s < 0.1:
             raise RuleError(f"Rule '{self.name}': cpu_s is {self.cpu_s}. Give at least 0.1 seconds.")
         check_whole(self, "memory_mib", self.memory_mib, 64)
         check_whole(self, "output_kib", self.output_kib, 1)
+        if self.sandbox != "local":
+            self._check_remote()
+        elif self.base_url is not None or self.api_key_env is not None:
+            raise RuleError(f"Rule '{self.name}': base_url and api_key_env are for sandboxes elsewhere. Give sandbox.")
         self.check_level()
+
+    def _check_remote(self) -> None:
+        """Raise RuleError where fields do not fit a sandbox elsewhere."""
+        where = f"Rule '{self.name}': sandbox is '{self.sandbox}'"
+        if self.mode == "asserts":
+            raise RuleError(f"{where}, and asserts would take the expected values there. Give mode stdio, or local.")
+        if self.require != "L1":
+            raise RuleError(f"{where}, and require is for the local one. Leave it out.")
+        if (self.sandbox == "e2b") == (self.base_url is not None):
+            raise RuleError(f"{where}, and base_url is {self.base_url!r}. Give it to all but e2b.")
+        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+            raise RuleError(
+                f"{where}, and the environment variable {self.api_key_env!r} is not set. Set it to the key."
+            )
+        if self.sandbox == "e2b" and importlib.util.find_spec("e2b") is None:
+            raise RuleError(f"{where}, and its package is missing. Run pip install e2b.")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -167,12 +199,14 @@ class Code(Rule):
             return Verdict(None, "infra_error", str(error))
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Judge several rows at a time, as many as there are processors to spare."""
-        with ThreadPoolExecutor(default_workers()) as threads:
+        """Judge several rows at a time, as many as there are processors to spare; 16 in a sandbox elsewhere."""
+        with ThreadPoolExecutor(default_workers() if self.sandbox == "local" else _REMOTE_RUNS) as threads:
             return list(threads.map(self.score, rows))
 
     def check_level(self) -> None:
         """Raise RuleError where this machine cannot give the level asked for."""
+        if self.sandbox != "local":
+            return
         try:
             level, trouble = sandbox_level()
         except SandboxTrouble as error:
@@ -211,8 +245,11 @@ class Code(Rule):
         passed, status, failure = 0, "ok", ""
         if found.function is not None:
             source = calling(source, found.function)
+        run: Callable[[bytes, bytes, JobLimits], Outcome] = run_program
+        if self.sandbox != "local":
+            run = RemoteSandbox(self.sandbox, self.base_url, self.api_key_env).run
         for index, case in enumerate(found.cases):
-            outcome = run_program(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
+            outcome = run(source, case.stdin.encode("utf-8", "surrogatepass"), self._limits)
             reason = self._ending(outcome) or self._wrong(outcome, case, found.function is not None)
             passed += not reason
             if reason and not failure:

@@ -136,7 +136,16 @@ class RuleSet:
         self, /, prompts: Any, completions: Any, completion_ids: Any = None, **columns: Any
     ) -> list[Explanation]:
         """Explain the totals of a batch, which is judged as in a training and leaves no trace. Columns are lists."""
-        found, composed = self._composed(prompts, completions, completion_ids, columns)
+        return self._explained(*self._composed(prompts, completions, completion_ids, columns))
+
+    def explain_row(self, row: Row) -> Explanation:
+        """Explain the total of one row of `make_rows`, which brings its group and step along."""
+        require_columns(self.rules, row.columns)
+        found = self._scorer.columns(self.rules, [row])
+        composition = Composition(self.rules, self._gates, self.clip, 0.0)
+        return self._explained(found, [composition.of([column.verdicts[0] for column in found])])[0]
+
+    def _explained(self, found: Sequence[Column], composed: Sequence[Composed]) -> list[Explanation]:
         verdicts = zip(*(column.verdicts for column in found), strict=True)
         return [
             Explanation(tuple(map(Part.of, self.rules, own, row.states, row.contributions)), row.total, self.clip)

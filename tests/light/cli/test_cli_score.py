@@ -14,6 +14,18 @@ rules:
   - {rule: answer}
   - {rule: length, low: 1, high: 200, unit: words, weight: 0.1, gate: answer}
 """
+COMPARING = """\
+from dataclasses import dataclass
+from trl_ext.rewards import Rule, Verdict
+
+@dataclass(frozen=True, kw_only=True)
+class Longer(Rule):
+    tier = "inline"
+
+    def score(self, row):
+        shorter = sum(len(one.text) < len(row.text) for one in row.group)
+        return Verdict(1.0, "ok", f"longer than {shorter} of {len(row.group)} at step {row.step}")
+"""
 HEAVY = ("torch", "trl", "transformers", "datasets", "rich", "yaml")
 ASKED = [{"role": "user", "content": "What is 6 * 7?"}]
 
@@ -152,6 +164,16 @@ def test_explain_reads_trls_table_and_joins_the_dataset(folder, capsys):
     assert text.endswith("total in the log: 1.100, advantage in the log: 0.700\n")
     main([*command, "--row", "1"])
     assert "total in the log: 0.000" in (text := capsys.readouterr().out) and "The log differs" in text
+
+
+def test_explain_shows_a_rule_the_group_of_the_table(folder, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "comparing.py").write_text(COMPARING)
+    (folder / "rules.yaml").write_text("rules: [{rule: comparing.Longer}]")
+    said = [("p", 1, "aaa"), ("p", 2, "a"), ("p", 2, "aa"), ("p", 2, "aaa"), ("q", 2, "aaaa")]
+    write("table.jsonl", [{"prompt": p, "step": step, "completion": text} for p, step, text in said])
+    assert main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "2"]) == 0
+    assert "longer than 1 of 2 at step 2" in capsys.readouterr().out
 
 
 def test_explain_takes_columns_under_other_names(folder, capsys):

@@ -152,7 +152,7 @@ def test_explain_prints_a_table():
     lines = str(rules.explain("How many?", "The answer\nis unclear", [7, 8], answer="18")).splitlines()
     assert lines == [
         "rule    value  status     weight  gated  adds    detail",
-        "answer  0.000  no_answer  1       no     +0.000  last number: no number",
+        "answer  0.000  no_answer  1       no     +0.000  'answer is': no number in 'unclear'",
         "tags    0.000  ok         0.1     no     +0.000  not once, closed, filled and in order: think",
         "length  1.000  gated      0.2     yes    +0.000  gate 'tags' is shut; 2 tokens",
         "total   0.000  clip -1..1",

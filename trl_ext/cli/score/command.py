@@ -153,23 +153,34 @@ def _printed(report: Any, as_json: bool) -> int:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """`trl-ext score explain`."""
-    from trl_ext.cli.score.rows import columns_of, ids_of, renamed, row_of, tokenizer_of_run
+    from trl_ext.cli.score.rows import columns_of, group_of, ids_of, renamed, tokenizer_of_run
     from trl_ext.cli.score.text import dependencies, heading, logged
     from trl_ext.rewards import RuleSet, completion_text
+    from trl_ext.rewards.rows import make_rows
 
     rules = RuleSet.from_yaml(arguments.rules)
     names = renamed(arguments.column)
-    row = row_of(arguments.completions, arguments.row, names)
+    group, place = group_of(arguments.completions, arguments.row, names)
+    row = group[place]
     text = completion_text(row["completion"])
     columns = columns_of(rules, row, names, arguments.data, arguments.split)
     tokenizer = arguments.tokenizer
     if tokenizer is None and any(getattr(rule, "unit", None) == "tokens" for rule in rules.rules):
         tokenizer = tokenizer_of_run(arguments.completions)
-    ids = ids_of(row, text, tokenizer)
+    ids = ids_of(group, tokenizer)
+    # With a dataset, rows of one prompt have one row of it.
+    cells = [columns if arguments.data else columns_of(rules, one, names, None, "") for one in group]
+    rows = make_rows(
+        [one.get("prompt") for one in group],
+        [one["completion"] for one in group],
+        ids,
+        {name: [one.get(name) for one in cells] for name in columns},
+        row.get("step"),
+    )
     try:
-        found = rules.explain(row.get("prompt"), row["completion"], ids, **columns)
+        found = rules.explain_row(rows[place])
     except RuleError as error:
-        if ids is not None or "completion_ids" not in str(error):
+        if ids[place] is not None or "completion_ids" not in str(error):
             raise
         raise ConfigError(f"{error} On the command line: --tokenizer MODEL.") from error
     parts = [heading(row, text), str(found), dependencies(rules, columns), logged(rules, row, found)]

@@ -3,11 +3,13 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import RuleSet
+from trl_ext.rewards import RuleSet, completion_text
 from trl_ext.scripts.data.dataset import READERS
 
 _OWN = ("prompt", "completion", "completion_ids")  # What `RuleSet.explain` takes apart from the columns.
@@ -60,8 +62,11 @@ def renamed(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def row_of(path: str, number: int, names: Mapping[str, str]) -> dict[str, Any]:
-    """One row of a table of completions, under the names that the rules use."""
+def group_of(path: str, number: int, names: Mapping[str, str]) -> tuple[list[dict[str, Any]], int]:
+    """One row of a table of completions among its neighbours of the same prompt and step, and its place among them.
+
+    The rows stand under the names that the rules use.
+    """
     table = read_data(path)
     if not 0 <= number < len(table):
         raise DataError(f"{path} has {len(table)} rows, counted from 0, so there is no row {number}. Check --row.")
@@ -71,7 +76,15 @@ def row_of(path: str, number: int, names: Mapping[str, str]) -> dict[str, Any]:
         raise DataError(
             f"{path} has no column 'completion'; its columns are: {there}. Say which: --column completion=NAME."
         )
-    return row
+    if row.get("prompt") is None:
+        return [row], 0
+    before = list(takewhile(partial(_is_beside, row), (_under(names, table[n]) for n in reversed(range(number)))))
+    after = takewhile(partial(_is_beside, row), (_under(names, table[n]) for n in range(number + 1, len(table))))
+    return [*reversed(before), row, *after], len(before)
+
+
+def _is_beside(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return row.get("step") == other.get("step") and prompt_key(row["prompt"]) == prompt_key(other["prompt"])
 
 
 def _under(names: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,13 +161,11 @@ def tokenizer_of_run(completions: str) -> str | None:
     return None if record is None else record.model
 
 
-def ids_of(row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int] | None:
-    """The completion's token ids: the table's, or else the tokenizer's; None with neither."""
-    ids = row.get("completion_ids")
-    if ids is not None:
-        return list(ids)
-    if tokenizer is None:
-        return None
+def ids_of(rows: Sequence[Mapping[str, Any]], tokenizer: str | None) -> list[list[int] | None]:
+    """Each completion's token ids: the table's, or else the tokenizer's; None with neither."""
+    given = [row.get("completion_ids") for row in rows]
+    if tokenizer is None or None not in given:
+        return [None if ids is None else list(ids) for ids in given]
     from transformers import AutoTokenizer
 
     try:
@@ -162,4 +173,6 @@ def ids_of(row: Mapping[str, Any], text: str, tokenizer: str | None) -> list[int
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0].rstrip(".")
         raise ConfigError(f"The tokenizer '{tokenizer}' cannot be loaded: {first}. Name one: --tokenizer.") from error
-    return list(found(text, add_special_tokens=False)["input_ids"])
+    texts = [completion_text(row["completion"]) for row in rows]
+    counted = found(texts, add_special_tokens=False)["input_ids"]
+    return [list(own if ids is None else ids) for ids, own in zip(given, counted, strict=True)]

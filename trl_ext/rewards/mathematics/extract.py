@@ -22,7 +22,7 @@ from trl_ext.rewards.text.visible import visible
 MAX_DIFFERENT = 16  # boxes that are compared with one another
 _TAIL_CHARS = 20_000  # at the end of a text, where the last number is looked for
 
-_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}(?![A-Za-z}])")
+_WORD = re.compile(r"(?<![\\A-Za-z{\x08\x0c])[A-Za-z]{3,}(?![A-Za-z}])")
 _TEXT_GROUP = re.compile(r"\\(?:text|mathrm|textbf|mbox|operatorname|begin|end)\s{0,3}\{[^{}]{0,99}\}")
 _NAME = re.compile(r"[A-Za-z]+(?: [A-Za-z]+){0,2}")  # a name, a direction, yes or no
 _OPTION = re.compile(r"\(?[A-J][).:](?:\s|$)")

@@ -22,6 +22,7 @@ from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_numb
 
 RELATIONS = frozenset({"=", "<", ">", "\\leq", "\\geq", "\\neq", "\\approx"})
 ACCENTS = frozenset({"\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline", "\\overline"})
+_AROUND_POINTS = frozenset({"|", "\\angle", "\\overline", "\\triangle", "_", "{", "}"})
 _COMMA = frozenset({","})
 _COLON = frozenset({":"})
 _CUP = frozenset({"\\cup"})
@@ -57,7 +58,7 @@ class Form:
 @lru_cache(maxsize=4096)  # The completions of a group share their gold, and often their answers.
 def form_of(tokens: Tokens) -> Form:
     """Return the form of an answer; raise TooComplex for too many parts."""
-    tokens = tokens[1:] if tokens[:1] in (("+",), (WORDS + "only",)) else tokens
+    tokens = tokens[1:] if tokens[:1] in (("+",), ("\\approx",), (WORDS + "only",)) else tokens
     listed = [part for _, part in split(tokens, _COMMA)]
     if len(listed) > 1:
         listed = [part for part in listed if part and not _is_domain(part)]
@@ -113,7 +114,7 @@ def is_name(tokens: Tokens) -> bool:
     if tokens[:2] == ("\\frac", "{"):
         middle = closes_at(tokens, 1)
         return is_name(tokens[2:middle]) and is_name(tokens[middle + 2 : -1])
-    bare = tuple(token for token in tokens if token not in ("|", "\\angle", "\\overline", "{", "}", "\\triangle"))
+    bare = tuple(token for token in tokens if token not in _AROUND_POINTS and not token.isdigit())
     if len(bare) > 1 and all(len(token) == 1 and token.isupper() for token in bare):
         return True  # points
     if len(tokens) > 3 and is_symbol(tokens[0]) and tokens[0] not in ("x", "y", "z") and tokens[1] == "(":

@@ -19,6 +19,7 @@ from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_numb
 Node = tuple[Any, ...]
 
 MINUS_ONE: Node = ("num", Fraction(-1))
+_DEGREE: tuple[Node, ...] = (("const", "pi"), ("num", Fraction(1, 180)))
 FUNCTIONS = frozenset("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp".split())
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
@@ -95,15 +96,20 @@ class _Reader:
 
     def starts_factor(self, token: str) -> bool:
         """True when a token behind a factor opens another one. A number does not: `2 3` and `x2` are no products."""
-        if not token or is_number(token) or token == "|":
+        if not token or token == "|":
             return False
+        if is_number(token):  # `(n-2)2^n`
+            return self.tokens[self.position - 1] == ")"
         return token in _PAIRS or is_symbol(token) or token[1:] in FUNCTIONS or token in _COMMANDS
 
     def power(self) -> Node:
         base = self.primary()
         exponents: list[Node] = []
-        while self.peek() in ("^", "!"):
-            if self.next() == "!":
+        while self.peek() in ("^", "!", "\\degree"):
+            sign = self.next()
+            if sign == "\\degree":  # as a function's argument; the unit of a whole answer is split off before
+                base, exponents = ("mul", _tower(base, exponents), *_DEGREE), []
+            elif sign == "!":
                 base = ("call", "factorial", _tower(base, exponents))
                 exponents = []
             else:
@@ -216,6 +222,8 @@ class _Reader:
 
     def symbol(self, token: str) -> Node:
         name = token.lstrip(WORDS + "\\")
+        while self.peek() == "'":
+            name += self.next()
         if self.peek() != "_":
             return ("const" if name in ("e", "i") else "var", name)
         end = closes_at(self.tokens, self.position + 1)
@@ -224,6 +232,15 @@ class _Reader:
         name += "_" + "".join(self.tokens[self.position + 2 : end])
         self.position = end + 1
         return ("var", name)
+
+    def accented(self) -> Node:
+        """Read `\\bar{x}` as a variable of its own."""
+        accent, start = self.tokens[self.position - 1], self.position + 1
+        end = closes_at(self.tokens, self.position)
+        if end < 0 or not all(map(is_symbol, self.tokens[start : min(end, start + 1)])):
+            raise Unreadable(f"'{accent}' of an expression")
+        self.position = end + 1
+        return ("var", accent + "".join(self.tokens[start:end]))
 
 
 def _negative(node: Node) -> Node:
@@ -255,4 +272,5 @@ _COMMANDS: dict[str, Callable[[_Reader], Node]] = {
     "\\binom": lambda reader: ("call", "binomial", reader.braced(), reader.braced()),
     "\\pi": lambda reader: ("const", "pi"),
     "\\sqrt": _Reader.root,
+    **dict.fromkeys(("\\bar", "\\hat", "\\vec", "\\tilde", "\\widehat", "\\underline"), _Reader.accented),
 }

@@ -11,7 +11,7 @@ TOKEN = re.compile(
     rf"\\(?:{_TEXT})\s*\{{(?P<text>[^{{}}$]*)\}}"
     r"|\\(?:begin|end)\s*\{[A-Za-z*]+\}|\\mathbb\s*(?:\{[A-Z]\}|[A-Z])"
     r"|\\[A-Za-z]+|\\."
-    r"|[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?|\.[0-9]+"
+    r"|[0-9]+(?:\.[0-9]+|\.(?=[/*)]))?(?:[eE][-+]?[0-9]{1,3}(?![0-9A-Za-z]))?|\.[0-9]+"
     r"|(?P<run>[A-Za-z]{2,})|\S",
     re.DOTALL,
 )
@@ -65,7 +65,7 @@ _SPELLING = {
     "\\rvert": "|", "\\vert": "|", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]",
     "\\%": "%", "\\varnothing": "\\emptyset", "\\dots": "\\ldots", "\\cdots": "\\ldots", "\\circ": "\\degree",
     "\\simeq": "\\approx", "\\doteq": "\\approx", "\\mid": "|", "\\colon": ":", "\\ratio": ":",
-    "\\backslash": "\\setminus", "\\infin": "\\infty", ";": ",", "\\lor": ",", "\\land": ",",
+    "\\backslash": "\\setminus", "\\infin": "\\infty", "\\oslash": "\\emptyset", ";": ",", "\\lor": ",", "\\land": ",",
 }  # fmt: skip
 _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt pi gcd lcm max min".split()

@@ -178,6 +178,12 @@ def _joined_words(tokens: list[str]) -> list[str]:
             joined.append(_BASES[token])
         elif token == "}" and joined[-3:] == ["^", "{", "\\degree"]:
             joined[-3:] = ["\\degree"]
+        elif token == "}" and joined[-1:] == ["\\prime"]:
+            primes = 1
+            while joined[-primes - 1] == "\\prime":
+                primes += 1
+            is_raised = joined[-primes - 2 : -primes] == ["^", "{"]
+            joined[-primes - 2 if is_raised else len(joined) :] = ["'"] * primes if is_raised else [token]
         else:
             joined.append(token)
     return joined

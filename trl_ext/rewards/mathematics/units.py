@@ -11,7 +11,7 @@ import re
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens
 
 _CURRENCIES = {"\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "\\pounds": "pound", "\\euro": "euro"}
-_SIGNS = {"\\degree": "degree", "%": "percent", **_CURRENCIES}
+_SIGNS = {"\\degree": "degree", "%": "percent", "\\min": "minute", "\\sec": "second", **_CURRENCIES}
 _FACTORS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SAME = {
     "deg": "degree", "pct": "percent", "percentage": "percent", "usd": "dollar", "buck": "dollar",
@@ -23,6 +23,7 @@ _SAME = {
     "kph": "km/hour", "kmh": "km/hour", "radian": "rad", "square": "sq", "cubic": "cu", "men": "man", "women": "woman",
     "people": "person", "children": "child",
 }  # fmt: skip
+_ANGLE_FUNCTIONS = frozenset({"\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"})
 _LETTERS = frozenset("mgshlLAVWJNKCF")  # single letters that are units when written as text
 # Words that state, negate, join or scale: a text with one of these is a sentence.
 _NO_UNIT = frozenset(
@@ -36,11 +37,13 @@ _MAX_WORDS = 5
 
 def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
     """Return an answer without its unit, and the unit in one spelling ("" without one)."""
-    bare, currency = _without_currency(tokens)
+    bare, currency = _without_currency(_in_degrees(tokens))
     start = _unit_start(bare)
     value, tail = bare[:start], bare[start:]
     if not value:
         return tokens, ""
+    if tail[:1] == ("\\degree",) and value[-1] != ")" and _ANGLE_FUNCTIONS & {*value}:
+        return tokens, ""  # `\\sin 30^\\circ`
     factor, tail = _without_factor(tail)
     unit = _unit(tail)
     if unit is None:
@@ -58,6 +61,17 @@ def agree(unit: str, other: str) -> bool:
         return True
     plain = not set(unit + other) & set("/^")
     return plain and unit.split()[-1] == other.split()[-1]
+
+
+def _in_degrees(tokens: Tokens) -> Tokens:
+    r"""Write an angle in minutes and seconds, `63^\circ 45'`, in degrees alone."""
+    if tokens[-1:] != ("'",) or "\\degree" not in tokens:
+        return tokens
+    sign, rest = (tokens[:1], tokens[1:]) if tokens[0] == "-" else ((), tokens)
+    if len(rest) not in (4, 7) or rest[1] != "\\degree" or rest[3] != "'" or rest[5:] not in ((), ("'", "'")):
+        return tokens
+    seconds = ("+", rest[4], "/", "3600") if len(rest) == 7 else ()
+    return (*sign, "(", rest[0], "+", rest[2], "/", "60", *seconds, ")", "\\degree")
 
 
 def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
@@ -89,7 +103,7 @@ def _unit_piece(tokens: Tokens) -> int:
     if last == "}" and tokens[-4:-2] == ("^", "{") and tokens[-2] in ("2", "3"):
         return 4 if tokens[-5:-4] and tokens[-5].startswith(WORDS) else 0
     behind_word = len(tokens) > 1 and tokens[-2].startswith(WORDS)
-    return 1 if last in ("/", "\\cdot") and behind_word else 0
+    return 1 if last in ("/", "\\cdot", "-") and behind_word else 0
 
 
 def _without_factor(tail: Tokens) -> tuple[int, Tokens]:

@@ -169,6 +169,8 @@ class Math(Rule):
             if found.same is None:
                 return found
             raise
+        if gold.text.strip("$").replace(",", ".", 1) == answer.strip("$"):
+            return Match(True, "decimal comma")
         return Match(True, "math-verify") if math_library.same_answer(gold.text, answer) else found
 
 

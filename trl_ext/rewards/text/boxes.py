@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 MAX_NESTED = 3  # levels of boxes in boxes that are read: each costs a pass over the text
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[\\{}]|[{}]")
+_BOX = re.compile(
+    r"\\(?:boxed|fbox)\s{0,9}(?:(?P<open>\{)|(?P<bare>-?[0-9.]{1,99}(?![0-9.])))|\\[{}]|\\\\(?!boxed|fbox)|[{}]"
+)
 _ALL_BOXED = re.compile(r"[\s$]*\\(?:boxed|fbox)\s*\{.*\}[\s$]*", re.DOTALL)
 
 

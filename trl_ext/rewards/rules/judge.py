@@ -28,10 +28,9 @@ from trl_ext.rewards.rules.judge_prompt import (
     KEYS,
     PATTERNS,
     TEMPLATES,
-    clean,
     compiled,
-    prompt_text,
     shipped_schema,
+    shown_prompt,
     shown_text,
     system_message,
 )
@@ -39,7 +38,7 @@ from trl_ext.rewards.text.prose import is_blank, text_part
 from trl_ext.rewards.totals.shaping import pair_of
 
 # What templates are given beside the dataset's columns.
-_GIVEN = frozenset({"prompt", "completion", "gold", "first", "second", "tag"})
+_GIVEN = frozenset({"prompt", "completion", "messages", "gold", "first", "second", "tag"})
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 _LONGEST_LINE = 200  # characters of a reply's last line
 _PATTERN_S = 0.5
@@ -66,9 +65,10 @@ class Judge(AsyncRule):
         base_url: Address of the OpenAI-compatible server; by default vLLM's on this machine.
         api_key_env: Environment variable that holds the key. Empty: no key. A key itself is never a field.
         rubric: What a good answer is. Empty: right, complete, clear, no longer than needed.
-        template: What the judge is shown, in Jinja: `prompt`, `completion`, `gold`, `tag` (a code for tags that the
-            completion cannot foresee), with `against` also `first` and `second`; any other name is a column. Empty:
-            question, right answer if there is one, and answer, each between tags.
+        template: What the judge is shown, in Jinja: `prompt`, `completion`, `messages` (its turns, tool calls among
+            them), `gold`, `tag` (a code for tags that the completion cannot foresee), with `against` also `first` and
+            `second`; any other name is a column. Empty: question, right answer if there is one, and answer, each
+            between tags.
         gold: Column with the right answer, or several, which the judge is shown. Empty: none.
         against: Column with the answer to compare with. Empty: the completion is judged alone.
         scores: Lowest and highest score that the judge may give.
@@ -140,12 +140,14 @@ class Judge(AsyncRule):
             names = compiled(self._template)[1]
         except TemplateError as error:
             raise RuleError(f"Rule '{self.name}': the template is not valid Jinja: {error}.") from error
-        wanted, other = ({"first", "second"}, "completion") if self.against else ({"completion"}, "first")
-        if not wanted <= names or other in names:
+        both = {"first", "second"}
+        if both & names != (both if self.against else set()) or not (
+            self.against or {"completion", "messages"} & names
+        ):
             shown = ", ".join(sorted(names & _GIVEN)) or "nothing"
             self._refuse(
-                "the template must show {{ completion }}, or with `against` {{ first }} and {{ second }}; it shows "
-                f"{shown}. Change it."
+                "the template must show {{ completion }} or {{ messages }}, and with `against` {{ first }} and "
+                f"{{{{ second }}}}; it shows {shown}. Change it."
             )
 
     def _check_reply(self) -> None:
@@ -227,11 +229,12 @@ class Judge(AsyncRule):
 
     def _requests(self, row: Row) -> list[list[dict[str, str]]]:
         """The messages to send: once, or with `against` in both orders."""
-        own = clean(text_part(row.text, self.where))
-        given = {name: shown_text(row.columns.get(name)) for name in self.columns}
-        given |= {"prompt": prompt_text(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
+        own = text_part(row.text, self.where)
+        given: dict[str, Any] = {name: shown_text(row.columns.get(name)) for name in self.columns}
+        given |= {"prompt": shown_prompt(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
+        given["messages"] = [dict(message) for message in row.messages]
         # Nobody writes a text that holds the digest of itself.
-        code = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=6).hexdigest()
+        code = hashlib.blake2b(json.dumps(given, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
         shown = [given | {"tag": code}]
         if self.against:
             other = given[self.against]
@@ -239,7 +242,9 @@ class Judge(AsyncRule):
         form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self.schema else "line"
         system = {"role": "system", "content": system_message(self._mode, self.rubric, form, self.scores)}
         template = compiled(self._template)[0]
-        return [[system, {"role": "user", "content": template.render(names)}] for names in shown]
+        # No request can hold a lone surrogate.
+        texts = [template.render(names).encode("utf-8", "replace").decode() for names in shown]
+        return [[system, {"role": "user", "content": text}] for text in texts]
 
     # What it replies ------------------------------------------------------------------------------------------------
 

@@ -89,11 +89,11 @@ def shipped_schema(mode: str, scores: tuple[float, float]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
-def prompt_text(prompt: Any) -> str:
+def shown_prompt(prompt: Any) -> str:
     """A prompt as text: itself, its one message, or its messages with their roles."""
     if not isinstance(prompt, list | tuple):
         return shown_text(prompt)
-    texts = [(message.get("role", ""), clean(content_text(message.get("content")))) for message in prompt]
+    texts = [(message.get("role", ""), content_text(message.get("content"))) for message in prompt]
     return texts[0][1] if len(texts) == 1 else "\n\n".join(f"{role}: {text}" for role, text in texts)
 
 
@@ -101,9 +101,4 @@ def shown_text(cell: Any) -> str:
     """A cell as text: a list a line each, nothing for null."""
     if isinstance(cell, list | tuple):
         return "\n".join(map(shown_text, cell))
-    return "" if is_null(cell) else clean(str(cell))
-
-
-def clean(text: str) -> str:
-    """The text without lone surrogates, which no request can hold."""
-    return text.encode("utf-8", "replace").decode()
+    return "" if is_null(cell) else str(cell)

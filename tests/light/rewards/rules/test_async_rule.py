@@ -242,6 +242,11 @@ def test_a_plain_rule_that_is_async_is_refused_with_what_to_derive_from():
         def score(self, row):
             return Verdict(1.0)
 
+    class Empty(AsyncRule):
+        pass
+
+    with pytest.raises(RuleError, match=r"Empty is abstract. Give it async def score"):
+        Empty()
     with pytest.raises(RuleError, match=r"Plain and its score.* Derive the class from AsyncRule"):
         Plain()
     with pytest.raises(RuleError, match=r"Awaited and its score.* Write async def"):

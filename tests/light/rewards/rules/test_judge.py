@@ -210,6 +210,18 @@ def test_a_template_reads_columns_in_a_sandbox():
         judged(lambda request: "Score: 10", template="{{ completion.__class__.__mro__ }}")
 
 
+def test_a_template_may_show_the_turns_of_a_completion():
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "search"}}]},
+        {"role": "tool", "content": "Paris"},
+        {"role": "assistant", "content": "It is Paris."},
+    ]
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    template += "{{ messages[0].tool_calls[0].function.name }}"
+    _, server = judged(lambda request: "Score: 10", turns, template=template)
+    assert shown(server.requests[0]) == "assistant: \ntool: Paris\nassistant: It is Paris.\nsearch"
+
+
 # What a completion must not bring about ------------------------------------------------------------------------------
 
 

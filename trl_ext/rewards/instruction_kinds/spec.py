@@ -52,7 +52,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A comparison with a count: "at least", "at most" or "less than"."""
+    """A comparison with a count: "at least", "at most", "less than", "exactly", or "around": within a tenth."""
 
     relation: str
 
@@ -60,6 +60,10 @@ class Bound:
         """Return True when `count` stands in the relation to `bound`."""
         if self.relation == "at least":
             return count >= bound
+        if self.relation == "around":
+            return abs(count - bound) <= max(1, round(bound / 10))
+        if self.relation == "exactly":
+            return count == bound
         return count <= bound if self.relation == "at most" else count < bound
 
 
@@ -70,9 +74,9 @@ def divided(response: str, mark: str) -> list[str]:
 
 
 def relation(value: Any) -> Bound:
-    """Read a relation. "around" is none: the paper says nowhere how near that is, and its data set does not use it."""
-    if value not in ("at least", "at most", "less than"):
-        raise ValueError("'at least', 'at most' or 'less than'")
+    """Read a relation. How near "around" is, the paper does not say; within a tenth is how open-instruct reads it."""
+    if value not in ("at least", "at most", "less than", "exactly", "around"):
+        raise ValueError("'at least', 'at most', 'less than', 'exactly' or 'around'")
     return Bound(value)
 
 

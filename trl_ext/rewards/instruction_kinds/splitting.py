@@ -2,6 +2,7 @@
 
 import re
 import string
+from functools import lru_cache
 
 # The end of a sentence, with the quotes and brackets that close behind it.
 _END = re.compile(
@@ -16,12 +17,13 @@ _ABBREVIATIONS = frozenset(
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def sentences(text: str) -> list[str]:
+@lru_cache(maxsize=8)  # Several instructions of a row ask for the same text's.
+def sentences(text: str) -> tuple[str, ...]:
     """Split a text at `.`, `!` and `?` before a space, unless it belongs to an abbreviation; line breaks end nothing.
 
     Example:
         >>> sentences("Dr. Ada paid $3.50. Why? She had to")
-        ['Dr. Ada paid $3.50.', 'Why?', 'She had to']
+        ('Dr. Ada paid $3.50.', 'Why?', 'She had to')
     """
     found = []
     start = 0
@@ -31,7 +33,7 @@ def sentences(text: str) -> list[str]:
         found.append(text[start : match.end()].strip())
         start = match.end()
     found.append(text[start:].strip())
-    return [sentence for sentence in found if sentence]
+    return tuple(sentence for sentence in found if sentence)
 
 
 def _goes_on(text: str, stop: int, end: int) -> bool:

@@ -5,6 +5,7 @@ two ways, the docstring of the instruction's test says which reading is taken. T
 were weighed stand in docs/reference/instructions.md.
 """
 
+import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,65 @@ _MODULES = (
 KNOWN: Mapping[str, Instruction] = {one.id: one for module in _MODULES for one in module.INSTRUCTIONS}
 
 _MAX_INSTRUCTIONS = 64  # in one row
+_MAX_LITERAL_CHARS = 100_000
+
+# The functions that RLVR-IFeval names (allenai/open-instruct, if_functions.py): the id, its arguments by their names
+# there, and those that the function fixes.
+_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
+    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}, {}),
+    "verify_keyword_frequency": (
+        "keywords:frequency",
+        {"word": "keyword", "N": "frequency"},
+        {"relation": "exactly"},
+    ),
+    "validate_forbidden_words": ("keywords:forbidden_words", {}, {}),
+    "verify_letter_frequency": ("keywords:letter_frequency", {"N": "let_frequency"}, {"let_relation": "exactly"}),
+    "validate_response_language": ("language:response_language", {}, {}),
+    "verify_paragraph_count": ("length_constraints:number_paragraphs", {"N": "num_paragraphs"}, {}),
+    "validate_word_constraint": (
+        "length_constraints:number_words",
+        {"N": "num_words", "quantifier": "relation"},
+        {},
+    ),
+    "verify_sentence_constraint": (
+        "length_constraints:number_sentences",
+        {"N": "num_sentences", "quantifier": "relation"},
+        {},
+    ),
+    "validate_paragraphs": (
+        "length_constraints:nth_paragraph_first_word",
+        {"N": "num_paragraphs", "i": "nth_paragraph"},
+        {},
+    ),
+    "verify_postscript": ("detectable_content:postscript", {}, {}),
+    "validate_placeholders": ("detectable_content:number_placeholders", {"N": "num_placeholders"}, {}),
+    "verify_bullet_points": ("detectable_format:number_bullet_lists", {"N": "num_bullets"}, {}),
+    "validate_title": ("detectable_format:title", {}, {}),
+    "validate_choice": ("format:options", {}, {}),
+    "validate_highlighted_sections": (
+        "detectable_format:number_highlighted_sections",
+        {"N": "num_highlights"},
+        {},
+    ),
+    "validate_sections": (
+        "detectable_format:multiple_sections",
+        {"N": "num_sections", "section_splitter": "section_spliter"},
+        {},
+    ),
+    "validate_json_format": ("detectable_format:json_format", {}, {}),
+    "validate_repeat_prompt": ("combination:repeat_prompt", {"original_prompt": "prompt_to_repeat"}, {}),
+    "validate_two_responses": ("combination:two_responses", {}, {}),
+    "validate_uppercase": ("change_case:english_capital", {}, {}),
+    "validate_lowercase": ("change_case:english_lowercase", {}, {}),
+    "validate_frequency_capital_words": (
+        "change_case:capital_word_frequency",
+        {"N": "capital_frequency", "quantifier": "capital_relation"},
+        {},
+    ),
+    "validate_end": ("startend:end_checker", {}, {}),
+    "validate_quotation": ("startend:quotation", {}, {}),
+    "validate_no_commas": ("punctuation:no_comma", {}, {}),
+}
 
 Task = tuple[Instruction, Mapping[str, Any]]
 
@@ -50,8 +110,9 @@ class Instructions(Rule):
 
     Args:
         column: Column with the instructions, as a mapping or JSON text: `{"instruction_id_list": [...], "kwargs":
-            [...]}` as in the IFEval data set, or a list of `{"id": ..., **kwargs}`. Nulls among the arguments are
-            ignored.
+            [...]}` as in the data sets of IFEval and IFBench, `[{"instruction_id": [...], "kwargs": [...]}]` as in
+            IFTrain's (which is Python's notation, not JSON), `{"func_name": ..., **kwargs}` as in RLVR-IFeval, or a
+            list of `{"id": ..., **kwargs}`. Nulls among the arguments are ignored.
         strict: True asks for all instructions. False gives the share, which pays for the easy ones alone.
 
     Example:
@@ -95,22 +156,49 @@ class Instructions(Rule):
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their instructions.
 def read_tasks(text: str) -> tuple[Task, ...]:
     """Read the instructions in a cell, as JSON text, with their arguments; ValueError says what is wrong with it."""
-    pairs = list_pairs(json.loads(text))
+    pairs = list_pairs(parsed(text))
     if not 0 < len(pairs) <= _MAX_INSTRUCTIONS:
         raise ValueError(f"{len(pairs)} instructions; 1 to {_MAX_INSTRUCTIONS} are read")
     return tuple((KNOWN[name], KNOWN[name].read(arguments)) for name, arguments in map(checked_pair, pairs))
 
 
+def parsed(text: str) -> Any:
+    """Read a cell's text as JSON, or as a literal in Python's notation; ValueError for neither."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        if len(text) > _MAX_LITERAL_CHARS:
+            raise
+        try:
+            return ast.literal_eval(text.strip())
+        except (SyntaxError, ValueError, TypeError, MemoryError):
+            raise error from None
+
+
 def list_pairs(cell: Any) -> list[tuple[Any, Any]]:
-    """Return the ids and arguments in a cell of either shape."""
+    """Return the ids and arguments in a cell of any shape."""
+    if isinstance(cell, list) and len(cell) == 1:
+        cell = parsed(cell[0]) if isinstance(cell[0], str) else cell[0] if "instruction_id" in cell[0] else cell
     if isinstance(cell, list) and all(isinstance(entry, dict) for entry in cell):
         return [(entry.get("id"), {name: entry[name] for name in entry if name != "id"}) for entry in cell]
-    names, arguments = (
-        (cell.get("instruction_id_list"), cell.get("kwargs")) if isinstance(cell, dict) else (None, None)
-    )
+    if isinstance(cell, dict) and "func_name" in cell:
+        return [named_pair(cell)]
+    found = cell if isinstance(cell, dict) else {}
+    names, arguments = found.get("instruction_id_list", found.get("instruction_id")), found.get("kwargs")
     if not isinstance(names, list) or not isinstance(arguments, list) or len(names) != len(arguments):
         raise ValueError("neither a list of {id: ...} nor {instruction_id_list: [...], kwargs: [...]} of equal length")
     return list(zip(names, arguments, strict=True))
+
+
+def named_pair(cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the id and arguments that RLVR-IFeval gives as a function's name and arguments."""
+    if cell["func_name"] not in _FUNCTIONS:
+        raise ValueError(f"unknown function {cell['func_name']!r}")
+    name, renamed, fixed = _FUNCTIONS[cell["func_name"]]
+    given = {renamed.get(key, key): value for key, value in cell.items() if key != "func_name" and value is not None}
+    if isinstance(given.get("options"), list):
+        given["options"] = "/".join(map(str, given["options"]))
+    return name, {**given, **fixed}
 
 
 def checked_pair(pair: tuple[Any, Any]) -> tuple[str, dict[str, Any]]:

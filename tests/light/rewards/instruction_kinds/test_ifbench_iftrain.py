@@ -171,4 +171,4 @@ def test_a_missing_package_leaves_the_row_without_a_value(monkeypatch, missing):
     ],
 )
 def test_sentences_are_split(text, expected):
-    assert sentences(text) == expected
+    assert list(sentences(text)) == expected

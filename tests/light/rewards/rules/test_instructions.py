@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.faults.starting import IS_THOROUGH
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Verdict
-from trl_ext.rewards.rules.instructions import KNOWN, Instructions
+from trl_ext.rewards.rules.instructions import _FUNCTIONS, KNOWN, Instructions
 
 NO_COMMA, TITLE = "punctuation:no_comma", "detectable_format:title"
 TWO = {"instruction_id_list": [NO_COMMA, TITLE], "kwargs": [{}, {}]}
@@ -56,12 +57,38 @@ def judged(text: str, instructions: object, **fields: object) -> Verdict:
         json.dumps(TWO),
         [{"id": NO_COMMA}, {"id": TITLE}],
         json.dumps([{"id": NO_COMMA}, {"id": TITLE}]),
+        [{"instruction_id": [NO_COMMA, TITLE], "kwargs": [None, {}]}],
+        str([{"instruction_id": [NO_COMMA, TITLE], "kwargs": [None, {"N": None}]}]),
         {"key": 1, "instruction_id_list": [NO_COMMA, TITLE], "kwargs": [None, {"num_words": None}]},
     ],
 )
 def test_a_cell_has_one_of_several_shapes(cell):
     assert judged("<<Ode>> to joy", cell).value == 1.0
     assert judged("Ode, to joy", cell).value == 0.0
+
+
+FUNCTIONS = [
+    ({"func_name": "validate_title", "N": None}, "<<Ode>>", "Ode"),
+    ({"func_name": "verify_keyword_frequency", "word": "sun", "N": 2}, "sun, sun", "sun, sun, sun"),
+    ({"func_name": "validate_word_constraint", "N": 10, "quantifier": "around"}, "a " * 11, "a " * 12),
+    ({"func_name": "verify_letter_frequency", "letter": "a", "N": 1}, "cat", "banana"),
+    ({"func_name": "validate_choice", "options": ["yes", "no"]}, "Yes.", "maybe"),
+    ({"func_name": "validate_paragraphs", "N": 2, "first_word": "so", "i": 2}, "a\n\nso b", "a\n\nb"),
+    ({"func_name": "validate_sections", "N": 1, "section_splitter": "SECTION"}, "SECTION 1\na", "a"),
+    ({"func_name": "validate_repeat_prompt", "original_prompt": "Say it"}, "Say it: it", "it"),
+]
+
+
+@pytest.mark.parametrize(("cell", "right", "wrong"), FUNCTIONS)
+def test_functions_of_rlvr_ifeval_are_known_by_name(cell, right, wrong):
+    assert judged(right, json.dumps(cell)).value == 1.0
+    assert judged(wrong, json.dumps(cell)).value == 0.0
+
+
+def test_each_function_of_rlvr_ifeval_names_an_instruction_and_its_arguments():
+    assert len(_FUNCTIONS) == 25
+    for name, renamed, fixed in _FUNCTIONS.values():
+        assert set(KNOWN[name].arguments) >= {*renamed.values(), *fixed}
 
 
 def test_strict_wants_all_and_else_the_share_counts():
@@ -101,7 +128,15 @@ def test_a_blank_response_follows_nothing(text):
         [{"id": "keywords:existence", "keywords": ["\u200b"]}],
         [{"id": "keywords:frequency", "keyword": "a", "frequency": 1.5, "relation": "at least"}],
         [{"id": "keywords:frequency", "keyword": "a", "frequency": True, "relation": "at least"}],
-        [{"id": "keywords:frequency", "keyword": "a", "frequency": 2, "relation": "around"}],
+        [{"id": "keywords:frequency", "keyword": "a", "frequency": 2, "relation": "nearly"}],
+        "__import__('os').system('true')",
+        "[" * 200 + "'" + "]" * 200,
+        "('a',",
+        [[]],
+        [3.5],
+        {"func_name": "os.system"},
+        {"func_name": ["x"]},
+        {"func_name": "validate_title", "N": 3},
         [{"id": "keywords:letter_frequency", "letter": "ab", "let_frequency": 1, "let_relation": "at least"}],
         [{"id": "length_constraints:number_paragraphs", "num_paragraphs": 0}],
         [{"id": "startend:end_checker", "end_phrase": '"'}],
@@ -148,14 +183,17 @@ UNITS = [
 ]
 
 
+SIZE = 100_000 if IS_THOROUGH else 25_000
+
+
 @pytest.mark.parametrize(
-    "text", [*(unit * (100_000 // len(unit)) for unit in UNITS), "- " + " " * 100_000, "." * 100_000 + "x"]
+    "text", [*(unit * (SIZE // len(unit)) for unit in UNITS), "- " + " " * SIZE, "." * SIZE + "x"]
 )
 def test_hostile_texts_are_judged_within_a_second(text):
-    start = time.process_time()
     for half in HALVES:
+        start = time.process_time()
         judged(text, half, strict=False)
-    assert time.process_time() - start < 1.0
+        assert time.process_time() - start < 1.0
 
 
 def test_a_text_beyond_the_limit_is_not_read():

@@ -50,6 +50,8 @@ def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
             return "left to compute: a number"
     if len(golden) == len(given) == 1:
         for form in asked:
+            if form in _POLYNOMIALS and _is_polynomial(golden[0]) and not _is_polynomial(given[0]):
+                return f"not {form}"
             if not _FITS[form](golden[0], given[0]):
                 return f"not {form}"
     return ""
@@ -58,14 +60,18 @@ def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
 def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
     """Return the expressions of an answer: those of its parts, without names, units and relation signs.
 
-    Of `x = 2 + 3 = 5` that is the last value; of a gold `2 + 3 = 5` without an unknown it is each side.
+    Of `x = 2 + 3 = 5` that is the value which is written out; of a gold `2 + 3 = 5` without an unknown, each side.
     """
     form = form_of(tokens)
     if form.kind == "words":
         return []
     if form.kind == "relation":
         found = assignment(form)
-        parts = form.parts if found is None or (is_gold and not found[0]) else (found[1],)
+        parts = form.parts
+        if found is not None and not (is_gold and not found[0]):
+            sides = [found[1], *(part for part in form.parts if part not in (*found,))]
+            values = [_values(side, is_gold) for side in sides]
+            return next((one for one in values if not any(map(left_to_compute, one))), values[0])
     else:
         parts = form.parts
     if parts:
@@ -162,6 +168,10 @@ def _left_of_power(node: Node) -> str:
     _, base, exponent = node
     if exponent in (("num", 1), ("num", 0)):
         return f"the power {exponent[1]}"
+    if base == ("num", 1) or (
+        base[0] == "pow" and base[2][0] == "num" and base[2] != MINUS_ONE and _has_variable(base)
+    ):
+        return "a power of a power"
     if _is_whole(exponent) and exponent != MINUS_ONE and not _has_variable(base):
         number = _exact(base)
         if number is None:
@@ -337,10 +347,30 @@ def _is_power_of_ten(tokens: Tokens) -> bool:
     return ("10", "^") in pairwise(tokens)
 
 
+def _is_polynomial(tokens: Tokens) -> bool:
+    """Return True where variables are added, multiplied and raised to natural powers alone."""
+    for node in _walk(value_of(tokens).node):
+        if node[0] == "pow" and _has_variable(node) and not (_is_whole(node[2]) and node[2][1] > 0):
+            return False
+        if node[0] == "call" and _has_variable(node):
+            return False
+    return True
+
+
+def _is_rationalized(tokens: Tokens) -> bool:
+    """Return True where no root stands in a denominator."""
+    below = (node[1] for node in _walk(value_of(tokens).node) if node[0] == "pow" and node[2] == MINUS_ONE)
+    return not any(
+        node[0] == "pow" and node[2] != MINUS_ONE and not _is_whole(node[2]) for one in below for node in _walk(one)
+    )
+
+
+_POLYNOMIALS = frozenset({"factored", "expanded", "simplified"})
 _FITS = {
     "factored": _fits_factored,
     "expanded": lambda gold, answer: not _is_expanded(gold) or _is_expanded(answer),
     "simplified": _fits_simplified,
+    "rationalized": lambda gold, answer: not _is_rationalized(gold) or _is_rationalized(answer),
     "a fraction": lambda gold, answer: not _is_fraction(gold) or _is_fraction(answer),
     "a decimal": lambda gold, answer: _is_fraction(gold) or not _is_fraction(answer),
     "a mixed number": lambda gold, answer: not _is_mixed(gold) or _is_mixed(answer),

@@ -165,7 +165,7 @@ class _Reader:
             self.position += dot + 4
             period, places = rest[dot + 2], len(token.partition(".")[2])
             return ("num", value + Fraction(int(period), 10 ** len(period) - 1) / 10**places)
-        if len(rest) >= 3 and rest[1] == "/" and _all_whole(token, rest[0], rest[2]):
+        if len(rest) >= 3 and rest[1] == "/" and _all_whole(token, rest[0], rest[2]) and int(rest[0]) < int(rest[2]):
             self.position += 3
             return _mixed(value, rest[0], rest[2])
         if rest[:1] == ("\\frac",) and len(rest) == 7 and _all_whole(token, rest[2], rest[5]) and rest[3] == "}":

@@ -18,6 +18,7 @@ FORMS = {
     "simplified": re.compile(
         rf"{_BEGIN}simplify\b|\bsimpl(?:est|ified)\b|\blowest terms\b|\breduced (?:form|fraction)\b"
     ),
+    "rationalized": re.compile(r"\brationali[sz]e\b"),
     "a fraction": re.compile(r"\b(?:as|form of) an? (?:\w+ ){0,2}fraction\b"),
     "a decimal": re.compile(r"\b(?:as a|in) (?:\w+ )?decimal\b"),
     "a mixed number": re.compile(r"\bas a mixed (?:number|fraction)\b"),

@@ -136,7 +136,7 @@ def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
         return "a quotient of numbers"
     if below:
         top, bottom = above[0][1] if above else Fraction(1), below[0][1]
-        if top.denominator > 1 or bottom.denominator > 1 or top % bottom == 0:
+        if top.denominator > 1 or bottom.denominator > 1 or bottom == 0 or top % bottom == 0:
             return "a quotient of numbers"
     if above == [("num", 1)] and not below and not any(inverted for _, inverted in others):
         return "a product with 1"
@@ -309,7 +309,7 @@ def _is_reduced(tokens: Tokens) -> bool:
             below = [one[1] for one, inverted in _factors(node) if one[0] == "num" and inverted]
             for top in above:
                 for bottom in below:
-                    if abs(Fraction(top) / bottom).denominator != abs(bottom):
+                    if not bottom or abs(Fraction(top) / bottom).denominator != abs(bottom):
                         return False
         if node[0] == "pow" and node[1][0] == "num" and node[2] == ("pow", ("num", 2), MINUS_ONE):
             number = node[1][1]

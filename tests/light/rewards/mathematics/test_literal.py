@@ -140,5 +140,12 @@ def test_what_is_left_to_compute_is_named():
     assert verdict.detail.endswith("left to compute: a sum of numbers")
 
 
+@pytest.mark.parametrize("answer", [r"\frac{n}{0/\pi}", r"x<\frac{1}{(y)(0)}", r"\frac{5x}{0 \cdot x}"])
+def test_a_division_by_nothing_is_no_error(answer):
+    assert value(answer, "5", "Simplify it") == 0.0
+    assert value("5", answer, "Factor it") in (0.0, None)
+    assert left_to_compute(tokenize(answer.partition("<")[2] or answer)) == "a quotient of numbers"
+
+
 def test_the_eval_profile_asks_for_the_value_alone():
     assert value(r"15 \times 23", "345", profile="eval") == 1.0

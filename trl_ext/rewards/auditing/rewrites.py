@@ -86,7 +86,9 @@ def is_words(answer: str) -> bool:
         return False
     try:
         form = form_of(tokenize(answer))
-        parts = [form] if form.kind == "words" else list(map(form_of, form.parts))
+        if form.kind == "words":
+            return True
+        parts = list(map(form_of, form.parts))
     except (Unreadable, TooComplex):
         return False
     return bool(parts) and all(part.kind == "words" and words_of(part.tokens) is not None for part in parts)
@@ -146,9 +148,10 @@ def _of(tokens: Tokens) -> Found:
         yield from (("", "one side of an approximation", side) for side in sides)
         return
     if len(tokens) > 2 and set(tokens[1::2]) == {":"} and all(number.isdigit() for number in tokens[::2]):
-        if len(tokens) == 3:
+        if len(tokens) == 3 and tokens[2] != "1":
             yield "", "ratio as a fraction", ("\\frac", "{", tokens[0], "}", "{", tokens[2], "}")
-        yield "", "twice the ratio", tuple(token if token == ":" else str(2 * int(token)) for token in tokens)
+        else:
+            yield "", "decimal in a ratio", (f"{tokens[0]}.0", *tokens[1:])
         return
     form = form_of(tokens)
     if form.tokens == ("\\infty",):

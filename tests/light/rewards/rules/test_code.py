@@ -78,6 +78,7 @@ def test_a_megabyte_of_fences_is_read_in_one_pass():
     [
         [{"input": "1", "output": "2"}, {"input": "3", "output": "4"}],
         {"inputs": ["1", "3"], "outputs": ["2", "4\n"]},
+        {"inputs": [["1"], ["3"]], "outputs": [["2", ""], "4"], "fn_name": None},
         '[{"input": "1", "output": "2"}, {"input": "3", "output": "4"}]',
         '{"inputs": ["1", "3"], "outputs": ["2", "4"]}',
     ],

@@ -114,6 +114,9 @@ def read_cases(text: str, entry_point: str | None = None) -> Cases:
     if not _is_filled(inputs) or not _is_filled(outputs) or len(inputs) != len(outputs):
         raise _unreadable("stdio", cell)
     if not calls:
+        inputs, outputs = (
+            ["\n".join(case) if _texts(case) else case for case in cases] for cases in (inputs, outputs)
+        )
         if not _texts(inputs) or not _texts(outputs):
             raise _unreadable("stdio", cell)
         return Cases(tuple(Case(stdin, output) for stdin, output in zip(inputs, outputs, strict=True)))
@@ -174,7 +177,10 @@ arguments = [
 ]
 sys.stdout.write("\\n" + json.dumps(getattr(owner, {name})(*arguments)) + "\\n")
 """
-_STARS = "collections heapq bisect copy math itertools functools typing builtins"
+_STARS = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator builtins "
+    "typing"
+)
 _NAMES = "".join(f"from {module} import *\n" for module in _STARS.split())
 _NAMES += "import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys\n"
 _NAMES += "sys.setrecursionlimit(50_000)\n"

@@ -18,13 +18,15 @@ from trl_ext.rewards.rules.code import Code
 SECRET = "expected-7394512"
 STDIO = [{"input": "7", "output": f"{SECRET}\n1\n2"}]
 CALLS = ["assert f(7) == 'expected-7394512'", "assert f(8) == [1, 2]"]
+RESULTS = {"fn_name": "f", "inputs": [[7], [8]], "outputs": [SECRET, [1, 2]]}
+TESTS = {"stdio": STDIO, "asserts": CALLS, "calls": RESULTS}
 CPU_S = 0.3
 HANG_S = 30  # a program that nothing stops goes on for 60
 
 
 def judged(code: str, mode: str = "stdio", **fields: object) -> Verdict:
-    rule = Code(mode=mode, **({"cpu_s": CPU_S, "memory_mib": 256} | fields))
-    row = Row(None, f"```python\n{code}\n```", None, {"tests": STDIO if mode == "stdio" else CALLS})
+    rule = Code(mode="asserts" if mode == "asserts" else "stdio", **({"cpu_s": CPU_S, "memory_mib": 256} | fields))
+    row = Row(None, f"```python\n{code}\n```", None, {"tests": TESTS[mode]})
     started = time.monotonic()
     verdict = rule.score(row)
     assert time.monotonic() - started < HANG_S
@@ -80,6 +82,12 @@ EVERYWHERE = {
         "import sys\nfor m in list(sys.modules.values()):\n"
         "    for n in ('run_judge', 'failure_of', 'decode', 'encode', 'Channel', 'Remote'):\n"
         "        if hasattr(m, n): setattr(m, n, lambda *a, **k: '')\ndef f(x):\n    return 1"
+    ),
+    "prints a result": f"import json, os\ndef f(x):\n    print(json.dumps({SECRET!r}))\n    os._exit(0)",
+    "reads the caller": (
+        "import sys, gc\ndef f(x):\n    frame, found = sys._getframe(), []\n    while frame:\n"
+        "        found.append(repr(frame.f_locals)[:20000]); frame = frame.f_back\n"
+        "    return next((w for t in found for w in t.split('\\'') if w.startswith('expected-')), None)"
     ),
     "a report of its own": (
         "import os\nfor fd in range(256):\n    for text in (b'[2, \"\", false]', b'{\"value\": true}', b'1'):\n"
@@ -171,7 +179,7 @@ SHUT = {  # From level 1 on: each prints FORBIDDEN and then fails, or what it re
 }
 
 
-@pytest.mark.parametrize("mode", ["stdio", "asserts"])
+@pytest.mark.parametrize("mode", TESTS)
 @pytest.mark.parametrize("trick", EVERYWHERE)
 def test_no_trick_earns_anything(trick, mode):
     assert judged(EVERYWHERE[trick], mode).value == 0.0

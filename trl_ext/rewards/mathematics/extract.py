@@ -31,8 +31,12 @@ _SENTENCE = re.compile(r"(?<=[^\s.])\.(?:\s|$)")
 _ANOTHER = re.compile(r"\s{0,3}[(,;]?\s?(?:,|;|or\b|and\b|or else\b|/)\s{0,3}[$\\(0-9-]")
 _GOES_ON = re.compile(r"\s*(?:[-+*/^\u00d7]\s*[0-9$\\(]|(?:squared|cubed|plus|minus|times)\b|\?)")
 _LEAD = re.compile(
-    r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by)[\s,:]+){1,3}", re.IGNORECASE
+    r"(?:(?:therefore|thus|then|so|simply|just|exactly|equal to|equals|given by|USD|EUR|GBP|INR|Rs\.?)[\s,:]+){1,3}",
+    re.IGNORECASE,
 )
+_OR = re.compile(r",?\s*\(?\s*\bor\b\s*")
+_AND = re.compile(r"\b(?:and|or)\b")
+_ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +72,16 @@ def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> 
     if gold_kind == "list" and multiple == "reject":
         multiple = "list"
     found = stated(text, "maths")
-    return _unannounced(text) if found is None else _announced(found, multiple)
+    return _unannounced(text) if found is None else _announced(found, multiple, gold_kind == "list")
 
 
 def announced_gold(text: str) -> Extracted | None:
     """Return the answer that a gold column announces, several boxes as one list; None where it announces nothing."""
     found = stated(text, "maths", trusted=True)
-    return None if found is None else _announced(found, "list")
+    return None if found is None else _announced(found, "list", is_list=True)
 
 
-def _announced(found: Stated, multiple: str) -> Extracted:
+def _announced(found: Stated, multiple: str, is_list: bool) -> Extracted:
     anchor = found.anchor
     if found.status != "ok":
         return Extracted((), anchor, found.status, found.detail)
@@ -85,7 +89,7 @@ def _announced(found: Stated, multiple: str) -> Extracted:
     if len(filled) > MAX_DIFFERENT:
         return Extracted((), anchor, "conflict", f"{len(filled)} different answers in '{anchor}'")
     if anchor != "\\boxed":  # Tags and phrases hold prose as often as formulas.
-        read = [_from_line(content, anchor, found.encloses) for content in filled]
+        read = [_from_line(content, anchor, found.encloses, is_list) for content in filled]
         failed = next((one for one in read if one.status != "ok"), None)
         if failed:
             return failed
@@ -115,10 +119,16 @@ def _cheap_value(content: str) -> object:
     return tokens if exact is None else exact
 
 
-def _from_line(rest: str, anchor: str, encloses: bool) -> Extracted:
-    """Read the answer that follows an announcement."""
+def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Extracted:
+    """Read the answer that follows an announcement: "1 and 2" where the gold is a list, "1/2 or 0.5" where not."""
     lead = _LEAD.match(rest)
     rest = (rest[lead.end() :] if lead else rest).lstrip(" *:")
+    sentence = _SENTENCE.split(rest.partition("\n")[0], maxsplit=1)[0].strip(' *`"')
+    if is_list and not _is_prose(parts := _AND.sub(",", sentence.replace("$", " "))):
+        return _checked(parts, anchor)
+    first, *others = _OR.split(sentence, maxsplit=2)
+    if len(others) == 1 and _cheap_value(first.strip("$ ")) == _cheap_value(others[0].strip("$ ).")):
+        return _checked(first, anchor)
     formula = FORMULA.match(rest)
     if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):
         if _ANOTHER.match(rest, formula.end()):
@@ -144,10 +154,13 @@ def _is_prose(text: str) -> bool:
 
 def _unannounced(text: str) -> Extracted:
     """Read the whole text, the last formula of the last line, or the last number as the answer."""
-    stripped = text.strip().strip("*`").strip()
-    if _is_expression(stripped):
+    stripped = text.strip().strip("*`").strip().removeprefix("= ").removeprefix("=")
+    if _is_expression(stripped) or _ONE_WORD.fullmatch(stripped):
         return _checked(stripped.removesuffix("."), "whole text")
     line = without_contrast(text.rstrip()[-2 * MAX_CHARS :].rpartition("\n")[2])
+    display = _last_display(text)
+    if display is not None and not _is_prose(display):
+        return _checked(display, "last formula")
     formulas = list(FORMULA.finditer(line))
     if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _is_prose(_formula_text(formulas[-1])):
         if denied_before(line, formulas[-1].start()) or denied_behind(line, formulas[-1].end()):
@@ -158,6 +171,17 @@ def _unannounced(text: str) -> Extracted:
     if reading.value is None:
         return Extracted((), "last number", reading.status, reading.detail)
     return Extracted((str(reading.value),), "last number")
+
+
+def _last_display(text: str) -> str | None:
+    r"""Return the formula of several lines, between `\[` and `\]` or `$$` and `$$`, that a text ends with."""
+    text = text.rstrip(" .\n")
+    for opener, closer in (("\\[", "\\]"), ("$$", "$$")):
+        if text.endswith("\n" + closer):
+            start = text.rfind(opener, 0, -len(closer))
+            content = text[start + len(opener) : -len(closer)].strip()
+            return None if start < 0 or len(content) > MAX_CHARS else content.removesuffix(".")
+    return None
 
 
 def _is_expression(text: str) -> bool:

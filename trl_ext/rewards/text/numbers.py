@@ -30,7 +30,8 @@ _NUMBER = (
 _ALONE = re.compile(rf"(?P<sign>[-+]?)\s?{_NUMBER}(?P<rest>.*)", re.DOTALL)
 _IN_TEXT = re.compile(rf"(?<![0-9A-Za-z_^.\\{{/])(?<![0-9][,:]){_NUMBER}")
 
-_DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|[\uff10-\uff19]|(?<![A-Za-z0-9_])[.-][0-9]")
+_SYNONYM = re.compile(rf"\s*[(,]?\s*\bor\b\s*{_NUMBER}(?P<rest>.*)", re.DOTALL)  # 1/2 or 0.5
+_DIGIT = re.compile(r"(?<![A-Za-z0-9_.-])[0-9]|[\uff10-\uff19]|(?<![A-Za-z0-9_])[.-][0-9]|frac[0-9]")
 # May follow a number that stands alone: percent, a unit in words with an exponent, a full stop.
 _UNIT = re.compile(r"\s*+[%°]?+(?>(?:[^\W\d_]|[ /.'°-]|\^\{?[23]\}?)*)")
 _VARIABLE = re.compile(r"(?!m[²³])[A-Za-z](?![A-Za-z])|\s*[π√∞]|[²³¹\u2070-\u207f]")
@@ -68,6 +69,7 @@ _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 # Full-width characters become ASCII, dashes a minus, currencies a dollar.
 _TO_ASCII = HALF_WIDTH | dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))
 _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
+_TO_ASCII |= {ord("½"): " 1/2", ord("¼"): " 1/4", ord("¾"): " 3/4"}
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")
 _UNWRAP = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\{([^{}]*)\}")
 _DELIMITERS = re.compile(r"\\[()\[\] ;]|\\(?:left|right)(?![A-Za-z])")
@@ -173,9 +175,12 @@ def _alone(text: str) -> AnswerReading:
             return AnswerReading(Fraction(1, 2), "ok", text[:60])
         return _no_answer(text)
     rest = match["rest"]
-    if _ANOTHER.match(rest):
-        return _conflict(text)
     value = None if _PART.match(rest) else _value(match)
+    if _ANOTHER.match(rest):
+        synonym = _SYNONYM.match(rest)
+        if synonym is None or value is None or _value(synonym) != value:
+            return _conflict(text)
+        rest = synonym["rest"].lstrip(" )")
     multiplier = MULTIPLIER.match(rest)
     if value is not None and multiplier:
         value = _multiplied(value, multiplier)

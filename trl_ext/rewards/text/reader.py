@@ -46,7 +46,7 @@ _ITS_LETTER = re.compile(r"(?<![A-Za-z0-9'-])([A-J])(?:[)\].*:]{0,4}|[)\]*]{1,4}
 _BLANK = re.compile(
     r"(?>(?:\\[hv]?phantom\s?\{[^{}]*\}|\\(?:quad|qquad|square|Box)(?![A-Za-z])|\\?[_ ,;!]|[\s?.$~])*)"
 )
-_SPACE = " \t\r\n:*=\uff1a"
+_SPACE = " \t\r\n,:*=\uff1a"
 _BULLET = re.compile(r"(?:[-\u2022>]\s)?\**")
 FORMULA = re.compile(
     r"\$\$([^$]{1,4000})\$\$|\$([^$\n]{1,4000})\$|\\\((.{1,4000}?)\\\)|\\\[(.{1,4000}?)\\\]", re.DOTALL
@@ -57,7 +57,7 @@ _LEADS = (
 )
 _VALUE = re.compile(
     _LEADS + r"(?:[-+\u2212\u2013\u00b1]?\s?(?:[$\u20ac\u00a3\u00a5\uffe5]\s?)?(?:\.?[0-9\uff10-\uff19]"
-    r"|[$\\\u221a\u03c0\u221e|{\[])|[A-Za-z](?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s?[=^*/+-]|<<|[-+]?[A-Za-z]\.?\s?\Z|(?:one\s|a\s)?half\b)",
+    r"|[$\\\u00bc-\u00be\u221a\u03c0\u221e|{\[])|[A-Za-z](?:_\{?\w\}?)?(?:\([A-Za-z]\))?\s?[=^*/+-]|<<|[-+]?[A-Za-z]\.?\s?\Z|(?:one\s|a\s)?half\b)",
     re.IGNORECASE,
 )
 _VERB = re.compile(

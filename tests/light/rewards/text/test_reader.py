@@ -118,6 +118,19 @@ STYLES = [
     "<answer>She has 42 apples.</answer>",
     "<think>43?</think>\n<answer>42</answer>",
     "So she has 42 left.",
+    "Therefore, Janet makes **$42** every day at the farmers' market.",
+    "Therefore, the value of x is:\n\n42",
+    "Therefore, 42 is the answer.",
+    "The answer is, 42.",
+    "The answer comes out to 42.",
+    "The answer turns out to be 42.",
+    "The answer is 42 or 42.0.",
+    "The answer is $42$ (or 42.0).",
+    "The answer is 42.\n\nNote: we assumed 7 days and 6 hours.",
+    "### Answer\n\n$$\n42\n$$",
+    '{"answer": 42}',
+    "Answer: Rs. 42",
+    "= 42",
     r"Hence $x = 42$.",
     r"\boxed{12}. Wait, the answer is 42.",
     r"The answer is 12. No: \boxed{42}",
@@ -253,6 +266,10 @@ def test_what_denies_or_hedges_earns_nothing(text):
         ("The answer is 3 dozen eggs", "36"),
         ("So they sold 3 million cars", "3000000"),
         ("The answer is half.", "1/2"),
+        ("The answer is \u00bd.", "1/2"),
+        ("The answer is $\\frac12$ or $0.5$.", "1/2"),
+        ("The answer is 1/2 (or 0.5).", "1/2"),
+        ("So $P=\\frac12$ is the answer.", "1/2"),
         ("The answer is one half", "0.5"),
         ("The answer is 2 and a half", "2.5"),
         ("The answer is 1,234,567.", "1234567"),
@@ -380,6 +397,28 @@ def test_several_boxes_are_the_parts_of_a_gold_that_is_a_list():
             assert Math().score(Row(None, text, None, {"answer": gold})).value == 1.0
         for text in (r"\boxed{1}", r"\boxed{1} or \boxed{3}", r"\boxed{1} \boxed{2} \boxed{3}"):
             assert Math().score(Row(None, text, None, {"answer": gold})).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("The answers are 1 and 2.", "1, 2"),
+        ("The answer is $x=1$ and $x=2$.", "1, 2"),
+        ("The expression simplifies to:\n\\[\nx^2+1\n\\]", "x^2+1"),
+        ("It is\n$$\nx^2+1.\n$$", "x^2+1"),
+        ("Final Answer: The polynomial is $x^2+1$.", "x^2+1"),
+        ("So the answer is $\\boxed{x^2+1}$ for all $x$.", "x^2+1"),
+        ("The answer is $3\\sqrt{2}$ meters.", r"3\sqrt2"),
+        ("Evelyn", r"\text{Evelyn}"),
+        ("The answer is **Evelyn**.", r"\text{Evelyn}"),
+    ],
+)
+def test_formulas_lists_and_names_are_found(text, gold):
+    assert Math().score(Row(None, text, None, {"answer": gold})).value == 1.0
+
+
+def test_two_answers_are_no_list_where_the_gold_is_one():
+    assert Math().score(Row(None, "The answers are 1 and 2.", None, {"answer": "1"})).status == "conflict"
 
 
 def test_the_last_box_wins_over_others_where_asked_for():

@@ -113,12 +113,12 @@ class AsyncRule(Rule):
     def __post_init__(self) -> None:
         if type(self).score is AsyncRule.score:
             raise RuleError(f"{type(self).__name__} is abstract. Give it async def score(self, row).")
+        Rule.__post_init__(self)
         check_whole(self, "concurrency", self.concurrency, 1)
         check_whole(self, "retries", self.retries)
         check_number(self, "timeout_s", self.timeout_s)
         if self.timeout_s <= 0:
             raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
-        Rule.__post_init__(self)
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         """Judge one row. Runs in an event loop: nothing in it may block."""

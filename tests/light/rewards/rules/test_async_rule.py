@@ -257,7 +257,7 @@ def test_a_plain_rule_that_is_async_is_refused_with_what_to_derive_from():
 
 @pytest.mark.parametrize(("key", "value"), [("concurrency", 0), ("retries", -1), ("timeout_s", 0), ("timeout_s", "5")])
 def test_a_bound_that_cannot_hold_is_refused(key, value):
-    with pytest.raises(RuleError, match=key):
+    with pytest.raises(RuleError, match=f"Rule 'judged': {key} is"):
         Judged(**{key: value})
 
 

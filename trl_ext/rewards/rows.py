@@ -83,7 +83,8 @@ def make_rows(
             raise DataError(
                 f"Column '{name}' has {len(values)} rows for {num_rows} completions. Give one value per completion."
             )
-    prompts = prompts if prompts is not None else [None] * num_rows
+    has_prompts = prompts is not None
+    prompts = prompts if has_prompts else [None] * num_rows
     ids = map(token_ids, completion_ids) if completion_ids is not None else [None] * num_rows
     rows = [
         Row(prompt, completion_text(completion), tokens, cells, turns(completion), (), step)
@@ -91,7 +92,7 @@ def make_rows(
             prompts, completions, ids, column_rows(columns, num_rows), strict=True
         )
     ]
-    return with_groups(rows)
+    return with_groups(rows) if has_prompts else rows
 
 
 def with_groups(rows: list[Row]) -> list[Row]:

@@ -65,13 +65,15 @@ class Keywords(Rule):
         refused = refusal(self, row.text)
         if refused:
             return refused
-        text = fold(row.text, self.ignore_case)
-        texts = text, unmarked(text)
         forbidden = folded_words(self.forbidden, self.ignore_case, 0)
+        required = folded_words(self.required, self.ignore_case, 1)
+        text = cased(row.text, self.ignore_case)
+        if any(" " in word for word, _, _ in (*forbidden, *required)):  # Else the spaces do not matter.
+            text = spaced(text)
+        texts = text, unmarked(text)
         excess = [shown for word, shown, most in forbidden if self._count(word, texts, most + 1) > most]
         if excess:
             return Verdict(self.floor, "ok", f"too often: {', '.join(excess)}")
-        required = folded_words(self.required, self.ignore_case, 1)
         missing = [shown for word, shown, least in required if self._count(word, texts, least) < least]
         if not missing:
             return Verdict(1.0, "ok", "all met")
@@ -83,15 +85,24 @@ class Keywords(Rule):
         return count_word(text, word, enough) if self.whole_word else text.count(word)
 
 
-def fold(text: str, ignore_case: bool) -> str:
-    """Return a text as it is compared: normalised, with single spaces between words."""
+def cased(text: str, ignore_case: bool) -> str:
+    """Return a text normalised, and in small letters where case does not matter."""
     text = normalized(text)
-    text = text.casefold() if ignore_case else text
+    return text.casefold() if ignore_case else text
+
+
+def spaced(text: str) -> str:
+    """Return a normalised text with single spaces between words."""
     # After normalisation these are the only spaces left, and replacing them is four times as fast as split and join.
     text = text.replace("\n", " ").replace("\t", " ").replace("\r", " ")
     while "  " in text:
         text = text.replace("  ", " ")
     return text.strip()
+
+
+def fold(word: str, ignore_case: bool) -> str:
+    """Return a keyword as it is compared."""
+    return spaced(cased(word, ignore_case))
 
 
 @lru_cache(maxsize=256)

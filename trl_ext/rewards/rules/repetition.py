@@ -1,6 +1,7 @@
 """Judge how much the completion repeats itself."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,27 +50,20 @@ def num_different(units: Sequence[Any], ngram: int) -> int:
     """Count the different n-grams of token ids or words.
 
     Where an n-gram of ids fits into 63 bits, as three ids below 2 million do, it is counted as one number: numpy sorts
-    these numbers in a third of the time that a set of tuples takes.
+    these numbers in half the time that a set of tuples takes.
     """
-    codes = codes_of(units, ngram) if len(units) >= _MIN_SORTED and isinstance(units[0], int) else None
-    if codes is None:
-        return len(set(zip(*(units[start:] for start in range(ngram)), strict=False)))
-    codes.sort()
-    return 1 + int((codes[1:] != codes[:-1]).sum())
+    if len(units) >= _MIN_SORTED and isinstance(units[0], int):
+        import numpy as np  # Here, so that whoever reads rules without scoring does not wait for it.
 
-
-def codes_of(ids: Sequence[int], ngram: int) -> Any:
-    """Return each n-gram of ids as one number, an array; None where an n-gram does not fit into 63 bits."""
-    import numpy as np  # Here, so that whoever reads rules without scoring does not wait for it.
-
-    try:
-        digits = np.fromiter(ids, dtype=np.int64, count=len(ids))
-    except OverflowError:
-        return None
-    base = int(digits.max()) + 1
-    if digits.min() < 0 or base**ngram >= 1 << 63:
-        return None
-    codes = digits[ngram - 1 :].copy()
-    for back in range(1, ngram):
-        codes += digits[ngram - 1 - back : len(digits) - back] * base**back
-    return codes
+        with suppress(OverflowError):
+            ids = np.fromiter(units, dtype=np.int64, count=len(units))
+            base = int(ids.view(np.uint64).max()) + 1  # huge where an id is negative
+            if base**ngram < 1 << 63:
+                last = len(ids) - ngram + 1
+                codes = ids[:last].copy()
+                for place in range(1, ngram):
+                    codes *= base
+                    codes += ids[place : last + place]
+                codes.sort()
+                return 1 + int(np.count_nonzero(codes[1:] != codes[:-1]))
+    return len(set(zip(*(units[start:] for start in range(ngram)), strict=False)))

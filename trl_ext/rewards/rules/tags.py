@@ -64,4 +64,5 @@ def pair_end(text: str, tag: str, start: int) -> int:
     if opened < start or closed < 0 or text.find(opener, opened + 1) >= 0 or text.find(closer, closed + 1) >= 0:
         return -1
     inside = opened + len(opener)
-    return closed + len(closer) if inside < closed and not is_blank(text[inside:closed]) else -1
+    is_filled = inside < closed and (text[inside].isalnum() or not is_blank(text[inside:closed]))
+    return closed + len(closer) if is_filled else -1

@@ -442,7 +442,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("piece", [*HOSTILE, "(A) ", "\nanswer\n", "option ", "answer is 42 is ", "42, not ", "$1$ "])
 def test_reading_takes_time_linear_in_the_text(piece):
-    row = Row(None, piece * (200_000 // len(piece)), None, {"answer": "42", "letter": "B"})
+    row = Row(None, piece * (60_000 // len(piece)), None, {"answer": "42", "letter": "B"})
     start = time.process_time()
     (
         Answer().score(row),
@@ -450,4 +450,4 @@ def test_reading_takes_time_linear_in_the_text(piece):
         Math().score(row),
         Math(gold="letter").score(row),
     )
-    assert time.process_time() - start < 2.0
+    assert time.process_time() - start < 1.0

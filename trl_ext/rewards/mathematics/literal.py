@@ -17,7 +17,7 @@ from itertools import pairwise
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison.equal import assignment
 from trl_ext.rewards.mathematics.comparison.library import LIBRARY_COMMANDS
-from trl_ext.rewards.mathematics.evaluate import value_of
+from trl_ext.rewards.mathematics.evaluate import Value, same_value, value_of
 from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node
 from trl_ext.rewards.mathematics.size import exact_value
@@ -46,7 +46,7 @@ def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
             rest = left_to_compute(one) or _unknown_function(one, known)
             if rest:
                 return f"left to compute: {rest}"
-        if len(golden) == len(given) == 1 and value_of(golden[0]).exact is not None is value_of(given[0]).exact:
+        if len(golden) == len(given) == 1 and _is_hidden_number(value_of(golden[0]), value_of(given[0])):
             return "left to compute: a number"
     if len(golden) == len(given) == 1:
         for form in asked:
@@ -55,6 +55,11 @@ def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
             if not _FITS[form](golden[0], given[0]):
                 return f"not {form}"
     return ""
+
+
+def _is_hidden_number(gold: Value, answer: Value) -> bool:
+    """Return True where roots or constants cancel to the gold's number; not where they come near a decimal."""
+    return gold.exact is not None and answer.exact is None and same_value(gold, answer)
 
 
 def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:

@@ -10,7 +10,7 @@ from math import isnan
 from typing import Any
 
 from trl_ext.errors import DataError
-from trl_ext.rewards.rule import Row
+from trl_ext.rewards.rule import UNREAD, Row
 
 # Names under which chat templates and servers give an assistant's thoughts besides `reasoning_content`.
 _REASONING = ("thinking", "reasoning")
@@ -73,8 +73,16 @@ def make_rows(
     completion_ids: Any,
     columns: Mapping[str, Sequence[Any]],
     step: int | None = None,
+    *,
+    grouped: bool,
 ) -> list[Row]:
-    """One Row per completion; DataError names the column whose length differs."""
+    """One Row per completion; DataError names the column whose length differs.
+
+    Args:
+        prompts, completions, completion_ids, columns: As TRL passes them; columns by name.
+        step: Optimizer steps that the training has done.
+        grouped: True where a rule reads groups. To make them takes as long again.
+    """
     if completions is None:
         raise DataError("There are no completions to score. Pass completions=[...], one per row.")
     num_rows = len(completions)
@@ -83,16 +91,16 @@ def make_rows(
             raise DataError(
                 f"Column '{name}' has {len(values)} rows for {num_rows} completions. Give one value per completion."
             )
-    has_prompts = prompts is not None
-    prompts = prompts if has_prompts else [None] * num_rows
+    prompts = prompts if prompts is not None else [None] * num_rows
     ids = map(token_ids, completion_ids) if completion_ids is not None else [None] * num_rows
+    group = () if grouped else UNREAD
     rows = [
-        Row(prompt, completion_text(completion), tokens, cells, turns(completion), (), step)
+        Row(prompt, completion_text(completion), tokens, cells, turns(completion), group, step)
         for prompt, completion, tokens, cells in zip(
             prompts, completions, ids, column_rows(columns, num_rows), strict=True
         )
     ]
-    return with_groups(rows) if has_prompts else rows
+    return with_groups(rows) if grouped else rows
 
 
 def with_groups(rows: list[Row]) -> list[Row]:
@@ -131,7 +139,7 @@ def turns(completion: Any) -> tuple[Mapping[str, Any], ...]:
         ({'role': 'assistant', 'content': 'A: 18', 'reasoning_content': '9 * 2'},)
     """
     if isinstance(completion, str):
-        return (_reasoning_apart({"role": "assistant", "content": completion}),)
+        return (_assistant(completion),)
     return tuple(map(_reasoning_apart, completion or ()))
 
 
@@ -141,15 +149,22 @@ def _reasoning_apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
         if name in message:
             return {**{key: part for key, part in message.items() if key != name}, "reasoning_content": message[name]}
     content = message.get("content")
-    if message.get("role") != "assistant" or not isinstance(content, str) or "think>" not in content:
+    if message.get("role") != "assistant" or not isinstance(content, str):
         return message
-    thoughts, closer, answer = content.rpartition("</think>")
-    if not closer:
-        answer, opener, thoughts = content.partition("<think>")
-        if not opener:
-            return message
-    # A chat template may open the thoughts in the prompt, so that the completion only closes them.
-    return {**message, "content": answer, "reasoning_content": thoughts.strip().removeprefix("<think>").strip()}
+    return {**message, **_assistant(content)}
+
+
+def _assistant(content: str) -> dict[str, Any]:
+    """An assistant's message of a text, which may hold think tags."""
+    end = content.rfind("</think>")
+    if end >= 0:
+        # A chat template may open the thoughts in the prompt, so that the completion only closes them.
+        thoughts, answer = content[:end].lstrip().removeprefix("<think>"), content[end + len("</think>") :]
+    elif content.rfind("<think>") >= 0:  # From the end: several times as fast as `in` on prose.
+        answer, _, thoughts = content.partition("<think>")
+    else:
+        return {"role": "assistant", "content": content}
+    return {"role": "assistant", "content": answer, "reasoning_content": thoughts.strip()}
 
 
 def column_rows(columns: Mapping[str, Sequence[Any]], num_rows: int) -> Iterator[dict[str, Any]]:

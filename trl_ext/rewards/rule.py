@@ -29,8 +29,8 @@ class Row:
         columns: This row's values of the dataset's other columns.
         messages: The completion's turns in their order, tool calls and tool results among them; a plain text is one
             turn of the assistant. An assistant's `reasoning_content` stands apart from its `content`.
-        group: The other completions of the same prompt in this batch, as rows without a group. A rule that runs in
-            workers sees them only with `reads_group = True`.
+        group: The other completions of the same prompt in this batch, as rows without a group, for rules with
+            `reads_group = True`; for others reading it is an error.
         step: Optimizer steps that the training has done; None where nothing is trained.
     """
 
@@ -41,6 +41,23 @@ class Row:
     messages: tuple[Mapping[str, Any], ...] = ()
     group: tuple["Row", ...] = ()
     step: int | None = None
+
+
+class UnreadGroup(tuple[Row, ...]):
+    """The group of a row for rules that do not ask for it: reading it is an error, since it would seem empty."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> Any:
+        raise RuleError("This rule reads row.group and does not say so. Write reads_group = True in its class.")
+
+    __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = _refuse
+
+    def __reduce__(self) -> str:
+        return "UNREAD"
+
+
+UNREAD = UnreadGroup()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +124,7 @@ class Rule:
     tier: ClassVar[str] = "worker"
     blank: ClassVar[str] = ""  # A completion that does nothing; `audit` holds that it does not earn the ceiling.
     is_async: ClassVar[bool] = False  # True for AsyncRule, whose `score` is awaited.
-    # True: `score` reads `row.group`, which is copied into workers for such rules only.
+    # True: `score` reads `row.group`, which is made, and copied into workers, for such rules only.
     reads_group: ClassVar[bool] = False
 
     weight: float = 1.0

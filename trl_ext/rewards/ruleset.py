@@ -104,6 +104,11 @@ class RuleSet:
         """Dataset columns that the rules read, each once."""
         return tuple(dict.fromkeys(column for rule in self.rules for column in rule.all_columns))
 
+    @property
+    def reads_group(self) -> bool:
+        """True where a rule reads `row.group`."""
+        return any(rule.reads_group for rule in self.rules)
+
     # Scoring --------------------------------------------------------------------------------------------------------
 
     def __call__(
@@ -173,7 +178,7 @@ class RuleSet:
         ideals = [ideal_of(rule, {name: columns[name][row] for name in columns}, row) for row in range(num_rows)]
         first, *others = dict.fromkeys(ideal for ideal in ideals if ideal is not None) or [""]
         texts = [first if ideal != first else next(iter(others), "") for ideal in ideals]
-        rows = make_rows(prompts, texts, [()] * num_rows, columns)
+        rows = make_rows(prompts, texts, [()] * num_rows, columns, grouped=rule.reads_group)
         return sum(verdict.value is not None for verdict in self._scorer.columns([rule], rows)[0].verdicts)
 
     def take_tallies(self) -> dict[str, Tally]:
@@ -280,7 +285,7 @@ class RuleSet:
         columns = dataset_columns(extras)
         require_columns(self.rules, columns)
         step = getattr(extras.get("trainer_state"), "global_step", None)
-        return make_rows(prompts, completions, ids, columns, step)
+        return make_rows(prompts, completions, ids, columns, step, grouped=self.reads_group)
 
     def _count(self, positions: Iterable[int], found: Sequence[Column], extras: Mapping[str, Any]) -> None:
         columns = dataset_columns(extras)

@@ -21,6 +21,7 @@ from trl_ext.rewards import Rule, Verdict
 @dataclass(frozen=True, kw_only=True)
 class Longer(Rule):
     tier = "inline"
+    reads_group = True
 
     def score(self, row):
         shorter = sum(len(one.text) < len(row.text) for one in row.group)

@@ -176,6 +176,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         ids,
         {name: [one.get(name) for one in cells] for name in columns},
         row.get("step"),
+        grouped=rules.reads_group,
     )
     try:
         found = rules.explain_row(rows[place])

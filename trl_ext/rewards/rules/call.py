@@ -18,6 +18,7 @@ class Call(Rule):
         function: Takes a Row and returns the value, or None where the row cannot be judged.
         columns: Dataset columns that the function reads.
         isolate: True calls it in a process that can be killed; False in this process, where a debugger stops.
+        group: True where the function reads `row.group`.
 
     Example:
         `RuleSet([Call(polite), Call(cites_source, columns=("source",), weight=0.5)])`
@@ -26,6 +27,11 @@ class Call(Rule):
     function: Callable[[Row], float | None]
     columns: tuple[str, ...] = ()
     isolate: bool = True
+    group: bool = False
+
+    @property
+    def reads_group(self) -> bool:  # type: ignore[override]
+        return self.group
 
     @property
     def tier(self) -> str:  # type: ignore[override]

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from trl_ext import RuleSet
-from trl_ext.rewards import Answer, Row, Rule, Verdict
+from trl_ext.errors import RuleError
+from trl_ext.rewards import Answer, Call, Row, Rule, Verdict
 from trl_ext.rewards.rows import turns
 
 CALL = {"type": "function", "function": {"name": "multiply", "arguments": {"a": 9, "b": 2}}}
@@ -23,6 +24,7 @@ class Seen(Rule):
     """Keeps the rows that it is asked for."""
 
     tier = "inline"
+    reads_group = True
     rows: list[Row]
 
     def score(self, row: Row) -> Verdict:
@@ -35,6 +37,7 @@ class ShortestRight(Rule):
     """1.0 for the shortest right answer of the group, less for longer ones, 0.0 for wrong ones."""
 
     tier = "inline"
+    reads_group = True
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -137,6 +140,17 @@ def test_a_rule_can_measure_against_the_shortest_right_answer():
     texts = ["A: 18", "9 + 9 = A: 18", "A: 1", "A: 18 "]
     rewards = rules(prompts=["9 * 2 ="] * 4, completions=texts, answer=["18"] * 4)
     assert rewards == pytest.approx([1.0, 5 / 13, 0.0, 5 / 6])
+
+
+def group_size(row: Row) -> float:
+    return 1.0 + len(row.group)
+
+
+def test_a_group_that_is_not_asked_for_does_not_seem_empty():
+    batch = dict(prompts=["p", "p"], completions=["a", "b"])
+    assert RuleSet([Call(group_size, group=True, isolate=False)])(**batch) == [2.0, 2.0]
+    with pytest.raises(RuleError, match="reads_group = True"):
+        RuleSet([Call(group_size, isolate=False)])(**batch)
 
 
 def test_explaining_a_batch_shows_rules_the_same_groups():

@@ -23,6 +23,7 @@ class SeenInTraining(Rule):
     """Keeps the rows that it is asked for; pays for short completions."""
 
     tier = "inline"
+    reads_group = True
     rows: list[Row]
 
     def score(self, row: Row) -> Verdict:

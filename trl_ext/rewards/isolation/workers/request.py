@@ -7,7 +7,7 @@ from typing import Any
 
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.isolation.images import pickled
-from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.rule import UNREAD, Row, Rule, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +76,16 @@ def packed(tasks: Sequence[tuple[Rule, Row]], future: "Future[list[Judged]]") ->
     rules = {id(rule): rule for rule, _ in tasks}
     places = {key: place for place, key in enumerate(rules)}
     rows = [
-        (places[id(rule)], pickled_row(row if rule.reads_group else _without_group(row), index))
+        (places[id(rule)], pickled_row(row if rule.reads_group else without_group(row), index))
         for index, (rule, row) in enumerate(tasks)
     ]
     floors = [float(rule.floor) for rule, _ in tasks]
     return Request([pickled_rule(rule) for rule in rules.values()], rows, floors, future)
 
 
-class _UnsentGroup(tuple[Row, ...]):
-    """The group of a row that was sent to a worker for a rule that does not ask for it: reading it is an error."""
-
-    __slots__ = ()
-
-    def _refuse(self, *_: object) -> Any:
-        raise RuleError(
-            "This rule reads row.group, which is copied into workers only for rules that say so. Write "
-            "reads_group = True in its class."
-        )
-
-    __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = _refuse
-
-    def __reduce__(self) -> str:
-        return "_UNSENT"
-
-
-_UNSENT = _UnsentGroup()
-
-
-def _without_group(row: Row) -> Row:
-    return replace(row, group=_UNSENT) if row.group else row
+def without_group(row: Row) -> Row:
+    """The row for a rule that does not read its group: copied, each row would carry the texts of all."""
+    return row if row.group is UNREAD else replace(row, group=UNREAD)
 
 
 def pickled_rule(rule: Rule) -> bytes:

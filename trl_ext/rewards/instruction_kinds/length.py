@@ -3,19 +3,11 @@
 import re
 
 from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, divided, positive, relation, text
+from trl_ext.rewards.instruction_kinds.splitting import sentences
 from trl_ext.rewards.text.prose import words
 
-# The end of a sentence, with the quotes and brackets that close behind it. The second half needs no space behind.
-_END = re.compile(
-    r"(?<![.!?])[.!?]++[\"')\]*_\u201d\u2019\u00bb]*+(?=\s|\Z)"
-    r"|[\u3002\uff01\uff1f\u0964\u06d4]++[\"')\]\u201d\u2019\u300d\u300f]*+"
-)
 _RUN = re.compile(r"\w+")
 _BLANK_LINES = re.compile(r"\n(?:[ \t\r\f\v]*\n)+")
-# A full stop behind one of these ends no sentence.
-_ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof sr jr st vs e.g i.e cf fig no vol approx inc ltd co dept gen rev a.k.a".split()
-)
 
 
 def has_words(response: str, num_words: int, relation: Bound) -> bool:
@@ -74,34 +66,8 @@ def count_sentences(response: str) -> int:
         >>> count_sentences("Dr. Ada paid $3.50. Why? (She had to.)")
         3
     """
-    return sum(_count_in_paragraph(part) for part in _BLANK_LINES.split(response))
-
-
-def _count_in_paragraph(paragraph: str) -> int:
-    num_sentences = start = 0
-    capitals = not paragraph.islower()
-    for match in _END.finditer(paragraph):
-        if _goes_on(paragraph, match, capitals):
-            continue
-        num_sentences += _RUN.search(paragraph, start, match.end()) is not None
-        start = match.end()
-    return num_sentences + (_RUN.search(paragraph, start) is not None)
-
-
-def _goes_on(paragraph: str, end: "re.Match[str]", capitals: bool) -> bool:
-    """Return True when a full stop ends no sentence: it belongs to an abbreviation, or the sentence goes on."""
-    if not end.group().startswith("."):
-        return False
-    following = paragraph[end.end() : end.end() + 20].lstrip(" \t\n\"'(*_\u201c\u2018")[:1]
-    if capitals and following.islower():
-        return True
-    left = max(0, end.start() - 20)  # Looking back to the line's start would cost a whole line for each full stop.
-    before = paragraph[left : end.start()]
-    last = before.split()[-1].strip("\"'(*_").casefold() if before and not before[-1].isspace() else ""
-    if last in _ABBREVIATIONS or (len(last) == 1 and last.isalpha() and last != "i"):
-        return True
-    _, line_break, line = before.rpartition("\n")
-    return bool(line_break or left == 0) and line.strip(" \t*_#-").isdigit()
+    parts = (sentences(part) for part in _BLANK_LINES.split(response))
+    return sum(_RUN.search(sentence) is not None for part in parts for sentence in part)
 
 
 INSTRUCTIONS = (

@@ -27,8 +27,9 @@ def sentences(text: str) -> tuple[str, ...]:
     """
     found = []
     start = 0
+    capitals = not text.islower()
     for match in _END.finditer(text):
-        if match.group().startswith(".") and _goes_on(text, match.start(), match.end()):
+        if match.group().startswith(".") and _goes_on(text, match.start(), match.end(), capitals=capitals):
             continue
         found.append(text[start : match.end()].strip())
         start = match.end()
@@ -36,10 +37,13 @@ def sentences(text: str) -> tuple[str, ...]:
     return tuple(sentence for sentence in found if sentence)
 
 
-def _goes_on(text: str, stop: int, end: int) -> bool:
-    """Return True when the full stop belongs to an abbreviation or a list's number, or a small letter follows."""
+def _goes_on(text: str, stop: int, end: int, capitals: bool) -> bool:
+    """Return True when the full stop belongs to an abbreviation or a list's number, or a small letter follows.
+
+    Small letters say nothing in a text without `capitals`.
+    """
     following = text[end : end + 20].lstrip(_OPENERS)[:1]
-    if following.islower():
+    if capitals and following.islower():
         return True
     before = text[max(0, stop - 20) : stop]
     last = before.split()[-1].strip(_OPENERS).casefold() if before and not before[-1].isspace() else ""

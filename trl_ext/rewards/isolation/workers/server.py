@@ -11,7 +11,6 @@ the user's script does not run again, and the trainer's interpreter lock cannot 
 What becomes of single rows stands in `supervision`.
 """
 
-import gc
 import json
 import os
 import socket
@@ -24,6 +23,7 @@ from typing import Any, NoReturn
 
 from trl_ext.rewards.isolation.kernel import children
 from trl_ext.rewards.isolation.workers.fork import Batch, Task
+from trl_ext.rewards.isolation.workers.imports import freeze
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.supervision import Workers
 from trl_ext.rewards.isolation.workers.wire import Stream, line, load, wait
@@ -111,8 +111,7 @@ class ForkServer(Workers):
             self.spared |= children() - before
             self.known[data] = len(self.rules)
             self.rules.append(rule)
-            gc.collect()
-            gc.freeze()  # Forks share what is loaded as long as no collection touches it.
+            freeze()
         return self.known[data]
 
     def answer(self, task: Task, value: Any, status: str, detail: str, ms: float = 0.0, machine: bool = False) -> None:

@@ -9,8 +9,6 @@ a row imported what nobody had yet   the server imports it, too, so that later w
                                      memory, the others when that one is done
 """
 
-import gc
-import importlib
 import json
 import os
 import signal
@@ -27,9 +25,10 @@ from trl_ext.rewards.isolation.kernel import adopt_orphans, children
 from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.confine import kill_group
 from trl_ext.rewards.isolation.workers.fork import Task, Worker, ended_sentence, fork_worker
+from trl_ext.rewards.isolation.workers.imports import IMPORTING, import_all
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import wait
-from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, IMPORTING, STARTED, cpu_sentence
+from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, STARTED, cpu_sentence
 
 # Between two failed starts.
 RETRY_S = 0.1
@@ -159,14 +158,10 @@ class Workers(ABC):
         new = [name for name in names if name not in sys.modules and name not in self.known_modules]
         if not new:
             return
+        self.known_modules.update(new)
         before = children()
-        for name in new:
-            self.known_modules.add(name)
-            with suppress(BaseException):  # A module may raise anything; the row that needs it then says so.
-                importlib.import_module(name)
+        import_all(new)
         self.spared |= children() - before
-        gc.collect()
-        gc.freeze()
 
     def forgives(self, worker: Worker, task: Task) -> bool:
         """True where a row that did not end well began to import something, and has not been tried again yet."""

@@ -22,6 +22,7 @@ from trl_ext.rewards.isolation.workers.confine import (
     renew_limits,
     silence,
 )
+from trl_ext.rewards.isolation.workers.imports import ImportWatch
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import LENGTH, line, load
 from trl_ext.rewards.rule import Verdict
@@ -32,9 +33,6 @@ KEPT_FRAC = 0.25
 DETAIL_CHARS = 4000
 # The line that says that a chunk is read and its first row begins.
 STARTED = line("started")
-# The line that says that the row in progress begins to import a module.
-IMPORTING = line("importing")
-LONGEST_NAMES = 2**15  # characters of a report's names of modules
 
 
 def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int) -> NoReturn:
@@ -66,34 +64,6 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
             sock.sendall(line(report))
             if report["retire"]:
                 os._exit(0)
-
-
-class ImportWatch:
-    """A finder that finds nothing, and tells the server of a row's first import before it begins."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.begin()
-
-    def begin(self) -> None:
-        """Note what is loaded before a row."""
-        self.told = False
-        self.num_before = len(sys.modules)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Called by Python for each module that is not loaded yet; None leaves it to the other finders."""
-        if not self.told:
-            self.told = True
-            self.sock.sendall(IMPORTING)
-
-    def imported(self) -> list[str]:
-        """The modules that the row has loaded, in order, as many as fit into a report."""
-        names, length = list(sys.modules)[self.num_before :] if self.told else [], 0
-        for number, name in enumerate(names):
-            length += len(name)
-            if length > LONGEST_NAMES:
-                return names[:number]
-        return names
 
 
 def received(sock: socket.socket) -> bytes:

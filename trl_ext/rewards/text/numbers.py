@@ -67,7 +67,7 @@ HALF = re.compile(r"(?:(?:one|a)\s)?half\b(?!\s?(?:of|a)\b)", re.IGNORECASE)
 _MAX_UNIT_WORDS = 8  # "dollars every day at the farmers' market"
 
 # Full-width characters become ASCII, dashes a minus, currencies a dollar.
-_TO_ASCII: dict[int, int | str] = HALF_WIDTH | dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))
+_TO_ASCII: dict[int, int | str] = {**HALF_WIDTH, **dict.fromkeys(map(ord, "\u2212\u2013\u2014"), ord("-"))}
 _TO_ASCII |= dict.fromkeys(map(ord, "\u20ac\u00a3\u00a5\uffe5"), ord("$"))
 _TO_ASCII |= {ord("½"): " 1/2", ord("¼"): " 1/4", ord("¾"): " 3/4"}
 _FRACTION = re.compile(r"\\[dt]?frac\{\s?([0-9.,]+)\s?\}\{\s?([0-9.,]+)\s?\}|\\[dt]?frac([0-9])([0-9])")

@@ -16,7 +16,7 @@ from trl_ext.rewards.auditing.redteam_rows import Target
 from trl_ext.rewards.auditing.rewrites import Rewrite, frame_of, respelled, restated
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
-from trl_ext.rewards.mathematics.form import Form, form_of
+from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
 from trl_ext.rewards.mathematics.literal import left_to_compute
 from trl_ext.rewards.mathematics.tokens import Tokens, is_symbol, latex, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
@@ -129,7 +129,9 @@ def _asked(rule: Rule, targets: Sequence[Target]) -> Iterator[_Asked]:
             continue
         yield _Asked(number, False, "none", ideal)
         wrong, other = target.wrong, target.other
-        found = [(True, one) for one in several(answer, wrong, other) if gold_key(wrong) != gold_key(answer)]
+        # Beside others, the parts of a list may be the parts that it has.
+        hedged = "," not in answer and gold_key(wrong) != gold_key(answer)
+        found = [(True, one) for one in several(answer, wrong, other)] if hedged else []
         if rule.compares_values and not _LETTER.fullmatch(_bare(answer)):
             found += [(False, one) for one in (*restated(answer), *respelled(answer))]
             found += [(True, one) for one in wrong_values(answer)]
@@ -168,7 +170,9 @@ def wrong_values(answer: str) -> tuple[Rewrite, ...]:
     bare = _bare(answer)
     try:
         tokens = tokenize(bare)
-        found = [*_other_digits(bare), *_other_texts(bare, tokens)]
+        found = [*_other_texts(bare, tokens)]
+        if not _is_worked(form_of(tokens)):
+            found = [*_other_digits(bare), *found]
     except (Unreadable, TooComplex):
         return ()
     return tuple(Rewrite("whole", how, text) for how, text in dict.fromkeys(found) if not _means(text, tokens))
@@ -211,6 +215,13 @@ def _bare(answer: str) -> str:
     answer = answer.strip().rstrip(".")
     is_wrapped = answer.count("$") == 2 and answer[0] == answer[-1] == "$"
     return answer[1:-1].strip() if is_wrapped else answer
+
+
+def _is_worked(form: Form) -> bool:
+    r"""Return True for `\cos 2\pi = 1`, alone or in a list: another digit may lead to the same value."""
+    if form.kind == "relation":
+        return "=" in form.signs and not (len(form.parts) == 2 and is_variable(form.parts[0]))
+    return any(_is_worked(form_of(part)) for part in form.parts)
 
 
 def _other_digits(answer: str) -> Iterator[tuple[str, str]]:

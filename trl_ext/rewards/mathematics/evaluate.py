@@ -59,6 +59,8 @@ def value_of(tokens: Tokens) -> Value:
     exact = exact_value(node)
     nodes = list(_walk(node))
     names = frozenset(one[1] for one in nodes if one[0] == "var")
+    if any(one[0] == "call" and one[1] in ("floor", "ceil") and _has_name(one) for one in nodes):
+        raise Unreadable("a variable that is rounded: a few points say nothing about it")
     branching = any(_branches(one) for one in nodes)
     calls = [one for one in nodes if one[0] in ("pow", "call")] if exact is None else []
     gamma = any(one[0] == "call" and one[1] in ("factorial", "binomial") for one in calls)
@@ -137,6 +139,10 @@ def _walk(node: Node) -> Iterator[Node]:
     for child in node[1:]:
         if isinstance(child, tuple):
             yield from _walk(child)
+
+
+def _has_name(node: Node) -> bool:
+    return any(one[0] == "var" for one in _walk(node))
 
 
 def _branches(node: Node) -> bool:

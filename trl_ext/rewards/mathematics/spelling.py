@@ -99,7 +99,8 @@ def plain(text: str) -> str:
     text = _ORDINAL.sub("", text)
     if "$" in text:
         text = _DOLLAR_PAIR.sub(r" \1 ", text)
-    if not (len(text) > 1 and text.startswith("$") and text.endswith("$") and not text.endswith("\\$")):
+    whole = text.rstrip(" .")
+    if not (len(whole) > 1 and whole.startswith("$") and whole.endswith("$") and not whole.endswith("\\$")):
         text = re.sub(r"(?<![\\$])\$(?=\s?\.?[0-9])", r"\\$", text)
     return text
 

@@ -70,6 +70,10 @@ def test_a_rewrite_with_the_same_value_is_not_harmful(answer):
     assert "another sign" not in texts(wrong_values(answer))
 
 
+def test_another_digit_in_a_computation_may_lead_to_its_value_too():
+    assert wrong_values(r"\cos(2\pi) = 1") == () and texts(wrong_values("x = 5")) == {"another digit": ["x = 6"]}
+
+
 def test_work_is_put_back_into_a_right_answer():
     assert texts(uncomputed("18")) == {
         "0 added": ["18+0"], "multiplied by 1": [r"1 \cdot 18"], "a sum": ["17+1"], "a quotient": [r"\frac{36}{2}"],
@@ -109,7 +113,7 @@ def test_math_is_held_on_formulas():
         "2, -3",
     )
     found = rewritten(Math(), *golds)
-    assert found.surprises == () and found.num_harmless > 30 and found.num_harmful > 60
+    assert found.surprises == () and found.num_harmless > 30 and found.num_harmful > 50
 
 
 def test_a_rule_that_pays_too_much_is_found_and_named():

@@ -332,6 +332,7 @@ RIGHT = {
     "subscript": ("x_1 + x_2", "x_{2} + x_{1}"),
     "trailing full stop": ("5.", "5"),
     "dollars around": ("$5$", "5"),
+    "full stop behind dollars": (r"$5^{\circ} $.", r"5^\circ"),
     "box in the box": (r"\boxed{5}", "5"),
     # relations and intervals
     "ASCII at least": (r"x \geq 5", "x >= 5"),
@@ -418,3 +419,9 @@ RIGHT = {
 def test_a_right_answer_is_right_in_another_spelling(case):
     answer, gold = RIGHT[case]
     assert value(f"Therefore \\boxed{{{answer}}}", gold) == 1.0
+
+
+def test_a_rounded_variable_is_not_compared_at_points():
+    gold = r"\lfloor \frac{2n}{3} \rfloor + 1"
+    assert value(box(gold), gold) == 1.0 and value(box(r"\lfloor \frac{2n}{4} \rfloor + 1"), gold) is None
+    assert value(box(r"\lfloor n \rfloor"), "0") == 0.0

@@ -136,7 +136,10 @@ class _Run:
         for row in rows if rule.compares_values else ():
             ideal = ideals[row] or ""
             before, behind = frame_of(ideal)
-            for rewrite in restated(_answer(ideal)):
+            rewrites = restated(_answer(ideal))
+            if not rewrites and not is_words(_answer(ideal)):
+                yield Comparison(row, row, ideal), Verdict(None, "untried", "audit knows no other text of it")
+            for rewrite in rewrites:
                 entry = Comparison(row, row, f"{before}{rewrite.text}{behind}")
                 left.setdefault((row, rewrite.place), []).append(entry)
         while left:

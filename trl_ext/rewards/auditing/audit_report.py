@@ -154,7 +154,7 @@ class AuditReport:
 
     def __str__(self) -> str:
         failures = [line for rule in self.rules for line in (*rule.remarks(), *rule.first_failures())]
-        verdict = "ok: every gold is read, and read as itself" if self.ok else "not ok: look at the rows below"
+        verdict = "ok: every gold is read as itself, and none is lost" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
         step_s = self.step_rows / self.rows_per_s
         worst = f", at worst {self.worst_step_s:.3g} s in workers" if self.worst_step_s else ""

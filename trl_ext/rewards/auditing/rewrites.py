@@ -161,7 +161,7 @@ def _of(tokens: Tokens) -> Found:
         yield "", "brackets", (*digits[1:-1], *base) if digits[0] == "(" else ("(", *digits, ")", *base)
     elif form.kind == "relation":
         yield from _relation(form)
-    elif form.kind in ("scalar", "numeral"):
+    elif form.kind == "scalar":
         yield from (("", how, changed) for how, changed in _scalar(form.tokens))
     elif form.parts and "\\pm" in form.tokens and form.kind == "list" and "," not in form.tokens:
         yield "", "both signs written out", (*form.parts[0], ",", *form.parts[1])
@@ -265,6 +265,9 @@ def _scalar(tokens: Tokens) -> Iterator[tuple[str, Tokens]]:
         if begin >= 0:
             for how, changed in _scalar(value):
                 yield how, (*tokens[:begin], *changed, *tokens[begin + len(value) :])
+        else:  # The value does not stand in the answer as it is, such as that of 63° 45'.
+            at = max((at for at, token in enumerate(tokens) if token.isdigit()), default=0)
+            yield "decimal", (*tokens[:at], f"{tokens[at]}.0", *tokens[at + 1 :])
         return
     found = list(_expressions(tokens))
     yield from found or [("brackets", ("(", *tokens, ")"))]

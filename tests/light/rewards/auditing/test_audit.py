@@ -120,6 +120,11 @@ def test_rules_that_compare_texts_are_not_asked_for_values():
     assert audit(RuleSet([Spelled(values=False, undecided="?")]), rows).ok
 
 
+def test_a_gold_of_which_no_other_text_is_known_is_shown():
+    report = audit(RuleSet([Spelled(undecided="?")]), [{"answer": "{3"}])
+    assert one(report).lost_rows == (0,) and "(untried: audit knows no other text of it)" in str(report)
+
+
 def test_a_gold_that_leaves_the_answers_of_other_rows_undecided_is_shown():
     report = audit(RuleSet([Spelled(values=False, undecided="~")]), [{"answer": "3 ~ 4"}, {"answer": "4"}])
     assert one(report).lost_rows == (0,) and "row 0: only its own text is right: 4 earns no value" in str(report)

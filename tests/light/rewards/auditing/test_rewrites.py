@@ -27,6 +27,7 @@ def texts(answer: str, place: str = "") -> set[str]:
         (r"2 \arcsin \sqrt{a}", "whole", r"2\arcsin((a)^{1/2})"),
         (r"\ln 2", "whole", r"(\ln2)"),
         ("5:8", "whole", r"\frac{5}{8}"),
+        (r"63^\circ 45'", "whole", r"63\degree45.0'"),
         ("1:2:3", "whole", "1.0:2:3"),
         ("2:1", "whole", "2.0:1"),
         (r"\frac13 \approx 0.33", "whole", "0.33"),

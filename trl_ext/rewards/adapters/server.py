@@ -12,6 +12,7 @@ content type of JSON, which web pages of other origins cannot send unasked.
 """
 
 import json
+import sys
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -82,6 +83,11 @@ class RewardServer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self.open_connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Overrides socketserver.BaseServer.handle_error: a client that goes away is nobody's fault."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
     def answer(self, path: str, body: Any) -> dict[str, Any]:
         """The answer to a POST; RequestError for one that cannot be answered."""

@@ -4,6 +4,8 @@ import http.client
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -107,6 +109,16 @@ def test_one_connection_asks_many_times(server):
         connection.request("POST", "/score", json.dumps(BATCH), {"Content-Type": "application/json"})
         assert json.loads(connection.getresponse().read())["totals"] == pytest.approx([1.1, 0.0])
     connection.close()
+
+
+def test_a_client_that_goes_away_is_no_error(server, capfd):
+    for _ in range(3):
+        client = socket.create_connection(("127.0.0.1", server.server_port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets the connection
+        client.sendall(b"POST /score HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+        client.close()
+    assert ask(server, "/score", BATCH)[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def raises(row: Row) -> float:

@@ -278,7 +278,7 @@ SETUP = "import math\ndef poly(x):\n    return math.floor(x)\ndef f(x):\n    'do
 def test_what_the_tests_use_comes_from_the_setup_and_never_from_the_candidate():
     suite = read_suite(POLY, "f", SETUP)
     kinds = [kind for _, kind in suite.steps]
-    assert kinds == ["import", "prepare", "prepare", "test"] and "def f" not in repr(suite.steps)
+    assert kinds == ["setup", "setup", "prepare", "test"] and "def f" not in repr(suite.steps)
     with pytest.raises(UnreadableTests, match="the tests use poly, which they do not define"):
         read_suite(POLY, "f")
     with pytest.raises(UnreadableTests, match="the setup does not parse"):

@@ -45,7 +45,10 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Statements to run against a candidate, in order; each with its kind: "import", "prepare" or "test"."""
+    """Statements to run against a candidate, in order; each with its kind: "setup", "import", "prepare" or "test".
+
+    A setup step has no part in which the candidate could have a hand: where it fails, the data is at fault.
+    """
 
     steps: tuple[tuple[str, str], ...]
 
@@ -217,18 +220,24 @@ def read_suite(text: str, entry_point: str | None, setup: str = "") -> Suite:
     suite = Suite(tuple(steps))
     if not suite.num_tests:
         raise UnreadableTests("the tests hold no assert statement, and no check() with a column for its entry point")
-    prepared = [node for node in _tree(setup, "the setup") if getattr(node, "name", None) != entry_point]
+    prepared = [
+        node for node in _tree(setup, "the setup") if not entry_point or getattr(node, "name", "") != entry_point
+    ]
     if entry_point:
-        _check_names([node for nodes in (*trees, prepared) for node in nodes], entry_point)
-    # An import of the setup's that fails is the data's fault; an assert there tests nothing.
-    before = [(ast.unparse(node), "import" if _kind(node) == "import" else "prepare") for node in prepared]
-    return Suite((*before, *suite.steps))
+        unknown = _unbound([node for nodes in (*trees, prepared) for node in nodes])
+        unknown -= {entry_point, "candidate", *sys.stdlib_module_names}
+        if unknown:
+            names = ", ".join(sorted(unknown)[:5])
+            reason = f"the tests use {names}, which they do not define; name a column that does as `setup`"
+            raise UnreadableTests(reason)
+    kind = "prepare" if _unbound(prepared) else "setup"
+    return Suite((*((ast.unparse(node), kind) for node in prepared), *suite.steps))
 
 
-def _check_names(nodes: list[ast.stmt], entry_point: str) -> None:
-    """Raise UnreadableTests for names that the tests read and that neither they nor Python define."""
+def _unbound(nodes: list[ast.stmt]) -> set[str]:
+    """Names that the statements read, and that neither they nor Python's built-ins define."""
     read: set[str] = set()
-    bound = {entry_point, "candidate", "__name__"}
+    bound = {"__name__"}
     for node in (inner for outer in nodes for inner in ast.walk(outer)):
         if isinstance(node, ast.Name):
             (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
@@ -238,14 +247,11 @@ def _check_names(nodes: list[ast.stmt], entry_point: str) -> None:
             bound.add(node.arg)
         elif isinstance(node, ast.alias):
             if node.name == "*":
-                return  # Whatever that brings.
+                return set()  # Whatever that brings.
             bound.add((node.asname or node.name).partition(".")[0])
         elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
             bound.add(node.name)
-    unknown = read - bound - set(dir(builtins)) - sys.stdlib_module_names
-    if unknown:
-        names = ", ".join(sorted(unknown)[:5])
-        raise UnreadableTests(f"the tests use {names}, which they do not define; name a column that does as `setup`")
+    return read - bound - set(dir(builtins))
 
 
 def _tree(source: str, owner: str) -> list[ast.stmt]:

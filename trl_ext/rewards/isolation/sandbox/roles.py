@@ -80,11 +80,11 @@ def run_judge(source: bytes) -> None:
     """Run the steps of a test against the candidate on the other end of the channel, and report.
 
     Args:
-        source: JSON with `steps`, pairs of source text and its kind: "import", "prepare" or "test"; `candidate`, the
+        source: JSON with `steps`, pairs of source text and its kind (see `Suite`); `candidate`, the
             function that the tests call by that name, or None; `all`, whether to go on behind a failed test.
 
     The report is JSON: the number of tests passed, what failed first, and whether that is the tests' own fault, which
-    an import is: the candidate has no part in it.
+    an import is, and a setup: the candidate has no part in them.
     """
     job = json.loads(source)
     channel = Channel(CHANNEL, CHANNEL, CALLS_ONLY, {})
@@ -96,6 +96,7 @@ def run_judge(source: bytes) -> None:
             failure = failure or step_failure
             passed += kind == "test" and not step_failure
             unfit |= kind == "import" and step_failure.startswith(("ImportError", "ModuleNotFoundError"))
+            unfit |= kind == "setup" and bool(step_failure)
             if step_failure and (channel.lost or kind != "test" or not job["all"]):
                 break
     except ChannelLost as error:

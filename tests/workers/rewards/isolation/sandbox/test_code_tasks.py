@@ -170,6 +170,23 @@ def test_a_helper_of_the_tests_is_not_the_candidates():
     assert values == [1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("setup", "value", "status"),
+    [
+        ("import numpy", None, "gold_invalid"),
+        ("KNOWN = {}['x']", None, "gold_invalid"),
+        ("KNOWN = Node(1)", 0.0, "ok"),
+        ("raise SystemExit", None, "gold_invalid"),
+    ],
+)
+def test_a_setup_that_fails_by_itself_has_no_value_and_one_that_a_candidate_can_break_earns_0(setup, value, status):
+    code = "def Node(x):\n    raise ValueError\ndef f(x):\n    return x"
+    columns = {"tests": ["assert f(1) == 1"], "before": setup}
+    rule = Code(mode="asserts", setup="before", cpu_s=1.0)
+    verdict = rule.score(Row(None, f"```python\n{code}\n```", None, columns))
+    assert (verdict.value, verdict.status) == (value, status), verdict
+
+
 def test_check_is_called_with_the_entry_point():
     tests = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-2) == 4\n"
     assert judged("def square(x):\n    return x * x", tests, "square", mode="asserts").value == 1.0

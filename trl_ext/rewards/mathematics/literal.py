@@ -28,7 +28,8 @@ _LARGE = 1_000  # A power from here on is usual as an answer, such as 2^{10}; no
 _SIMPLER = 1.5  # A simplified answer has at most this many times the numbers and letters of the gold, and one more.
 
 
-def unfit(gold: Tokens, answer: Tokens, asked: Collection[str] = ()) -> str:
+@lru_cache(maxsize=4096)  # The completions of a group repeat answers.
+def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> str:
     """Return why an answer of the gold's value has not the form that it should have; "" where it fits.
 
     Args:

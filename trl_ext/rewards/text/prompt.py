@@ -25,6 +25,9 @@ FORMS = {
     "in scientific notation": re.compile(r"\bscientific notation\b"),
 }
 
+# One of these stands in every prompt that asks for a form, and in few others.
+_ANY_FORM = re.compile("factor|expand|multiply|simpl|lowest|reduced|rationali|fraction|decimal|mixed|scientific")
+
 
 def asked_forms(prompt: Any) -> frozenset[str]:
     """Return the keys of FORMS that the prompt asks for; of a conversation, its last message alone."""
@@ -36,6 +39,8 @@ def asked_forms(prompt: Any) -> frozenset[str]:
 @lru_cache(maxsize=256)  # The completions of a group share their prompt.
 def _asked(text: str) -> frozenset[str]:
     lower = text.lower()
+    if not _ANY_FORM.search(lower):
+        return frozenset()
     return frozenset(form for form, words in FORMS.items() if words.search(lower))
 
 

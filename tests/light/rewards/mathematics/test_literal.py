@@ -6,7 +6,7 @@ from trl_ext.rewards.mathematics.literal import left_to_compute
 from trl_ext.rewards.mathematics.tokens import tokenize
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.maths import Math
-from trl_ext.rewards.text.prompt import asked_forms
+from trl_ext.rewards.text.prompt import FORMS, asked_forms
 
 pytest.importorskip("math_verify")
 
@@ -133,6 +133,12 @@ def test_a_form_that_the_gold_has_not_is_not_asked_for(prompt, gold, answer):
 )
 def test_a_prompt_asks_for_a_form_by_a_verb_or_by_its_name(prompt, forms):
     assert asked_forms(prompt) == forms
+
+
+def test_every_form_can_be_asked_for():
+    asked = "Factor it. Expand it. Simplify it. Rationalize it, as a fraction, as a decimal, as a mixed number, in "
+    assert asked_forms(asked + "scientific notation") == FORMS.keys()
+    assert all(asked_forms(one) for one in (*asked.split(".")[:3], "Multiply out", "in lowest terms", "reduced form"))
 
 
 def test_what_is_left_to_compute_is_named():

@@ -18,9 +18,14 @@ _OPENING = re.compile(
 _ANOTHER = re.compile(
     r"[)\].*\s]*+(?:,|;|/|&|\||、|\bor\b|\band\b|或|和)\s*+(?>(?:option\s++)?)[(\[*]*+[A-J](?![A-Za-z])"
 )
-_SHOWN = re.compile(r"[(\[]([A-J])[)\]]|\b(?:[Oo]ption|[Cc]hoice)\s[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])")
+_SHOWN = re.compile(r"[(\[]([A-J])[)\]]|\b(?:[Oo]ption|[Cc]hoice):?\s[*(\[]{0,3}([A-J])(?![A-Za-z0-9'])")
 _REJECTED = re.compile(rf"[)\].*\s]*+(?:is|was)\s*+(?:{DENIAL}|wrong|incorrect|false|untrue)", re.IGNORECASE)
 _LISTED = re.compile(r"\s*\**([A-J])(?:[.)]|\**\s*\Z)")
+_LABELLED = re.compile(r"^[ \t*]{0,9}([A-J])\**(?::|\s-\s)", re.MULTILINE)
+_CONCLUDED = re.compile(
+    r"\b(?:it['\u2019]s|(?:it|that)\sis|thus,?|so,?|hence,?|therefore,?)\s[*(]{0,3}((?-i:[A-J]))[*).\s]{0,9}\Z",
+    re.IGNORECASE,
+)
 _LONE = re.compile(r"^[ \t*$(\[]{0,9}([A-J])[ \t*$)\].]{0,9}$", re.MULTILINE)
 _TERM = re.compile(r"[\^_(']|\s?[+=!]|\s?-\s?[0-9]")  # behind a constant: C^2 is no letter
 _MAX_DENIALS = 64  # letters that are shown, from the end on, whose denial is looked for
@@ -52,7 +57,7 @@ def stated_choice(found: Stated) -> AnswerReading:
 
 def letter_of(content: str) -> AnswerReading:
     """Read the letter that opens an answer, which may have the text of its option behind it."""
-    content = clean(content)
+    content = clean(content).strip("'\"` ")
     match = _OPENING.match(content)
     # A small letter counts only when it is the whole content: "a" opens many a sentence.
     is_word = match is not None and (
@@ -73,6 +78,8 @@ def letter_of(content: str) -> AnswerReading:
 
 
 def _bare(text: str) -> AnswerReading:
+    if len(text.strip()) <= len("(b)."):
+        return letter_of(text)
     shown = [(match[1] or match[2], match) for match in _SHOWN.finditer(text)]
     letters = {letter for letter, _ in shown[:-_MAX_DENIALS]}
     letters |= {letter for letter, match in shown[-_MAX_DENIALS:] if not _is_denied(text, match)}
@@ -81,7 +88,15 @@ def _bare(text: str) -> AnswerReading:
     if shown and not letters:
         return AnswerReading(None, "no_answer", f"letter {shown[-1][0]} is denied")
     listed = _LISTED.match(text)
-    letter = letters.pop() if letters else listed[1] if listed else _last_line(text)
+    labelled = {match[1] for match in _LABELLED.finditer(text)}
+    if letters:
+        letter: str | None = letters.pop()
+    elif listed:
+        letter = listed[1]
+    elif len(labelled) == 1 and (match := _LABELLED.match(text)):  # "A: Paris\nB: Rome" is a list of options.
+        letter = match[1]
+    else:
+        letter = match[1] if (match := _CONCLUDED.search(text[-40:])) else _last_line(text)
     if letter is None:
         return AnswerReading(None, "no_answer", "no letter A to J is announced, in brackets or at the start")
     return AnswerReading(letter, "ok", f"letter: {letter}")

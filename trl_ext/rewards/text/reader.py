@@ -33,7 +33,7 @@ _SPEAKS_OF = re.compile(r"(?:\b(?:this|that|your|which|whose|whether\ the)\s(?:f
 _HEADING = re.compile(r"[ *#>_]{0,9}(?:(?:the|my|our|final|correct)\s){0,3}answers?[ *_]{0,9}", re.IGNORECASE)
 _CHOSEN = re.compile(
     r"\b(?:(?:option|choice|letter|alternative)\s(?:is|would\sbe)(?::|\b)|(?:I|we)\s(?:\w{2,9}\s)?(?:choose|chose|select|pick)\b"
-    r"|(?:go(?:ing)?\swith|opt\sfor)\b)",
+    r"|(?:go(?:ing)?\swith|opt\sfor)\b)|(?<!不)选(?:择|项)?",
     re.IGNORECASE,
 )
 _LETTER = r"[\s(\[*\"']*+(?>(?:(?:option|choice|letter|answer)\s++)?)[(\[*]*+(?P<letter>[A-J])(?![A-Za-z0-9'])"

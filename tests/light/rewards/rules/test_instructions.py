@@ -1,13 +1,13 @@
 """Instructions: the column, strictness, bad rows, and texts that try to break the tests."""
 
 import json
+import os
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.starting import IS_THOROUGH
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.instructions import _FUNCTIONS, KNOWN, Instructions
@@ -183,7 +183,7 @@ UNITS = [
 ]
 
 
-SIZE = 100_000 if IS_THOROUGH else 25_000
+SIZE = 100_000 if os.environ.get("TRL_EXT_THOROUGH") else 25_000
 
 
 @pytest.mark.parametrize(

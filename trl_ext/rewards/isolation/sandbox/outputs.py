@@ -10,7 +10,7 @@ from typing import Any
 
 # Longer ones compare as text: no test needs them, and arithmetic on them is not linear.
 _LONGEST_NUMBER = 400
-_NUMBER = re.compile(r"[+-]?+(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?+[0-9]{1,3})?+")
+_NUMBER = re.compile(r"[+-]?(?>[0-9]++(?>(?:\.[0-9]*+)?)|\.[0-9]++)(?>(?:[eE][+-]?[0-9]{1,3})?)")
 
 
 def lines_of(output: str) -> list[str]:

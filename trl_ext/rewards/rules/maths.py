@@ -27,7 +27,8 @@ class Math(Rule):
 
     `text.reader` and `mathematics.extract` say where the answer is looked for, `gold` how a gold may be written,
     `equal` when two answers are the same. An answer that would take too long to judge, which its size and form tell
-    and never a clock, is `too_long` or `too_complex` and earns 0.0.
+    and never a clock, is `too_long` or `too_complex` and earns 0.0. A gold that can be compared with nothing but its
+    own text (`a_0 + \\ldots + a_n`, a sentence), which its text tells, leaves other answers `undecided`.
 
     In the train profile an answer earns 0.0 that has the gold's value and leaves work undone (`form`): one with a
     number still to be computed (`15 \\times 23`, `\\sum_{k=1}^{9} k`) unless the gold has one too, one that is not

@@ -140,6 +140,37 @@ def test_a_hostile_text_earns_nothing_at_once(rules, name):
     assert judged_within(rules["train"], TEXTS[name], "3")[0] == 0.0
 
 
+ANSWERS = {
+    "signs": r"\pm" * 600,
+    "tuple of signs": "(" + ",".join([r"\pm 1"] * 30) + ")",
+    "sets in sets": r"\{x|" * 60 + "x<1" + r"\}" * 60,
+    "relations in tuples": "x=(1," * 60 + "1" + ")" * 60,
+    "unequal tuples": r"a \neq (1," * 60 + "1" + ")" * 60,
+    "exponents": "x^(" * 60 + "1" + ")" * 60,
+    "exponents left open": "x^(" * 600,
+    "joined words": r"\text{" + "and " * 450 + "}",
+    "names in quotients": r"\frac{" * 60 + "A" + "}{B}" * 60,
+    "ratio": ":".join("1" * 900),
+    "approximations": r"\approx".join("1" * 200),
+    "inequalities": ",".join(f"x<{number}" for number in range(32)),
+    "domains": r"\text{for }x" * 150,
+    "primes": "x" + "'" * 1500,
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_of_nested_forms_earns_nothing_at_once(rules, name):
+    for gold in (
+        "5",
+        r"x<1 \text{ or } x>3",
+        r"\frac13 \approx 0.33",
+        "x=1,y=2",
+        r"\pm 1, \pm 2",
+        ANSWERS[name] + "+7",
+    ):
+        assert judged_within(rules["train"], rf"\boxed{{{ANSWERS[name]}}}", gold)[0] in (0.0, None)
+
+
 def test_a_deep_stack_is_no_exception():
     def score(depth: int) -> str:
         if depth:

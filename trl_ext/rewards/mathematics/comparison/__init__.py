@@ -1,1 +1,7 @@
-"""Decide whether an answer is the gold: `equal` compares, `gate` bounds what sympy sees, `library` is math-verify."""
+"""Decide whether an answer is the gold.
+
+equal      the strict comparison of two answers, and golds that nothing can be compared with
+intervals  inequalities as intervals and unions
+gate       golds, answers and expressions that are too large, refused
+library    math-verify behind the gate
+"""

@@ -49,7 +49,7 @@ def restated(answer: str) -> tuple[Rewrite, ...]:
 
     Example:
         >>> [rewrite.text for rewrite in restated("x + 2")]
-        ['2 + x']
+        ['2+x']
     """
     letter = _LETTER.fullmatch(answer.strip())
     if letter:

@@ -18,7 +18,7 @@ from machine import save
 
 from trl_ext.rewards import Math, Row, RuleSet
 from trl_ext.rewards.auditing.audit import audit
-from trl_ext.rewards.auditing.rewrites import frame_of, is_words, restated
+from trl_ext.rewards.auditing.rewrites import bare, is_words, restated
 
 FOREIGN = [
     *r"1 -7 0.125 \frac{2}{9} \pi \sqrt{5} x 2x+1 x=1 x<1 1<x<2 (1,2) [1,2) \{1,2\} 1,2 3:4 12_5 50\% i".split(),
@@ -45,8 +45,7 @@ def counts(golds: list[Any], rules: RuleSet) -> dict[str, int]:
         columns = {"answer": gold}
         verdicts = [rule.score(Row(None, f"\\boxed{{{text}}}", None, columns)) for text in FOREIGN]
         undecided += any(verdict.status == "undecided" for verdict in verdicts)
-        before, behind = frame_of(ideal := rule.ideal(columns) or "")
-        answer = ideal[len(before) : len(ideal) - len(behind)]
+        answer = bare(rule.ideal(columns) or "")
         untried += not is_words(answer) and not restated(answer)
     return {
         "golds": len(golds),

@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.auditing.audit_report import FAULTS, AuditReport, Failure, RuleAudit
-from trl_ext.rewards.auditing.rewrites import frame_of, is_words, restated
+from trl_ext.rewards.auditing.rewrites import bare, frame_of, is_words, restated
 from trl_ext.rewards.preference.data import chunks
 from trl_ext.rewards.rule import Row, Rule, Verdict, ideal_of
 from trl_ext.rewards.ruleset import RuleSet, require_columns
@@ -121,7 +121,7 @@ class _Run:
             verdicts = self._verdicts(rule, rest)
             undecided = [pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"]
             tally.add_own_text([*self._refused_rewrites(rule, right, ideals), *undecided])
-            tally.num_words += sum(rule.compares_values and is_words(_answer(ideals[row])) for row in right)
+            tally.num_words += sum(rule.compares_values and is_words(bare(ideals[row] or "")) for row in right)
             accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
             back = self._verdicts(rule, [Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
             mutual = {entry for entry, verdict in zip(accepted, back, strict=True) if earns_all(rule, verdict)}
@@ -136,8 +136,8 @@ class _Run:
         for row in rows if rule.compares_values else ():
             ideal = ideals[row] or ""
             before, behind = frame_of(ideal)
-            rewrites = restated(_answer(ideal))
-            if not rewrites and not is_words(_answer(ideal)):
+            rewrites = restated(bare(ideal))
+            if not rewrites and not is_words(bare(ideal)):
                 yield Comparison(row, row, ideal), Verdict(None, "untried", "audit knows no other text of it")
             for rewrite in rewrites:
                 entry = Comparison(row, row, f"{before}{rewrite.text}{behind}")
@@ -243,13 +243,6 @@ class _Tally:
             lost_rows=tuple(sorted(self.lost_rows)),
             failures=tuple(self.failures),
         )
-
-
-def _answer(ideal: str | None) -> str:
-    """The answer in an ideal completion, without what announces it."""
-    text = ideal or ""
-    before, behind = frame_of(text)
-    return text[len(before) : len(text) - len(behind)]
 
 
 def earns_all(rule: Rule, verdict: Verdict) -> bool:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_ext.errors import DataError
-from trl_ext.rewards.auditing.audit import gold_key, ideal_of
+from trl_ext.rewards.auditing.audit import gold_key
+from trl_ext.rewards.auditing.rewrites import bare
 from trl_ext.rewards.rows import content_text
-from trl_ext.rewards.rule import Rule
+from trl_ext.rewards.rule import Rule, ideal_of
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.tags import Tags
 from trl_ext.rewards.totals.shaping import applies
@@ -175,19 +176,6 @@ def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str |
             if ideal is not None:
                 return bare(ideal)
     return None
-
-
-def bare(ideal: str) -> str:
-    r"""The answer in an ideal completion, without what announces it.
-
-    Example:
-        >>> bare(r"\boxed{\frac{1}{2}}"), bare("The answer is 18"), bare("Paris")
-        ('\\frac{1}{2}', '18', 'Paris')
-    """
-    for opener, closer in (("<answer>", "</answer>"), ("\\boxed{", "}"), ("The answer is ", "")):
-        if ideal.startswith(opener) and ideal.endswith(closer):
-            return ideal[len(opener) : len(ideal) - len(closer)]
-    return ideal
 
 
 def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:

@@ -114,6 +114,12 @@ def frame_of(ideal: str) -> tuple[str, str]:
     return "", ""
 
 
+def bare(ideal: str) -> str:
+    """Return the answer in an ideal completion, without what announces it."""
+    before, behind = frame_of(ideal)
+    return ideal[len(before) : len(ideal) - len(behind)]
+
+
 def _written(tokens: Tokens) -> str:
     """Return the tokens as people write them, where that gives the same tokens again."""
     text, before = "", ""

@@ -117,6 +117,8 @@ def spelled(match: re.Match[str], before: str) -> list[str]:
         return [re.sub(r"[\s*]", "", token)]
     if token.startswith("\\mathbb") and len(token) > 7:
         return [f"\\mathbb{{{token.rstrip('}')[-1]}}}"]
+    if token[0].isdigit() and token.isascii():
+        return [token.rstrip(".")]
     return [] if token in _DROPPED else [_SPELLING.get(token, token)]
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison import library as math_library
-from trl_ext.rewards.mathematics.comparison.equal import Match, compare
+from trl_ext.rewards.mathematics.comparison.equal import Match, compare, why_undecided
 from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library
 from trl_ext.rewards.mathematics.extract import Extracted, extract
 from trl_ext.rewards.mathematics.gold import Gold, read_gold
@@ -153,7 +153,12 @@ class Math(Rule):
             raise Unreadable("empty")
         if tokens == gold.tokens:
             return compare(gold.tokens, tokens)
-        check_answer(tokens)
+        try:
+            check_answer(tokens)
+        except TooComplex:
+            if why_undecided(gold.tokens):  # The gold's own fault: a wrong answer must not earn more than a right one.
+                return Match(None, why_undecided(gold.tokens))
+            raise
         if _is_choice(gold.tokens, tokens):
             # A letter may have the text of its option behind it, as in `\textbf{(C)} 12`.
             return Match(read_choice(f"answer is {answer}").value == _letter(gold.tokens), "letter")

@@ -216,6 +216,9 @@ HACKS = {
     "other minutes": (box("63.45"), r"63^\circ 45'"),
     "derivative for its function": (box("y"), "y'"),
     "number behind a letter": (box("x2"), "2x"),
+    "number in what the gold computes": (box("32"), r"\log_2(32) = 5"),
+    "number of an equation": (box("7"), "2x+3=7"),
+    "other equal names": (box("A=C"), "A=B"),
     "not equal as a factorial": (box("2!=2"), "3"),
 }
 
@@ -407,6 +410,9 @@ RIGHT = {
     "torque": ("3920", r"3920 \mathrm{~N}-\mathrm{m}"),
     "only approximately": ("17.10", r"\approx 17.10 \mathrm{ft}"),
     "named angle": ("90", r"\angle B E A_{1}=90"),
+    "number that the gold computes": ("5", r"\log_2(32) = 5"),
+    "letter as text": ("r=5", r"\mathrm{r}=5"),
+    "names turned round": ("B=A", "A=B"),
     "decimal comma in the gold": ("0.111", "0,111"),
     "backslashes doubled": (r"\left(\frac15,\frac16\right)", r"\\left(\\frac{1}{5},\\frac{1}{6}\\right)"),
     "form feed for a fraction": (r"\frac{1}{2}", "\x0crac{1}{2}"),

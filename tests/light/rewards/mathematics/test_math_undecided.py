@@ -13,6 +13,7 @@ UNREADABLE = [
     "The sum is less than zero.",
     r"(1, a_1+\ldots+a_n)",
     "9^{9^9}",
+    r"\sum_{n=0}^{\infty} x^{n}",
     r"\forall x: 3^x \geq x^2",
 ]
 READABLE = [
@@ -27,7 +28,19 @@ READABLE = [
     "52_8",
     "2x + 3",
 ]
-ANSWERS = ["5", "x+1", r"\text{hm}", "(1,2)", "x > 7", r"\foo{3}", "1, 2", r"a_0+\ldots+a_m", "0", r"\frac{1}{0}"]
+ANSWERS = [
+    "5",
+    "x+1",
+    r"\text{hm}",
+    "(1,2)",
+    "x > 7",
+    r"\foo{3}",
+    "1, 2",
+    r"a_0+\ldots+a_m",
+    "0",
+    r"\frac{1}{0}",
+    r"\sum_{k=0}^\infty x^k",
+]
 MISSING = [
     "",
     "no idea",

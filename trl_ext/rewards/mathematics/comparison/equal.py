@@ -16,11 +16,11 @@ from functools import lru_cache
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison import library as math_library
-from trl_ext.rewards.mathematics.comparison.gate import check_for_library
+from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library
 from trl_ext.rewards.mathematics.comparison.intervals import FLIPPED, interval, union_of
 from trl_ext.rewards.mathematics.evaluate import Value, proportion, rounds_to, same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_name, is_variable, words_of
-from trl_ext.rewards.mathematics.tokens import Tokens, is_number, is_symbol
+from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, is_symbol
 from trl_ext.rewards.mathematics.units import agree, split_unit
 
 _UNORDERED = frozenset({"list", "set"})
@@ -78,6 +78,7 @@ def _with_parameter_of(gold: Tokens, answer: Tokens) -> Tokens:
 def why_undecided(gold: Tokens) -> str:
     """Say why no answer but one of the same text can be compared with a gold; "" where others can."""
     try:
+        check_answer(gold)
         return _undecided(gold)
     except TooComplex as error:
         return str(error)
@@ -88,7 +89,7 @@ def _undecided(gold: Tokens) -> str:
     if form.kind == "words":
         num_words = sum(len(token.split()) for token in form.tokens)
         return f"prose of {num_words} words" if num_words > _MAX_PROSE_WORDS else ""
-    if form.kind == "numeral":
+    if form.kind == "numeral" or (form.tokens[:1] == ("\\angle",) and is_name(form.tokens)):
         return ""
     if form.parts:
         return next((reason for reason in map(_undecided, form.parts) if reason), "")
@@ -311,7 +312,8 @@ def gold_values(relation: Form) -> tuple[Tokens, ...]:
         return ()
     if "\\approx" not in relation.signs:
         found = assignment(relation)
-        return (found[1],) if found and found[0] else ()
+        # `\\log_2 32 = 5` names a number that it computes.
+        return (found[1],) if found and (found[0] or _is_constant(found[1])) else ()
     return tuple(part for part in relation.parts if not is_name(part))
 
 
@@ -358,6 +360,12 @@ def _match_two_relations(left: Form, right: Form) -> Match:
             return _DIFFERENT
         same = any(match(value, answer[1]).same for value in gold_values(left))
         return Match(same, "either side of an approximation")
+    if (
+        {*left.signs, *right.signs} == {"="}
+        and "(" not in left.tokens
+        and all(map(is_name, (*left.parts, *right.parts)))
+    ):
+        return Match(sorted(left.parts) == sorted(right.parts), "names that are equal")
     gold, answer = assignment(left), assignment(right)
     if gold and answer and gold[0] and answer[0]:
         value = _renamed(gold[0], answer[0], answer[1])
@@ -378,12 +386,17 @@ def _match_two_relations(left: Form, right: Form) -> Match:
 
 def _renamed(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
     """Return the answer's value in the gold's letters: `f(x) = x` says what `f(z) = z` says. None for other names."""
-    if gold == answer:
+    if gold == answer or _in_italics(gold) == _in_italics(answer):
         return value
     function = gold[1:2] == ("(",) and len(gold) == len(answer) == 4 and gold[:2] == answer[:2]
     if not function or not is_symbol(gold[2]) or not is_symbol(answer[2]) or gold[2] in value:
         return None
     return tuple(gold[2] if token == answer[2] else token for token in value)
+
+
+def _in_italics(tokens: Tokens) -> Tokens:
+    r"""Write single letters that stand as text as mathematics: `\mathrm{r}` as r."""
+    return tuple(token[1:] if token[0] == WORDS and len(token) == 2 else token for token in tokens)
 
 
 def _same_in_order(left: tuple[Tokens, ...], right: tuple[Tokens, ...]) -> bool:

@@ -19,7 +19,8 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.rule import Row, Rule, Verdict, place_of
-from trl_ext.rewards.totals.shaping import applies
+from trl_ext.rewards.totals.composition import gate_state
+from trl_ext.rewards.totals.shaping import applies, scaled
 
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
 # standard deviation, which overflows from about 1.8e19.
@@ -27,6 +28,10 @@ LARGEST = 1e15
 # The verdict on a row that the rule is not for, and its key.
 SKIPPED = Verdict(None, "skipped")
 _SKIP = "skipped"
+# Verdicts on rows that a waiting rule is not asked about, by the state of its gates.
+_UNASKED = "not asked: its gate is shut"
+_NO_GATE = Verdict(None, "gated", "not asked: its gate has no value")
+_UNASKED_KEYS = (_SKIP, "shut", "unknown")
 
 logger = logging.getLogger("trl_ext.rewards")
 _warned: set[Hashable] = set()
@@ -147,10 +152,19 @@ class Scorer:
         """Judge all rows by all rules: one column per rule."""
         under_way = self._started_with(rules, rows) or self._submit(rules, rows)
         try:
-            # First those in this process, while the others are under way.
-            pairs = list(zip(rules, under_way, strict=True))
-            here = iter([self._here(rule, rows) for rule, part in pairs if part is None])
-            return [next(here) if part is None else self._collected(rule, rows, part) for rule, part in pairs]
+            # First those in this process, while the others are under way; last those that cost money, where their
+            # gates are open.
+            gates = gates_of_waiting(rules)
+            found: dict[int, Column] = {}
+            for position, part in enumerate(under_way):
+                if part is None and position not in gates:
+                    found[position] = self._here(rules[position], rows)
+            for position, part in enumerate(under_way):
+                if part is not None:
+                    found[position] = self._collected(rules[position], rows, part)
+            for position in sorted(gates, key=lambda position: len(gates[position])):
+                found[position] = self._behind_gates(rules, position, gates[position], found, rows)
+            return [found[position] for position in range(len(rules))]
         except BaseException:  # Nobody will collect what still runs; KeyboardInterrupt, too.
             cancel(under_way)
             raise
@@ -217,13 +231,14 @@ class Scorer:
         return self.isolate and rule.tier != "inline" and not gives_batches(rule)
 
     def _submit(self, rules: Sequence[Rule], rows: list[Row]) -> list[Pending | None]:
-        """Begin with the rules that run elsewhere; None for those that run in this process."""
+        """Begin with the rules that run elsewhere; None for those that run in this process or wait for a gate."""
         self._stop_if_tripped(rules)
         parts: list[Pending | None] = []
         tasks: list[tuple[Rule, Row]] = []
         waiting: list[tuple[Pending, int]] = []  # with the place of its first task
-        for rule in rules:
-            if not rule.is_async and not self._isolated(rule):
+        gates = gates_of_waiting(rules)
+        for position, rule in enumerate(rules):
+            if position in gates or (not rule.is_async and not self._isolated(rule)):
                 parts.append(None)
                 continue
             part = self._pending(rule, rows)
@@ -240,17 +255,39 @@ class Scorer:
                 part.answers = partial(slice_of, future, first, first + len(part.sent))
         return parts
 
+    def _behind_gates(
+        self, rules: Sequence[Rule], position: int, gates: list[int], found: Mapping[int, Column], rows: list[Row]
+    ) -> Column:
+        """Have an AsyncRule judge the rows whose gates are open: a shut one decides without a call."""
+        rule = rules[position]
+        states = []
+        for verdicts in zip(*(found[gate].verdicts for gate in gates), strict=True):
+            of_gates = zip((rules[gate] for gate in gates), verdicts, strict=True)
+            values = [None if v.value is None else scaled(v.value, gate.scale, gate.clip) for gate, v in of_gates]
+            states.append(gate_state(values, range(len(values))))
+        part = self._pending(rule, rows, states)
+        self._ask(rule, [rows[index] for index in part.sent.values()], part)
+        return self._collected(rule, rows, part)
+
     def _ask(self, rule: Any, rows: list[Row], part: Pending) -> None:
         """Have an AsyncRule begin with the rows."""
         future = rule.submit(rows, self._breaker(rule).bearable(len(rows)))
         part.answers, part.cancel = future.result, future.cancel
 
-    def _pending(self, rule: Rule, rows: list[Row]) -> Pending:
-        """Split a rule's rows into known verdicts and rows to judge: one of all that are equal to the rule."""
+    def _pending(self, rule: Rule, rows: list[Row], gates: Sequence[str] = ()) -> Pending:
+        """Split a rule's rows into known verdicts and rows to judge: one of all that are equal to the rule.
+
+        Args:
+            rule: Judges them.
+            rows: All.
+            gates: For each row the state of the rule's gates; empty: they play no part.
+        """
         same = (rule.name, repr(rule))
-        part = Pending([], {_SKIP: SKIPPED}, {})
+        part = Pending([], {_SKIP: SKIPPED, "shut": Verdict(rule.floor, "gated", _UNASKED), "unknown": _NO_GATE}, {})
         for index, row in enumerate(rows):
             key = self._key(rule, same, row, index)
+            if gates and gates[index] != "open" and key != _SKIP:
+                key = gates[index]
             part.keys.append(key)
             if key in part.known or key in part.sent:
                 continue
@@ -285,7 +322,8 @@ class Scorer:
 
     def _collected(self, rule: Rule, rows: list[Row], part: Pending) -> Column:
         answers, costs = part.answers()
-        column = Column([], hits=len(part.keys) - len(part.sent) - part.keys.count(_SKIP), costs=costs)
+        unasked = sum(key in _UNASKED_KEYS for key in part.keys)
+        column = Column([], hits=len(part.keys) - len(part.sent) - unasked, costs=costs)
         for (key, index), answer in zip(part.sent.items(), answers, strict=True):
             column.ms.append(answer.ms)
             part.known[key] = self._accepted(rule, answer.verdict, rows[index], index)
@@ -338,6 +376,20 @@ def cancel(parts: Iterable[Pending | None]) -> None:
     for part in parts:
         if part:
             part.cancel()
+
+
+def gates_of_waiting(rules: Sequence[Rule]) -> dict[int, list[int]]:
+    """The positions of the rules that wait for a server behind gates of the set, each with those of its gates."""
+    positions = {rule.name: position for position, rule in enumerate(rules)}
+    found = {}
+    for position, rule in enumerate(rules):
+        gates, name = [], rule.gate if rule.is_async else None
+        while name in positions:
+            gates.append(positions[name])
+            name = rules[positions[name]].gate
+        if gates:
+            found[position] = gates
+    return found
 
 
 def gives_batches(rule: Rule) -> bool:

@@ -169,6 +169,29 @@ def test_what_failed_is_not_kept(gauge):
     assert [rules(completions=["once"]) for _ in range(2)] == [[None], [1.0]]
 
 
+def has_four_words(row: Row) -> float | None:
+    return None if "lost" in row.text else float(len(row.text.split()) >= 4)
+
+
+def test_a_row_behind_a_shut_gate_costs_no_call(gauge):
+    rules = RuleSet([Judged(gate="first", weight=0.1), Call(has_four_words, name="first", isolate=False)])
+    texts = ["one two three four", "one", "lost and found", "one two three four five"]
+    totals, metrics = metrics_of(rules, completions=texts)
+    assert set(gauge.calls) == {texts[0], texts[3]}
+    assert totals == pytest.approx([1.4, 0.0, None, 1.5])
+    assert metrics["rules/judged/calls"] == 2
+    statuses = [explained.parts[0].status for explained in rules.explain_all(None, texts)]
+    assert statuses == ["ok", "gated", "gated", "ok"]
+
+
+def test_a_chain_of_waiting_gates_is_asked_in_its_order(gauge):
+    late = Judged(name="late", gate="early", weight=0.0)
+    early = Judged(name="early", gate="first", scale=(0, 5), weight=0.0)
+    rules = RuleSet([late, early, Call(has_four_words, name="first", isolate=False)])
+    rules(completions=["one two three four", "one two three four five", "one"])
+    assert gauge.calls == {"one two three four": 1, "one two three four five": 2}
+
+
 def test_calls_begin_early_and_are_collected_once(gauge):
     rules = RuleSet([Judged()])
     rules.start(completions=["a b"])

@@ -44,7 +44,7 @@ def redteam(
 
     Raises:
         ConfigError: A shape without an answer.
-        DataError: A column is missing, or no rule has a value for a row.
+        DataError: A column is missing, no rule has a value for a row, or every gold is undecided.
     """
     from tqdm import tqdm
 
@@ -57,9 +57,12 @@ def redteam(
     else:
         targets = of_data(rules.rules, data_rows(rows, rules, ("prompt", "completion")))
     courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
+    decided = [court for court in courts if court.is_decided]
+    if not decided:
+        raise DataError("Every gold here is undecided, so no cheat can be told from another answer. Give other rows.")
     attempts = []
     for cheat in tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S):
-        tried = filter(None, [court.attempt(cheat) for court in courts])
+        tried = filter(None, [court.attempt(cheat) for court in decided])
         attempts.append(worst([*tried]) or Attempt(cheat.name, None, "", None, None, NOT_TRIED))
     return RedteamReport(
         tuple(attempts),
@@ -67,6 +70,7 @@ def redteam(
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
         rewrite_golds(rules, targets),
+        tuple(court.row for court in courts if not court.is_decided),
     )
 
 
@@ -89,6 +93,7 @@ class _Court:
         if bar is None:
             raise DataError(f"Row {row}: no rule has a value there. Take it out, or mend it.\n{wrong[0]}")
         self.bar = bar
+        self.is_decided = not any(part.status == "undecided" for explained in wrong for part in explained.parts)
         # The largest value that each judging rule gives to any of them.
         self._values = {rule.name: rule.floor for rule in self._judging}
         for part in (part for explained in wrong for part in explained.parts):

@@ -61,6 +61,7 @@ class RedteamReport:
         bars: For each row what an honest wrong answer, or an empty completion, earned at best.
         num_completions: Completions that were scored for cheats.
         metamorphic: What rewrites of right answers earned, harmless and harmful ones.
+        undecided_rows: Rows that were left out: whatever a completion says there, a rule has no value.
     """
 
     attempts: tuple[Attempt, ...]
@@ -68,6 +69,7 @@ class RedteamReport:
     bars: tuple[float, ...]
     num_completions: int
     metamorphic: Metamorphic
+    undecided_rows: tuple[int, ...] = ()
 
     @property
     def blind_rows(self) -> tuple[int, ...]:
@@ -101,6 +103,9 @@ class RedteamReport:
             yield f"{attempt.cheat}, row {attempt.row}: {shortened(repr(attempt.completion))}"
         for row in self.blind_rows[:_SHOWN]:
             yield f"row {row}: a right answer earns {self.rights[row]:g} and a wrong one {self.bars[row]:g}"
+        if self.undecided_rows:
+            shown = ", ".join(map(str, self.undecided_rows[:_SHOWN]))
+            yield f"left out, golds undecided (see audit): rows {shown}"
         if self.metamorphic.num_harmful:
             yield str(self.metamorphic)
         for harmful in (True, False):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Tags, Verdict
+from trl_ext.rewards import Answer, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
 from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam import holds, redteam, token_ids
 from trl_ext.rewards.auditing.redteam_rows import honest, of_data, wrong_answers
@@ -294,3 +294,13 @@ def test_the_users_own_set_is_left_as_it_is():
 def test_a_report_goes_through_json(fooled):
     plain = json.loads(json.dumps(fooled.as_dict()))
     assert plain["ok"] is False and len(plain["attempts"]) == len(CHEATS)
+
+
+def test_rows_whose_golds_are_undecided_are_left_out_and_named():
+    rules = RuleSet([Math()], isolate=False)
+    rows = [{"prompt": "p", "answer": "42"}, {"prompt": "p", "answer": "a_0+\\ldots+a_n"}]
+    report = redteam(rules, rows)
+    assert report.undecided_rows == (1,) and not report.through
+    assert "left out, golds undecided (see audit): rows 1" in str(report)
+    with pytest.raises(DataError, match="Every gold here is undecided"):
+        redteam(rules, rows[1:])

@@ -213,7 +213,12 @@ class Scorer:
 
     def _checked(self, rule: Rule, row: Row, index: int) -> Verdict:
         try:
-            return finite(rule, judged(rule, row))
+            verdict = rule.score(row)
+            value = verdict.value if type(verdict) is Verdict else None
+            # The usual case without three more calls a row; NaN compares as False.
+            if type(value) is float and abs(value) <= LARGEST and abs(value * rule.weight) <= LARGEST:
+                return verdict
+            return finite(rule, valid(verdict))
         # SystemExit, too: a rule that exits must not end a training run without a word.
         except (Exception, SystemExit) as error:
             message = raised_message(rule, row, index, error)
@@ -355,11 +360,6 @@ class Scorer:
         if self.on_error == "stop":
             raise RuleError(message)
         return self._floored(rule, message)
-
-
-def judged(rule: Rule, row: Row) -> Verdict:
-    """The rule's verdict, its value a float or None; TypeError where the rule returns anything else."""
-    return valid(rule.score(row))
 
 
 def valid(verdict: Any) -> Verdict:

@@ -1,5 +1,6 @@
 """Judge how much the completion repeats itself."""
 
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,8 +56,9 @@ def num_different(units: Sequence[Any], ngram: int) -> int:
     if len(units) >= _MIN_SORTED and isinstance(units[0], int):
         import numpy as np  # Here, so that whoever reads rules without scoring does not wait for it.
 
-        with suppress(OverflowError):
-            ids = np.fromiter(units, dtype=np.int64, count=len(units))
+        with suppress(struct.error):  # an id beyond 64 bits, or none
+            # A quarter of the time of numpy's own ways from Python's numbers.
+            ids = np.frombuffer(struct.pack(f"{len(units)}q", *units), dtype=np.int64)
             base = int(ids.view(np.uint64).max()) + 1  # huge where an id is negative
             if base**ngram < 1 << 63:
                 last = len(ids) - ngram + 1

@@ -57,9 +57,16 @@ class Composition:
         self.clip = clip
         self.weights = [rule.weight * factor_at(rule.schedule, progress) for rule in rules]
         self._shaped = [rule.scale is not None or rule.clip is not None for rule in rules]
+        self._is_plain = not any(self._shaped) and not any(chains)  # Most sets are, and this runs once a row.
+        self._open = ("open",) * len(rules)
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
         """Put the verdicts of one row, one per rule, together."""
+        if self._is_plain:
+            values = tuple([verdict.value for verdict in verdicts])
+            pairs = zip(self.weights, values, strict=True)
+            contributions = tuple([None if value is None else weight * value for weight, value in pairs])
+            return Composed(values, self._open, contributions, self._total(contributions))
         values = tuple(self._value(position, verdict) for position, verdict in enumerate(verdicts))
         states = tuple(gate_state(values, chain) if chain else "open" for chain in self.chains)
         contributions = tuple(map(contribution, self.weights, values, states))

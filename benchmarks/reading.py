@@ -14,8 +14,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from counts import show_counts
 
 from trl_ext.rewards import Answer, Math, Row
 
@@ -73,12 +72,7 @@ def main() -> None:
         found |= {f"GSM8K, {style}": counts([*gsm8k(options.gsm8k, style)], both) for style in STYLES}
     if options.qwen:
         found["MATH, Qwen2.5-Math"] = counts([*qwen(options.qwen)], [Math()])
-    table = Table("measured", "counts")
-    for name, figures in found.items():
-        table.add_row(name, ", ".join(f"{key} {value:,}" for key, value in figures.items()))
-    Console().print(table)
-    if options.output:
-        options.output.write_text(json.dumps({"benchmark": "reading", **found}, indent=2) + "\n", encoding="utf-8")
+    show_counts("reading", found, options.output)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from counts import show_counts
 
 from trl_ext.rewards import Math, Row, RuleSet
 from trl_ext.rewards.auditing.metamorphic import rewrite_golds
@@ -90,12 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     found = {"GSM8K as expressions": expressions(options.gsm8k)} if options.gsm8k else {}
     found |= {f"golds of {path.parent.name}/{path.name}": golds(path) for path in options.golds}
-    table = Table("measured", "counts")
-    for name, figures in found.items():
-        table.add_row(name, ", ".join(f"{key} {value:,}" for key, value in figures.items()))
-    Console().print(table)
-    if options.output:
-        options.output.write_text(json.dumps({"benchmark": "uncomputed", **found}, indent=2) + "\n", encoding="utf-8")
+    show_counts("uncomputed", found, options.output)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,9 @@ _SETTINGS = dict(
     lr_scheduler_type="constant",
     gradient_checkpointing=False,
     vf_coef=0.5,
+    score_normalisation="none",
+    score_clip=None,
+    value_normalisation=False,  # what is compared are the textbook's values
 )
 
 
@@ -88,7 +91,7 @@ def trainer(critic: str, folder: Any, *, model: Any = None, data: Any = None, **
     """A trainer on fixed rollouts with a fixed reward.
 
     Args:
-        critic: One of CRITICS.
+        critic: One of CRITICS; or "none", with an advantage_estimator that needs none.
         folder: Output directory.
         model: The actor.
         data: Training set.
@@ -100,9 +103,12 @@ def trainer(critic: str, folder: Any, *, model: Any = None, data: Any = None, **
         options.setdefault("reward_funcs", reward)
     if critic == "adapter":
         options.setdefault("peft_config", LoraConfig(**LORA))
-    if critic == "separate":
+    if critic == "separate" and changes.get("critic_init") is None:
         options.setdefault("value_model", classifier())
-    args = trl_ext.PPOConfig(str(folder), critic=critic, **{**_SETTINGS, **changes})
+    settings = {**_SETTINGS, "critic": critic}
+    if critic == "none":
+        del settings["vf_coef"], settings["value_normalisation"]
+    args = trl_ext.PPOConfig(str(folder), **{**settings, **changes})
     return trl_ext.PPOTrainer(
         args,
         tiny.tokenizer(),
@@ -118,7 +124,7 @@ def stir(trainer: Any) -> Any:
     torch.manual_seed(11)
     parts = ("lora_B", "value_head")
     for name, weight in trainer.model.named_parameters():
-        if any(part in name for part in parts):
+        if weight.requires_grad and any(part in name for part in parts):  # not a reward adapter
             weight.data.normal_(0.0, 0.1)
     return trainer
 

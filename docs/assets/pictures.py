@@ -3,7 +3,9 @@
 Text stays text in the SVG files, so that `tests/light/test_pictures.py` can hold them against today's numbers.
 """
 
+import json
 import random
+import statistics
 from pathlib import Path
 
 import matplotlib
@@ -94,6 +96,31 @@ def draw_memory() -> None:
     save(figure, "memory.svg")
 
 
+def family_curves() -> dict[str, tuple[list[int], list[list[float]]]]:
+    """Episodes, and held-out accuracy after them for each seed, by method: of `benchmarks/family.py`."""
+    runs = json.loads((FOLDER.parents[1] / "benchmarks/results/family_cpu.json").read_text())["results"]
+    methods = dict.fromkeys(run["method"] for run in runs)
+    return {
+        m: (runs[0]["episodes"], [run["held_out_accuracy"] for run in runs if run["method"] == m]) for m in methods
+    }
+
+
+def draw_family() -> None:
+    """Mean of the seeds as a line, lowest to highest as a band."""
+    figure, axis = plt.subplots(figsize=(9, 3.4), layout="constrained")
+    for (method, (episodes, seeds)), color in zip(
+        family_curves().items(), (BLUE, ORANGE, "#59a14f", "#b07aa1"), strict=True
+    ):
+        by_update = list(zip(*seeds, strict=True))
+        axis.plot(episodes, list(map(statistics.mean, by_update)), color=color, label=method)
+        axis.fill_between(
+            episodes, list(map(min, by_update)), list(map(max, by_update)), color=color, alpha=0.15, lw=0
+        )
+    axis.set(xlabel="episodes", ylabel="held-out accuracy, sampled answers")
+    axis.legend(frameon=False)
+    save(figure, "family.svg")
+
+
 def save(figure: plt.Figure, name: str) -> None:
     """Write without a date, so that the same numbers make the same file."""
     figure.savefig(FOLDER / name, metadata={"Date": None}, facecolor="white")
@@ -103,3 +130,4 @@ def save(figure: plt.Figure, name: str) -> None:
 if __name__ == "__main__":
     draw_padding()
     draw_memory()
+    draw_family()

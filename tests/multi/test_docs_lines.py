@@ -46,7 +46,7 @@ TRAINS = re.compile(
     r"(grpo|reward|ppo)\b(?! --help)"
 )
 COPIES = re.compile(r"trl-ext recipes [\w-]+$")
-LANGUAGES = {"", "bash", "diff", "json", "python", "text", "toml", "yaml"}
+LANGUAGES = {"", "bash", "diff", "json", "jsonl", "python", "text", "toml", "yaml"}
 SAVED = re.compile(r"# (\w+\.yaml)\n")
 MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
 # Beside ours, what pip lines may install.
@@ -374,6 +374,13 @@ def test_a_target_of_make_exists(line):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("block", blocks("json", "toml"), ids=lambda block: f"{block.page}:{block.line}")
+READERS = {
+    "json": json.loads,
+    "jsonl": lambda text: [json.loads(line) for line in text.splitlines()],
+    "toml": tomllib.loads,
+}
+
+
+@pytest.mark.parametrize("block", blocks(*READERS), ids=lambda block: f"{block.page}:{block.line}")
 def test_a_block_of_data_is_read(block):
-    assert {"json": json.loads, "toml": tomllib.loads}[block.language](block.text)
+    assert READERS[block.language](block.text)

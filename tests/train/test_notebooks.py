@@ -1,5 +1,6 @@
 """Every notebook runs from top to bottom; most in a fork of a Python that has the libraries imported."""
 
+import asyncio
 import os
 
 import nbformat
@@ -23,7 +24,11 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     kernel = AsyncKernelManager(kernel_name="python3")
     if path.name != WATCHED:
         kernel.kernel_spec.argv = [str(warm_python()), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    NotebookClient(notebook, km=kernel, timeout=900, resources=where).execute()
+    try:
+        NotebookClient(notebook, km=kernel, timeout=900, resources=where).execute()
+    finally:
+        asyncio.run(kernel.shutdown_kernel(now=True))  # a client ends only kernels that it has made
+    assert not asyncio.run(kernel.is_alive())
     assert all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code")
     if path.name == WATCHED:
         check_curves(notebook)

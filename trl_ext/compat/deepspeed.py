@@ -7,8 +7,10 @@ import torch
 from accelerate import Accelerator
 
 
-def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator) -> Any:
-    """Return an engine of its own for a second trained model, with the settings of the first one.
+def make_engine(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, accelerator: Accelerator, max_grad_norm: float
+) -> Any:
+    """Return an engine of its own for a second trained model, with the settings of the first one but its clip norm.
 
     Accelerate prepares one model only; `accelerator.backward` belongs to that one.
     """
@@ -19,6 +21,7 @@ def make_engine(model: torch.nn.Module, optimizer: torch.optim.Optimizer, accele
     place = config["zero_optimization"].get("offload_optimizer") or {}
     if place.get("device", "none") != "none" and config.get("zero_force_ds_cpu_optimizer", True):
         optimizer = map_pytorch_optim_to_deepspeed(optimizer)  # as accelerate does for its one model
+    config["gradient_clipping"] = max_grad_norm
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     return engine
 

@@ -6,6 +6,7 @@ from typing import Any
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 
 def base_model(model: Any) -> Any:
@@ -33,6 +34,12 @@ def trains_module(config: Any, name: str, *, is_linear: bool) -> bool:
         config = copy.copy(config)
         config.target_modules = [name] if is_linear else []
     return targets is not None and bool(check_target_module_exists(config, name))
+
+
+def add_adapter(model: Any, name: str, config: Any) -> None:
+    """Add a LoRA to a PeftModel, as TRL does: in float32, but under ZeRO-3 in the backbone's dtype, the one that
+    DeepSpeed can gather."""
+    model.add_adapter(name, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
 
 
 def adapter_layers(model: nn.Module) -> list[BaseTunerLayer]:

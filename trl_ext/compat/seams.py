@@ -89,6 +89,12 @@ SEAMS = (
         ("metrics", "trial"),
         "raises KeyError for a `metric_for_best_model` that the metrics lack",
     ),
+    Seam(
+        "transformers:Trainer.create_scheduler",
+        ("num_training_steps", "optimizer"),
+        "made once, before accelerate prepares: PPO's critic gets a factor of its own",
+    ),
+    Seam("transformers:Trainer._clip_grad_norm", ("model",), "clips all at one norm: PPO's critic may have its own"),
     Seam("transformers:Trainer._run_epoch", (), "called once an epoch, and not at all when no step is left"),
     Seam("transformers:Trainer._get_output_dir", ("trial",), "names the folder beside, while a checkpoint is written"),
     Seam("transformers:Trainer._push_from_checkpoint", ("checkpoint_folder",), "called when a checkpoint is whole"),
@@ -134,7 +140,14 @@ SEAMS = (
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.evaluate",
         ("eval_dataset", "ignore_keys", "metric_key_prefix"),
-        "looks at the rows that it is given; its seconds are a phase of their own",
+        "looks at the rows that it is given; its seconds are a phase of their own; in PPO it collects the critic's "
+        "errors and leaves training's random numbers alone",
+    ),
+    Seam(
+        "trl.trainer.grpo_trainer:GRPOTrainer.prediction_step",
+        ("model", "inputs", "prediction_loss_only", "ignore_keys"),
+        "gets the rows of an evaluation batch, which PPO may answer greedily before; what it notes of completions in "
+        "`_logs` is this batch's alone meanwhile",
     ),
     Seam(
         "trl.trainer.grpo_trainer:GRPOTrainer.get_train_dataloader",
@@ -229,6 +242,7 @@ SEAMS = (
         ("model", "temperature", "cast_lm_head_to_fp32", "outputs"),
         "log-probabilities and entropies of a packed row without its logits; `shift_labels` at chosen positions",
     ),
+    Seam("trl.trainer.utils:_CHUNKED_LOGPROB_CHUNK_SIZE", (), "width of that head's tiles; narrower on a processor"),
     Seam("trl.trainer.utils:is_async_callable", (), "guards asynchronous reward functions as such"),
     Seam("trl.trainer.grpo_trainer:GRPOTrainer._tokenize_prompts", ("prompts",), "measures the longest prompt"),
     Seam("trl.trainer.grpo_config:GRPOConfig.__post_init__", (), "checks our own fields after TRL's"),
@@ -361,7 +375,8 @@ def resolve(where: str) -> Any:
 
 def missing_parameters(seam: Seam) -> list[str]:
     """Parameters of the seam that the installed version does not have (or not in this order)."""
-    names = list(inspect.signature(resolve(seam.where)).parameters)
+    found = resolve(seam.where)
+    names = list(inspect.signature(found).parameters) if callable(found) else []
     present = [p for p in seam.parameters if p in names]
     in_order = present == sorted(present, key=names.index)
     return [p for p in seam.parameters if p not in names] or ([] if in_order else list(seam.parameters))

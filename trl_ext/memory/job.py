@@ -5,7 +5,7 @@ land in DeepSpeed's file, `method` and `dtype` in the model's arguments.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -16,7 +16,7 @@ from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape, lora_linears
 CHOICES: dict[str, tuple[Any, ...]] = {
     "trainer": ("reward", "grpo", "ppo"),
     "method": ("full", "lora", "qlora"),
-    "critic": ("adapter", "head", "separate"),
+    "critic": ("adapter", "head", "separate", "none"),
     "zero_stage": (0, 1, 2, 3),
     "offload": ("none", "optimizer", "all"),
     "dtype": ("bfloat16", "float32"),
@@ -33,8 +33,9 @@ class Job:
         trainer: "reward", "grpo" or "ppo".
         method: "full" trains all weights, "lora" adapters, "qlora" adapters on a 4-bit base.
         critic: PPO's value model: "adapter" a second LoRA on the same backbone, "head" a value head on the actor's
-            hidden states, "separate" a model with an optimizer of its own.
+            hidden states, "separate" a model with an optimizer of its own, "none" for REINFORCE++, RLOO, ReMax.
         reward_model: "none"; "adapter", a third LoRA; or "copy", a frozen model of the policy's shape.
+        num_reward_models: Reward models of that kind; several are an ensemble.
         beta: Weight of the KL penalty; a GRPO run without it has no reference. PPO always has one.
         global_batch: Samples of one optimizer step over all GPUs: pairs, or completions.
         per_device_train_batch_size: Samples of one micro-batch on one GPU.
@@ -69,6 +70,7 @@ class Job:
     method: str = "full"
     critic: str = "separate"
     reward_model: str = "none"
+    num_reward_models: int = 1
     beta: float = 0.0
     global_batch: int = 64
     per_device_train_batch_size: int = 1
@@ -210,7 +212,7 @@ def check_values(job: Job) -> None:
         if getattr(job, name) not in choices:
             raise ConfigError(f"{name} is {getattr(job, name)!r}. Use one of {', '.join(map(str, choices))}.")
     positive = ["global_batch", "per_device_train_batch_size", "lora_r", "reduce_bucket_size", "sub_group_size"]
-    positive += ["sequence_parallel"]
+    positive += ["sequence_parallel", "num_reward_models"]
     positive += ["max_prompt_length", "max_completion_length", "num_generations"] if job.generates else ["max_length"]
     for name in positive:
         if getattr(job, name) < 1:
@@ -222,17 +224,18 @@ def check_values(job: Job) -> None:
 def _contradictions(job: Job) -> Iterator[str]:
     """Sentences about settings that contradict each other."""
     stage = job.zero_stage
-    if job.trainer == "ppo" and "adapter" in (job.critic, job.reward_model):
-        if not job.uses_lora:
-            yield (
-                f"critic={job.critic}, reward_model={job.reward_model} and method=full: adapters need LoRA. Allow "
-                "lora, or set critic=separate and reward_model=copy."
-            )
-        if stage == 3:
-            yield (
-                "Several adapters on one backbone under ZeRO-3: the order of layers changes between roles, which its "
-                "prefetching cannot follow. Use zero_stage 0, 1 or 2."
-            )
+    if job.trainer == "ppo" and job.critic != "adapter" and job.reward_model == "adapter":
+        yield (
+            f"reward_model=adapter stands beside a critic's adapter, and critic={job.critic} has none. Set "
+            "reward_model=copy, or critic=adapter."
+        )
+    if job.trainer == "ppo" and "adapter" in (job.critic, job.reward_model) and not job.uses_lora:
+        yield (
+            f"critic={job.critic}, reward_model={job.reward_model} and method=full: adapters need LoRA. Allow lora, "
+            "or set critic=separate and reward_model=copy."
+        )
+    if job.num_reward_models > 1 and job.reward_model == "none":
+        yield f"num_reward_models is {job.num_reward_models}, and reward_model is none. Set reward_model=copy."
     if job.method == "qlora" and stage == 3:
         yield "A 4-bit base under ZeRO-3 cannot be split by DeepSpeed. Use zero_stage 0, 1 or 2, or method=lora."
     if job.offload == "all" and stage != 3:
@@ -334,6 +337,37 @@ def check_batch(job: Job, num_gpus: int) -> None:
             f"oversample {job.oversample} of {groups:g} groups is {groups * job.oversample:.4g}, which {num_gpus} "
             f"GPUs cannot sample in equal shares. Use {above / groups:.4g}."
         )
+
+
+def check_has(trainer: str, names: Iterable[str]) -> None:
+    """Check that a trainer has the settings of these names: what it lacks would do nothing.
+
+    Raises:
+        ConfigError: One of them belongs to other trainers.
+    """
+    for name in names:
+        owners = _OWNERS.get(name, (trainer,))
+        if trainer in _NAMES and trainer not in owners:
+            theirs = " and ".join(_NAMES[owner] for owner in owners)
+            raise ConfigError(f"{name} is a setting of {theirs}, and trainer is {trainer}. Leave it out.")
+
+
+_NAMES = {"reward": "the reward trainer", "grpo": "GRPO", "ppo": "PPO"}
+_OWNERS = {
+    "max_length": ("reward",),
+    "activation_offloading": ("reward",),
+    "critic": ("ppo",),
+    "num_reward_models": ("ppo",),
+    "steps_per_generation": ("grpo",),
+    "oversample": ("grpo",),
+} | dict.fromkeys(
+    (
+        *("reward_model", "beta", "num_generations", "max_prompt_length", "max_completion_length"),
+        *("use_vllm", "vllm_mode", "vllm_servers", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"),
+        *("vllm_enable_sleep_mode", "ds3_gather_for_generation"),
+    ),
+    ("grpo", "ppo"),
+)
 
 
 def changed(job: Job, settings: Mapping[str, Any]) -> Job:

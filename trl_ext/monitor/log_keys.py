@@ -15,6 +15,7 @@ from typing import Any
 Entry = Mapping[str, Any]
 
 HELD_OUT = "eval_"  # prefix that Trainer.evaluate gives its metrics
+HELD_OUT_GREEDY = "eval_greedy_"  # of PPO's metrics of greedy completions, in the same entry
 EVALUATE = "evaluate"  # the phase that is no part of a step, though its seconds are logged with the next one
 
 

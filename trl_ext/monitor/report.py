@@ -17,6 +17,7 @@ from rich.text import Text
 
 from trl_ext.errors import DataError
 from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry
+from trl_ext.monitor.pages.held_out import read_held_out
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, Samples, read_samples
 from trl_ext.monitor.pages.tables import curve_rows, phase_rows, token_rows
@@ -85,9 +86,10 @@ def run_facts(
     """Read what the page says of a run beside its log; what its folder lacks is left out."""
     trainer = {PPO: "PPO", REWARD_MODEL: "Reward model"}.get(summary.kind, "GRPO")
     weights = record.recipe.get("reward_weights") if record else None
-    samples = _samples(_of_run(folder, COMPLETIONS_FOLDER).parent, log_history, weights)
+    tables = _of_run(folder, COMPLETIONS_FOLDER).parent
+    samples, held_out = _samples(tables, log_history, weights), read_held_out(tables)
     if record is None:
-        return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples)
+        return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples, held_out=held_out)
     model, data, versions = record.model, record.dataset, record.versions
     facts = [f"data: {short_name(data)}" if data else "", _date(versions.get("started")), _machine(versions)]
     return RunFacts(
@@ -101,6 +103,7 @@ def run_facts(
         launch=str(versions.get("launch") or ""),
         max_steps=max_steps,
         samples=samples,
+        held_out=held_out,
     )
 
 

@@ -73,10 +73,11 @@ class PPOScriptArguments(RewardArguments):
     reward_model: list[str] | None = field(
         default=None, metadata={"help": "Reward models with one output, on the hub or folders."}
     )
-    reward_adapter: str | None = field(
+    # In this order the flag takes several, and a recipe a list or one.
+    reward_adapter: list[str] | None | str = field(  # noqa: RUF036
         default=None,
         metadata={
-            "help": "Folder of a LoRA reward model of the policy's backbone, as trl_ext.scripts.reward saves it."
+            "help": "Folders of LoRA reward models of the policy's backbone, as trl_ext.scripts.reward saves them."
         },
     )
     ref_model: str | None = field(
@@ -133,9 +134,9 @@ def check_paths(script_args: Any, model_args: Any) -> None:
         training.check_folder(getattr(script_args, flag) or "", flag)
     for name in script_args.reward_model or ():
         training.check_folder(name, "reward_model")
-    adapter = script_args.reward_adapter
-    if adapter and not Path(adapter).is_dir():
-        raise ConfigError(f"There is no folder {adapter}. Check --reward_adapter.")
+    for adapter in reward_adapters(script_args):
+        if not Path(adapter).is_dir():
+            raise ConfigError(f"There is no folder {adapter}. Check --reward_adapter.")
 
 
 def scorers(script_args: Any) -> list[Any]:
@@ -166,13 +167,23 @@ def settle_critic(script_args: Any, training_args: Any, model_args: Any, reward_
         reward_funcs,
     )
     training_args.critic = choose_critic(
-        training_args, model_args.use_peft, script_args.value_model, script_args.reward_adapter
+        training_args,
+        model_args.use_peft,
+        script_args.value_model,
+        reward_adapters(script_args),
+        script_args.reward_model or (),
     )
 
 
+def reward_adapters(script_args: Any) -> list[str]:
+    """The folders of the reward models that are adapters; a recipe may name one without a list."""
+    given = script_args.reward_adapter or []
+    return [given] if isinstance(given, str) else list(given)
+
+
 def reward_models(script_args: Any) -> list[str]:
-    """The names of all reward models, the adapter last."""
-    return [*(script_args.reward_model or ()), *filter(None, [script_args.reward_adapter])]
+    """The names of all reward models, the adapters last."""
+    return [*(script_args.reward_model or ()), *reward_adapters(script_args)]
 
 
 def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:

@@ -135,7 +135,13 @@ RANGES = {
     "vf_coef": NOT_NEGATIVE,
     "missing_eos_penalty": Range(0, advice="It is subtracted from the score."),
     "value_learning_rate": POSITIVE,
+    "value_weight_decay": NOT_NEGATIVE,
+    "value_max_grad_norm": POSITIVE,
+    "critic_warmup_steps": NOT_NEGATIVE,
     "gate_above": FINITE,
+    "score_mean": FINITE,
+    "score_std": POSITIVE,
+    "score_clip": Range(0, ends="(]", advice="Unset, scores are not clipped."),
 }
 
 # A setting that only counts where another one has this value.

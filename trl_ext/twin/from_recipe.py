@@ -14,7 +14,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.files.launch import read_engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
-from trl_ext.memory.run.keys import GUESSED_PROMPT_TOKENS, job_of_run, loaded_dtype
+from trl_ext.memory.run.keys import GUESSED_PROMPT_TOKENS, job_of_run, loaded_dtype, num_named
 from trl_ext.scripts.arguments import split_config_flag
 from trl_ext.scripts.recipe import field_types, paths_beside, read_recipe
 from trl_ext.twin.simulation import Simulation, find_config, shortened
@@ -116,8 +116,7 @@ def simulation_of_recipe(recipe: Recipe) -> Simulation:
     for alias in ("kl_coef", "response_length", "num_ppo_epochs", "cliprange"):
         arguments.pop(alias, None)
     num_processes = recipe.num_gpus if recipe.deepspeed else 1
-    rewards = ("reward_model", "reward_model_name_or_path", "reward_funcs_models")
-    has_reward_model = recipe.trainer != "reward" and any(given.get(name) for name in rewards)
+    num_reward_models = num_named(given.get("reward_model")) + num_named(given.get("reward_model_name_or_path"))
     return Simulation(
         trainer=recipe.trainer,
         config=find_config(recipe.model),
@@ -126,7 +125,8 @@ def simulation_of_recipe(recipe: Recipe) -> Simulation:
         dtype=loaded_dtype(keys),
         adapter=_adapter(keys),
         deepspeed=recipe.deepspeed,
-        reward_model="copy" if has_reward_model else "none",
+        reward_model="adapter" if given.get("reward_adapter") else "copy" if num_reward_models else "none",
+        num_reward_models=max(num_reward_models, 1),
         prompt_tokens=recipe.prompt_tokens,
         completion_tokens=keys["max_length"] if recipe.trainer == "reward" else keys["max_completion_length"],
     )

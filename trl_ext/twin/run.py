@@ -214,14 +214,14 @@ def _reward_trainer(simulation: Simulation, arguments: Any) -> Any:
 def _grpo_trainer(simulation: Simulation, arguments: Any) -> Any:
     from trl_ext.trainers.grpo.trainer import GRPOTrainer
 
-    copy = simulation.reward_model == "copy"
+    copies = _reward_models(simulation)
     return GRPOTrainer(
         model=stand_ins.causal_model(simulation),
-        reward_funcs=stand_ins.scorer(simulation, "bfloat16") if copy else stand_ins.no_reward,
+        reward_funcs=copies or stand_ins.no_reward,
         args=arguments,
         train_dataset=stand_ins.prompts(num_rows(simulation, arguments)),
         processing_class=stand_ins.tokenizer(),
-        reward_processing_classes=stand_ins.tokenizer() if copy else None,
+        reward_processing_classes=[stand_ins.tokenizer() for _ in copies] or None,
         rollout_func=stand_ins.rollouts(simulation),
         peft_config=lora(simulation, "CAUSAL_LM"),
     )
@@ -230,7 +230,7 @@ def _grpo_trainer(simulation: Simulation, arguments: Any) -> Any:
 def _ppo_trainer(simulation: Simulation, arguments: Any) -> Any:
     from trl_ext.trainers.ppo.trainer import PPOTrainer
 
-    copy = simulation.reward_model == "copy"
+    copies = _reward_models(simulation)
     own_reference = arguments.beta and not simulation.adapter
     return PPOTrainer(
         arguments,
@@ -238,13 +238,18 @@ def _ppo_trainer(simulation: Simulation, arguments: Any) -> Any:
         stand_ins.causal_model(simulation),
         # A model that is given is copied as reference; one that is loaded by name is loaded twice, as here.
         ref_model=stand_ins.causal_model(simulation) if own_reference else None,
-        reward_model=stand_ins.scorer(simulation, "bfloat16") if copy else None,
-        reward_funcs=None if copy else stand_ins.no_reward,
+        reward_model=copies,
+        reward_funcs=None if copies else stand_ins.no_reward,
         value_model=stand_ins.scorer(simulation) if arguments.critic == "separate" else None,
         train_dataset=stand_ins.prompts(num_rows(simulation, arguments)),
         rollout_func=stand_ins.rollouts(simulation),
         peft_config=lora(simulation, "CAUSAL_LM"),
     )
+
+
+def _reward_models(simulation: Simulation) -> list[Any]:
+    number = simulation.num_reward_models if simulation.reward_model == "copy" else 0
+    return [stand_ins.scorer(simulation, "bfloat16") for _ in range(number)]
 
 
 def lora(simulation: Simulation, task: str) -> Any:

@@ -48,6 +48,7 @@ class Simulation:
         adapter: Arguments of PEFT's LoraConfig; empty trains all weights.
         deepspeed: DeepSpeed's JSON; None for a single process or DDP.
         reward_model: "none", or "copy" for a frozen model of the policy's shape.
+        num_reward_models: Reward models of that kind; several are an ensemble of PPO.
         prompt_tokens, completion_tokens: Of every rollout: the worst case.
         num_steps: Optimizer steps. Adam's state appears in the first.
     """
@@ -60,6 +61,7 @@ class Simulation:
     adapter: Mapping[str, Any] = field(default_factory=dict)
     deepspeed: Mapping[str, Any] | None = None
     reward_model: str = "none"
+    num_reward_models: int = 1
     prompt_tokens: int = 512
     completion_tokens: int = 256
     num_steps: int = 3
@@ -120,6 +122,7 @@ def simulation_of(job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int
         adapter=_adapter(job),
         deepspeed=settings.deepspeed(job),
         reward_model=job.reward_model,
+        num_reward_models=job.num_reward_models,
         prompt_tokens=job.max_prompt_length,
         completion_tokens=job.max_completion_length if job.generates else job.max_length,
     )

@@ -13,11 +13,12 @@ from tests.multi.warm import warm_python
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-6
-# Options of the worker, and the file with what it trained.
+# Options of the worker, and the files with what it trained.
 JOBS = {
     "grpo": ("zero_worker", ["--packing"], "model.safetensors"),
     "reward": ("reward_worker", ["--steps", 3], "model.safetensors"),
     "ppo": ("ppo_worker", ["--packing", "--critics", "head"], "head/model.safetensors"),
+    "ppo_adapter": ("ppo_worker", ["--packing", "--critics", "adapter"], "adapter/**/adapter_model.safetensors"),
 }
 
 
@@ -25,13 +26,14 @@ def run_of(job, launcher, models, folder, monkeypatch=None, *options) -> Run:
     name, own, weights = JOBS[job]
     model, reward_model = models
     command = [*launcher, HERE / "on_cpu.py"] if monkeypatch else launcher
-    options = [*own, *options, *(["--reward_model", reward_model] if job == "ppo" else [])]
+    options = [*own, *options, *(["--reward_model", reward_model] if job.startswith("ppo") else [])]
     if monkeypatch:
         monkeypatch.setitem(facts_of.__globals__["ENVIRONMENT"], "SHARDED", str(folder / "sharded.json"))
     out = folder / "out"
     model = reward_model if job == "reward" else model
     facts = facts_of(PROGRAMS / f"{name}.py", command, model, out, 2, *options)
-    return Run(facts, loaded(out / weights), out)
+    files = out.glob(weights)
+    return Run(facts, {f"{file.parent.name} {name}": w for file in files for name, w in loaded(file).items()}, out)
 
 
 def sharding() -> list:

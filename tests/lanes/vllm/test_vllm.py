@@ -19,7 +19,7 @@ from tests import tiny
 ROOT = Path(__file__).parents[3]
 MEAN, LARGEST = "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"
 RATIO = "sampling/importance_sampling_ratio/"
-CLOSE = 0.02
+CLOSE = 1e-5  # in logs of float32: 2e-6 was measured
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +41,32 @@ def trained(model, folder, *arguments) -> dict:
     return json.loads((folder / "logs.json").read_text())
 
 
-@pytest.mark.parametrize("arguments", [("grpo",), ("grpo", "lora"), ("ppo",), ("ppo", "lora")], ids="-".join)
+RUNS = [("grpo",), ("grpo", "lora"), ("ppo",), ("ppo", "lora"), ("ppo", "rloo"), ("ppo", "reinforce_pp", "lora")]
+RUNS += [("ppo", "remax")]
+
+
+@pytest.mark.parametrize("arguments", RUNS, ids="-".join)
 def test_vllm_samples_from_the_policy_that_is_trained(arguments, model, tmp_path):
     run = trained(model, tmp_path, *arguments)
     assert run["packs"] and len(run["steps"]) == 4 and run["pushes"] >= 3
     print([(step[MEAN], step[LARGEST], step[RATIO + "min"], step[RATIO + "max"]) for step in run["steps"]])
     assert max(step["grad_norm"] for step in run["steps"]) > 0
     assert max(step[MEAN] for step in run["steps"]) < CLOSE
-    assert all(0.8 < step[RATIO + "min"] <= step[RATIO + "max"] < 1.25 for step in run["steps"])
+    assert all(abs(step[RATIO + end] - 1) < 10 * CLOSE for step in run["steps"] for end in ("min", "max"))
+
+
+@pytest.mark.parametrize("arguments", [("ppo", "evaluate"), ("ppo", "remax", "lora", "evaluate")], ids="-".join)
+def test_evaluation_samples_and_is_greedy_where_it_should_be(arguments, model, tmp_path):
+    run = trained(model, tmp_path, *arguments)
+    first, again = ({k: v for k, v in one.items() if "objective/" in k} for one in run["evaluations"])
+    greedy = "eval_greedy_objective/scores"
+    print(run["greedy_score"], {name: value for name, value in first.items() if "scores" in name})
+    assert first[greedy] == again[greedy] == pytest.approx(run["greedy_score"], abs=1e-6)
+    assert first["eval_objective/scores"] != first[greedy]
 
 
 @pytest.mark.parametrize("arguments", [("grpo", "forget"), ("grpo", "lora", "forget")], ids="-".join)
 def test_a_missed_push_would_be_noticed(arguments, model, tmp_path):
     steps = trained(model, tmp_path, *arguments)["steps"]
     print([step[MEAN] for step in steps])
-    assert steps[0][MEAN] < CLOSE < 3 * CLOSE < steps[-1][MEAN]
+    assert steps[0][MEAN] < CLOSE < 1000 * CLOSE < steps[-1][MEAN]

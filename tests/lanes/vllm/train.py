@@ -1,6 +1,7 @@
 """Trains a few steps with colocated vLLM on the CPU: `python -m tests.lanes.vllm.train MODEL FOLDER grpo|ppo ...`.
 
-Options: `lora`, and `forget` to push no weights after the first time. FOLDER/logs.json gets what was logged.
+Options: `lora`, `forget` to push no weights after the first time, the name of one of PPO's advantage estimators, and
+`evaluate` to answer held-out prompts twice after the training. FOLDER/logs.json gets what was logged.
 
 vLLM's CPU backend repacks weights when it has loaded them, so that TRL's push, a call of `load_weights` for each of
 them, finds no `weight_loader`. `reload_weights` of vLLM's worker takes them there; on a card TRL's own push runs.
@@ -14,11 +15,13 @@ from pathlib import Path
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
+import torch
 import trl.generation.vllm_generation as vllm_generation
 from datasets import Dataset
 from peft import LoraConfig
 
 from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer
+from trl_ext.trainers.ppo.advantages import ADVANTAGES
 
 SETTINGS = dict(
     use_cpu=True,
@@ -58,8 +61,9 @@ class Push:
 plain_llm = vllm_generation.LLM
 
 
-def eager(*args, **kwargs):
-    return plain_llm(*args, enforce_eager=True, **kwargs)
+def exact_llm(*args, **kwargs):
+    """vLLM in the dtype of the training, without a compiler."""
+    return plain_llm(*args, **kwargs | {"enforce_eager": True, "dtype": "float32"})
 
 
 def token_reward(completion_ids, **kwargs):
@@ -67,10 +71,22 @@ def token_reward(completion_ids, **kwargs):
     return [sum(token % 7 for token in ids) / (6 * max(len(ids), 1)) for ids in completion_ids]
 
 
+def greedy_score(trainer: PPOTrainer, prompts: Dataset) -> float:
+    """Mean reward of the completions that the policy itself gives, without vLLM and without sampling."""
+    tokenizer = trainer.processing_class
+    completions = []
+    for prompt in prompts["prompt"]:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        settings = dict(max_new_tokens=SETTINGS["max_completion_length"], do_sample=False)
+        output = trainer.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
+        completions.append(output[0, ids.shape[1] :].tolist())
+    return sum(token_reward(completions)) / len(completions)
+
+
 def main(model: str, folder: str, kind: str, *options: str) -> None:
     push = Push(forgets="forget" in options)
     vllm_generation.VLLMGeneration.sync_weights = lambda self: push(self)
-    vllm_generation.LLM = eager
+    vllm_generation.LLM = exact_llm
     prompts = Dataset.from_dict({"prompt": [f"w{i % 90} w{3 * i % 90} w{7 * i % 90}" for i in range(32)]})
     # Large enough for the random start of an adapter to move the policy in a step.
     lora = LoraConfig(r=8, lora_alpha=64, target_modules="all-linear") if "lora" in options else None
@@ -79,11 +95,26 @@ def main(model: str, folder: str, kind: str, *options: str) -> None:
         trainer = GRPOTrainer(model, token_reward, args, prompts, peft_config=lora)
     else:
         # One pass over the episodes of a generation: each step then begins with a push and a generation.
-        args = PPOConfig(folder, critic="adapter" if lora else "head", num_iterations=1, **SETTINGS)
-        trainer = PPOTrainer(args, model=model, train_dataset=prompts, reward_funcs=token_reward, peft_config=lora)
+        estimator = next((name for name in ADVANTAGES if name in options), "gae")
+        critic = {"critic": "adapter" if lora else "head"} if estimator == "gae" else {}
+        args = PPOConfig(
+            folder, advantage_estimator=estimator, num_iterations=1, eval_greedy=True, **critic, **SETTINGS
+        )
+        trainer = PPOTrainer(
+            args,
+            model=model,
+            train_dataset=prompts,
+            eval_dataset=prompts.select(range(8)),
+            reward_funcs=token_reward,
+            peft_config=lora,
+        )
     trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
-    Path(folder, "logs.json").write_text(json.dumps({"steps": logs, "pushes": push.number, "packs": trainer._packs}))
+    found = {"steps": [entry for entry in trainer.state.log_history if "grad_norm" in entry]}
+    found |= {"pushes": push.number, "packs": trainer._packs}
+    if "evaluate" in options:
+        found |= {"evaluations": [trainer.evaluate() for _ in range(2)]}
+        found |= {"greedy_score": greedy_score(trainer, trainer.eval_dataset)}
+    Path(folder, "logs.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

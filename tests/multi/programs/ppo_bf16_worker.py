@@ -14,13 +14,19 @@ from tests.rollouts import rollout
 from trl_ext import PPOConfig, PPOTrainer
 
 # Name: critic, whether the actor is a LoRA.
-RUNS = {"head": ("head", False), "head_lora": ("head", True), "separate": ("separate", False)}
+RUNS = {
+    "head": ("head", False),
+    "head_lora": ("head", True),
+    "separate": ("separate", False),
+    "adapter": ("adapter", True),
+}
 
 
 def train(options: argparse.Namespace, critic: str, lora: bool) -> dict:
     args = PPOConfig(
         options.output_dir,
         critic=critic,
+        critic_init="reward" if critic == "adapter" else None,
         use_cpu=True,
         bf16=True,
         model_init_kwargs={"dtype": "bfloat16"},
@@ -42,6 +48,7 @@ def train(options: argparse.Namespace, critic: str, lora: bool) -> dict:
         value_model=options.reward_model if critic == "separate" else None,
         reward_funcs=reward,
         rollout_func=rollout,
+        reward_adapter=options.reward_adapter if critic == "adapter" else None,
         peft_config=LoraConfig(**LORA) if lora else None,
     )
     trainer.train()
@@ -57,7 +64,7 @@ def train(options: argparse.Namespace, critic: str, lora: bool) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--model", "--reward_model", "--output_dir", "--num_processes"):
+    for name in ("--model", "--reward_model", "--reward_adapter", "--output_dir", "--num_processes"):
         parser.add_argument(name)
     options = parser.parse_args()
     found = {name: train(options, *run) for name, run in RUNS.items()}

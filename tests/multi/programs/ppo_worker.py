@@ -1,4 +1,4 @@
-"""Trains PPO with several critics, one after the other, each for three optimizer steps, and saves what was trained.
+"""Trains PPO with several critics and without one, one after the other, each for three steps, and saves the weights.
 
 `test_ppo_zero.py` starts this script as one process, and as two under launch files that we ship. Completions and
 rewards depend on nothing but the prompt, so that the weights may differ only by the order in which floating-point
@@ -39,6 +39,27 @@ def token_reward(completion_ids, **kwargs):
     return [None if sum(ids) % 7 == 0 else score for ids, score in zip(completion_ids, scores, strict=True)]
 
 
+# What a run has of its own: each critic, and the estimators without one. The head warms up; the separate critic starts
+# from the reward model, on a course of its own; two estimators have the KL in the loss.
+KINDS: dict[str, dict] = {
+    "adapter": {},
+    "head": {"critic_warmup_steps": 1},
+    "separate": {"critic_init": "reward", "value_lr_scheduler_type": "linear", "value_weight_decay": 0.1},
+    "reinforce_pp": {"advantage_estimator": "reinforce_pp", "gamma": 0.9},
+    "rloo": {"advantage_estimator": "rloo", "kl_term": "loss", "kl_estimator": "k2"},
+    "grpo": {"advantage_estimator": "grpo", "kl_term": "loss", "kl_estimator": "k3"},
+}
+CRITICS = ("adapter", "head", "separate")
+EVALUATED = (
+    "objective/kl",
+    "objective/scores",
+    "loss/value_avg",
+    "ppo/explained_variance",
+    "ppo/explained_variance/5-8",
+    "completions/mean_length",
+)
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
@@ -46,6 +67,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--num_processes", type=int, required=True)
     parser.add_argument("--critics", nargs="+", required=True)
+    parser.add_argument("--reward_adapters", nargs="*", help="folders; of the critic of kind adapter")
+    parser.add_argument("--warmup_data", help="file; of the critic of kind adapter, for its first update")
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--accumulation", type=int, default=GRADIENT_ACCUMULATION_STEPS)
     parser.add_argument("--sequence_parallel", type=int, default=1)
@@ -57,12 +80,28 @@ def parse_options() -> argparse.Namespace:
 
 
 def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
+    own = dict(KINDS[critic])
+    if critic in CRITICS:
+        own |= dict(critic=critic, value_learning_rate=5e-3, vf_coef=0.5)
+    if critic == "adapter" and options.reward_adapters:
+        own |= dict(score_ensemble="cautious", score_normalisation="running")
+    if critic == "adapter" and options.warmup_data:
+        own |= dict(critic_warmup_data=options.warmup_data, critic_warmup_steps=2)
+    if critic == "separate":
+        own |= dict(
+            score_normalisation="running", score_length_control=True, value_max_grad_norm=options.max_grad_norm
+        )
+    if own.get("kl_term") != "loss":
+        own |= dict(kl_target=0.5, kl_horizon=50)
+    if critic not in ("rloo", "grpo"):
+        own |= dict(whiten_rewards=True)
     return PPOConfig(
         output_dir=str(folder),
-        critic=critic,
+        **own,
         use_cpu=True,
         bf16=False,
         per_device_train_batch_size=ROWS_PER_STEP // options.accumulation // options.num_processes,
+        per_device_eval_batch_size=ROWS_PER_STEP // options.num_processes,
         gradient_accumulation_steps=options.accumulation,
         num_generations=NUM_GENERATIONS,
         # An odd step lies in the middle of an update: its rollouts are trained on once more.
@@ -75,20 +114,13 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
         gradient_checkpointing=True,
         max_steps=NUM_STEPS,
         learning_rate=1e-2,
-        value_learning_rate=5e-3,
         lr_scheduler_type="constant",
         # With the usual 1e-8, gradient entries of the size of rounding noise would move by the whole learning rate.
         adam_epsilon=1e-3,
         weight_decay=0.0,
         max_grad_norm=options.max_grad_norm,
         kl_coef=0.1,
-        kl_target=0.5,
-        kl_horizon=50,
-        whiten_rewards=True,
         missing_eos_penalty=0.3,
-        vf_coef=0.5,
-        # Without a reward model there is no score that it is about.
-        score_normalisation="running" if critic == "separate" else "none",
         logging_steps=1,
         fsdp=options.fsdp or None,
         fsdp_config={"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if options.fsdp else None,
@@ -100,15 +132,16 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
 
 
 def trainer_with(critic: str, options: argparse.Namespace, folder: Path, rollout: Rollout) -> PPOTrainer:
-    """The adapter critic beside a LoRA actor; the separate one beside a reward model."""
+    """The adapter critic beside a LoRA actor and reward adapters; the separate one beside a reward model."""
     prompts = [" ".join(f"w{(7 * i + j) % 90}" for j in range(2 + i % 5)) for i in range(NUM_STEPS * NUM_PROMPTS)]
     is_separate = critic == "separate"
     trainer = PPOTrainer(
         config(options, critic, folder),
         model=options.model,
         reward_model=options.reward_model if is_separate else None,
-        value_model=options.reward_model if is_separate else None,
+        reward_adapter=options.reward_adapters if critic == "adapter" else None,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
+        eval_dataset=Dataset.from_dict({"prompt": prompts[: 2 * NUM_PROMPTS]}),
         reward_funcs=token_reward,
         peft_config=LoraConfig(**LORA) if critic == "adapter" else None,
         rollout_func=rollout,
@@ -142,7 +175,7 @@ def facts(trainer: PPOTrainer, rollout: Rollout, forwards: list[Forwards]) -> di
         "zero_stage": engine.zero_optimization_stage() if hasattr(engine, "zero_optimization_stage") else 0,
         "num_split_parameters": sum(not getattr(p, "ds_persist", True) for p in trainer.model.parameters()),
         "layers_per_forward": [counted.num_layer / counted.num_model for counted in forwards],
-        "prompts_of_steps": rollout.prompts_of_steps,
+        "prompts_of_steps": list(rollout.prompts_of_steps),  # evaluation adds its own
         "max_grad_norm": trainer.args.max_grad_norm,
         "packs": min(log["packing/padded_over_forwarded"] for log in steps) > 1,
         "unscored": [log["ppo/unscored_frac"] for log in steps if "ppo/unscored_frac" in log],
@@ -164,6 +197,12 @@ def train(critic: str, options: argparse.Namespace) -> dict:
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()  # as a user does; under ZeRO-3 it gathers the shards
     found = facts(trainer, rollout, forwards)
+    evaluated = trainer.evaluate()
+    found["evaluated"] = {name: evaluated[f"eval_{name}"] for name in EVALUATED if f"eval_{name}" in evaluated}
+    trainer.generate_completions(sampling=True)
+    trainer.accelerator.wait_for_everyone()
+    table = folder / "completions" / f"held_out_{NUM_STEPS:05d}.jsonl"
+    found["shown"] = [json.loads(line) for line in table.read_text().splitlines()]
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.free_memory()
     return found

@@ -52,6 +52,7 @@ SIZES_OF = {
         "response_length": 4,
         "num_mini_batches": 1,
         "num_ppo_epochs": 1,
+        "critic_warmup_steps": 0,
         "per_device_eval_batch_size": 2,
     },
     "reward": {"max_steps": 1},

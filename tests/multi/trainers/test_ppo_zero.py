@@ -6,27 +6,31 @@ gloo, on a tiny random Llama. A process trains its critics one after the other: 
 """
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.faults.starting import IS_THOROUGH
 from tests.multi.conftest import HIDDEN_SIZE
 from tests.multi.launching import PROGRAMS, Run, facts_of, launched, loaded, skip_what_cannot_run
+from tests.multi.programs.ppo_worker import CRITICS
 from tests.multi.warm import warm_python
 
 WORKER = PROGRAMS / "ppo_worker.py"
 TOLERANCE = 1e-6
 CRITICS_OF = {
-    "cpu": ("adapter", "head", "separate"),
+    "cpu": (*CRITICS, "reinforce_pp", "rloo", "grpo"),
     "zero1": ("adapter", "head"),
-    "zero2": ("adapter", "head", "separate"),
+    "zero2": (*CRITICS, "rloo"),
     "zero2_offload": ("separate",),
-    "zero3": ("head", "separate", "adapter"),
+    "zero3": ("head", "separate", "adapter", "reinforce_pp"),
 }
 CASES = [(name, critic) for name, critics in CRITICS_OF.items() for critic in critics]
-CASES.remove(("zero3", "adapter"))
+RESUMED = ("zero2", "zero3") if IS_THOROUGH else ("zero2",)
 if not IS_THOROUGH:  # the optimizer in host memory: tests/multi/trainers/test_zero.py
     CASES.remove(("zero2_offload", "separate"))
 
@@ -39,13 +43,34 @@ def run_of(folder: Path, facts: dict, critic: str) -> Run:
     return Run(facts[critic], weights, own)
 
 
+def saved_reward_adapter(model: Path, folder: Path, seed: int) -> Path:
+    """Save a LoRA reward model of the policy's backbone, with random weights."""
+    torch.manual_seed(seed)
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="SEQ_CLS", init_lora_weights=False)
+    scorer = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    get_peft_model(scorer, lora).save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def start(tiny_model, tiny_reward_model, tmp_path_factory):
+def of_the_adapter_critic(tiny_model, tmp_path_factory):
+    """Options for an ensemble of two reward adapters, and a file of completions that the critic learns from first."""
+    folder = tmp_path_factory.mktemp("of_the_adapter_critic")
+    adapters = [saved_reward_adapter(tiny_model, folder / str(seed), seed) for seed in (1, 2)]
+    completions = [" ".join(f"w{j}" for j in range(i, 2 * i + 3)) for i in range(9)]
+    rows = [{"prompt": f"w{i} w{i + 3}", "completion": text} for i, text in enumerate(completions)]
+    data = folder / "scored.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["--reward_adapters", *adapters, "--warmup_data", data]
+
+
+@pytest.fixture(scope="module")
+def start(tiny_model, tiny_reward_model, of_the_adapter_critic, tmp_path_factory):
     """Starts the worker and returns its run of every critic."""
 
     def runs(name, command, num_processes, critics, *options) -> dict[str, Run]:
         folder = tmp_path_factory.mktemp(name) / "out"
-        options = ("--reward_model", tiny_reward_model, "--critics", *critics, *options)
+        options = ("--reward_model", tiny_reward_model, *of_the_adapter_critic, "--critics", *critics, *options)
         facts = facts_of(WORKER, command, tiny_model, folder, num_processes, *options)
         return {critic: run_of(folder, facts, critic) for critic in critics}
 
@@ -78,6 +103,7 @@ def test_processes_that_share_rows_train_what_one_does(name, num_processes, size
             assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
         assert run.facts["unscored"] == plain[critic].facts["unscored"]
         assert run.facts["kl_coef"] == pytest.approx(plain[critic].facts["kl_coef"])
+        assert run.facts["evaluated"] == pytest.approx(plain[critic].facts["evaluated"], rel=1e-5, abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +113,7 @@ def run_under(start):
     @functools.cache
     def runs(name):
         skip_what_cannot_run(name)
-        saving = ["--save_every_step"] if name == "zero2" else []
+        saving = ["--save_every_step"] if name in RESUMED else []
         return start(name, launched(name, 2), 2, CRITICS_OF[name], "--packing", *saving)
 
     return runs
@@ -102,8 +128,9 @@ def test_the_plain_runs_clip_every_step_and_leave_unscored_rows_out(plain):
 
 
 def test_a_run_that_loses_its_clipping_would_be_noticed(plain, start):
-    unclipped = start("unclipped", [warm_python()], 1, plain, "--max_grad_norm", 1e9)
-    for critic, run in plain.items():
+    unclipped = start("unclipped", [warm_python()], 1, CRITICS, "--max_grad_norm", 1e9)
+    for critic in CRITICS:
+        run = plain[critic]
         for part in ("critic/", ""):
             weights = {name: w for name, w in run.weights.items() if name.startswith("critic/") == bool(part)}
             others = {name: unclipped[critic].weights[name] for name in weights}
@@ -131,10 +158,10 @@ def test_two_processes_log_what_one_does(name, critic, plain, run_under):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-5)
     assert facts["unscored"] == expected["unscored"]
     assert facts["kl_coef"] == pytest.approx(expected["kl_coef"])
-
-
-def test_the_adapter_critic_is_refused_under_zero_3(run_under):
-    assert "not possible under ZeRO-3" in run_under("zero3")["adapter"].facts["refused"]
+    assert facts["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-5, abs=1e-5)
+    for ours, theirs in zip(facts["shown"], expected["shown"], strict=True):
+        assert [ours["prompt"], ours["completion"]] == [theirs["prompt"], theirs["completion"]]
+        assert ours["score"] == pytest.approx(theirs["score"], rel=1e-5, abs=1e-5)
 
 
 def test_an_actor_saved_under_zero_3_is_a_plain_model_with_the_value_head_beside_it(run_under):
@@ -148,15 +175,21 @@ def test_an_actor_saved_under_zero_3_is_a_plain_model_with_the_value_head_beside
 
 @pytest.fixture(scope="module")
 def resumed(run_under, start):
-    """The ZeRO-2 runs, from their first optimizer step on: in the middle of an update of two epochs."""
-    stopped = next(iter(run_under("zero2").values())).folder.parent
-    return start("resumed", launched("zero2", 2), 2, CRITICS_OF["zero2"], "--packing", "--resume_from", stopped)
+    """The runs of a launch file, from their first optimizer step on: in the middle of an update of two epochs."""
+
+    @functools.cache
+    def runs(name):
+        stopped = next(iter(run_under(name).values())).folder.parent
+        return start(f"resumed_{name}", launched(name, 2), 2, CRITICS_OF[name], "--packing", "--resume_from", stopped)
+
+    return runs
 
 
-@pytest.mark.parametrize("critic", CRITICS_OF["zero2"])
-def test_a_zero_2_run_resumed_inside_an_update_ends_with_the_same_bits(critic, run_under, resumed):
-    whole, run = run_under("zero2")[critic], resumed[critic]
-    assert len(whole.facts["prompts_of_steps"]) == 2
+@pytest.mark.parametrize(("name", "critic"), [case for case in CASES if case[0] in RESUMED])
+def test_a_run_resumed_inside_an_update_ends_with_the_same_bits(name, critic, run_under, resumed):
+    whole, run = run_under(name)[critic], resumed(name)[critic]
+    # The first update of the adapter critic learns from a file.
+    assert len(whole.facts["prompts_of_steps"]) == (1 if critic == "adapter" else 2)
     assert len(run.facts["prompts_of_steps"]) == 1, "the rollouts of the first update were not taken up"
     assert run.distance(whole) == 0
     assert run.facts["kl_coef"] == whole.facts["kl_coef"]
@@ -165,10 +198,10 @@ def test_a_zero_2_run_resumed_inside_an_update_ends_with_the_same_bits(critic, r
 def test_bfloat16_trains_under_zero3(tiny_model, tiny_reward_model, tmp_path):
     """A float32 value head beside weights that are split in bfloat16 stopped DeepSpeed at its start."""
     skip_what_cannot_run("zero3")
-    worker = WORKER.with_name("ppo_bf16_worker.py")
-    facts = facts_of(
-        worker, launched("zero3", 2), tiny_model, tmp_path / "out", 2, "--reward_model", tiny_reward_model
-    )
+    worker, adapter = WORKER.with_name("ppo_bf16_worker.py"), tmp_path / "adapter"
+    saved_reward_adapter(tiny_model, adapter, 0)
+    rewards = ("--reward_model", tiny_reward_model, "--reward_adapter", adapter)
+    facts = facts_of(worker, launched("zero3", 2), tiny_model, tmp_path / "out", 2, *rewards)
     for run in facts.values():
         assert run["zero_stage"] == 3
         assert run["dtypes"] == ["torch.bfloat16"]

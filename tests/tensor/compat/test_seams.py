@@ -7,7 +7,7 @@ from trl_ext import GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer
 from trl_ext.compat import torch as compat_torch
 from trl_ext.compat import versions
 from trl_ext.compat.seams import SEAMS, missing_parameters
-from trl_ext.compat.trl import check_fused_head
+from trl_ext.compat.trl import check_fused_head, head_in_cache
 from trl_ext.errors import SupportError
 
 
@@ -47,6 +47,16 @@ def test_trl_1_15_on_a_cpu_is_refused_with_the_command_to_run(monkeypatch):
     check_fused_head("cuda")
     with pytest.raises(SupportError, match=r"pip install 'trl>=1\.16"):
         check_fused_head("cpu")
+
+
+@pytest.mark.parametrize(("device", "is_narrow"), [("cpu", True), ("cuda", False)])
+def test_a_processor_has_narrow_tiles_of_the_head_within_the_block(device, is_narrow):
+    from trl.trainer import utils
+
+    wide = utils._CHUNKED_LOGPROB_CHUNK_SIZE
+    with head_in_cache(device):
+        assert (utils._CHUNKED_LOGPROB_CHUNK_SIZE < wide) == is_narrow
+    assert utils._CHUNKED_LOGPROB_CHUNK_SIZE == wide
 
 
 @pytest.mark.parametrize(

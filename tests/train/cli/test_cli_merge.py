@@ -133,6 +133,16 @@ def test_a_ppo_runs_critic_is_left_out_and_said(tmp_path, bases, capsys):
     assert not any("critic" in name or "value" in name for name in names_in(folder))
 
 
+def test_nothing_is_said_of_a_critic_that_is_not_there(tmp_path, bases, capsys):
+    model = AutoModelForCausalLM.from_pretrained(bases / "tied")
+    settings = dict(advantage_estimator="reinforce_pp", peft_config=LoraConfig(**ppo_trainers.LORA), max_steps=1)
+    trainer = ppo_trainers.trainer("none", tmp_path / "out", model=model, **settings)
+    trainer.train()
+    trainer.save_model()
+    assert main(["merge", str(tmp_path / "out")]) == 0
+    assert "critic" not in capsys.readouterr().out
+
+
 def stopped(capsys, *argv):
     with pytest.raises(SystemExit) as stop:
         main(["merge", *map(str, argv)])

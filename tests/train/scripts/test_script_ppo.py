@@ -80,9 +80,10 @@ def files(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monkeypatch):
+def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, assets, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
-    run(*LORA, log_completions=True, num_completions_to_print=0)
+    judge = ["--reward_model", str(assets / "judge")]
+    run(*LORA, *judge, log_completions=True, num_completions_to_print=0, eval_greedy=True, learning_rate=0.01)
     captured = capfd.readouterr()
     written = files(tmp_path / "out")
     assert {"adapter_model.safetensors", "critic/adapter_model.safetensors", "critic/critic.json"} <= written
@@ -93,8 +94,10 @@ def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, 
     training, held_out = (
         {curve.name: c for curve, c in part.items()} for part in (summary.training, summary.held_out)
     )
-    names = ["score", "answer", "length", "KL", "value loss", "explained variance", "KL coefficient"]
-    assert list(training) == names and list(held_out) == names[:4]
+    scores = {"score", "answer", "length", "rules", "judge"}
+    names = ["KL", "value loss", "explained variance", "KL coefficient"]
+    assert (set(list(training)[:5]), list(training)[5:]) == (scores, names)
+    assert (set(list(held_out)[:5]), list(held_out)[5:]) == (scores, names[:3])
     assert None not in (held_out["length"].before, held_out["length"].after)
     assert summary.forwarded_tokens < summary.padded_tokens
     assert {"generate", "score", "logps", "update"} <= set(summary.phase_s)
@@ -108,7 +111,9 @@ def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, 
     assert record.trainer == "ppo" and [rule["rule"] for rule in record.rules["rules"]] == ["answer", "length"]
     assert record.recipe["lora_r"] == 4
     html = (tmp_path / "out" / "report.html").read_text()
-    assert "<h3>Best</h3>" in html and "Column answer</span>" in html and "Explained variance" in html
+    assert "<h3>Best</h3>" in html and "Column answer</span>" in html and "Explained variance by position" in html
+    assert "After step 4: 12 of 16 prompts." in html and "Sampled: score " in html and "Greedy: score " in html
+    assert "<td>judge</td>" in html and "<h3>Greedy</h3>" in html and "Scale of the critic" in html
 
 
 def test_a_run_is_repeated_from_its_folder(run, assets, tmp_path):
@@ -147,12 +152,15 @@ def test_a_reward_model_needs_no_rules(run, assets, tmp_path):
     assert "rewards/judge/mean" in read_log_history(tmp_path / "out")[0]
 
 
-def test_a_reward_adapter_is_the_third_lora(run, assets, tmp_path):
+@pytest.mark.parametrize("num", [1, 2])
+def test_reward_adapters_are_further_lora(num, run, assets, tmp_path):
     adapter = str(assets / "adapter")
-    run(*LORA, "--reward_adapter", adapter, rules=None, eval_strategy="no", eval_on_start=False)
+    given = adapter if num == 1 else [adapter, adapter]
+    run(*LORA, rules=None, reward_adapter=given, eval_strategy="no", eval_on_start=False)
     record = read_record(tmp_path / "out")
-    assert record.recipe["reward_adapter"] == adapter and record.rules is None
-    assert "rewards/adapter/mean" in read_log_history(tmp_path / "out")[0]
+    assert record.recipe["reward_adapter"] == given and record.rules is None
+    names = {key.split("/")[1] for key in read_log_history(tmp_path / "out")[0] if key.startswith("rewards/")}
+    assert names == {"adapter", "adapter_1"} if num == 2 else {"adapter"}
 
 
 def test_the_old_names_of_the_models_are_understood(run, assets, tmp_path):
@@ -181,6 +189,15 @@ def test_the_old_names_of_the_models_are_understood(run, assets, tmp_path):
         (["--resume_from_checkpoint", "nowhere"], {}, "There is no checkpoint nowhere."),
         (["--num_mini_batchs", "1"], {}, "Unknown flag --num_mini_batchs. Did you mean --num_mini_batches?"),
         (["--kl_coef", "0.1", "--beta", "0.2"], {}, "kl_coef=0.1 and beta=0.2 name the same setting."),
+        (
+            ["--score_normalisation", "fixed", "--score_mean", "0", "--score_std", "0"],
+            {},
+            "score_std=0.0 must be above 0",
+        ),
+        (["--critic_warmup_steps", "9"], {}, "critic_warmup_steps=9 leaves the actor no step of the run's 4"),
+        (["--advantage_estimator", "rloo"], {}, "and num_generations=1 makes one"),
+        (["--critic_init", "reward"], {}, "critic='head' from the reward_model, and there is none"),
+        (["--score_length_control", "true"], {}, "score_length_control=True has no effect without a reward model"),
         ([], {"reward_model": "judge"}, "'reward_model' must be a list, not judge. Write [judge]."),
     ],
 )
@@ -191,6 +208,53 @@ def test_a_slip_is_one_sentence_before_anything_is_loaded(run, argv, changes, se
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert sentence in error and "Traceback" not in error
+
+
+@pytest.fixture(scope="module")
+def unfit(assets):
+    """LoRA reward models of a smaller backbone and of another rank, value models of other tokens and of NaN."""
+    small = classifier(hidden_size=32)
+    for name, model, rank in (("small", small, 2), ("wide", classifier(), 16)):
+        lora = LoraConfig(r=rank, target_modules="all-linear", task_type="SEQ_CLS", init_lora_weights=False)
+        get_peft_model(model, lora).save_pretrained(assets / name)
+    classifier(vocab_size=77).save_pretrained(assets / "foreign")
+    broken = classifier()
+    broken.score.weight.data[:] = float("nan")
+    broken.save_pretrained(assets / "broken")
+    return assets
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (
+            [*LORA, "--reward_adapter", "small"],
+            "has hidden size 32, the policy 64. Train it on the policy's base model.",
+        ),
+        (["--critic", "separate", "--value_model", "foreign"], "has 77 tokens, the actor "),
+        (["--critic", "separate", "--value_model", "broken"], "(critic='separate') gave NaN or infinity at "),
+    ],
+)
+def test_models_that_do_not_fit_cost_one_sentence(argv, sentence, run, unfit, capsys):
+    words = [str(unfit / word) if word in ("small", "foreign", "broken") else word for word in argv]
+    with pytest.raises(SystemExit) as stop:
+        run(*words, eval_strategy="no", eval_on_start=False)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert sentence in error and "Traceback" not in error
+
+
+def test_a_reward_adapter_of_another_rank_scores(run, unfit, tmp_path):
+    run(
+        *LORA,
+        "--reward_adapter",
+        str(unfit / "wide"),
+        "--critic_init",
+        "reward",
+        eval_strategy="no",
+        eval_on_start=False,
+    )
+    assert "rewards/wide/mean" in read_log_history(tmp_path / "out")[0]
 
 
 def test_help_explains_the_keys_that_most_runs_set(capsys):

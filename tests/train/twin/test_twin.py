@@ -10,9 +10,12 @@ from contextlib import redirect_stdout
 
 import pytest
 
+from tests.faults.starting import IS_THOROUGH
 from trl_ext.cli.dryrun.command import dryrun
 from trl_ext.errors import ConfigError
 from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
+from trl_ext.memory.models.shapes import scorer_params
 from trl_ext.twin import simulation_of
 from trl_ext.twin.driver import last_words
 
@@ -46,14 +49,24 @@ def counted(twin, trainer, num_gpus, settings):
     return result
 
 
-def test_the_adapter_critic_holds_the_checkpoints_of_two_forwards(twin):
-    # One backward for both losses: embeddings and the inputs of both layers are there twice.
-    alone = counted(twin, "ppo", 8, {**LORA, "zero_stage": 2, "critic": "head"})
-    both = counted(twin, "ppo", 8, {**LORA, "zero_stage": 2, "critic": "adapter"})
+@pytest.mark.parametrize("zero_stage", [2, 3] if IS_THOROUGH else [2])
+def test_the_adapter_critic_holds_no_checkpoints_beside_the_policys(zero_stage, twin):
+    """Its gradient is there before the policy's forward. ZeRO-3 has one backward for both losses: the embeddings and
+    the inputs of both layers are there twice."""
+    alone = counted(twin, "ppo", 8, {**LORA, "zero_stage": zero_stage, "critic": "head"})
+    both = counted(twin, "ppo", 8, {**LORA, "zero_stage": zero_stage, "critic": "adapter"})
     tokens = LENGTHS["max_prompt_length"] + LENGTHS["max_completion_length"]
     checkpoints = 2 * CONFIG["hidden_size"] * CONFIG["num_hidden_layers"] * tokens
-    assert both.peaks["update"].num_bytes - alone.peaks["update"].num_bytes > checkpoints
+    more = both.peaks["update"].num_bytes - alone.peaks["update"].num_bytes
+    assert (more > checkpoints) == (zero_stage == 3)
     assert both.num_trained == 2 * (alone.num_trained - CONFIG["hidden_size"] - 1) + CONFIG["hidden_size"] + 1
+
+
+def test_every_reward_model_of_an_ensemble_is_there(twin):
+    settings = {**LORA, "critic": "head", "reward_model": "copy"}
+    one, three = (counted(twin, "ppo", 1, {**settings, "num_reward_models": number}) for number in (1, 3))
+    scorer = 2 * scorer_params(find_shape(CONFIG))
+    assert three.peaks["update"].num_bytes - one.peaks["update"].num_bytes == pytest.approx(2 * scorer, rel=0.01)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
@@ -129,6 +142,22 @@ def test_dryrun_lets_the_formulas_answer_where_the_twin_cannot_follow(recipe, ca
     assert answer["peak_gib"] > 0
     assert answer["reserved_basis"] == "share"
     assert answer["reserved_gib"] > answer["peak_gib"]
+
+
+@pytest.mark.parametrize(("name", "basis"), [("reward_model", "twin"), ("reward_adapter", "formulas")])
+def test_dryrun_counts_all_reward_models_and_adapters_that_a_recipe_names(name, basis, recipe, capsys):
+    path, line = recipe.parent / "ppo.yaml", recipe.read_text().replace("num_generations: 4\n", "")
+    path.write_text(f"{line}\n{name}: [first, second]")
+    dryrun([str(path), "--trainer", "ppo", "--gpus", "1xRTX4090", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["basis"] == basis and ("A third adapter" in answer["refusal"]) == (basis == "formulas")
+    update = answer["phases"]["update"]
+    if basis == "twin":
+        assert update["twin_gib"] == pytest.approx(update["formula_gib"], rel=0.03)
+    else:
+        path.write_text(f"{line}\n{name}: [first]")
+        dryrun([str(path), "--trainer", "ppo", "--gpus", "1xRTX4090", "--json"])
+        assert json.loads(capsys.readouterr().out)["phases"]["update"]["formula_gib"] < update["formula_gib"]
 
 
 def test_dryrun_refuses_a_misspelt_key(recipe):

@@ -62,8 +62,9 @@ class FinishedRun:
 
     @property
     def has_critic(self) -> bool:
-        """True for a PPO run, whose critic lies beside the policy."""
-        return (self.folder / "critic").is_dir()
+        """True for a PPO run whose critic lies beside the policy."""
+        record = self.folder / "critic" / "critic.json"
+        return record.is_file() and json.loads(record.read_text())["critic"] != "none"
 
     # Loading --------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ NUMBERS = {
     "per_device_train_batch_size": "samples of a micro-batch; free if not given",
     "gradient_accumulation_steps": "micro-batches of an optimizer step; with the micro-batch fixes the global batch",
     "steps_per_generation": "micro-batches generated at once; free if not given",
+    "num_reward_models": "of PPO: reward models of that kind, an ensemble (default 1)",
     "num_generations": "completions per prompt (default 8; PPO 1)",
     "max_length": "tokens of one side of a pair (default 1024)",
     "max_prompt_length": "tokens of the longest prompt (default 512)",
@@ -56,7 +57,7 @@ NUMBERS = {
 }
 NAMES = {
     "method": "full (default), lora or qlora",
-    "critic": "of PPO: adapter, head or separate",
+    "critic": "of PPO: adapter, head, separate, or none (REINFORCE++, RLOO, GRPO or ReMax)",
     "reward_model": "of PPO and GRPO: none, copy for one of the policy's size, or adapter (PPO)",
     "offload": "none, optimizer or all; free if not given",
     "dtype": "bfloat16 or float32, of the weights as loaded; free if not given",

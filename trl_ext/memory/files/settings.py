@@ -42,7 +42,7 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
         keys["activation_offloading"] = True
     keys |= _adapters(job) | (_generation(job, num_gpus) if job.generates else {"max_length": job.max_length})
     if job.trainer == "ppo":
-        keys["critic"] = job.critic
+        keys |= {"advantage_estimator": "reinforce_pp"} if job.critic == "none" else {"critic": job.critic}
     if job.optim != "adamw_torch_fused":
         keys["optim"] = job.optim
     if in_folder:
@@ -146,7 +146,11 @@ def launch_line(job: Job, folder: str, *, names_model: bool = True) -> str:
     """
     variables = "".join(f"{name}={value} " for name, value in (ALLOCATOR if job.expandable_segments else {}).items())
     files = f"--config_file {folder}/accelerate.yaml --config {folder}/recipe.yaml"
-    theirs = " ".join(f"--{option} {word}" for option, word in to_replace(job, names_model=names_model).items())
+    times = {"reward_model": job.num_reward_models, "reward_adapter": job.num_reward_models}
+    theirs = " ".join(
+        f"--{option} {' '.join([word] * times.get(option, 1))}"
+        for option, word in to_replace(job, names_model=names_model).items()
+    )
     servers = f" --vllm_servers {job.vllm_servers}" if job.vllm_servers else ""
     return f"{variables}trl-ext {job.trainer} {files}{servers} {theirs}"
 

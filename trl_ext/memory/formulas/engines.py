@@ -63,7 +63,7 @@ def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:
     whole, head = lm_params(shape), shape.hidden + 1
     if job.trainer == "reward":
         return [_engine(shape, job, num_gpus, "policy", scorer_params(shape), adapter + shape.hidden)]
-    if job.trainer == "grpo":
+    if job.trainer == "grpo" or job.critic == "none":
         return [_engine(shape, job, num_gpus, "policy", whole, adapter)]
     if job.critic == "adapter":
         return [_engine(shape, job, num_gpus, "policy", whole, 2 * adapter + head)]
@@ -89,10 +89,10 @@ def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
         copies.append(FrozenCopy("reference", lm_params(shape), 4 if job.dtype == "float32" else 2))
     if job.generates and job.reward_model == "copy":
         # Loaded by plain from_pretrained, in the dtype of its config.
-        copies.append(FrozenCopy("reward model", scorer_params(shape), 2))
+        copies.append(FrozenCopy("reward model", job.num_reward_models * scorer_params(shape), 2))
     if job.generates and job.reward_model == "adapter":
         adapter = lora_params(shape, job.lora_r, job.lora_target_modules)
-        copies.append(FrozenCopy("reward model", adapter, 2 if job.zero_stage else 4))
+        copies.append(FrozenCopy("reward model", job.num_reward_models * adapter, 2 if job.zero_stage else 4))
     return copies
 
 
@@ -101,4 +101,6 @@ def num_scoring_passes(job: Job) -> int:
     if not job.generates:
         return 0
     is_ppo = job.trainer == "ppo"
-    return (is_ppo or job.beta != 0) + (job.reward_model != "none") + 2 * is_ppo
+    has_values = is_ppo and job.critic != "none"
+    num_reward_models = job.num_reward_models if job.reward_model != "none" else 0
+    return (is_ppo or job.beta != 0) + num_reward_models + is_ppo + has_values

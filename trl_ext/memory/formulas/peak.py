@@ -179,6 +179,7 @@ def _update(setup: Setup) -> Places:
         before = {"gathered weights": sum(later), "gradients": _gradients_of_others(setup, engine)}
         if setup.job.zero_stage < 3 and setup.job.num_backwards(setup.num_gpus) > 1:
             before["gradients"] += states.standing_gradient_bytes(engine)
+        before["gradients"] += states.settled_gradient_bytes(engine)
         for what, terms in _forward_and_backward(engine):
             yield what, plus(before, terms)
 
@@ -197,7 +198,7 @@ def _forward_and_backward(engine: Engine) -> Places:
     shape, job = engine.shape, engine.job
     checkpoint = float(act.checkpoint_bytes(shape, job))
     checkpoints, saved = act.held_bytes(shape, job)
-    num_held = job.held_tokens * (2 if _is_joint(job) else 1)
+    num_held = job.held_tokens * (2 if states.is_joint(job) else 1)
     held = {"checkpoints": num_held * checkpoints, "saved layers": num_held * saved}
     if job.activation_offloading:
         held = {"checkpoints": OFFLOAD_STASH * job.forward_tokens * checkpoint}
@@ -225,11 +226,6 @@ def _forward_and_backward(engine: Engine) -> Places:
     new["checkpoints"] = job.forward_tokens * checkpoint if job.checkpoint_every else 0.0
     yield from _layer(engine, "backward of the bottom layer", plus(new, rest, pending), place="bottom")
     yield from _embedding(engine, plus(buckets, pending))
-
-
-def _is_joint(job: Job) -> bool:
-    """True if actor and critic are adapters of one backbone, and go backward together."""
-    return job.trainer == "ppo" and job.critic == "adapter"
 
 
 def _head(engine: Engine, num_held: int) -> Places:
@@ -264,13 +260,13 @@ def _layer(engine: Engine, what: str, terms: Terms, place: str = "layer") -> Pla
 def _top_layer_bytes(engine: Engine) -> float:
     """Work of the top layer beyond what is held: all of a recomputed layer, or what backward adds to a saved one.
 
-    Of two joint adapters the other one holds its last norm's fp32 input and what its head has scored meanwhile, 4H and
-    2H a token.
+    Of two joint adapters (ZeRO-3) the other one holds its last norm's fp32 input and what its head has scored
+    meanwhile, 4H and 2H a token.
     """
     shape, job = engine.shape, engine.job
     work = act.work_bytes(shape, job) - (act.saved_bytes(shape, job) if job.checkpoint_every != 1 else 0.0)
     other = (4.0 * job.forward_tokens + 2.0 * job.scored_tokens) * shape.hidden
-    return job.forward_tokens * work + (other if _is_joint(job) else 0.0)
+    return job.forward_tokens * work + (other if states.is_joint(job) else 0.0)
 
 
 def _embedding(engine: Engine, terms: Terms) -> Places:

@@ -9,6 +9,7 @@ from trl_ext.memory.formulas.activations import checkpoint_bytes, kv_copies, mod
 from trl_ext.memory.formulas.engines import Engine, num_scoring_passes
 from trl_ext.memory.formulas.generation import vllm_cache_tokens
 from trl_ext.memory.formulas.peak import Setup
+from trl_ext.memory.formulas.states import is_joint
 from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_params
 
 UTILISATION = 0.45  # share of the bf16 rate that long forwards and backwards reach
@@ -62,7 +63,7 @@ def update_seconds(setup: Setup) -> float:
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
     passes = 1 + (1 if job.uses_lora else 2) + recompute
     flops = forward_flops(setup, _tokens_per_gpu(setup), with_head=True)
-    if job.trainer == "ppo" and job.critic != "head":
+    if job.trainer == "ppo" and job.critic not in ("head", "none"):
         flops += forward_flops(setup, _tokens_per_gpu(setup), with_head=False)
     return passes * flops / _rate(setup)
 
@@ -78,7 +79,8 @@ def communication_seconds(setup: Setup) -> float:
     """Seconds of sending between the GPUs.
 
     All-reduce and ZeRO-1 send twice the gradients a step; ZeRO-2 sends them in every micro-batch, and the weights
-    once; ZeRO-3 gathers all weights, frozen ones too, twice in every micro-batch and once in every scoring forward.
+    once; ZeRO-3 gathers all weights, frozen ones too, twice in every micro-batch and once in every scoring forward;
+    for two adapters of one backbone it gathers them twice as often.
     """
     job, num_gpus = setup.job, setup.num_gpus
     if num_gpus == 1:
@@ -112,7 +114,8 @@ def _sent_bytes(setup: Setup, engine: Engine) -> float:
     if job.zero_stage == 0:
         return 2 * gradients * (2 if mode_of(job).value.startswith("fp32") else 1)
     if job.zero_stage == 3:
-        return micro_steps * (2 * 2.0 * (engine.trained + engine.frozen) + gradients)
+        roles = 2 if is_joint(job) else 1
+        return micro_steps * (2 * roles * 2.0 * (engine.trained + engine.frozen) + gradients)
     return 2 * gradients if job.zero_stage == 1 else (micro_steps + 1) * gradients
 
 

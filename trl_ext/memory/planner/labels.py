@@ -9,7 +9,7 @@ def technique(job: Job) -> str:
     offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + all states in host memory"}
     method = {"full": "all weights", "lora": f"LoRA r={job.lora_r}", "qlora": f"QLoRA r={job.lora_r}"}[job.method]
     if job.uses_lora and job.trainer == "ppo":
-        method += f", {job.critic} critic"
+        method += ", no critic" if job.critic == "none" else f", {job.critic} critic"
     elif not job.uses_lora and job.optim == "adamw_bnb_8bit":
         method += ", 8-bit Adam"
     return f"{stage}{offload[job.offload]}, {method}"

@@ -16,7 +16,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, parse_gpus, parse_headroom
 from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.formulas.generation import vllm_weight_bytes
-from trl_ext.memory.job import Job, changed
+from trl_ext.memory.job import Job, changed, check_has
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
@@ -57,7 +57,8 @@ class Plan:
         Raises:
             ConfigError: An unknown setting, or settings that cannot work.
         """
-        return estimate(changed(self.job, unaliased(changes)), self.estimate.shape, self.estimate.hardware)
+        check_has(self.job.trainer, changes := unaliased(changes))
+        return estimate(changed(self.job, changes), self.estimate.shape, self.estimate.hardware)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class Plans:
         name = unalias(name)
         if name not in bounds:
             raise ConfigError(f"The largest {name} cannot be searched for. Ask for one of {', '.join(bounds)}.")
+        check_has(job.trainer, [name])
         values = list(range(1, bounds[name] + 1))
         if name == "per_device_train_batch_size":
             values = [value for value in values if bounds[name] % value == 0]
@@ -196,7 +198,9 @@ def plan(
     if headroom is not None:
         hardware = replace(hardware, headroom_frac=parse_headroom(headroom))
     shape, opt_ins = find_shape(model), opt_ins_of(allow)
-    return plans_of(make_search(trainer, shape, hardware, settings), opt_ins)
+    search = make_search(trainer, shape, hardware, settings)
+    search.check_used(opt_ins)
+    return plans_of(search, opt_ins)
 
 
 # The search --------------------------------------------------------------------------------------------------------
@@ -272,7 +276,9 @@ def _methods(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tu
         yield replace(search, job=job, given=given), ("adam8bit",)
     for method in ("lora", "qlora"):
         if method in allow and search.may("method") and search.job.method == "full":
-            settings = ppo_defaults(search.job.trainer, method, search.given)
+            settings = ppo_defaults(
+                search.job.trainer, method, search.given, None if search.may("critic") else search.job.critic
+            )
             try:
                 job = replace(search.job, method=method, **settings)
             except ConfigError:

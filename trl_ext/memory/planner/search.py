@@ -10,7 +10,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate, quick_estimate
 from trl_ext.memory.formulas.generation import check_group, check_vllm
-from trl_ext.memory.job import Job, changed, check_batch, check_model
+from trl_ext.memory.job import Job, changed, check_batch, check_has, check_model
 from trl_ext.memory.models.shapes import ModelShape, lm_params
 from trl_ext.memory.units import GIB
 
@@ -97,6 +97,25 @@ class Search:
         if self.job.shares_with_vllm and not self.may("vllm_gpu_memory_utilization"):
             self._check_share()
 
+    def check_used(self, allow: frozenset[str]) -> None:
+        """Check that no given setting of vLLM or LoRA goes unused.
+
+        Args:
+            allow: The opt-ins: one of them may bring adapters.
+
+        Raises:
+            ConfigError: A setting is given, and what would read it is off.
+        """
+        has_adapters = self.job.uses_lora or not allow.isdisjoint(("lora", "qlora"))
+        for is_read, names, remedy in (
+            (self.job.use_vllm, ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"), "Set use_vllm"),
+            (self.job.shares_with_vllm, ("vllm_enable_sleep_mode",), "Set use_vllm with vllm_mode=colocate"),
+            (has_adapters, ("lora_r", "lora_target_modules", "lora_dropout"), "Set method=lora or allow lora"),
+        ):
+            for name in names:
+                if name in self.given and not is_read:
+                    raise ConfigError(f"{name} is given, and nothing reads it. {remedy}, or leave {name} out.")
+
     def _check_share(self) -> None:
         """Check that vLLM can start with the given share over the given group, or over the largest one."""
         here, heads = self.hardware.gpus_per_machine, self.shape.num_heads
@@ -111,9 +130,9 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     Raises:
         ConfigError: A setting is unknown, or the settings cannot work.
     """
-    settings = _of_server(unaliased(settings))
-    if trainer == "ppo" and settings.get("steps_per_generation"):
-        raise ConfigError("steps_per_generation is GRPO's: PPO generates at once what it updates on. Leave it out.")
+    settings = unaliased(settings)
+    check_has(trainer, settings)
+    settings = _of_server(settings)
     if trainer == "grpo" and settings.get("reward_model") == "adapter":
         raise ConfigError("reward_model=adapter is PPO's. GRPO takes reward_model=copy, a whole model, or none.")
     settings["global_batch"] = _global_batch(settings, _training_gpus(settings, shape, hardware))
@@ -123,7 +142,7 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
         settings.setdefault("method", "lora")  # who asks for an adapter asks for LoRA
     # A stage to start from that goes with the offload; the search finds the best one.
     stage = {"optimizer": {"zero_stage": 2}, "all": {"zero_stage": 3}}.get(settings.get("offload", "none"), {})
-    defaults = ppo_defaults(trainer, settings.get("method", "full"), given)
+    defaults = ppo_defaults(trainer, settings.get("method", "full"), given, settings.get("critic"))
     search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)
     search.check()
     return search
@@ -168,14 +187,21 @@ def _global_batch(settings: Mapping[str, Any], num_gpus: int) -> int:
     return max(1, round(64 / step)) * step
 
 
-def ppo_defaults(trainer: str, method: str, given: frozenset[str]) -> dict[str, Any]:
-    """PPO's critic and reward model: adapters where there are adapters, else models of their own."""
+def ppo_defaults(trainer: str, method: str, given: frozenset[str], critic: str | None = None) -> dict[str, Any]:
+    """PPO's critic and reward model: adapters where there are adapters, else models of their own.
+
+    Args:
+        trainer: "ppo", or another, which has neither.
+        method: Of the job.
+        given: Fields that the user decided.
+        critic: The user's, or None: a reward adapter stands beside a critic's adapter alone.
+    """
     if trainer != "ppo":
         return {}
     is_full = method == "full"
     defaults = {
         "critic": "separate" if is_full else "adapter",
-        "reward_model": "copy" if is_full else "adapter",
+        "reward_model": "adapter" if not is_full and critic in (None, "adapter") else "copy",
         "num_generations": 1,
         "beta": 0.05,
     }

@@ -246,8 +246,10 @@ def _other_methods(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
         if job.method == "full" and search.may("method"):
             yield _allowed(search, allow, name)
             continue
-        freed = search.given - {"critic", "reward_model"} if job.method == "full" else search.given
-        settings = {**ppo_defaults(job.trainer, name, freed), "method": name}
+        is_freed = job.method == "full" and job.critic != "none"
+        freed = search.given - {"critic", "reward_model"} if is_freed else search.given
+        critic = job.critic if "critic" in freed else None
+        settings = {**ppo_defaults(job.trainer, name, freed, critic), "method": name}
         if name == "qlora" and job.zero_stage == 3:
             settings |= {"zero_stage": 2, "offload": "none"}
             search = replace(search, given=search.given - {"zero_stage", "offload"})

@@ -41,7 +41,8 @@ def job_of_run(
     Args:
         trainer: "reward", "grpo" or "ppo".
         keys: Arguments of the trainer's config and, under the names of TRL's ModelConfig, of the model: `dtype`,
-            `use_peft`, `lora_r`, ...; `reward_model`, `reward_adapter` and `value_model` where there are some.
+            `use_peft`, `lora_r`, ...; `reward_model` and `reward_adapter` (names, or how many) and `value_model` where
+            there are some.
         shape: The model.
         num_processes: One for each GPU.
         engine: DeepSpeed's settings, None without DeepSpeed.
@@ -76,6 +77,8 @@ def job_of_run(
         fields |= _generation(keys)
     if trainer == "ppo":
         default = "separate" if keys.get("value_model") else "adapter" if keys.get("use_peft") else "head"
+        if keys.get("advantage_estimator", "gae") != "gae":
+            default = "none"
         fields["critic"] = str(keys.get("critic") or default)
     return changed(Job(trainer), fields)
 
@@ -132,11 +135,20 @@ def _targets(named: Any, shape: ModelShape) -> tuple[str, ...]:
     return tuple(CHOICES.get(shape.stands_for or shape.family, ("q_proj", "v_proj")))
 
 
+def num_named(given: Any) -> int:
+    """Count what a name, a list of names, a number or nothing names."""
+    if isinstance(given, (list, tuple)):
+        return len(given)
+    return int(given) if isinstance(given, int) else bool(given)
+
+
 def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:
     accumulation = int(keys["gradient_accumulation_steps"])
     steps = keys.get("steps_per_generation") or accumulation * (keys.get("num_mini_batches") or 1)
     beta = keys.get("kl_coef")
-    is_copy = keys.get("reward_model") or keys.get("reward_model_name_or_path")  # counted as large as the policy
+    # A whole reward model is counted as large as the policy; an adapter is about one per cent of it.
+    copies = num_named(keys.get("reward_model")) + num_named(keys.get("reward_model_name_or_path"))
+    adapters = num_named(keys.get("reward_adapter"))
     fields = {
         "max_completion_length": keys.get("response_length") or keys["max_completion_length"],
         "num_generations": keys["num_generations"],
@@ -145,7 +157,8 @@ def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:
         "steps_per_generation": 0 if steps == accumulation else steps,
         "oversample": keys.get("oversample") or 1.0,
         "ds3_gather_for_generation": keys.get("ds3_gather_for_generation") is not False,
-        "reward_model": "adapter" if keys.get("reward_adapter") else "copy" if is_copy else "none",
+        "reward_model": "copy" if copies else "adapter" if adapters else "none",
+        "num_reward_models": max(copies or adapters, 1),
     }
     if not keys.get("use_vllm"):
         return fields

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.monitor import log_keys
-from trl_ext.monitor.log_keys import HELD_OUT, REWARD_MODEL, Entry
+from trl_ext.monitor.log_keys import HELD_OUT, HELD_OUT_GREEDY, REWARD_MODEL, Entry
 from trl_ext.monitor.pages.charts import Line, Picture, line_chart, stacked_chart
+from trl_ext.monitor.pages.held_out import HeldOutAnswer, HeldOutTable
 from trl_ext.monitor.pages.samples import Samples, ShownCompletion, evenly
 from trl_ext.monitor.pages.series import Panel, Series, main_panels, members, other_panels, read_series
 from trl_ext.monitor.pages.tables import curve_rows, entry_rows, phase_rows, token_rows
@@ -39,6 +40,7 @@ class RunFacts:
         launch: The line that the run was launched with, empty where not known.
         max_steps: Steps that the run was to take, None if not known.
         samples: Completions.
+        held_out: Completions of held-out prompts.
     """
 
     title: str = "trl_ext report"
@@ -51,6 +53,7 @@ class RunFacts:
     launch: str = ""
     max_steps: int | None = None
     samples: Samples = field(default_factory=lambda: Samples({}))
+    held_out: HeldOutTable = field(default_factory=HeldOutTable)
 
 
 def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSummary | None = None) -> str:
@@ -69,6 +72,8 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         elif drawn:
             small.append(panel_chart(panel, series))
     training = training_entries(log_history)
+    held_out = evenly(held_out_entries(log_history), MOST_ROWS)
+    greedy = [entry for entry in held_out if kind.is_logged_in(entry, HELD_OUT_GREEDY)]
     return render(
         "report.html.jinja",
         title=facts.title,
@@ -89,7 +94,9 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
         plan=facts.plan,
         planned=facts.planned,
         launch=facts.launch,
-        held_out=entry_rows(kind, evenly(held_out_entries(log_history), MOST_ROWS), HELD_OUT),
+        held_out_completions=facts.held_out,
+        held_out=entry_rows(kind, held_out, HELD_OUT),
+        held_out_greedy=entry_rows(kind, greedy, HELD_OUT_GREEDY),
         steps=entry_rows(kind, evenly(training, MOST_ROWS), ""),
         num_logged=len(training),
         rules=facts.rules,
@@ -204,7 +211,7 @@ def _templates() -> Any:
     return templates
 
 
-def _explained(one: ShownCompletion) -> list[list[str]]:
+def _explained(one: ShownCompletion | HeldOutAnswer) -> list[list[str]]:
     """The rules' lines of a completion, for a table."""
     rows = [["rule", "value", "status", "adds", "detail"]]
     for part in one.parts:

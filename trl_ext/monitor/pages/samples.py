@@ -123,10 +123,10 @@ def _candidates(path: Path, reward_names: Collection[str], weights: Sequence[flo
     rewards = [name for name in names if name not in _OTHERS and name in reward_names]
     factors = weights if weights and len(weights) == len(rewards) else [1.0] * len(rewards)
     for row in range(len(columns["step"])):
-        values = {name: _finite(columns[name][row]) for name in rewards}
+        values = {name: finite(columns[name][row]) for name in rewards}
         known = [factor * value for factor, value in zip(factors, values.values(), strict=True) if value is not None]
-        trace = _mapping(columns.get("rule_trace", {row: None})[row])
-        parts = _parts(trace) or tuple(RulePart(name, value) for name, value in values.items())
+        trace = json_mapping(columns.get("rule_trace", {row: None})[row])
+        parts = trace_parts(trace) or tuple(RulePart(name, value) for name, value in values.items())
         yield _Candidate(path, row, int(columns["step"][row]), math.fsum(known) if known else None, parts)
 
 
@@ -176,9 +176,9 @@ def _shown(one: _Candidate) -> ShownCompletion:
 
     table = parquet.read_table(one.path)
     row = {name: table.column(name)[one.row].as_py() for name in table.column_names if name != "image"}
-    gold = {str(name): str(cell) for name, cell in _mapping(row.get("rule_columns")).items()}
+    gold = {str(name): str(cell) for name, cell in json_mapping(row.get("rule_columns")).items()}
     texts = conversation_text(row.get("prompt")), conversation_text(row.get("completion"))
-    return ShownCompletion(one.step, *texts, one.total, _finite(row.get("advantage")), gold, one.parts)
+    return ShownCompletion(one.step, *texts, one.total, finite(row.get("advantage")), gold, one.parts)
 
 
 def conversation_text(value: Any) -> str:
@@ -205,17 +205,17 @@ def _content(content: Any) -> str:
     return "" if content is None else str(content)
 
 
-def _parts(trace: Mapping[str, Any]) -> tuple[RulePart, ...]:
+def trace_parts(trace: Mapping[str, Any]) -> tuple[RulePart, ...]:
     """The lines of a trace; those that are no list as we write it are left out."""
     found = []
     for rule, cells in trace.items():
         if isinstance(cells, list) and len(cells) >= 3:
             detail = str(cells[3]) if len(cells) > 3 else ""
-            found.append(RulePart(rule, _finite(cells[0]), str(cells[1]), _finite(cells[2]), detail))
+            found.append(RulePart(rule, finite(cells[0]), str(cells[1]), finite(cells[2]), detail))
     return tuple(found)
 
 
-def _mapping(text: Any) -> dict[str, Any]:
+def json_mapping(text: Any) -> dict[str, Any]:
     """The mapping of a JSON text, empty for anything else."""
     try:
         content = json.loads(text) if isinstance(text, str) else None
@@ -224,6 +224,7 @@ def _mapping(text: Any) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _finite(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
+    """The value as a float, None unless it is a finite number."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None

@@ -16,7 +16,11 @@ _ROLLOUTS = (
 # What evaluations give, by kind of trainer.
 _GIVEN = {
     "grpo": _ROLLOUTS,
-    "ppo": [*_ROLLOUTS, *(f"objective/{one}" for one in ("scores", "kl", "non_score_reward", "rlhf_reward"))],
+    "ppo": [
+        *_ROLLOUTS,
+        *(f"objective/{one}" for one in ("scores", "kl", "non_score_reward", "rlhf_reward")),
+        *("loss/value_avg", "ppo/explained_variance"),
+    ],
     "reward": (
         "loss runtime accuracy margin min_reward mean_reward max_reward num_tokens accuracy_rules_agree "
         "accuracy_rules_disagree rules_agree_frac score_length_correlation".split()
@@ -35,7 +39,7 @@ def check_best_metric(trainer: Any) -> None:
         return
     scored = [one for rules in rewards for one in (rules.name, *(rule.name for rule in rules.rules))]
     given = [*_GIVEN[trainer.memory_kind], *(f"rewards/{one}/{what}" for one in scored for what in ("mean", "std"))]
-    short = name.removeprefix(_PREFIX)
+    short = name.removeprefix(_PREFIX).removeprefix("greedy_")  # PPO's eval_greedy
     if short not in given and (close := get_close_matches(short, given, n=1, cutoff=0.8)):
         raise ConfigError(f"metric_for_best_model is {name!r}, which no evaluation gives. Did you mean {close[0]!r}?")
 

@@ -23,10 +23,11 @@ _OPERATIONAL = frozenset(
     "vllm_max_model_length vllm_tensor_parallel_size log_completions log_multimodal num_completions_to_print "
     "log_unique_prompts log_completions_hub_repo use_transformers_continuous_batching "
     "transformers_continuous_batching_config use_transformers_paged dataset_num_proc activation_offloading "
-    "packing share_prompt max_tokens_per_forward sequence_parallel eval_temperature memory memory_allow "
+    "packing share_prompt max_tokens_per_forward sequence_parallel eval_temperature eval_greedy memory memory_allow "
     "memory_prompt_length memory_headroom global_batch memory_rehearsal memory_on_oom resume_despite save_on_signal "
     "remove_unused_columns local_rollout_forward_batch_size reward_tokens_per_forward num_sample_generations "
-    "sft_model_path reward_model_path total_episodes reward_weights critic value_learning_rate "
+    "sft_model_path reward_model_path total_episodes reward_weights critic value_learning_rate value_weight_decay "
+    "value_lr_scheduler_type critic_warmup_steps "
     # The same as other fields, under TRL 1.12's names.
     "response_length num_ppo_epochs cliprange kl_coef "
     # Made of others: of batch, processes and steps_per_generation.
@@ -37,12 +38,21 @@ RESTORED = (
     "learning_rate",
     "value_learning_rate",
     "weight_decay",
+    "value_weight_decay",
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
 )
 # Settings of the schedule that is drawn anew, at its new values, and stands at the checkpoint's step.
-REDRAWN = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_steps", "num_train_epochs")
+REDRAWN = (
+    "lr_scheduler_type",
+    "value_lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "critic_warmup_steps",
+    "max_steps",
+    "num_train_epochs",
+)
 
 
 def settings_of(args: Any) -> dict[str, Any]:

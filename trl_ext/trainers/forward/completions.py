@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trl_ext.compat.trl import head_in_cache
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
@@ -198,7 +199,7 @@ def forward(model: Callable[..., Any], packed: PackedRow, compute_aux_loss: bool
     """
     options = {"output_router_logits": True} if compute_aux_loss else {}
     before = _before_scored(packed)
-    with only_positions(before):
+    with only_positions(before), head_in_cache(before.device.type):
         # The label of a position is the token after it; a row without scored tokens has one without label.
         labels = packed.labels[None]
         if not labels.numel():

@@ -16,6 +16,11 @@ from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 ACTOR, CRITIC, REWARD = "actor", "critic", "reward"
 
 
+def reward_role(index: int) -> str:
+    """Return the role, and the adapter's name, of one of several reward models: reward, reward_1, reward_2, ..."""
+    return f"{REWARD}_{index}" if index else REWARD
+
+
 class Roles:
     """Switches the adapter of all layers at once, without touching what requires a gradient.
 

@@ -93,10 +93,10 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
     return head
 
 
-def add_reward_head(model: Any, head: nn.Linear) -> None:
+def add_reward_head(model: Any, head: nn.Linear, role: str = REWARD) -> None:
     """Let `model(..., role="reward")` return a trained score head's score of every token, as `token_values`."""
-    model.add_module(f"{REWARD}_head", run_in_fp32(head))
-    model.role_heads[REWARD] = f"{REWARD}_head"
+    model.add_module(f"{role}_head", run_in_fp32(head))
+    model.role_heads[role] = f"{role}_head"
 
 
 def add_token_values(model: Any, keep_dtype: bool = False) -> nn.Linear:

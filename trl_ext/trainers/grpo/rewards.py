@@ -9,7 +9,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,25 @@ class GuardedReward:
     """Calls a reward function, keeps its exception, and lets no infinity through.
 
     Args:
-        function: Called with TRL's arguments, returns one float or None a completion.
+        function: Called with TRL's arguments, returns one float or None a completion; or, where turns are taken, a
+            list of floats, one for each turn of the policy, of which TRL gets the sum.
         name: For messages.
+        takes_turns: True where each turn may have its own reward.
+
+    Attributes:
+        turns: Of each completion, the values of its turns; None where it has one for the whole.
     """
 
     function: Callable[..., Any]
     name: str
+    takes_turns: bool = False
     error: Exception | None = None
+    turns: list[list[float] | None] = field(default_factory=list)
+
+    @property
+    def is_rule_set(self) -> bool:
+        """True for a RuleSet, which scores whole completions."""
+        return isinstance(self.function, RuleSet)
 
     def __call__(self, **kwargs: Any) -> list[float | None]:
         try:
@@ -55,6 +67,8 @@ class GuardedReward:
                 f"The reward '{self.name}' returned {len(values)} values for {expected} completions. "
                 "Return one float, or None, per completion."
             )
+        self.turns = [self._turns_of(v) for v in values]
+        values = [v if turns is None else sum(turns) for v, turns in zip(values, self.turns, strict=True)]
         finite = [v if v is None or math.isfinite(v) else None for v in values]
         if finite != values:
             logger.warning_once(
@@ -62,6 +76,16 @@ class GuardedReward:
                 "One infinite reward would turn the weights into NaN."
             )
         return finite
+
+    def _turns_of(self, value: Any) -> list[float] | None:
+        if not isinstance(value, (list, tuple)):
+            return None
+        if not self.takes_turns:
+            raise RuleError(
+                f"The reward '{self.name}' returned rewards per turn, {value}. GRPO has one advantage for a whole "
+                "completion: return their sum, or take PPOTrainer."
+            )
+        return [math.nan if v is None else float(v) for v in value]
 
 
 class AsyncGuardedReward(GuardedReward):
@@ -75,11 +99,11 @@ class AsyncGuardedReward(GuardedReward):
             return [0.0] * len(kwargs["completions"])
 
 
-def guard(function: Any, name: str) -> Any:
+def guard(function: Any, name: str, takes_turns: bool = False) -> Any:
     """Return the reward function behind a guard; a reward model, which runs on the device, is returned as it is."""
     if isinstance(function, nn.Module):
         return function
-    return (AsyncGuardedReward if is_async_callable(function) else GuardedReward)(function, name)
+    return (AsyncGuardedReward if is_async_callable(function) else GuardedReward)(function, name, takes_turns)
 
 
 def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:

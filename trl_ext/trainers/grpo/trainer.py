@@ -3,6 +3,7 @@
 TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -75,6 +76,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     args: TRLGRPOConfig
     memory_kind = "grpo"
+    _takes_turns = False  # a reward function may give each turn of a completion its own reward
+    _guarded: Sequence[Any] = ()  # the reward functions of the rewards that were computed last
 
     def __init__(
         self,
@@ -101,9 +104,9 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._row_checks.look_at(train_dataset, "train_dataset")
         self._row_checks.look_at(eval_dataset, "eval_dataset")
         if self.memory_kind == "grpo":  # PPOTrainer has settled it by now, before its other models load
-            scores_by_model = any(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
             given = {"tokenizer": kwargs.get("processing_class"), "dataset": train_dataset}
-            settle_memory("grpo", args, kwargs, model, **given, reward_model="copy" if scores_by_model else "none")
+            given["num_reward_models"] = sum(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
+            settle_memory("grpo", args, kwargs, model, **given)
         self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
@@ -358,7 +361,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them; a reward
         model reads what it was trained on."""
         self._unscored.begin(self.reward_funcs)
-        guarded = [guard(f, name) for f, name in zip(self.reward_funcs, self.reward_func_names, strict=True)]
+        named = zip(self.reward_funcs, self.reward_func_names, strict=True)
+        guarded = self._guarded = [guard(f, name, self._takes_turns) for f, name in named]
         tokenizers = stand_ins(self, self._reward_encoders, prompts, completions, completion_ids_list)
         with swapped(self, reward_funcs=guarded, reward_processing_classes=tokenizers), self._clock.phase("score"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)

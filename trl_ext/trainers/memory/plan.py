@@ -41,7 +41,7 @@ class Inputs:
         peft_config, quantization_config: Of the policy; None without.
         tokenizer: None for the model's own.
         dataset: The training rows.
-        reward_model: "none", "copy" or "adapter".
+        num_reward_models, num_reward_adapters: Whole models, and LoRA of the policy's backbone, that score.
         has_value_model: A critic of its own was given.
     """
 
@@ -50,7 +50,8 @@ class Inputs:
     quantization_config: Any = None
     tokenizer: Any = None
     dataset: Any = None
-    reward_model: str = "none"
+    num_reward_models: int = 0
+    num_reward_adapters: int = 0
     has_value_model: bool = False
 
 
@@ -130,13 +131,13 @@ def plan_of(trainer: Any) -> Plan | None:
 def inputs_of(trainer: Any) -> Inputs:
     """Read back what a trainer was constructed with."""
     rewards = [*getattr(trainer, "reward_funcs", ())]
-    is_whole = any(isinstance(getattr(reward, "wrapped", reward), torch.nn.Module) for reward in rewards)
     critic = getattr(trainer, "_critic", None)
     return Inputs(
         model=trainer.accelerator.unwrap_model(trainer.model),
         tokenizer=trainer.processing_class,
         dataset=trainer.train_dataset,
-        reward_model="adapter" if getattr(trainer, "_reward_adapter", None) else "copy" if is_whole else "none",
+        num_reward_models=sum(isinstance(getattr(one, "wrapped", one), torch.nn.Module) for one in rewards),
+        num_reward_adapters=sum(bool(getattr(one, "is_adapter", False)) for one in rewards),
         has_value_model=critic is not None and critic.name == "separate",
     )
 
@@ -211,8 +212,8 @@ def _model_keys(args: Any, inputs: Inputs) -> dict[str, Any]:
     keys = {
         "dtype": str(next(base_model(inputs.model).parameters()).dtype) if is_loaded else _loading(args).get("dtype"),
         "use_peft": False,
-        "reward_model": inputs.reward_model == "copy",
-        "reward_adapter": inputs.reward_model == "adapter",
+        "reward_model": inputs.num_reward_models,
+        "reward_adapter": inputs.num_reward_adapters,
         "value_model": inputs.has_value_model,
     }
     lora = inputs.peft_config

@@ -7,12 +7,15 @@ from typing import Any, cast
 from trl_ext.compat.trl import without_groups
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.config import GRPOConfig
+from trl_ext.trainers.ppo.advantages import ADVANTAGES, OF_GROUPS
+from trl_ext.trainers.ppo.critic.schedule import check_warmup
 from trl_ext.trainers.ppo.equations import ESTIMATORS
-from trl_ext.trainers.ppo.scores.combine import KINDS, MODES
+from trl_ext.trainers.ppo.policy_losses import check_policy_loss
+from trl_ext.trainers.ppo.scores.combine import ENSEMBLES, KINDS, MODES
 from trl_ext.trainers.ppo.without_effect import check_settings
 from trl_ext.trainers.setting_checks import check_numbers
 
-CRITICS = ("adapter", "head", "separate")
+CRITICS = ("adapter", "head", "separate", "none")
 
 # TRL 1.12's name: the name of the same thing here.
 RENAMED = {
@@ -86,8 +89,15 @@ class PPOConfig(GRPOConfig):
     kl_estimator: str = field(
         default="k1",
         metadata={
-            "help": "Of the KL in the reward. k1: the log-ratio; its gradient is the KL's. k3: never negative, but in "
-            "the reward it hardly holds the policy back: its gradient is another one and vanishes near the reference."
+            "help": "Of the KL. In the reward k1, the log-ratio, has the KL's gradient; k2 and k3 hardly hold the "
+            "policy back there. In the loss k2 has the KL's gradient, and k3 that of the KL from the reference."
+        },
+    )
+    kl_term: str = field(
+        default="reward",
+        metadata={
+            "help": "Where the KL stands. reward: at every token, as in PPO and RLOO. loss: beside the policy loss, "
+            "as in GRPO; with kl_estimator k2 or k3."
         },
     )
     kl_target: float | None = field(
@@ -96,6 +106,14 @@ class PPOConfig(GRPOConfig):
     )
     kl_horizon: float = field(
         default=10_000, metadata={"help": "Episodes over which the KL coefficient follows kl_target."}
+    )
+    advantage_estimator: str = field(
+        default="gae",
+        metadata={
+            "help": "gae: PPO's, with a critic. Without one: reinforce_pp (REINFORCE++: rewards to come, whitened "
+            "over the update), rloo and grpo (against the prompt's other completions; num_generations of 2 or more), "
+            "remax (against the prompt's greedy completion)."
+        },
     )
     gamma: float = field(default=1.0, metadata={"help": "Discount per token."})
     lam: float = field(default=0.95, metadata={"help": "Decay of the generalized advantage estimate."})
@@ -106,16 +124,55 @@ class PPOConfig(GRPOConfig):
     cliprange_value: float | None = field(
         default=0.2, metadata={"help": "How far a value may move from its old one before it is clipped. Unset: never."}
     )
+    value_normalisation: bool = field(
+        default=True,
+        metadata={
+            "help": "The critic predicts on the running scale of the returns, so that large scores make no large "
+            "value loss; cliprange_value is on that scale, too. False: in the units of the scores, as TRL 1.12."
+        },
+    )
     critic: str | None = field(
         default=None,
         metadata={
             "help": "adapter: one frozen backbone, a LoRA for the actor and one for the critic. head: a value head on "
             "the actor's hidden states. separate: value_model, with an optimizer of its own. Unset: separate with a "
-            "value_model, else adapter with PEFT, else head."
+            "value_model, else adapter with PEFT, else head; none where advantage_estimator is not gae."
         },
     )
     value_learning_rate: float | None = field(
         default=None, metadata={"help": "Initial learning rate of the critic. Unset: learning_rate."}
+    )
+    value_lr_scheduler_type: str | None = field(
+        default=None, metadata={"help": "Schedule of the critic's learning rate. Unset: lr_scheduler_type."}
+    )
+    value_weight_decay: float | None = field(
+        default=None, metadata={"help": "Weight decay of the critic. Unset: weight_decay."}
+    )
+    value_max_grad_norm: float | None = field(
+        default=None,
+        metadata={
+            "help": "The critic's gradients are clipped at this norm, apart from the actor's. Unset: max_grad_norm, "
+            "with adapter and head over both together."
+        },
+    )
+    critic_init: str | None = field(
+        default=None,
+        metadata={
+            "help": "reward: the critic starts from the (first) reward model: adapter from reward_adapter's LoRA and "
+            "score, head from reward_model's score, separate from a copy of reward_model. Unset: adapter and head "
+            "start at zero, separate from value_model."
+        },
+    )
+    critic_warmup_steps: int = field(
+        default=0,
+        metadata={"help": "Optimizer steps at the start in which the critic alone learns and the actor stands still."},
+    )
+    critic_warmup_data: str | None = field(
+        default=None,
+        metadata={
+            "help": "File of JSON lines with prompt, completion and, in all lines or none, score: what the critic "
+            "learns from in critic_warmup_steps. Unset: completions that are sampled."
+        },
     )
     score_mode: str = field(
         default="add",
@@ -127,16 +184,31 @@ class PPOConfig(GRPOConfig):
     gate_above: float = field(
         default=0.0, metadata={"help": "With score_mode='gate': what the rules' sum must exceed to pass."}
     )
-    score_normalisation: str = field(
-        default="none",
+    score_ensemble: str = field(
+        default="sum",
         metadata={
-            "help": "Of a reward model's scores. running: by all seen so far. fixed: by score_mean and score_std."
+            "help": "Of several reward models. sum: each by its weight. mean: their weighted mean. min: the lowest. "
+            "cautious: the mean less their standard deviation."
+        },
+    )
+    score_normalisation: str = field(
+        default="running",
+        metadata={
+            "help": "Of a reward model's scores. running: by all seen so far. fixed: by score_mean and score_std. "
+            "none: as they are. Rules are never normalised here."
         },
     )
     score_mean: float | None = field(default=None, metadata={"help": "For score_normalisation='fixed'."})
     score_std: float | None = field(default=None, metadata={"help": "For score_normalisation='fixed'."})
     score_clip: float | None = field(
-        default=None, metadata={"help": "Largest absolute value of a reward model's normalised score."}
+        default=10.0, metadata={"help": "Largest absolute value of a reward model's normalised score. Unset: none."}
+    )
+    score_length_control: bool = field(
+        default=False,
+        metadata={
+            "help": "Take off each reward model's score what the completion's length explains of it, by a line "
+            "through all scores so far; before it is normalised."
+        },
     )
     reward_tokens_per_forward: int | None = field(
         default=None, metadata={"help": "Most tokens in one forward of a reward model. Unset: 16,384."}
@@ -147,6 +219,13 @@ class PPOConfig(GRPOConfig):
     )
     model_adapter_name: str | None = field(
         default=None, metadata={"help": "Adapter of the model that is trained. Unset: the active one."}
+    )
+    eval_greedy: bool = field(
+        default=False,
+        metadata={
+            "help": "Evaluate with a greedy completion of each prompt beside the sampled ones; its metrics begin with "
+            "eval_greedy_."
+        },
     )
     num_sample_generations: int = field(
         default=10,
@@ -172,6 +251,9 @@ class PPOConfig(GRPOConfig):
         self._check_groups()
         self._check_choices()
         self._check_horizon()
+        self._check_warmup()
+        check_policy_loss(self)
+        self._check_greedy()
         if self.num_total_batches is not None:
             steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
             if self.max_steps > 0 and self.max_steps != steps:  # equal in a copy of this config
@@ -180,6 +262,7 @@ class PPOConfig(GRPOConfig):
                     f"makes {steps} optimizer steps. Give total_episodes alone, or unset it (total_episodes: null)."
                 )
             self.max_steps = steps
+        check_warmup(self.critic_warmup_steps, self.max_steps)
 
     # TRL 1.12 wrote these into the config when training began; scripts read them.
 
@@ -234,8 +317,22 @@ class PPOConfig(GRPOConfig):
                 "steps_per_generation and generation_batch_size unset."
             )
 
+    def _check_warmup(self) -> None:
+        steps = self.num_iterations * self.num_mini_batches
+        if self.critic_warmup_data is not None and self.critic_warmup_steps % steps:
+            raise ConfigError(
+                f"critic_warmup_steps={self.critic_warmup_steps} would end inside an update, which has {steps} "
+                "optimizer steps, and the policy would learn from the completions of critic_warmup_data. Give a "
+                f"multiple of {steps}."
+            )
+
     def _check_groups(self) -> None:
         size = cast(int, self.num_generations)
+        if self.advantage_estimator in OF_GROUPS and size == 1:
+            raise ConfigError(
+                f"advantage_estimator='{self.advantage_estimator}' compares the completions of a prompt, and "
+                "num_generations=1 makes one. Give 2 or more, or take reinforce_pp."
+            )
         if self.batch_size % size:
             raise ConfigError(
                 f"The {self.batch_size} episodes of an update cannot be split into groups of num_generations={size}. "
@@ -250,18 +347,39 @@ class PPOConfig(GRPOConfig):
 
     def _check_choices(self) -> None:
         for name, choices in {
+            "advantage_estimator": ADVANTAGES,
             "critic": (None, *CRITICS),
+            "critic_init": (None, "reward"),
             "kl_estimator": ESTIMATORS,
+            "kl_term": ("reward", "loss"),
             "score_mode": MODES,
+            "score_ensemble": ENSEMBLES,
             "score_normalisation": KINDS,
             "stop_token": (None, "eos"),
         }.items():
             if getattr(self, name) not in choices:
                 listed = ", ".join(c for c in choices if c)
                 raise ConfigError(f"{name}='{getattr(self, name)}' is unknown. Use one of: {listed}.")
+        if (self.critic == "none") != (self.advantage_estimator != "gae") and self.critic is not None:
+            raise ConfigError(
+                f"critic='{self.critic}' does not go with advantage_estimator='{self.advantage_estimator}': gae needs "
+                "a critic, and no other estimator has one. Leave critic out."
+            )
+        if self.kl_term == "loss" and self.kl_estimator == "k1":
+            raise ConfigError(
+                "kl_estimator='k1' has no gradient as a loss: its mean over the policy's own samples is 0. Take "
+                "kl_estimator='k2', whose gradient is the KL's, or kl_term='reward'."
+            )
         if self.stop_token is not None and self.stop_token_id is not None:
             raise ConfigError(
                 f"stop_token='eos' and stop_token_id={self.stop_token_id} are both set. Give one of them."
+            )
+
+    def _check_greedy(self) -> None:
+        if self.eval_greedy and self.eval_temperature == 0:
+            raise ConfigError(
+                "eval_greedy=True adds greedy completions to sampled ones, and with eval_temperature=0 there are "
+                "none. Leave one of the two out."
             )
 
     def _check_horizon(self) -> None:

@@ -15,11 +15,11 @@ from trl_ext.errors import ConfigError
 
 Total = Callable[[torch.Tensor], torch.Tensor]
 
-ESTIMATORS = ("k1", "k3")
+ESTIMATORS = ("k1", "k2", "k3")
 
 _MOST_ERROR = 0.2  # Ziegler et al. bound the relative error of one update to this on either side.
 _EPSILON = 1e-8  # Added to the variance, as in TRL 1.12's masked_whiten.
-_LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is rounding.
+LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is rounding.
 
 # KL ---------------------------------------------------------------------------------------------------------------
 
@@ -27,13 +27,19 @@ _LEAST_SPREAD = 1e-12  # A standard deviation below this part of the mean is rou
 def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) -> torch.Tensor:
     """Estimate KL(policy || reference) from tokens that the policy sampled.
 
-    The mean of either estimator is the KL. As part of a reward they differ: the policy gradient of k1 is that of
-    KL(policy || reference), of k3 that of KL(policy || reference) - KL(reference || policy), which vanishes to second
-    order near the reference and so hardly holds the policy back.
+    The mean of k1 and k3 is the KL, that of k2 nearly. Their gradients differ, with the place where they stand:
+
+                in the reward                                       in the loss
+        k1      KL(policy || reference)                             0: it holds nothing back
+        k2      none that holds the policy back near the reference  KL(policy || reference)
+        k3      KL(policy || reference) - KL(reference || policy)   KL(reference || policy)
+
+    In the reward only k1 has the KL's gradient; that of k3 vanishes to second order near the reference.
 
     Args:
         logps, ref_logps: [B, T] log-probabilities of the tokens under the policy and the reference.
-        estimator: "k1" is the log-ratio, of either sign; "k3" is never negative and mostly varies less.
+        estimator: "k1" is the log-ratio, of either sign; "k2" half its square; "k3" is never negative and mostly
+            varies less than k1.
 
     Returns:
         [B, T] in float32, nats.
@@ -47,7 +53,9 @@ def kl_estimate(logps: torch.Tensor, ref_logps: torch.Tensor, estimator: str) ->
         raise ConfigError(f"kl_estimator is {estimator!r}. Give one of {', '.join(ESTIMATORS)}.")
     log_ratio = ref_logps.float() - logps.float()
     # expm1: near the reference the two terms of exp(x) - 1 cancel, and the rest would be rounding.
-    return -log_ratio if estimator == "k1" else torch.expm1(log_ratio) - log_ratio
+    if estimator == "k3":
+        return torch.expm1(log_ratio) - log_ratio
+    return -log_ratio if estimator == "k1" else 0.5 * log_ratio.square()
 
 
 @dataclass(slots=True)
@@ -179,27 +187,6 @@ def whiten(
     variance = squares[0] / (count - 1).clamp(min=1)
     whitened = (wide_values - means[0]) * torch.rsqrt(variance + _EPSILON)
     return _narrow(_kept(whitened if shift_mean else whitened + means[0], counted), values)
-
-
-@torch.no_grad()
-def explained_variance(
-    values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total: Total | None = None
-) -> torch.Tensor:
-    """[] how much of the returns' variance the critic explains: 1 all, 0 as much as a constant, below 0 less.
-
-    Args:
-        values, returns: [B, T] the critic's values and what they should have been.
-        mask: [B, T] 1 where a token counts.
-        total: As in `whiten`.
-
-    Returns:
-        1 - Var(returns - values) / Var(returns) over the counted tokens of all ranks; 0 where the returns do not vary.
-    """
-    wide_returns, wide_values = wide(returns), wide(values)
-    pair = torch.stack([wide_returns - wide_values, wide_returns])
-    count, means, squares = _moments(pair, wide(mask).bool(), total)
-    varies = squares[1] > count * (_LEAST_SPREAD * means[1]).square()
-    return _narrow(torch.where(varies, 1 - squares[0] / squares[1], 0.0), values)
 
 
 def _moments(

@@ -1,7 +1,7 @@
 """Checks and loads what PPOTrainer is given: models that must fit together, datasets as TRL 1.12 wanted them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
+from trl_ext.compat.versions import is_older
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.without_effect import check_settings_of_reward_models
@@ -28,10 +29,10 @@ def check_arguments(args: Any, data_collator: Any) -> None:
     if not isinstance(args, PPOConfig):
         raise ConfigError(f"args is a {type(args).__name__}. Give a PPOConfig: PPOTrainer(args=PPOConfig(...), ...).")
     check_settings(args)
-    if args.kl_estimator == "k3" and args.beta > 0:
+    if args.kl_estimator != "k1" and args.kl_term == "reward" and args.beta > 0:
         logger.warning_once(
-            "kl_estimator='k3' in the reward hardly holds the policy back: its gradient is not the KL's and vanishes "
-            "near the reference. Use k1 unless that is what you want."
+            f"kl_estimator='{args.kl_estimator}' in the reward hardly holds the policy back: its gradient is not the "
+            "KL's and vanishes near the reference. Use k1, or kl_term='loss', unless that is what you want."
         )
     if data_collator is not None:
         logger.warning("data_collator is not used: prompts are batched as lists and padded after generation.")
@@ -44,6 +45,7 @@ def check_models(
     value_model: Any,
     reward_models: Sequence[Any],
     reward_funcs: Sequence[Any],
+    rollout_func: Any = None,
 ) -> None:
     """Raise ConfigError for models that cannot work together, before anything is loaded or moved."""
     if model is None:
@@ -55,6 +57,16 @@ def check_models(
         )
     if _is_one_object(value_model, model):
         raise ConfigError("value_model is the actor itself. Take critic='head' to share its weights.")
+    if args.advantage_estimator == "remax" and rollout_func is not None:
+        raise ConfigError(
+            "advantage_estimator='remax' compares with greedy completions, and a rollout_func samples its own. Take "
+            "another estimator, or leave rollout_func out."
+        )
+    if args.eval_greedy and rollout_func is not None:
+        raise ConfigError(
+            "eval_greedy=True asks for greedy completions, and a rollout_func samples its own. Leave one of the two "
+            "out."
+        )
     if any(_is_one_object(reward, value_model) for reward in reward_models):
         raise ConfigError("value_model is the reward model itself, which must not be trained. Load it twice.")
     if not reward_models and not reward_funcs:
@@ -63,8 +75,25 @@ def check_models(
         raise ConfigError("score_mode='gate' needs both reward_funcs, which decide, and a reward_model. Give both.")
     if args.score_mode == "rules_only" and not reward_funcs:
         raise ConfigError("score_mode='rules_only' has no rules. Give reward_funcs, or another score_mode.")
-    if not reward_models:
+    if not reward_models or args.score_mode == "rules_only":
         check_settings_of_reward_models(args)
+    if len(reward_models) == 1 and args.score_ensemble != "sum":
+        raise ConfigError(
+            f"score_ensemble='{args.score_ensemble}' is of several reward models, and there is one. Leave it out."
+        )
+
+
+def check_no_tools(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError where the completions of critic_warmup_data would be without the tools' answers.
+
+    Args:
+        options: Of TRL's trainer.
+    """
+    if name := next((name for name in ("tools", "environment_factory") if options.get(name)), None):
+        raise ConfigError(
+            f"critic_warmup_data has completions of one turn, and {name} makes several. Leave critic_warmup_data out: "
+            "critic_warmup_steps alone learns from completions that are sampled."
+        )
 
 
 def _is_one_object(a: Any, b: Any) -> bool:
@@ -72,19 +101,31 @@ def _is_one_object(a: Any, b: Any) -> bool:
     return a is b and a is not None and not isinstance(a, str)
 
 
-def choose_critic(args: Any, is_peft: bool, value_model: Any, reward_adapter: str | None = None) -> str:
-    """Return the kind of critic: "adapter", "head" or "separate".
+def choose_critic(
+    args: Any, is_peft: bool, value_model: Any, reward_adapters: Sequence[str] = (), reward_models: Sequence[Any] = ()
+) -> str:
+    """Return the kind of critic: "adapter", "head" or "separate"; "none" for an estimator that needs no values.
 
     Raises:
         ConfigError: the critic that was asked for cannot be made of the models that were given.
     """
+    if args.advantage_estimator != "gae":
+        given = {"value_model": value_model, "reward_adapter": reward_adapters or None}
+        if name := next((name for name, what in given.items() if what is not None), None):
+            raise ConfigError(
+                f"{name} has no use with advantage_estimator='{args.advantage_estimator}', which has no critic. "
+                + ("Drop it." if name == "value_model" else "Give the reward model as reward_model.")
+            )
+        return "none"
     critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
     if critic == "adapter" and not is_peft:
         raise ConfigError(
             "critic='adapter' is a second LoRA beside the actor's, but the actor has none. Give "
             "peft_config=LoraConfig(...), or take critic='head'."
         )
-    if critic == "separate" and value_model is None:
+    if args.critic_init == "reward":
+        _check_start(critic, value_model, reward_adapters, reward_models)
+    elif critic == "separate" and value_model is None:
         raise ConfigError(
             "critic='separate' needs value_model: a model or path for AutoModelForSequenceClassification with "
             "num_labels=1, of the actor's tokenizer. Or take critic='head'."
@@ -92,27 +133,51 @@ def choose_critic(args: Any, is_peft: bool, value_model: Any, reward_adapter: st
     if critic != "separate" and value_model is not None:
         raise ConfigError(f"value_model has no use with critic='{critic}'. Drop one of the two.")
     if critic == "adapter" and args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
-        raise ConfigError(
-            "critic='adapter' is not possible under ZeRO-3: DeepSpeed prefetches weights in the order of modules it "
-            "saw first, which changes with the role, and needs reentrant checkpointing with PEFT, which cannot keep "
-            "the adapters apart. Use ZeRO-2 (LoRA has little optimizer state to shard), or critic='head'."
-        )
-    if critic != "adapter" and reward_adapter is not None:
+        if args.gradient_checkpointing and is_older("deepspeed", "0.19.4"):
+            raise ConfigError(
+                "critic='adapter' under ZeRO-3 needs DeepSpeed 0.19.4: older ones cannot recompute frozen weights "
+                "without reentrant checkpointing, which cannot keep the adapters apart. Update DeepSpeed, set "
+                "gradient_checkpointing=False, use ZeRO-2, or take critic='head'."
+            )
+    if critic != "adapter" and reward_adapters:
         raise ConfigError(
             f"reward_adapter is a third LoRA beside those of actor and critic, but critic='{critic}' has none. Take "
             "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
-    # By the run's own settings, or by accelerate's launch.
-    if critic != "head" and (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true"):
-        reason, stage = (
-            ("is a second trained model, which accelerate cannot shard with FSDP", 3)
-            if critic == "separate"
-            else ("trains other weights under FSDP than under DDP", 2)
+    if critic == "separate" and _is_fsdp(args):
+        raise ConfigError(
+            "critic='separate' is a second trained model, which accelerate cannot shard with FSDP. Take critic='head' "
+            "or 'adapter', or launch with --config_file zero3."
         )
-        raise ConfigError(f"critic='{critic}' {reason}. Take critic='head', or launch with --config_file zero{stage}.")
+    if critic != "separate" and args.value_max_grad_norm is not None and _shards(args):
+        raise ConfigError(
+            f"value_max_grad_norm={args.value_max_grad_norm} has no effect with critic='{critic}' under DeepSpeed and "
+            "FSDP, which clip all that one optimizer trains together. Leave it out, or take critic='separate'."
+        )
     if critic == "separate" and args.fp16:
         raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")
     return critic
+
+
+def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], reward_models: Sequence[Any]) -> None:
+    """Raise ConfigError unless there is what critic_init='reward' starts this critic from."""
+    if value_model is not None:
+        raise ConfigError("value_model is where the critic starts, so critic_init='reward' has no use. Drop one.")
+    what, name = (reward_adapters, "reward_adapter") if critic == "adapter" else (reward_models, "reward_model")
+    if not what:
+        raise ConfigError(
+            f"critic_init='reward' starts critic='{critic}' from the {name}, and there is none. Give {name}, or leave "
+            "critic_init out."
+        )
+
+
+def _is_fsdp(args: Any) -> bool:
+    """True by the run's own settings, or by accelerate's launch."""
+    return bool(args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true")
+
+
+def _shards(args: Any) -> bool:
+    return args.deepspeed_plugin is not None or _is_fsdp(args)
 
 
 def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> None:

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models.utils import prepare_deepspeed
 
+from trl_ext.compat.peft import add_adapter
 from trl_ext.errors import ConfigError
 
 ADAPTER = "ref"  # the name under which TRL looks for it
@@ -64,11 +65,16 @@ def add_reference_adapter(model: Any, source: str | None) -> None:
     if name == ADAPTER or (source is None and is_fresh):
         return
     active = model.active_adapter
-    model.add_adapter(ADAPTER, copy.deepcopy(model.peft_config[name]))
-    for key, weight in list(model.named_parameters()):
-        if f".{name}." in key:
-            model.get_parameter(key.replace(f".{name}.", f".{ADAPTER}.")).data.copy_(weight.data)
+    add_adapter(model, ADAPTER, copy.deepcopy(model.peft_config[name]))
+    copy_adapter(model, name, ADAPTER)
     model.set_adapter(active)
+
+
+def copy_adapter(model: Any, source: str, target: str) -> None:
+    """Give one adapter of a PeftModel the weights of another of the same shape."""
+    for key, weight in list(model.named_parameters()):
+        if f".{source}." in key:
+            model.get_parameter(key.replace(f".{source}.", f".{target}.")).data.copy_(weight.data)
 
 
 def prepare_frozen(model: Any, trainer: Any) -> Any:

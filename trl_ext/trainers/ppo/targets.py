@@ -5,23 +5,27 @@ Legend: B rows, T completion tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 
+from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.update import counted_tokens
+from trl_ext.trainers.ppo.advantages import less_the_others, rewards_to_come, spread_over_tokens, standardised
 from trl_ext.trainers.ppo.config import PPOConfig
+from trl_ext.trainers.ppo.critic.errors import ValueErrors, position_buckets
+from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.equations import (
     AdaptiveKL,
-    explained_variance,
     generalized_advantages,
     kl_estimate,
     shaped_rewards,
     whiten,
     wide,
 )
+from trl_ext.trainers.ppo.held_out import HeldOut
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class PPOTargets:
         args: PPOConfig.
         kl: The coefficient of the KL in the reward; every training batch moves it.
         values: The critic's.
+        scale: Of the critic's outputs; every training batch moves it.
         accelerator: Sums over ranks.
         eos_token_ids: The tokens that end a completion.
     """
@@ -39,12 +44,21 @@ class PPOTargets:
     args: PPOConfig
     kl: AdaptiveKL
     values: CriticValues
+    scale: ValueScale
     accelerator: Accelerator
     eos_token_ids: Sequence[int]
 
     @torch.no_grad()
     def complete(
-        self, rollouts: dict[str, Any], scores: torch.Tensor, num_updates: int, *, is_training: bool
+        self,
+        rollouts: dict[str, Any],
+        scores: torch.Tensor,
+        num_updates: int,
+        baselines: torch.Tensor | None = None,
+        held_out: HeldOut | None = None,
+        *,
+        moved: torch.Tensor | None = None,
+        is_training: bool,
     ) -> dict[str, float]:
         """Add PPO's targets to rollouts; in evaluation, where nothing is trained, only their statistics. Collective.
 
@@ -52,12 +66,15 @@ class PPOTargets:
             rollouts: TRL's, of this rank; changed in place.
             scores: [B] NaN where nothing could score.
             num_updates: Batches of rollouts so far, this one included.
+            baselines: [B] for ReMax: the score of each prompt's greedy completion.
+            moved: [B, T] what the rewards of turns change, as `moved_to_turns` returns it.
+            held_out: Takes the critic's errors in an evaluation; None: nobody asks for them.
             is_training: False in evaluation.
 
         Returns:
             Metrics over all ranks.
         """
-        scores = scores - self._missing_eos_penalty(rollouts)
+        scores = scores - self.missing_eos_penalty(rollouts)
         # What nothing could score teaches nothing: its tokens are in no loss and in no statistic.
         rollouts["completion_mask"] = rollouts["completion_mask"] * (~scores.isnan())[:, None]
         mask = counted_tokens(rollouts)
@@ -65,27 +82,41 @@ class PPOTargets:
         logps, values = self.values.with_log_probs(rollouts, is_training=is_training)
         if logps is not None:
             rollouts["old_per_token_logps"] = logps
-        ref_logps = rollouts.pop("ref_per_token_logps", None)
+        ref_logps = rollouts.get("ref_per_token_logps")
+        in_reward = self.args.kl_term == "reward"
+        if in_reward or not is_training:
+            rollouts.pop("ref_per_token_logps", None)
         kl = torch.zeros_like(mask, dtype=torch.float32)
         if ref_logps is not None and logps is not None:
             kl = torch.where(mask.bool(), kl_estimate(logps, ref_logps, self.args.kl_estimator), 0.0)
         metrics = self._objective(scores, kl, num_updates, is_training=is_training)
-        if not is_training:
+        if not is_training and (held_out is None or values is None):
             return metrics
-        assert values is not None, "In training there are values of every rollout."
-        metrics |= self._add_targets(rollouts, scores, kl, values, mask)
+        rewards = shaped_rewards(scores, kl, mask, self.kl.value if in_reward else 0.0)
+        if moved is not None:
+            rewards = rewards + moved * mask
+        if self.args.whiten_rewards:
+            rewards = whiten(rewards, mask, shift_mean=False, total=self._total)
+        if self.args.advantage_estimator == "gae":
+            assert values is not None, "In training there are values of every rollout."
+            self._check_outputs(values, mask, num_updates)
+            metrics |= self._add_targets(rollouts, rewards, values, mask, held_out)
+        else:
+            rollouts["advantages"] = self._without_critic(rewards, scores.isnan(), mask, baselines)
         # Last: the coefficient that is logged is the one of these rewards.
-        if "objective/kl" in metrics:
+        if is_training and "objective/kl" in metrics:
             self.kl.update(metrics["objective/kl"], int(metrics["episode"]) // num_updates)
         return metrics
 
-    def _missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:
+    def missing_eos_penalty(self, rollouts: dict[str, Any]) -> torch.Tensor | float:
         """Return [B], above 0 for completions that were cut off."""
         if self.args.missing_eos_penalty is None:
             return 0.0
         ids = rollouts["completion_ids"]
         is_end = torch.isin(ids, torch.tensor(self.eos_token_ids, device=ids.device))
-        has_end = (is_end & rollouts["completion_mask"].bool()).any(dim=1)
+        mask = rollouts["completion_mask"].bool()
+        is_last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)  # earlier turns have ends, too
+        has_end = (is_end & is_last).any(dim=1)
         return self.args.missing_eos_penalty * (~has_end).float()
 
     def _objective(
@@ -107,29 +138,71 @@ class PPOTargets:
             metrics["episode"] = num_updates * everything
         return metrics
 
+    def _check_outputs(self, outputs: torch.Tensor, mask: torch.Tensor, num_updates: int) -> None:
+        """Raise ConfigError, on all ranks, for outputs [B, T] of the critic that are not finite. Collective."""
+        bad = torch.where(mask.bool(), ~outputs.isfinite(), False)
+        counts = self._total(wide(torch.stack([bad.sum(), bad.any(dim=1).sum()])))
+        if bool((counts > 0).any()):  # a flag, which a twin takes for False
+            tokens, rows = counts.tolist()
+            raise ConfigError(
+                f"The critic (critic='{self.values.critic_name}') gave NaN or infinity at {tokens:.0f} tokens of "
+                f"{rows:.0f} completions of update {num_updates}; no weight has moved since. Start it from finite "
+                "weights, such as an earlier checkpoint's; lower value_learning_rate if training broke it."
+            )
+
     def _add_targets(
         self,
         rollouts: dict[str, Any],
-        scores: torch.Tensor,
-        kl: torch.Tensor,
-        values: torch.Tensor,
+        rewards: torch.Tensor,
+        outputs: torch.Tensor,
         mask: torch.Tensor,
+        held_out: HeldOut | None,
     ) -> dict[str, float]:
-        """Add advantages, returns and old values, [B, T] each, to the rollouts; return their statistics."""
-        rewards = shaped_rewards(scores, kl, mask, self.kl.value)
-        if self.args.whiten_rewards:
-            rewards = whiten(rewards, mask, shift_mean=False, total=self._total)
+        """Add advantages, returns and old values, [B, T] each, to the rollouts; return their statistics.
+
+        In training the critic's outputs [B, T] move its scale before they are used, in evaluation they do not, unless
+        there is none yet.
+        """
+        scale = self.scale if held_out is None else held_out.scale
+        if held_out is None or not scale.has_begun:
+            to_come = rewards_to_come(rewards, mask, self.args.gamma)
+            if self.args.critic_init is not None and self.args.value_normalisation:
+                scale.centre(outputs, to_come, mask, self._total)
+            scale.follow(to_come, mask, self._total)
+        values = scale.values(scale.standardised(outputs))
         advantages, returns = generalized_advantages(rewards, values, mask, self.args.gamma, self.args.lam)
+        ends = position_buckets(self.args.max_completion_length)
+        errors = ValueErrors.of(values, returns, mask, ends, self._total)
+        metrics = {
+            "ppo/value_mean": self._mean_over_tokens(values, mask),
+            "ppo/return_mean": self._mean_over_tokens(returns, mask),
+        }
+        if held_out is not None:
+            held_out.add(errors)
+            return metrics
         rollouts |= {
             "advantages": whiten(advantages, mask, total=self._total),
             "returns": returns,
             "values": values,
         }
-        return {
-            "ppo/explained_variance": explained_variance(values, returns, mask, self._total).item(),
-            "ppo/value_mean": self._mean_over_tokens(values, mask),
-            "ppo/return_mean": self._mean_over_tokens(returns, mask),
-        }
+        return metrics | errors.metrics() | scale.metrics()
+
+    def _without_critic(
+        self, rewards: torch.Tensor, unscored: torch.Tensor, mask: torch.Tensor, baselines: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return advantages [B, T] against a baseline that is no critic; `unscored` is [B]."""
+        estimator = self.args.advantage_estimator
+        if estimator == "reinforce_pp":
+            return whiten(rewards_to_come(rewards, mask, self.args.gamma), mask, total=self._total)
+        if estimator == "remax":
+            assert baselines is not None, "ReMax's baselines come with the rollouts."
+            return torch.where(mask.bool(), rewards_to_come(rewards, mask) - baselines[:, None], 0.0)
+        # A group may lie on several ranks.
+        totals = self.accelerator.gather(wide(rewards).sum(dim=1).masked_fill(unscored, torch.nan))
+        compare = less_the_others if estimator == "rloo" else standardised
+        advantages = compare(totals, cast(int, self.args.num_generations))
+        own = advantages.split(len(rewards))[self.accelerator.process_index]
+        return spread_over_tokens(own, mask).to(rewards.dtype)
 
     def _mean_over_tokens(self, x: torch.Tensor, mask: torch.Tensor) -> float:
         total, count = self._total(wide(torch.stack([(x * mask).sum(), mask.sum()]))).tolist()

@@ -5,41 +5,54 @@ advantages and a value loss. The trainer holds its models, the critic and its va
 stands here are the hooks that TRL calls. Legend: B rows, T completion tokens.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
+from accelerate.utils import set_seed
 from peft import PeftModel
 from transformers import PreTrainedModel
 
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import print_samples
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.forward.completions import LogProbs
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
-from trl_ext.trainers.grpo.rewards import raise_together
+from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.grpo.update import counted_tokens
 from trl_ext.trainers.memory.oom.rescue import Forward
 from trl_ext.trainers.memory.plan import settle_memory
 from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, with_targets
+from trl_ext.trainers.memory.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
-from trl_ext.trainers.ppo.critic.critics import Critic, CriticStarts, SeparateCritic, split_group
+from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticStarts, SeparateCritic, split_group
+from trl_ext.trainers.ppo.critic.gradients import can_settle, settled
+from trl_ext.trainers.ppo.critic.scale import ValueScale
+from trl_ext.trainers.ppo.critic.schedule import factors, joint_schedule
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.equations import AdaptiveKL, clipped_value_loss
+from trl_ext.trainers.ppo.critic.warmup_data import WarmupData, completion_ids, read_warmup_data
+from trl_ext.trainers.ppo.equations import AdaptiveKL, clipped_value_loss, kl_estimate
+from trl_ext.trainers.ppo.held_out import GREEDY, SAMPLED, HeldOut, empty_logs, extend_logs
 from trl_ext.trainers.ppo.inputs import (
     TokenizedPrompt,
     check_arguments,
     check_models,
+    check_no_tools,
     keep_token_ids,
     listed,
     with_prompts,
 )
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.targets import PPOTargets
+from trl_ext.trainers.ppo.turns import moved_to_turns
 
 
 class PPOTrainer(GRPOTrainer):
@@ -59,13 +72,15 @@ class PPOTrainer(GRPOTrainer):
         reward_funcs: A RuleSet or other reward functions, beside reward models or instead of them. `reward_weights`
             names theirs first, then those of the reward models.
         reward_processing_classes: Tokenizers of the reward models, where they are not beside their weights.
-        reward_adapter: Folder of a LoRA reward model of the actor's backbone; it becomes a third adapter.
+        reward_adapter: Folder of a LoRA reward model of the actor's backbone, or several; each is one more adapter.
         quantization_config, tools, rollout_func, environment_factory: As in TRL's GRPOTrainer.
 
     Metrics, beside GRPOTrainer's:
         objective/scores, objective/kl, objective/non_score_reward, objective/rlhf_reward: Means over completions.
         loss/policy_avg, loss/value_avg, val/clipfrac_avg: Of the optimizer steps.
         ppo/kl_coef, ppo/explained_variance, ppo/value_mean, ppo/return_mean, ppo/unscored_frac: Of the episodes.
+        ppo/explained_variance/<first>-<last>: Of the tokens at these positions of a completion.
+        ppo/value_scale_mean, ppo/value_scale_std: The scale on which the critic predicts.
         episode: Episodes sampled so far.
 
     Raises:
@@ -75,6 +90,7 @@ class PPOTrainer(GRPOTrainer):
     _tag_names: ClassVar = ["trl", "ppo"]  # type: ignore[misc]  # TRL names no ClassVar
     _name = "PPO"
     memory_kind = "ppo"
+    _takes_turns = True
     _paper: ClassVar = {  # type: ignore[misc]  # as above
         "title": "Proximal Policy Optimization Algorithms",
         "id": "1707.06347",
@@ -87,9 +103,14 @@ class PPOTrainer(GRPOTrainer):
     model: PreTrainedModel | PeftModel
     _critic: Critic
     _values: CriticValues
+    _scale: ValueScale
+    _logps: Sequence[torch.Tensor] = ()  # [B, T] of the policy's last forward with gradient
     _targets: PPOTargets
     _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
     _forwards: Sequence[Forward] = ()  # of the micro-step
+    _held_out: HeldOut | None = None  # the evaluation that runs
+    _warmup_data: WarmupData | None = None
+    _given_scores: torch.Tensor | None = None  # [B] of the file that rollouts are taken from now
 
     def __init__(
         self,
@@ -108,17 +129,22 @@ class PPOTrainer(GRPOTrainer):
         *,
         reward_funcs: Any = None,
         reward_processing_classes: Any = None,
-        reward_adapter: str | None = None,
+        reward_adapter: str | Sequence[str] | None = None,
         **grpo_options: Any,
     ):
-        rules, models = listed(reward_funcs), listed(reward_model)
+        rules, models, adapters = listed(reward_funcs), listed(reward_model), listed(reward_adapter)
         check_arguments(args, data_collator)
-        check_models(args, model, ref_model, value_model, [*models, *listed(reward_adapter)], rules)
+        rollout_func = grpo_options.get("rollout_func")
+        check_models(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func)
+        if args.critic_warmup_data is not None:
+            check_no_tools(grpo_options)
+            self._warmup_data = read_warmup_data(args.critic_warmup_data, args.seed)
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
         inputs: dict[str, Any] = {"tokenizer": processing_class, "dataset": train_dataset}
-        inputs["reward_model"] = "adapter" if reward_adapter else "copy" if models else "none"
+        if args.score_mode != "rules_only":
+            inputs |= {"num_reward_models": len(models), "num_reward_adapters": len(adapters)}
         settle_memory("ppo", args, grpo_options, model, has_value_model=value_model is not None, **inputs)
-        scorers = (models, reward_processing_classes, reward_adapter)
+        scorers = (models, reward_processing_classes, adapters)
         given = GivenModels(model, ref_model, value_model, *scorers, processing_class, grpo_options["peft_config"])
         self._ppo_models = PPOModels(self, args, given)
         self._scoring = self._ppo_models.scoring(len(rules))
@@ -130,7 +156,7 @@ class PPOTrainer(GRPOTrainer):
         # TRL would load a reference again by the model's name, which may not be what the model is now.
         with swapped(args, beta=args.beta if isinstance(model, str) and ref_model is None else 0.0):
             super().__init__(model, functions, args, *datasets, tokenizer, **grpo_options)
-        self.given_rewards = [*rules, *models, *listed(reward_adapter)]
+        self.given_rewards = [*rules, *models, *adapters]
 
     def _add_models(self) -> None:
         """Overrides trl_ext.GRPOTrainer._add_models: reference, critic and reward models join the actor."""
@@ -144,7 +170,10 @@ class PPOTrainer(GRPOTrainer):
         if self.use_vllm:
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
         self._values = CriticValues(self, self._critic, self.args.local_rollout_forward_batch_size)
-        self._targets = PPOTargets(self.args, self._kl, self._values, self.accelerator, self.eos_token_ids)
+        self._scale = ValueScale(self.args.value_normalisation)
+        self._targets = PPOTargets(
+            self.args, self._kl, self._values, self._scale, self.accelerator, self.eos_token_ids
+        )
 
     def _set_stop_tokens(self) -> None:
         """Take TRL 1.12's `stop_token` and `stop_token_id`, where given, instead of the model's EOS tokens."""
@@ -164,12 +193,12 @@ class PPOTrainer(GRPOTrainer):
 
     def _why_zero_advantage_counts(self) -> str:
         """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all."""
-        return "the critic learns from every row"
+        return "the critic learns from every row" if self._critic.has_values else self._update.why_whole
 
     @property
     def _num_passes_of_update(self) -> int:  # type: ignore[override]  # a constant of GRPO's
         """Overrides trl_ext.GRPOTrainer._num_passes_of_update: one for a critic with forwards of its own."""
-        return 1 if self._critic.comes_with_log_probs else 2
+        return 2 if self._critic.has_values and not self._critic.comes_with_log_probs else 1
 
     # Packing ------------------------------------------------------------------------------------------------------
 
@@ -200,9 +229,12 @@ class PPOTrainer(GRPOTrainer):
         if batch_size and self.args.local_rollout_forward_batch_size and not torch.is_grad_enabled():
             batch_size = self.args.local_rollout_forward_batch_size
         with self._values.noted_from(model, logits_to_keep):
-            return super()._get_per_token_logps_and_entropies(
+            logps, entropies, *rest = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, *args, **options
             )
+        if torch.is_grad_enabled():
+            self._logps = [logps]
+        return logps, entropies, *rest
 
     def _packed_batch(self, *args: Any) -> LogProbs:
         """Overrides trl_ext.GRPOTrainer._packed_batch: notes what a value head says."""
@@ -221,7 +253,10 @@ class PPOTrainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer._calculate_rewards: rules, then the reward models."""
+        """Overrides trl_ext.GRPOTrainer._calculate_rewards: rules, then the reward models; or what a file says."""
+        if self._given_scores is not None:
+            self._scores = self.accelerator.gather(self._given_scores)
+            return self._scores[:, None]
         accelerator, weights = self.accelerator, self.reward_weights.to(self.accelerator.device)
         rules = torch.zeros(len(prompts) * accelerator.num_processes, 0, device=accelerator.device)
         if self._scoring.num_rules:
@@ -234,11 +269,60 @@ class PPOTrainer(GRPOTrainer):
             models = accelerator.gather(asked.contiguous())
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
         per_function = torch.cat([rules, models], dim=1)
-        self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)
+        lengths = None
+        if self._scoring.controls_length:
+            own_lengths = [len(ids) for ids in completion_ids_list]
+            lengths = accelerator.gather(torch.tensor(own_lengths, device=accelerator.device))
+        self._scores = self._scoring.scores(per_function, weights, lengths, is_training=self.model.training)
         return per_function
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: advantages and returns per token."""
+        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: advantages and returns per token; in the
+        critic's warm-up of rows that a file has answered, where there is one."""
+        if self._warmup_data is None or not self.model.training or self._warmup_update is None:
+            return self._complete_rollouts(inputs)
+        rows = self._warmup_data.of_update(
+            self._warmup_update, self.accelerator.process_index, self.accelerator.num_processes, len(inputs)
+        )
+        with self._answered_by(rows):
+            return self._complete_rollouts(rows)
+
+    @property
+    def _warmup_update(self) -> int | None:
+        """Number of this update, counted from 0; None when the critic's warm-up is over."""
+        number = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations)
+        steps_before = number * self.num_iterations * self.args.num_mini_batches
+        return number if steps_before < self.args.critic_warmup_steps else None
+
+    @contextmanager
+    def _answered_by(self, rows: list[dict[str, Any]]) -> Iterator[None]:
+        """Inside the block completions are the rows' own, and so are the scores, where they have them."""
+
+        def answers(prompts: Any, trainer: Any) -> dict[str, Any]:
+            longest = cast(int, self.args.max_completion_length)
+            ids = completion_ids(rows, self._tokenizer, self.eos_token_ids[0], longest)
+            # Nobody sampled them; the ratio that vLLM's correction makes of this weighs the policy's loss alone.
+            logps = [[0.0] * len(own) for own in ids] if self.use_vllm else None
+            return {"prompt_ids": self._tokenize_prompts(prompts)[0], "completion_ids": ids, "logprobs": logps}
+
+        metrics: dict[str, list[float]] = defaultdict(list)
+        device = self.accelerator.device
+        swaps: dict[str, Any] = {"rollout_func": answers, "_logs": empty_logs()}
+        swaps["_metrics"] = {**self._metrics, "train": metrics}
+        if "score" in rows[0]:
+            swaps["_given_scores"] = torch.tensor([float(row["score"]) for row in rows], device=device)
+            swaps |= {"reward_funcs": [_given], "reward_func_names": ["score"]}
+            swaps |= {"reward_processing_classes": [None], "reward_weights": torch.ones(1)}
+        with swapped(self, **swaps):
+            yield
+        for name, values in metrics.items():
+            if not name.startswith("sampling/"):
+                self._metrics["train"][name] += values
+
+    def _complete_rollouts(self, inputs: Any) -> dict[str, Any]:
+        """TRL's rollouts with PPO's targets."""
+        is_remax = self.args.advantage_estimator == "remax" and self.model.training
+        baselines = self._greedy_scores(inputs) if is_remax else None
         self._values.forget()
         output = super()._generate_and_score_completions(keep_token_ids(inputs))
         self._critic.after_rollout()
@@ -249,11 +333,60 @@ class PPOTrainer(GRPOTrainer):
             metrics.pop("frac_reward_zero_std", None)
         own = self._scores.split(len(output["completion_ids"]))[self.accelerator.process_index]
         num_updates = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations) + 1
-        for name, value in self._targets.complete(output, own, num_updates, is_training=is_training).items():
+        held_out = None if is_training else self._held_out
+        moved = self._moved_to_turns(output)
+        targets = self._targets.complete(
+            output, own, num_updates, baselines, held_out, moved=moved, is_training=is_training
+        )
+        for name, value in targets.items():
             metrics[name].append(value)
         if is_training:
             self._show_advantages(output)
+        if held_out is not None and held_out.keeps_rows:
+            scores = self.accelerator.gather(own - self._targets.missing_eos_penalty(output)).tolist()
+            held_out.add_rows(self._logs, scores, self.state.global_step)
         return output
+
+    def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
+        """Return [B, T] what rewards per turn change; None where no reward has any on this rank. Collective."""
+        if self._given_scores is not None:
+            return None
+        if not any(isinstance(reward, GuardedReward) and not reward.is_rule_set for reward in self._guarded):
+            return None
+        mask, moved = counted_tokens(rollouts), None
+        for reward, weight in zip(self._guarded, self.reward_weights.tolist(), strict=False):
+            if not any(getattr(reward, "turns", ())):
+                continue
+            try:
+                change = moved_to_turns(reward.turns, weight, mask, reward.name)
+                moved = change if moved is None else moved + change
+            except RuleError as error:
+                reward.error = error
+        raise_together(list(self._guarded), self.accelerator.num_processes, self.accelerator.process_index)
+        return moved
+
+    @contextmanager
+    def _greedily(self, **attributes: Any) -> Iterator[dict[str, list[float]]]:
+        """Let completions be greedy inside the block, and nothing but the dict of metrics that it gets know of them.
+
+        Args:
+            attributes: Of the trainer, within the block.
+        """
+        metrics: dict[str, list[float]] = defaultdict(list)
+        with (
+            swapped(self, _metrics={"eval": metrics}, _logs=empty_logs(), **attributes),
+            swapped(self.args, eval_temperature=0.0),
+        ):
+            yield metrics
+
+    def _greedy_scores(self, inputs: Any) -> torch.Tensor:
+        """Return [B] the score of each prompt's greedy completion, by an evaluation that leaves no trace."""
+        self.model.eval()
+        with self._greedily(beta=0.0, num_generations_eval=self.num_generations):
+            output = self._generate_and_score_completions(inputs)
+        self.model.train()
+        scores = self._scores.split(len(inputs))[self.accelerator.process_index]
+        return scores - self._targets.missing_eos_penalty(output)
 
     def _show_advantages(self, rollouts: dict[str, Any]) -> None:
         """Show a completion's mean advantage in TRL's table of completions, instead of GRPO's within groups of one."""
@@ -264,31 +397,134 @@ class PPOTrainer(GRPOTrainer):
             column.pop()
         column.extend(means)
 
+    # Evaluation ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _evaluation(self, keeps_rows: bool) -> Iterator[HeldOut]:
+        """Let completions inside the block be those of one evaluation. It draws the same random numbers at every
+        step, and training goes on with its own."""
+        held_out = HeldOut(self._scale, GREEDY if self.args.eval_temperature == 0 else SAMPLED, keeps_rows=keeps_rows)
+        with random_numbers_restored(), swapped(self, _held_out=held_out):
+            set_seed(self.args.seed, device_specific=True)
+            yield held_out
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Overrides trl_ext.GRPOTrainer.evaluate: collects the critic's errors, and the completions for the report."""
+        with self._evaluation(keeps_rows=self.log_completions) as held_out:
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        self._write_completions(held_out, metric_key_prefix)
+        return metrics
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Overrides trl.GRPOTrainer.prediction_step: prompts are answered greedily, too, where that is asked for."""
+        if self._held_out is None:
+            return super().prediction_step(model, inputs, *args, **options)
+        if self.args.eval_greedy:
+            self._answer_greedily(inputs, self._held_out)
+        logs = empty_logs()
+        with swapped(self, _logs=logs):
+            result = super().prediction_step(model, inputs, *args, **options)
+        extend_logs(self._logs, logs)
+        return result
+
+    def _answer_greedily(self, inputs: Any, held_out: HeldOut) -> None:
+        """Answer each prompt of the evaluation's rows once more, greedily."""
+        size, rows = cast(int, self.num_generations_eval), inputs
+        if self.args.per_device_eval_batch_size % size == 0 and len(rows) % size == 0:
+            size, rows = 1, rows[::size]  # whole groups: one greedy completion stands for all
+        with held_out.greedily(), self._greedily(num_generations_eval=size) as metrics:
+            self._generate_and_score_completions(rows)
+        for name, values in metrics.items():
+            if name.startswith(("reward", "objective/", "completions/", "ppo/")):
+                self._metrics["eval"][f"{GREEDY}_{name}"] += values
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Overrides trl_ext.GRPOTrainer.log: an evaluation's errors of the critic, over all its batches."""
+        if self._held_out is not None:
+            for name, value in self._held_out.metrics().items():
+                self._metrics["eval"][name].append(value)
+        super().log(logs, start_time)
+
+    def _write_completions(self, held_out: HeldOut, name: str) -> None:
+        """Write an evaluation's completions where the report looks for them, with the name of its dataset."""
+        if held_out.rows and self.accelerator.is_main_process:
+            which = name.removeprefix("eval").replace("/", "_")
+            file = f"held_out_{self.state.global_step:05d}{which}.jsonl"
+            held_out.write(Path(str(self.args.output_dir)) / "completions" / file)
+
     def generate_completions(self, sampling: bool = False) -> None:
-        """Print completions of the evaluation set with their scores, as TRL 1.12 did.
+        """Show completions of the evaluation set with their scores, sampled and greedy, as a table and in the report.
+
+        Training goes on as if they had not been made.
 
         Args:
-            sampling: Only the first batch.
+            sampling: Only the first batch, as in TRL 1.12.
         """
         if self.eval_dataset is None:
             return
         self.model.eval()
-        for batch in self.get_eval_dataloader():
-            self._generate_and_score_completions(batch)
-            if self.accelerator.is_main_process:
-                print_samples(self._logs, self._scores.numel(), self.state.global_step)
-            if sampling:
-                break
+        is_sampled = self.args.eval_temperature != 0 and self.rollout_func is None
+        names = list(self.eval_dataset) if isinstance(self.eval_dataset, dict) else [None]
+        with self._evaluation(keeps_rows=True) as held_out, swapped(self, _metrics={"eval": defaultdict(list)}):
+            for batch in chain.from_iterable(map(self.get_eval_dataloader, names)):
+                with swapped(self, _logs=empty_logs()):
+                    self._generate_and_score_completions(batch)
+                if is_sampled:
+                    self._answer_greedily(batch, held_out)
+                if sampling:
+                    break
+        self._write_completions(held_out, "eval")
+        if self.accelerator.is_main_process:
+            print_samples(held_out.rows, self.state.global_step)
 
     # Training -----------------------------------------------------------------------------------------------------
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Overrides transformers.Trainer.create_optimizer: the critic at its own learning rate."""
-        is_new = self.optimizer is None
+        is_new, args = self.optimizer is None, self.args
         optimizer = super().create_optimizer(model)
-        if is_new and self.args.value_learning_rate is not None and self._critic.is_trained_with_actor:
-            split_group(optimizer, self._critic.parameters(), self.args.value_learning_rate)
+        has_own_rate = args.value_learning_rate is not None or args.value_weight_decay is not None
+        if is_new and self._critic.is_trained_with_actor and (has_own_rate or self._has_own_schedule):
+            rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
+            decay = args.weight_decay if args.value_weight_decay is None else args.value_weight_decay
+            split_group(optimizer, self._critic.parameters(), rate, decay)
         return optimizer
+
+    @property
+    def _has_own_schedule(self) -> bool:
+        """True where actor and critic do not follow one schedule."""
+        return self.args.critic_warmup_steps > 0 or self.args.value_lr_scheduler_type is not None
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Overrides transformers.Trainer.create_scheduler: the critic at its own schedule, the actor still while the
+        critic warms up."""
+        is_new = self.lr_scheduler is None
+        schedule = super().create_scheduler(num_training_steps, optimizer)
+        if not is_new or not self._has_own_schedule:
+            return schedule
+        actor, critic = factors(self.args, num_training_steps)
+        if isinstance(self._critic, SeparateCritic):
+            self._critic.factor = critic
+        self.lr_scheduler = joint_schedule(optimizer or self.optimizer, actor, critic)
+        return self.lr_scheduler
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Overrides transformers.Trainer._clip_grad_norm: the critic's gradients at their own norm, where it is given.
+
+        Returns:
+            The actor's norm before clipping.
+        """
+        norm = self.args.value_max_grad_norm
+        if norm is None or not self._critic.is_trained_with_actor:
+            return super()._clip_grad_norm(model)
+        own = self._critic.parameters()
+        self._metrics["train"]["ppo/value_grad_norm"].append(self.accelerator.clip_grad_norm_(own, norm).item())
+        of_critic = {id(parameter) for parameter in own}
+        others = [parameter for parameter in model.parameters() if id(parameter) not in of_critic]
+        # Not accelerate's, which would divide fp16's gradients by their scale a second time.
+        return torch.nn.utils.clip_grad_norm_(others, self.args.max_grad_norm)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -301,23 +537,49 @@ class PPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl_ext.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
         self._values.forget()
+        value_loss = self._adapters_value_loss(model, inputs)
         with swapped(self, beta=0.0):
             loss = super()._compute_loss(model, inputs)
-        if "returns" not in inputs:  # evaluation
+        logps, self._logps = self._logps, ()  # kept no longer than this loss
+        if not self.model.training:
             return loss
         self._note("loss/policy_avg", loss.detach())
+        if "ref_per_token_logps" in inputs:
+            loss = loss + self._kl_loss(logps, inputs)
         if not self._critic.is_trained_with_actor:
             return loss
-        return loss + self._value_loss(self._values.in_loss(model, inputs), inputs)
+        if value_loss is None:
+            value_loss = self._value_loss(self._values.in_loss(model, inputs), inputs)
+        return loss + value_loss
+
+    def _adapters_value_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor | None:
+        """Return the value loss of an adapter critic before the policy's forward, with its gradient: so the
+        activations of one are gone when the other's come. None where that cannot be."""
+        if not (isinstance(self._critic, AdapterCritic) and self.model.training and can_settle(self)):
+            return None
+        # Not the engine around the model, which takes a backward through it for the step's.
+        values = self._values.forwarded(self.accelerator.unwrap_model(model, keep_torch_compile=True), inputs)
+        return settled(self._value_loss(values, inputs), self._critic.parameters())
+
+    def _num_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return what a sum over tokens is divided by, so that over micro-batches and ranks it adds up to a mean."""
+        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        return inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
+
+    def _kl_loss(self, logps: Sequence[torch.Tensor], inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the weighted mean over tokens of the KL to the reference, with gradient."""
+        kl = kl_estimate(logps[0], inputs["ref_per_token_logps"], self.args.kl_estimator)
+        loss = torch.where(counted_tokens(inputs).bool(), kl, 0.0).sum() / self._num_tokens(inputs)
+        self._note("loss/kl_avg", loss.detach())
+        return self._kl.value * loss
 
     def _value_loss(self, values: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
         """Return the weighted value loss; over micro-batches and ranks of a step it adds up to a mean over tokens."""
         mask = counted_tokens(inputs)
-        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        num_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes * share
-        result = clipped_value_loss(
-            values, inputs["values"], inputs["returns"], mask, self.args.cliprange_value, num_tokens
-        )
+        num_tokens = self._num_tokens(inputs)
+        old_values, returns = self._scale.outputs(inputs["values"]), self._scale.outputs(inputs["returns"])
+        values = self._scale.standardised(values)
+        result = clipped_value_loss(values, old_values, returns, mask, self.args.cliprange_value, num_tokens)
         num_counted = mask.sum()
         self._note("loss/value_avg", result.loss.detach())
         self._note("val/clipfrac_avg", result.num_clipped / num_counted.clamp(min=1), weight=num_counted)
@@ -340,7 +602,7 @@ class PPOTrainer(GRPOTrainer):
 
     def _largest_micro_batch(self) -> MicroBatch:
         """Overrides trl_ext.GRPOTrainer._largest_micro_batch: with PPO's targets."""
-        return with_targets(super()._largest_micro_batch())
+        return with_targets(super()._largest_micro_batch(), has_values=self._critic.has_values)
 
     def _rehearse(self, batch: MicroBatch) -> None:
         """Overrides trl_ext.GRPOTrainer._rehearse: a separate critic goes backward when the actor has."""
@@ -368,6 +630,7 @@ class PPOTrainer(GRPOTrainer):
         self._critic.save_training_state(folder)
         if self.args.should_save:
             state = {"kl": self._kl.state_dict(), "scores": self._scoring.state_dict()}
+            state["values"] = self._scale.state_dict()
             critic_files.write_state(folder, state | {"rate_ratio": self._critic.rate_ratio})
 
     def _check_checkpoint(self, folder: str) -> None:
@@ -387,4 +650,11 @@ class PPOTrainer(GRPOTrainer):
         state = critic_files.read_state(checkpoint)
         self._kl.load_state_dict(state["kl"])
         self._scoring.load_state_dict(state["scores"])
+        if "values" in state:  # not in checkpoints of earlier versions
+            self._scale.load_state_dict(state["values"])
         self._critic.resume_from(checkpoint)
+
+
+def _given(**_: Any) -> list[None]:
+    """Stand in TRL's list of reward functions for scores that a file has."""
+    raise AssertionError("Scores of a file are asked of nobody.")

@@ -4,10 +4,14 @@
 or stands on a list of those that leave the numbers alone.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
+from operator import eq
 from typing import Any
 
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.ppo.advantages import PER_TOKEN
 
 _GROUPS = "the critic takes the place of GRPO's groups, and advantages are whitened over the whole update"
 _ONE_SCORE = (
@@ -41,15 +45,72 @@ REASONS = {
     "num_sample_generations": "nothing is sampled for show. Set log_completions=True, or call "
     "trainer.generate_completions()",
 }
-# Values beside the default that say what happens in any case: 0 samples for show, and TRL's old spelling of "group".
-_TRUE_ANYWAY = {"num_sample_generations": (0,), "scale_rewards": (True,)}
+# Values beside the default that say what happens in any case: 0 samples for show, TRL's old spelling of "group",
+# scores of no model that stay as they are.
+_TRUE_ANYWAY = {
+    "num_sample_generations": (0,),
+    "scale_rewards": (True,),
+    "score_normalisation": ("none",),
+    "score_clip": (None,),
+    "cliprange": (0.2,),  # what a copied config has
+}
+_OF_THE_CRITIC = (
+    "lam",
+    "vf_coef",
+    "cliprange_value",
+    "value_learning_rate",
+    "value_lr_scheduler_type",
+    "value_weight_decay",
+    "value_max_grad_norm",
+    "value_normalisation",
+    "critic_init",
+    "critic_warmup_steps",
+)
+_OF_ONE_LOSS = {
+    "sapo": ("temperature_pos", "temperature_neg"),
+    "vespo": ("k_pos", "k_neg", "lambda_pos", "lambda_neg"),
+}
+_CLIPS = ("dapo", "grpo", "dr_grpo", "bnpo", "luspo")
+_A_CLIP = f"a loss that clips the ratio on both sides (loss_type {', '.join(_CLIPS)})"
 # Settings that only another one brings to work: its name, and whether its value does.
-_NEEDS = {
+_NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "kl_horizon": ("kl_target", lambda value: value is not None, "kl_target=..., which it steers to"),
+    **{
+        name: ("advantage_estimator", lambda value: value == "gae", "a critic (advantage_estimator='gae')")
+        for name in _OF_THE_CRITIC
+    },
+    "gamma": ("advantage_estimator", lambda value: value in PER_TOKEN, "advantages per token: gae or reinforce_pp"),
+    "whiten_rewards": (
+        "advantage_estimator",
+        lambda value: value in PER_TOKEN,
+        "advantages per token: gae or reinforce_pp",
+    ),
+    **{name: ("loss_type", lambda value: value in _CLIPS, _A_CLIP) for name in ("epsilon", "cliprange", "delta")},
+    "epsilon_high": (
+        "loss_type",
+        lambda value: value in (*_CLIPS, "cispo"),
+        f"{_A_CLIP}, or cispo",
+    ),
+    **{
+        f"{loss}_{name}": ("loss_type", partial(eq, loss), f"loss_type='{loss}'")
+        for loss, names in _OF_ONE_LOSS.items()
+        for name in names
+    },
+    "critic_warmup_data": (
+        "critic_warmup_steps",
+        lambda value: value > 0,
+        "critic_warmup_steps=..., the optimizer steps that learn from it",
+    ),
     "gate_above": ("score_mode", lambda value: value == "gate", "score_mode='gate'"),
 }
 # Settings of how reward models are asked.
-_OF_REWARD_MODELS = ("score_normalisation", "score_clip", "reward_tokens_per_forward")
+_OF_REWARD_MODELS = (
+    "score_normalisation",
+    "score_clip",
+    "score_ensemble",
+    "score_length_control",
+    "reward_tokens_per_forward",
+)
 
 
 def check_settings(config: Any) -> None:
@@ -58,17 +119,21 @@ def check_settings(config: Any) -> None:
         if _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
             raise ConfigError(f"{_shown(config, name)} has no effect in PPO: {reason}. Leave {name} out.")
     for name, (other, brings, what) in _NEEDS.items():
-        if _is_given(config, name) and not brings(getattr(config, other)):
+        is_news = _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ())
+        if is_news and not brings(getattr(config, other)):
             raise ConfigError(f"{_shown(config, name)} has no effect without {what}. Set both, or leave {name} out.")
 
 
 def check_settings_of_reward_models(config: Any) -> None:
-    """Raise ConfigError for a setting of reward models, where there is none."""
+    """Raise ConfigError for a setting of reward models, where there is none or none is asked."""
+    why, instead = "without a reward model: it is about reward models' scores", "Give a reward_model"
+    if config.score_mode == "rules_only":
+        why, instead = "with score_mode='rules_only': no reward model is asked", "Take another score_mode"
     for name in _OF_REWARD_MODELS:
-        if _is_given(config, name):
+        if _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
             raise ConfigError(
-                f"{_shown(config, name)} has no effect without a reward model: it is about reward models' scores. "
-                f"Give a reward_model, or leave {name} out (a RuleSet has clip and normalise of its own)."
+                f"{_shown(config, name)} has no effect {why}. {instead}, or leave {name} out (a RuleSet has clip and "
+                "normalise of its own)."
             )
 
 

@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from trl_ext.trainers.ppo.equations import (
-    explained_variance,
-    generalized_advantages,
-    shaped_rewards,
-    whiten,
-)
+from trl_ext.trainers.ppo.critic.errors import ValueErrors, position_buckets
+from trl_ext.trainers.ppo.equations import generalized_advantages, shaped_rewards, whiten
 
 torch.set_num_threads(1)
 
@@ -256,14 +252,49 @@ def test_half_precision_is_whitened_to_float32():
 
 # Explained variance -----------------------------------------------------------------------------------------------
 
+ENDS = (2, 5, 9)
+
+
+def errors_of(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total=lambda x: x) -> ValueErrors:
+    return ValueErrors.of(values, returns, mask, ENDS, total)
+
+
+def explained_variance(*args, **options) -> float:
+    return errors_of(*args, **options).metrics()["ppo/explained_variance"]
+
+
+def by_hand(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> float:
+    left, whole = counted(returns, mask) - counted(values, mask), counted(returns, mask)
+    return 1 - left.var() / whole.var()
+
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_explained_variance_is_one_less_the_part_that_is_left(seed):
     noise, returns, mask = ragged(seed)
     values = returns + 0.5 * noise + 2
-    left, whole = counted(returns, mask) - counted(values, mask), counted(returns, mask)
     found = explained_variance(dirty(values, mask), dirty(returns, mask), mask)
-    assert found.item() == pytest.approx(1 - left.var() / whole.var(), abs=1e-6)
+    assert found == pytest.approx(by_hand(values, returns, mask), abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_bucket_holds_the_tokens_at_its_positions_of_the_completion(seed):
+    noise, returns, mask = ragged(seed)
+    values = returns + 0.5 * noise + 2
+    positions = mask.cumsum(dim=1)  # a token that does not count takes no place
+    found = errors_of(dirty(values, mask), dirty(returns, mask), mask).metrics()
+    for name, inside in {
+        "1-2": positions <= 2,
+        "3-5": (3 <= positions) & (positions <= 5),
+        "6-9": 6 <= positions,  # the last has no end
+    }.items():
+        expected = by_hand(values, returns, mask * inside)
+        assert found[f"ppo/explained_variance/{name}"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_buckets_double_up_to_the_whole_length():
+    assert position_buckets(2048) == (64, 128, 256, 512, 1024, 2048) == position_buckets(None)
+    assert position_buckets(53) == (2, 4, 7, 14, 27, 53)
+    assert position_buckets(3) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("cut", [1, 3])
@@ -271,14 +302,24 @@ def test_two_ranks_explain_as_much_as_one(cut):
     values, returns, mask = ragged(1)
     mask[:1] = 0
     parts = [(values[rows], returns[rows], mask[rows]) for rows in (slice(0, cut), slice(cut, None))]
-    expected = explained_variance(values, returns, mask).item()
-    assert [x.item() for x in on_ranks(explained_variance, *parts)] == pytest.approx([expected] * 2, abs=1e-6)
+    expected = errors_of(values, returns, mask).metrics()
+    for found in on_ranks(errors_of, *parts):
+        assert found.metrics() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_two_batches_explain_as_much_as_one(cut):
+    values, returns, mask = ragged(1)
+    first, second = (errors_of(*(x[rows] for x in (values, returns, mask))) for rows in (slice(cut), slice(cut, None)))
+    both, whole = first.merged(second), errors_of(values, returns, mask)
+    assert both.metrics() == pytest.approx(whole.metrics(), abs=1e-6)
+    assert both.mean_square() == pytest.approx(np.square(counted(returns - values, mask)).mean(), rel=1e-6)
 
 
 def test_a_perfect_critic_explains_all_and_a_constant_one_nothing():
     _, returns, mask = ragged(0)
     assert explained_variance(returns, returns, mask) == 1
-    assert explained_variance(torch.full_like(returns, 0.3), returns, mask).item() == pytest.approx(0, abs=1e-6)
+    assert explained_variance(torch.full_like(returns, 0.3), returns, mask) == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -286,4 +327,5 @@ def test_a_perfect_critic_explains_all_and_a_constant_one_nothing():
 def test_returns_that_do_not_vary_leave_nothing_to_explain(num_tokens, dtype):
     values = torch.randn(1, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
     mask = (torch.arange(7) < num_tokens)[None]
-    assert explained_variance(values, torch.full((1, 7), 0.1, dtype=dtype), mask) == 0
+    found = errors_of(values, torch.full((1, 7), 0.1, dtype=dtype), mask).metrics()
+    assert found == {"ppo/explained_variance": 0}

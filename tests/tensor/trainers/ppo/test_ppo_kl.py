@@ -112,8 +112,8 @@ def test_half_precision_is_estimated_in_float32(estimator):
 
 
 def test_another_estimator_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"kl_estimator is 'k2'\. Give one of k1, k3\."):
-        kl_estimate(*log_probs(0), "k2")
+    with pytest.raises(ConfigError, match=r"kl_estimator is 'k4'\. Give one of k1, k2, k3\."):
+        kl_estimate(*log_probs(0), "k4")
 
 
 # Coefficient ------------------------------------------------------------------------------------------------------
@@ -137,6 +137,15 @@ def test_many_updates_equal_the_formula_applied_in_turn(seed):
         controller.update(kl, 32)
         expected *= 1 + np.clip(kl / 6.0 - 1, -0.2, 0.2) * 32 / 500
     assert controller.value == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_adaptive_coefficient_is_verls_and_openrlhfs():
+    """Figures of their own `AdaptiveKLController`, at the commits of test_ppo_estimators.py."""
+    controller, found = AdaptiveKL(0.2, target=6.0, horizon=1000), []
+    for kl in (0.5, 3.0, 5.5, 6.5, 9.0):
+        controller.update(kl, 64)
+        found.append(controller.value)
+    assert found == pytest.approx([0.19744, 0.194912768, 0.193873233237, 0.194907223815, 0.197402036279], abs=1e-12)
 
 
 @pytest.mark.parametrize("kl", [0.0, 1e9, math.nan])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.ppo.scores.combine import MODES, ScoreNormaliser, combine, passing
+from trl_ext.trainers.ppo.scores.combine import MODES, ScoreNormaliser, combine, one_of_ensemble, passing
 
 torch.set_num_threads(1)
 
@@ -217,3 +217,33 @@ def test_half_precision_scores_become_float32():
 def test_settings_that_cannot_work_are_refused(settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         ScoreNormaliser(**settings)
+
+
+# Ensembles -----------------------------------------------------------------------------------------------------------
+
+SCORES = torch.tensor([[1.0, 3.0, 5.0], [2.0, math.nan, 4.0], [math.nan] * 3])
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "expected"),
+    [("mean", [3.0, 3.0]), ("min", [1.0, 2.0]), ("cautious", [3.0 - 2.0, 3.0 - math.sqrt(2)])],
+)
+def test_an_ensemble_is_one_reward_model(ensemble, expected):
+    models, weights = one_of_ensemble(SCORES, torch.full((3,), 0.5), ensemble)
+    assert weights.tolist() == [0.5]
+    assert models[:2, 0].tolist() == pytest.approx(expected)
+    assert models[2].isnan().all()
+
+
+def test_a_mean_is_weighted_and_a_sum_leaves_the_models_as_they_are():
+    weights = torch.tensor([1.0, 2.0, 1.0])
+    models, weight = one_of_ensemble(SCORES, weights, "mean")
+    assert models[:2, 0].tolist() == pytest.approx([3.0, 3.0])
+    assert weight.item() == pytest.approx(4 / 3)
+    assert one_of_ensemble(SCORES, weights, "sum")[0] is SCORES
+
+
+@pytest.mark.parametrize("ensemble", ["min", "cautious"])
+def test_scores_of_other_weights_cannot_be_compared(ensemble):
+    with pytest.raises(ConfigError, match="Give them equal ones"):
+        one_of_ensemble(SCORES, torch.tensor([1.0, 2.0, 1.0]), ensemble)

@@ -20,6 +20,8 @@ torch.set_num_threads(1)
 BASE = dict(max_steps=3, num_ppo_epochs=2, num_generations=2, kl_coef=0.1, learning_rate=1e-2, packing=False)
 SAMPLED = dict(rollout_func=None)
 MODEL = dict(reward_model=partial(ppo_trainers.classifier, 9))
+TWO_MODELS = dict(reward_model=lambda: [ppo_trainers.classifier(seed) for seed in (9, 10)])
+GROUPS = dict(advantage_estimator="rloo", critic="none")
 ADAPTIVE = dict(use_adaptive_entropy=True, entropy_target=9.0)
 
 # A value that changes the trained weights, and the settings that it is changed beside.
@@ -29,8 +31,10 @@ ACTS = {
     "adam_epsilon": (1.0, {}),
     "beta": (0.5, dict(kl_coef=None)),
     "cliprange": (1e-3, {}),
+    "critic_init": ("reward", MODEL),
+    "critic_warmup_steps": (1, {}),
     "cliprange_value": (1e-4, {}),
-    "delta": (1.01, {}),
+    "delta": (1.01, dict(cliprange=1e-3)),
     "entropy_coef": (0.1, {}),
     "entropy_coef_delta": (0.05, ADAPTIVE),
     "entropy_coef_max": (1e-3, ADAPTIVE),
@@ -41,9 +45,10 @@ ACTS = {
     "gate_above": (0.5, dict(score_mode="gate", **MODEL)),
     "generation_kwargs": ({"do_sample": False}, SAMPLED),
     "gradient_accumulation_steps": (1, {}),
-    "importance_sampling_level": ("sequence", {}),
+    "importance_sampling_level": ("sequence", dict(GROUPS, loss_type="grpo")),
     "kl_coef": (0.5, {}),
     "kl_estimator": ("k3", {}),
+    "kl_term": ("loss", dict(kl_estimator="k3")),
     "kl_horizon": (20, dict(kl_target=1.0, kl_horizon=1000)),
     "kl_target": (1e3, dict(kl_estimator="k3", kl_horizon=20, kl_target=1.0, num_ppo_epochs=1)),
     "lam": (0.5, {}),
@@ -72,6 +77,8 @@ ACTS = {
     "sapo_temperature_neg": (0.5, dict(loss_type="sapo")),
     "sapo_temperature_pos": (0.5, dict(loss_type="sapo")),
     "score_clip": (0.01, MODEL),
+    "score_ensemble": ("min", TWO_MODELS),
+    "score_length_control": (True, MODEL),
     "score_mean": (1.0, dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0, **MODEL)),
     "score_mode": ("gate", MODEL),
     "score_normalisation": ("running", MODEL),
@@ -90,6 +97,10 @@ ACTS = {
     "vespo_k_pos": (1.0, dict(loss_type="vespo")),
     "vespo_lambda_neg": (1.0, dict(loss_type="vespo")),
     "vespo_lambda_pos": (1.0, dict(loss_type="vespo")),
+    "value_lr_scheduler_type": ("linear", {}),
+    "value_max_grad_norm": (1e-3, {}),
+    "value_normalisation": (True, {}),
+    "value_weight_decay": (50.0, dict(weight_decay=0.01)),
     "vf_coef": (0.01, {}),
     "warmup_steps": (2, dict(lr_scheduler_type="linear")),
     "weight_decay": (0.3, {}),
@@ -111,7 +122,7 @@ OTHERS = {
     "when and how an evaluation runs": """
         eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
         eval_do_concat_batches eval_use_gather_object eval_accumulation_steps bf16_full_eval fp16_full_eval
-        num_generations_eval eval_temperature""",
+        num_generations_eval eval_temperature eval_greedy""",
     "precision, memory and speed: the same numbers up to rounding": """
         bf16 fp16 tf32 activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing
         gradient_checkpointing_kwargs torch_compile torch_compile_backend torch_compile_mode use_liger_kernel
@@ -128,8 +139,8 @@ OTHERS = {
     "read by scripts": "do_train do_eval do_predict sft_model_path reward_model_path dataset_num_proc",
     "needs another model, optimizer, dataset or critic than this file's": """
         optim_args optim_target_modules model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout
-        chat_template_kwargs remove_unused_columns max_tool_calling_iterations stop_token critic ref_adapter_name
-        model_adapter_name reward_model_eos""",
+        chat_template_kwargs remove_unused_columns max_tool_calling_iterations stop_token critic advantage_estimator
+        ref_adapter_name model_adapter_name reward_model_eos critic_warmup_data""",
     "the other name of num_mini_batches x gradient_accumulation_steps": "generation_batch_size steps_per_generation",
     "a bound that the coefficient meets only after it has fallen": "entropy_coef_min",
     "vLLM": """
@@ -181,9 +192,15 @@ def trained(tmp_path_factory):
             options = {**BASE, **settings}
             if "reward_model" in options:
                 options["reward_model"] = options["reward_model"]()
-                options |= dict(reward_processing_classes=tiny.tokenizer(), reward_funcs=ppo_trainers.reward)
+                tokenizers = (
+                    tiny.tokenizer() if settings["reward_model"] is MODEL["reward_model"] else [tiny.tokenizer()] * 2
+                )
+                options |= dict(reward_processing_classes=tokenizers, reward_funcs=ppo_trainers.reward)
             trainer = ppo_trainers.trainer(
-                "head", tmp_path_factory.mktemp("out"), model=ppo_trainers.decided_actor(), **options
+                options.pop("critic", "head"),
+                tmp_path_factory.mktemp("out"),
+                model=ppo_trainers.decided_actor(),
+                **options,
             )
             trainer.train()
             known[key] = ppo_trainers.trained_weights(trainer)
@@ -233,11 +250,25 @@ def test_a_setting_that_needs_another_one_is_refused_alone(changes, words):
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(score_clip=1.0), dict(score_normalisation="running"), dict(reward_tokens_per_forward=99)]
+    "changes",
+    [
+        dict(score_clip=1.0),
+        dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0),
+        dict(score_ensemble="min"),
+        dict(score_length_control=True),
+        dict(reward_tokens_per_forward=99),
+    ],
 )
 def test_settings_of_reward_models_are_refused_where_there_is_none(changes, tmp_path):
     with pytest.raises(ConfigError, match="has no effect without a reward model"):
         ppo_trainers.trainer("head", tmp_path, **changes)
+
+
+def test_settings_of_reward_models_are_refused_where_none_is_asked(tmp_path):
+    model = ppo_trainers.classifier(9)
+    settings = dict(reward_funcs=ppo_trainers.reward, reward_model=model, score_mode="rules_only", score_clip=1.0)
+    with pytest.raises(ConfigError, match=r"score_clip=1\.0 has no effect with score_mode='rules_only'"):
+        ppo_trainers.trainer("head", tmp_path, **settings)
 
 
 def test_an_adapter_as_reference_is_refused_where_there_is_none(tmp_path):

@@ -226,3 +226,35 @@ def test_other_families_give_the_same_packed_and_padded(family, tmp_path):
         trained("head", tmp_path, model=tiny.model(family), packing=packing, max_steps=2) for packing in (True, False)
     ]
     assert distance(*runs) < TOLERANCE
+
+
+# The critic's scale --------------------------------------------------------------------------------------------------
+
+
+def twenty_times(completion_ids, **_):
+    return [20 * score for score in ppo_trainers.reward(completion_ids)]
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_scores_twenty_times_larger_train_the_same_weights(critic, tmp_path):
+    settings = dict(kl_coef=0.0, num_ppo_epochs=2, learning_rate=1e-2)
+    large, small = (
+        trained(critic, tmp_path, reward_funcs=scores, value_normalisation=True, **settings)
+        for scores in (twenty_times, ppo_trainers.reward)
+    )
+    assert distance(small, large) < 10 * TOLERANCE
+    unscaled = trained(critic, tmp_path, reward_funcs=twenty_times, **settings)
+    assert distance(small, unscaled) > 1e-3
+
+
+def test_the_loss_on_the_critics_scale_is_the_textbooks_over_its_variance(tmp_path):
+    trainer = settled("separate", tmp_path, value_normalisation=True, cliprange_value=None)
+    inputs = whole_batch(trainer)
+    scale, mask = trainer._scale, inputs["completion_mask"].bool()
+    assert scale.std != 1.0
+    outputs = trainer._values.forwarded(trainer.model, inputs)
+    torch.testing.assert_close(scale.values(outputs)[mask], inputs["values"][mask], rtol=0, atol=1e-5)
+    moved(trainer)
+    outputs = trainer._values.forwarded(trainer.model, inputs)
+    expected = (scale.values(outputs) - inputs["returns"])[mask].square().sum() / scale.std**2 / 2 / mask.sum()
+    torch.testing.assert_close(trainer._value_loss(outputs, inputs), VF * expected, rtol=1e-5, atol=0)

@@ -11,8 +11,10 @@ from transformers import AutoModelForSequenceClassification
 import trl_ext
 import trl_ext.errors
 from tests import ppo_trainers, tiny
+from tests.faults.starting import IS_THOROUGH
 from tests.ppo_trainers import CRITICS, stir
 from trl_ext.compat.peft import base_model
+from trl_ext.trainers.memory.plan import inputs_of
 
 torch.set_num_threads(1)
 
@@ -53,6 +55,27 @@ def test_a_toy_task_is_solved(critic, tmp_path):
     scores = logged(trainer, "objective/scores")
     assert scores[0] < 0.25
     assert sum(scores[-5:]) / 5 > 0.8
+
+
+@pytest.mark.skipif(not IS_THOROUGH, reason="slow: 18 runs of 60 steps; TRL_EXT_THOROUGH=1 runs it")
+@pytest.mark.parametrize("critic", CRITICS)
+def test_scores_twenty_times_larger_end_where_the_scores_do(critic, tmp_path):
+    """Each seed's last five scores over those of scores as they are."""
+
+    def last_scores(factor, seed):
+        def scores(completion_ids, **_):
+            return [factor * score for score in ppo_trainers.share_of_twenty_tokens(completion_ids)]
+
+        trainer = ppo_trainers.trainer(
+            critic, tmp_path, rollout_func=None, reward_funcs=scores, data=ppo_trainers.prompts(64), max_steps=60,
+            model=ppo_trainers.decided_actor(), per_device_train_batch_size=32, gradient_accumulation_steps=1,
+            num_ppo_epochs=2, kl_coef=0.0, learning_rate=1e-2 if critic == "adapter" else 4e-3, adam_epsilon=1e-8,
+            vf_coef=0.5, seed=seed, value_normalisation=True,
+        )  # fmt: skip
+        trainer.train()
+        return sum(logged(trainer, "objective/scores")[-5:]) / 5 / factor
+
+    assert min(last_scores(20, seed) / last_scores(1, seed) for seed in range(3)) >= 0.95
 
 
 def test_the_critic_learns_what_the_completions_are_worth(tmp_path):
@@ -189,7 +212,7 @@ def test_rules_only_leaves_the_reward_model_alone(tmp_path):
         "head", tmp_path, reward_funcs=ppo_trainers.reward, reward_model=ppo_trainers.classifier(9),
         score_mode="rules_only",
     )  # fmt: skip
-    assert trainer.reward_func_names == ["reward"]
+    assert trainer.reward_func_names == ["reward"] and inputs_of(trainer).num_reward_models == 0
 
 
 def test_a_rule_set_scores_for_ppo_as_for_grpo(tmp_path):
@@ -287,22 +310,45 @@ def test_the_reference_of_a_model_in_memory_is_that_model(tmp_path):
     assert trainer.ref_model is not trainer.model
 
 
-def test_reference_reward_and_actor_share_one_backbone(tmp_path):
-    """A reward model trained as LoRA of the same base scores as a third adapter what it scores alone."""
+@pytest.mark.parametrize("packing", [True, False])
+def test_reference_rewards_and_actor_share_one_backbone(packing, tmp_path):
+    """Reward models of any rank, trained as LoRA of the same base, score as further adapters what they score alone."""
     ppo_trainers.actor().save_pretrained(tmp_path / "base")
-    alone = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
-    alone = get_peft_model(alone, LoraConfig(**ppo_trainers.LORA, task_type="SEQ_CLS", init_lora_weights=False)).eval()
-    alone.save_pretrained(tmp_path / "reward")
-    trainer = ppo_trainers.trainer("adapter", tmp_path, reward_funcs=None, reward_adapter=str(tmp_path / "reward"))
+    folders, models = [str(tmp_path / "a" / "reward"), str(tmp_path / "b" / "reward")], []
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        alone = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
+        lora = LoraConfig(**{**ppo_trainers.LORA, "r": 2 + 6 * seed}, task_type="SEQ_CLS", init_lora_weights=False)
+        models.append(get_peft_model(alone, lora).eval())
+        models[-1].save_pretrained(folder)
+    settings = dict(reward_funcs=None, reward_adapter=folders, reward_weights=[1.0, 0.5], score_ensemble="mean")
+    start = dict(critic_init="reward", save_strategy="steps", save_steps=2)
+    trainer = ppo_trainers.trainer("adapter", tmp_path, packing=packing, **settings, **start)
+    assert (inputs_of(trainer).num_reward_models, inputs_of(trainer).num_reward_adapters) == (0, 2)
     prompts, completions = ["w3 w4", "w3 w4", "w9"], [" w5 w6", " w7", " w8 w8 w8"]
     texts = [f"{prompt}{completion}<eos>" for prompt, completion in zip(prompts, completions, strict=True)]
     with torch.no_grad():
-        expected = [alone(input_ids=tiny.tokenizer()(t, return_tensors="pt")["input_ids"]).logits[0, 0] for t in texts]
+        ids = [tiny.tokenizer()(text, return_tensors="pt")["input_ids"] for text in texts]
+        expected = [torch.cat([alone(input_ids=i).logits[:, 0] for i in ids]) for alone in models]
+        critic, *rewards = (
+            trainer.model(input_ids=ids[0], role=r).token_values for r in ("critic", "reward", "reward_1")
+        )
+    torch.testing.assert_close(critic, rewards[0])  # the first of them
+    assert not torch.allclose(*rewards)
     trainer.model.train()
-    scores = trainer._ppo_models.rewards[0](prompts, completions)
-    torch.testing.assert_close(scores, torch.stack(expected), rtol=0, atol=5e-6)
+    for scorer, alone in zip(trainer._ppo_models.rewards, expected, strict=True):
+        torch.testing.assert_close(scorer(prompts, completions), alone, rtol=0, atol=5e-6)
     trainer.train()
-    assert "rewards/reward/mean" in trainer.state.log_history[0]
+    first = trainer.state.log_history[0]
+    raw = {name: first[f"rewards/{name}/mean"] for name in ("reward", "reward_1")}
+    assert raw["reward"] != raw["reward_1"]
+    assert first["objective/scores"] == pytest.approx((raw["reward"] + 0.5 * raw["reward_1"]) / 1.5 * 0.75, abs=1e-5)
+    left = {path.name for path in (tmp_path / "checkpoint-2").iterdir() if path.is_dir()}
+    assert left == {"critic"}
+    again = ppo_trainers.trainer("adapter", tmp_path / "again", packing=packing, **settings, **start)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    ours, theirs = ppo_trainers.trained_weights(again), ppo_trainers.trained_weights(trainer)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_vllm_is_given_the_actors_names_only(tmp_path):

@@ -1,6 +1,7 @@
 """What PPO cannot work with costs a sentence before the first step."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from peft import LoraConfig
 
 import trl_ext
 from tests import ppo_trainers, tiny
+from tests.reward_trainers import warnings_of
 from trl_ext.errors import ConfigError, DataError
+from trl_ext.trainers.ppo import inputs
 
 torch.set_num_threads(1)
 
@@ -27,7 +30,7 @@ def config(folder="out", **changes):
         (dict(num_mini_batches=2, steps_per_generation=3), "Leave steps_per_generation"),
         (dict(response_length=10, max_completion_length=20), "response_length=10 and max_completion_length=20"),
         (dict(kl_coef=0.1, beta=0.2), "kl_coef=0.1 and beta=0.2 name the same setting"),
-        (dict(kl_estimator="k2"), "kl_estimator='k2' is unknown. Use one of: k1, k3"),
+        (dict(kl_estimator="k4"), "kl_estimator='k4' is unknown. Use one of: k1, k2, k3"),
         (dict(critic="shared"), "critic='shared' is unknown. Use one of: adapter, head, separate"),
         (dict(score_mode="multiply"), "score_mode='multiply' is unknown"),
         (dict(stop_token="newline"), "stop_token='newline' is unknown"),
@@ -38,6 +41,10 @@ def config(folder="out", **changes):
         (dict(total_episodes=0), "total_episodes=0 must be at least 1"),
         (dict(total_episodes=64, max_steps=1), "max_steps=1 has no effect beside total_episodes=64"),
         (dict(kl_target=1.0, kl_horizon=4), "kl_horizon=4 is not above"),
+        (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
+        (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),
+        (dict(score_normalisation="fixed", score_mean=0.0, score_std=0.0), "score_std=0.0 must be"),
+        (dict(advantage_estimator="rloo"), "compares the completions of a prompt, and num_generations=1 makes one"),
     ],
 )
 def test_settings_that_contradict_are_said(changes, words):
@@ -56,17 +63,21 @@ def refusal(folder, critic="head", **changes):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("critic", "words"),
-    [
-        ("separate", "critic='separate' is a second trained model"),
-        ("adapter", "critic='adapter' trains other weights"),
-    ],
-)
 @pytest.mark.parametrize("by_launch", [True, False])
-def test_a_critic_that_fsdp_cannot_shard(critic, words, by_launch, tmp_path, monkeypatch):
+def test_a_critic_that_fsdp_cannot_shard(by_launch, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", str(by_launch).lower())  # as accelerate's launch does
-    assert words in refusal(tmp_path, critic, **({} if by_launch else {"fsdp": True}))
+    words = refusal(tmp_path, "separate", **({} if by_launch else {"fsdp": True}))
+    assert "critic='separate' is a second trained model" in words
+
+
+def test_an_adapter_critic_under_zero_3_with_a_deepspeed_that_cannot_recompute_it(monkeypatch):
+    monkeypatch.setattr(inputs, "is_older", lambda package, than: (package, than) == ("deepspeed", "0.19.4"))
+    args = config(critic="adapter")
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=3)
+    with pytest.raises(ConfigError, match=r"needs DeepSpeed 0\.19\.4"):
+        inputs.choose_critic(args, is_peft=True, value_model=None)
+    args.gradient_checkpointing = False
+    assert inputs.choose_critic(args, is_peft=True, value_model=None) == "adapter"
 
 
 def test_a_stop_token_that_no_completion_can_have(tmp_path):
@@ -116,6 +127,30 @@ def test_a_value_model_with_a_critic_that_has_no_use_for_it(tmp_path):
 
 def test_a_separate_critic_without_a_model(tmp_path):
     assert "critic='separate' needs value_model" in refusal(tmp_path, "separate", value_model=None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("critic", ppo_trainers.CRITICS)
+def test_a_critic_whose_values_are_not_finite(critic, value, tmp_path):
+    trainer = ppo_trainers.trainer(critic, tmp_path, value_normalisation=True)
+    head = trainer._ppo_models.value_model.score if critic == "separate" else trainer._critic.head
+    head.weight.data[:] = value
+    before = ppo_trainers.trained_weights(trainer)
+    with pytest.raises(ConfigError, match=rf"critic='{critic}'\) gave NaN or infinity at \d+ tokens of 8 completions"):
+        trainer.train()
+    after = ppo_trainers.trained_weights(trainer)
+    assert all(torch.equal(before[name].nan_to_num(), after[name].nan_to_num()) for name in before)
+
+
+def test_a_reward_model_that_tells_nothing_apart_is_warned_of_once(tmp_path, caplog):
+    model = ppo_trainers.classifier(9)
+    model.score.weight.data.zero_()
+    settings = dict(reward_model=model, reward_processing_classes=tiny.tokenizer(), score_normalisation="running")
+    trainer = ppo_trainers.trainer("head", tmp_path, **settings)
+    trainer.train()
+    (warning,) = [text for text in warnings_of(caplog) if "taught nothing" in text]
+    assert "gave all 8 completions of an update the score 0" in warning
+    assert all(log["objective/scores"] == 0 for log in trainer.state.log_history if "objective/scores" in log)
 
 
 def test_an_adapter_critic_without_peft(tmp_path):

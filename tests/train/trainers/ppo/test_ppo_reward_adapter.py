@@ -14,7 +14,7 @@ from tests.batches import RAGGED
 from tests.reward_trainers import trainer, warnings_of
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.pooled_head import scored_token
-from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter
+from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter, load_reward_adapters
 
 TOLERANCE = 5e-6
 SEQUENCES = [prompt + completion for prompt, completion in RAGGED.rows]
@@ -168,6 +168,15 @@ def test_a_folder_without_adapter_files_is_refused(base, copied, file):
     (copied / file).unlink()
     with pytest.raises(ConfigError, match=f"lacks {file}. Give the folder that RewardTrainer saved"):
         load_reward_adapter(actor(base), copied)
+
+
+def test_of_two_adapters_none_is_left_where_one_cannot_be_loaded(base, saved, tmp_path):
+    policy = actor(base)
+    policy.save_pretrained(tmp_path / "policy")
+    with pytest.raises(ConfigError, match="has no trained score head"):
+        load_reward_adapters(policy, [saved, tmp_path / "policy"])
+    assert list(policy.peft_config) == ["default"]
+    assert list(load_reward_adapters(policy, [saved, saved])) == ["reward", "reward_1"]
 
 
 def test_an_adapter_without_score_head_is_refused(base, tmp_path):

@@ -73,15 +73,15 @@ def rollout_batch(trainer: Any) -> MicroBatch:
     return MicroBatch({name: value.to(device) for name, value in inputs.items()}, what)
 
 
-def with_targets(batch: MicroBatch) -> MicroBatch:
-    """Add PPO's advantages, returns and values, [B, C], to rollouts of GRPO."""
+def with_targets(batch: MicroBatch, *, has_values: bool = True) -> MicroBatch:
+    """Add PPO's advantages, returns and values, [B, C], to rollouts of GRPO; without a critic the first alone."""
     mask = batch.inputs["completion_mask"].float()
     own = {
         "advantages": batch.inputs["advantages"][:, None] * mask,
         "old_per_token_logps": batch.inputs.get("old_per_token_logps", torch.zeros_like(mask)),
-        "returns": mask,
-        "values": torch.zeros_like(mask),
     }
+    if has_values:
+        own |= {"returns": mask, "values": torch.zeros_like(mask)}
     inputs = {name: value for name, value in batch.inputs.items() if name != "ref_per_token_logps"}
     return MicroBatch({**inputs, **own}, batch.what)
 

@@ -52,16 +52,24 @@ def steppers(trainer: Any) -> list[Any]:
 
 
 @contextmanager
-def nothing_remains(trainer: Any) -> Iterator[None]:
-    """Let the trainer go forward and backward inside the block, and restore it after."""
-    is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
-    models, critic = trained_models(trainer), _own_critic(trainer)
-    gradient_state = trainer.accelerator.gradient_state
+def random_numbers_restored() -> Iterator[None]:
+    """Let the generators of random numbers go on after the block where they were before it."""
     cards = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
         stack.enter_context(torch.random.fork_rng(devices=cards))
+        yield
+
+
+@contextmanager
+def nothing_remains(trainer: Any) -> Iterator[None]:
+    """Let the trainer go forward and backward inside the block, and restore it after."""
+    is_deepspeed = trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
+    models, critic = trained_models(trainer), _own_critic(trainer)
+    gradient_state = trainer.accelerator.gradient_state
+    with ExitStack() as stack:
+        stack.enter_context(random_numbers_restored())
         for module in (module for model in models for module in model.modules()):
             stack.callback(setattr, module, "training", module.training)
         stack.enter_context(restored(trainer, *_COUNTERS))

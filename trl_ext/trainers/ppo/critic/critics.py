@@ -1,8 +1,9 @@
-"""The three critics: how each is attached to the actor, which model is called for its values, and what trains it.
+"""The critics: how each is attached to the actor, which model is called for its values, and what trains it.
 
 adapter    a second LoRA and a value head on the actor's frozen backbone; one forward each, one backward for both
 head       a value head on the actor's hidden states; one forward for both
 separate   a model of its own with its own optimizer, under DeepSpeed with its own engine; trained after the actor
+none       for estimators of the advantage that need no values
 """
 
 import copy
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback
+from transformers import TrainerCallback, set_seed
 
 from trl_ext.compat import deepspeed
-from trl_ext.compat.peft import base_model
+from trl_ext.compat.peft import add_adapter, base_model
+from trl_ext.errors import ConfigError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing
 from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles
@@ -26,16 +28,19 @@ from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.memory.oom.rescue import Forward, Rescue
+from trl_ext.trainers.memory.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.ppo.critic import files as critic_files
-from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapter
+from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, Factor
+from trl_ext.trainers.ppo.reference import copy_adapter
+from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapters
 
 
 class Critic:
     """The critic as the trainer uses it.
 
     Attributes:
-        name: "adapter", "head" or "separate".
+        name: "adapter", "head", "separate" or "none".
         comes_with_log_probs: True where the actor's own forward returns values as well.
         is_trained_with_actor: True where the actor's optimizer trains the critic, too.
         rate_ratio: Its learning rate over the actor's; None where the actor's optimizer has both.
@@ -45,6 +50,16 @@ class Critic:
     comes_with_log_probs = False
     is_trained_with_actor = True
     rate_ratio: float | None = None
+
+    @property
+    def has_values(self) -> bool:
+        """True unless there is no critic at all."""
+        return self.name != "none"
+
+    @property
+    def is_ready(self) -> bool:
+        """True once values can be asked for."""
+        return self.has_values
 
     def model(self, actor: Any) -> Any:
         """Return the model to call for values, given the actor as it is called now."""
@@ -76,15 +91,41 @@ class Critic:
         """Let a critic with its own optimizer go on with that of a checkpoint."""
 
 
+class NoCritic(Critic):
+    """Stands where advantages need no values: it has no weights, and nothing is saved of it."""
+
+    name = "none"
+    is_trained_with_actor = False
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return []
+
+    def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
+        return {}
+
+    def save(self, output_dir: str, weights: dict[str, Any]) -> None:
+        pass
+
+    def load(self, checkpoint: str) -> None:
+        pass
+
+
 class HeadCritic(Critic):
-    """A value head on the actor's hidden states."""
+    """A value head on the actor's hidden states.
+
+    Args:
+        trainer: The trainer of the actor.
+        score: Head of a reward model that the value head starts from; None: it starts at zero.
+    """
 
     name = "head"
     comes_with_log_probs = True
 
-    def __init__(self, trainer: GRPOTrainer):
+    def __init__(self, trainer: GRPOTrainer, score: torch.nn.Linear | None = None):
         model = base_model(trainer.model)
         self.head = add_value_head(model, dtype=_head_dtype(trainer, model))
+        if score is not None:
+            start_from(self.head, score)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         return list(self.head.parameters())
@@ -99,26 +140,74 @@ class HeadCritic(Critic):
         self.head.load_state_dict(load_file(Path(checkpoint) / critic_files.FOLDER / critic_files.SCORE))
 
 
+def start_from(head: torch.nn.Linear, score: torch.nn.Linear) -> None:
+    """Give a value head the weights of a reward model's score.
+
+    Raises:
+        ConfigError: for another hidden size, or weights that ZeRO-3 has divided already.
+    """
+    if score.weight.numel() == 0:
+        raise ConfigError(
+            "critic_init='reward' cannot read the score of a reward model that ZeRO-3 has divided. Use ZeRO-2, or "
+            "critic='separate'."
+        )
+    if score.weight.shape != head.weight.shape:
+        raise ConfigError(
+            f"critic_init='reward': the reward model has hidden size {score.in_features}, the policy "
+            f"{head.in_features}: another backbone. Give a reward model of the policy's base model, or leave "
+            "critic_init out."
+        )
+    with torch.no_grad():
+        head.weight.copy_(score.weight)
+        if score.bias is not None:
+            head.bias.copy_(score.bias)
+
+
 class AdapterCritic(HeadCritic):
-    """A second LoRA and a value head on the actor's frozen backbone."""
+    """A second LoRA and a value head on the actor's frozen backbone.
+
+    Args:
+        trainer: The trainer of the actor.
+        reward_adapters: Folders of reward models that are further LoRA.
+        disable_dropout: No dropout in the critic's LoRA.
+        starts_from_reward: The critic starts as a copy of the first reward adapter, of its rank, and of its score.
+    """
 
     name = "adapter"
     comes_with_log_probs = False
 
-    def __init__(self, trainer: GRPOTrainer, reward_adapter: str | None = None, *, disable_dropout: bool = True):
+    def __init__(
+        self,
+        trainer: GRPOTrainer,
+        reward_adapters: Sequence[str] = (),
+        *,
+        disable_dropout: bool = True,
+        starts_from_reward: bool = False,
+    ):
         model: Any = trainer.model
         self._peft_model = model
         self._actor = model.active_adapter
-        config = copy.deepcopy(model.peft_config[self._actor])
+        reward_heads = load_reward_adapters(model, reward_adapters)
+        config = copy.deepcopy(model.peft_config[REWARD if starts_from_reward else self._actor])
+        config.inference_mode = False
         if disable_dropout:
             config.lora_dropout = 0.0
-        model.add_adapter(CRITIC, config)
-        reward_head = None if reward_adapter is None else load_reward_adapter(model, reward_adapter, REWARD)
-        self.roles = Roles(model, {CRITIC: CRITIC, REWARD: REWARD})
+        elif starts_from_reward:
+            config.lora_dropout = model.peft_config[self._actor].lora_dropout
+        # TRL has given each process random numbers of its own; DDP and DeepSpeed would take process 0's draw, FSDP a
+        # part of each.
+        with random_numbers_restored():
+            set_seed(trainer.args.seed)
+            add_adapter(model, CRITIC, config)
+        if starts_from_reward:
+            copy_adapter(model, REWARD, CRITIC)
+        self.roles = Roles(model, {role: role for role in (CRITIC, *reward_heads)})
         base = model.get_base_model()
         self.head = add_value_head(base, self.roles, _head_dtype(trainer, base))
-        if reward_head is not None:
-            add_reward_head(base, reward_head)
+        for role, reward_head in reward_heads.items():
+            add_reward_head(base, reward_head.to(self.head.weight.dtype), role)
+        if starts_from_reward:
+            start_from(self.head, reward_heads[REWARD])
         pin_roles(base, self.roles, trainer.args.gradient_checkpointing_kwargs)
         self.after_rollout()
 
@@ -131,7 +220,8 @@ class AdapterCritic(HeadCritic):
         return adapter + list(self.head.parameters())
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:
-        critic_files.complete_adapter(output_dir, weights)
+        rewards = [name for name in self._peft_model.base_model.model.role_heads if name != CRITIC]
+        critic_files.complete_adapter(output_dir, weights, rewards)
 
     def load(self, checkpoint: str) -> None:
         critic_files.load_adapter(checkpoint, self._peft_model, self.head)
@@ -152,6 +242,7 @@ class SeparateCritic(Critic):
         bare: The value model.
         wrapped: What accelerate or DeepSpeed made of it when training began.
         optimizer: None before that.
+        factor: Of the learning rate by step, where it is not the actor's.
     """
 
     name = "separate"
@@ -162,6 +253,11 @@ class SeparateCritic(Critic):
         self._trainer = trainer
         self._learning_rate = learning_rate
         self._checkpoint: str | None = None
+        self.factor: Factor | None = None
+        args: Any = trainer.args
+        own_norm = args.value_max_grad_norm
+        self._max_grad_norm = args.max_grad_norm if own_norm is None else own_norm
+        self._decay = args.weight_decay if args.value_weight_decay is None else args.value_weight_decay
         self.bare = value_model
         add_token_values(value_model, keep_dtype=trainer.is_deepspeed_enabled)
         if trainer.args.gradient_checkpointing:
@@ -171,6 +267,11 @@ class SeparateCritic(Critic):
             value_model.to(trainer.accelerator.device)
         self.wrapped: Any = value_model
         self.optimizer: Any = None
+
+    @property
+    def is_ready(self) -> bool:
+        """False before training begins under DeepSpeed, whose engine brings the weights where they are needed."""
+        return self.optimizer is not None or not self._trainer.is_deepspeed_enabled
 
     def model(self, actor: Any) -> Any:
         return self.wrapped
@@ -186,9 +287,9 @@ class SeparateCritic(Critic):
         self.rate_ratio = options["lr"] / trainer.args.learning_rate
         if self._checkpoint is not None:  # the actor's learning rate is the checkpoint's by now
             self.rate_ratio = critic_files.read_state(self._checkpoint).get("rate_ratio", self.rate_ratio)
-        optimizer = cls(_decay_groups(trainer, self.bare), **options)
+        optimizer = cls(_decay_groups(trainer, self.bare, self._decay), **options)
         if trainer.is_deepspeed_enabled:
-            self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator)
+            self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator, self._max_grad_norm)
             self.optimizer = self.wrapped.optimizer
         else:
             self.wrapped = trainer.accelerator.prepare_model(self.bare)
@@ -244,16 +345,24 @@ class SeparateCritic(Critic):
 
     def backward_and_step(self, loss: torch.Tensor) -> None:
         """Go backward; at the end of an accumulation also step, at the actor's place in its schedule."""
-        accelerator, args = self._trainer.accelerator, self._trainer.args
-        schedule: Any = self._trainer.lr_scheduler
+        accelerator = self._trainer.accelerator
+        learning_rate = self._learning_rate_now()
         for group in self.optimizer.param_groups:
-            group["lr"] = schedule.get_last_lr()[0] * self.rate_ratio
+            group["lr"] = learning_rate
         self.backward(loss)
         if accelerator.sync_gradients and not self._trainer.is_deepspeed_enabled:
-            if args.max_grad_norm:
-                accelerator.clip_grad_norm_(self.bare.parameters(), args.max_grad_norm)
+            if self._max_grad_norm:
+                accelerator.clip_grad_norm_(self.bare.parameters(), self._max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
+
+    def _learning_rate_now(self) -> float:
+        """Return the initial learning rate times the critic's factor, at the actor's place in the run."""
+        schedule: Any = self._trainer.lr_scheduler
+        if self.factor is None:
+            return schedule.get_last_lr()[0] * self.rate_ratio
+        inner = getattr(schedule, "scheduler", schedule)
+        return inner.base_lrs[0] * self.rate_ratio * self.factor(inner.last_epoch)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Go backward alone; but under DeepSpeed the engine steps within it at the end of an accumulation."""
@@ -298,21 +407,30 @@ def _head_dtype(trainer: Any, model: Any) -> torch.dtype:
     return model.dtype if trainer.is_deepspeed_enabled else torch.float32
 
 
-def _decay_groups(trainer: Any, model: Any) -> list[dict[str, Any]]:
+def _decay_groups(trainer: Any, model: Any, decay: float) -> list[dict[str, Any]]:
     """Return two groups: trained parameters with weight decay, and biases and norms without."""
     names = set(trainer.get_decay_parameter_names(model))
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     return [
-        {"params": [p for n, p in trained if n in names], "weight_decay": trainer.args.weight_decay},
+        {"params": [p for n, p in trained if n in names], "weight_decay": decay},
         {"params": [p for n, p in trained if n not in names], "weight_decay": 0.0},
     ]
 
 
-def split_group(optimizer: Any, parameters: list[torch.nn.Parameter], learning_rate: float) -> None:
-    """Give these parameters of an optimizer without state a learning rate of their own."""
+def split_group(optimizer: Any, parameters: list[torch.nn.Parameter], learning_rate: float, decay: float) -> None:
+    """Give these parameters of an optimizer without state groups of their own.
+
+    Args:
+        optimizer: Of actor and critic.
+        parameters: The critic's.
+        learning_rate: Initial one of the new groups.
+        decay: Weight decay of those that have any.
+    """
     wanted = {id(p) for p in parameters}
     for group in list(optimizer.param_groups):
         own = [p for p in group["params"] if id(p) in wanted]
         if own:
             group["params"] = [p for p in group["params"] if id(p) not in wanted]
-            optimizer.add_param_group({**group, "params": own, "lr": learning_rate})
+            own_decay = decay if group.get("weight_decay") else 0.0
+            others = {"params": own, "lr": learning_rate, "weight_decay": own_decay, OF_CRITIC: True}
+            optimizer.add_param_group(group | others)

@@ -7,6 +7,7 @@ separate   the value model as `save_pretrained` writes it
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.roles import CRITIC, REWARD
+from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.forward.value_head import NAME
 
 FOLDER = "critic"
@@ -57,15 +58,16 @@ def read_state(checkpoint: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def complete_adapter(output_dir: str, head: dict[str, Any]) -> None:
-    """Turn the critic's LoRA, as PEFT has just saved it, into one with its head; drop the frozen reward adapter."""
+def complete_adapter(output_dir: str, head: dict[str, Any], rewards: Sequence[str]) -> None:
+    """Turn the critic's LoRA, as PEFT has just saved it, into one with its head; drop the frozen reward adapters."""
     folder = Path(output_dir) / FOLDER
     weights = load_file(folder / _ADAPTER)
     save_file(weights | {_SCORE_IN_ADAPTER + name: value for name, value in head.items()}, folder / _ADAPTER)
     config = json.loads((folder / _ADAPTER_CONFIG).read_text())
     config |= {"task_type": "TOKEN_CLS", "modules_to_save": ["score"]}
     (folder / _ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
-    shutil.rmtree(Path(output_dir) / REWARD, ignore_errors=True)
+    for name in rewards:
+        shutil.rmtree(Path(output_dir) / name, ignore_errors=True)
 
 
 def check(checkpoint: str, kind: str) -> None:

@@ -4,7 +4,7 @@ Legend: B rows, P prompt tokens, T completion tokens.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +30,11 @@ class CriticValues:
         self._critic = critic
         self._rows_without_gradient = rows_without_gradient
         self._noted: list[torch.Tensor] = []
+
+    @property
+    def critic_name(self) -> str:
+        """What kind of critic it is."""
+        return self._critic.name
 
     # Values of the policy's forwards ------------------------------------------------------------------------------
 
@@ -61,21 +66,25 @@ class CriticValues:
     def with_log_probs(
         self, rollouts: Mapping[str, Any], *, is_training: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """[B, T] log-probabilities under the policy that sampled, and values; None where nothing needs them."""
+        """[B, T] log-probabilities under the policy that sampled, and values; None where nothing needs them.
+
+        In evaluation no model drops anything out.
+        """
         trainer, args = self._trainer, self._trainer.args
         rows = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
         logps = rollouts.get("old_per_token_logps")
         # The first noted are the sampling policy's only if its log-probabilities were computed; else the reference's.
         values = self._noted[0] if self._noted and logps is not None else None
-        lacks_values = is_training and self._critic.comes_with_log_probs and values is None
+        lacks_values = self._critic.comes_with_log_probs and values is None
         if lacks_values or (logps is None and trainer.beta):
             self.forget()
             ids, mask = _whole(rollouts)
             width = rollouts["completion_ids"].size(1)
             logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
             values = self._noted[0] if self._noted else None
-        if is_training and not self._critic.comes_with_log_probs:
-            values = self.forwarded(trainer.model, rollouts, batch_size=rows)
+        if self._critic.is_ready and not self._critic.comes_with_log_probs:
+            with nullcontext() if is_training else _in_evaluation(self._critic.model(trainer.model)):
+                values = self.forwarded(trainer.model, rollouts, batch_size=rows)
         return logps, values
 
     # Forwards of the critic ---------------------------------------------------------------------------------------
@@ -119,6 +128,17 @@ class CriticValues:
             values, num = score_values(model, batch, rows, input_ids.device, num_forwards, group, role=CRITIC)
         trainer._count(num, mask)
         return given.own(values)
+
+
+@contextmanager
+def _in_evaluation(model: Any) -> Iterator[None]:
+    """Let a model be in evaluation mode within the block."""
+    was_training = model.training
+    if was_training:
+        model.eval()
+    yield
+    if was_training:
+        model.train()
 
 
 def _whole(rollouts: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

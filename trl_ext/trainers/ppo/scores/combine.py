@@ -10,12 +10,51 @@ from math import isfinite
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.rewards.totals.moments import Moments
+from trl_ext.trainers.forward.reward_input import is_main_process
+from trl_ext.trainers.ppo.scores.length import LengthControl
+
+logger = logging.get_logger(__name__)
 
 MODES = ("rules_only", "add", "gate")
+ENSEMBLES = ("sum", "mean", "min", "cautious")
 KINDS = ("none", "running", "fixed")
+
+
+def one_of_ensemble(models: torch.Tensor, weights: torch.Tensor, ensemble: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return an ensemble's values as those of one reward model [B, 1], and its weight [1].
+
+    Args:
+        models: [B, M] normalised scores; NaN where a model has none, which is left out.
+        weights: [M]; of "min" and "cautious" all must be equal.
+        ensemble: "sum": the models as they are, [B, M] and [M]. "mean": their weighted mean. "min": the lowest.
+            "cautious": the mean less the standard deviation over the models, which is large where they disagree.
+
+    Raises:
+        ConfigError: for weights that "min" or "cautious" cannot use.
+
+    Source: arXiv:2310.02743 (mean, worst case and uncertainty-weighted ensembles of reward models).
+    """
+    if ensemble == "sum" or models.shape[1] == 0:
+        return models, weights
+    if ensemble != "mean" and (weights != weights[0]).any():
+        raise ConfigError(
+            f"score_ensemble='{ensemble}' compares scores, and the reward models have the weights {weights.tolist()}. "
+            "Give them equal ones, or take 'mean'."
+        )
+    known = ~models.isnan()
+    share = torch.where(known, weights, 0.0)
+    mean = (share * models.nan_to_num(nan=0.0)).sum(1) / share.sum(1)
+    if ensemble == "min":
+        lowest = models.masked_fill(~known, torch.inf).amin(1)
+        return lowest.masked_fill(~known.any(1), torch.nan)[:, None], weights[:1]
+    if ensemble == "cautious":
+        deviations = torch.where(known, models - mean[:, None], 0.0)
+        mean = mean - (deviations.square().sum(1) / (known.sum(1) - 1).clamp(min=1)).sqrt()
+    return mean[:, None], weights.mean()[None]
 
 
 def combine(
@@ -144,6 +183,8 @@ class Scoring:
         models: Called with prompts, completions, which of them to keep, and the completions' token ids; return [B].
         normaliser: Each model's scores have one like it.
         mode, gate_above: As in `combine`.
+        ensemble: As in `one_of_ensemble`.
+        controls_length: Each model's scores are freed of what length explains, before they are normalised.
     """
 
     def __init__(
@@ -153,11 +194,16 @@ class Scoring:
         normaliser: ScoreNormaliser,
         mode: str,
         gate_above: float,
+        ensemble: str = "sum",
+        *,
+        controls_length: bool = False,
     ):
         self.num_rules = num_rules
         self._models = models
         self._normalisers = [copy.deepcopy(normaliser) for _ in models]
-        self._mode, self._gate_above = mode, gate_above
+        self._lines = [LengthControl() for _ in models] if controls_length else []
+        self._warned: set[int] = set()
+        self._mode, self._gate_above, self._ensemble = mode, gate_above, ensemble
 
     def ask_models(
         self,
@@ -172,19 +218,67 @@ class Scoring:
         columns = [model(prompts, completions, keep, completion_ids).to(rules.device) for model in self._models]
         return torch.stack(columns, dim=1) if columns else rules.new_zeros(len(prompts), 0)
 
-    def scores(self, per_function: torch.Tensor, weights: torch.Tensor, *, is_training: bool) -> torch.Tensor:
-        """[N] scores of [N, R + M] values; NaN where nothing could score. Evaluation leaves running moments alone."""
+    @property
+    def controls_length(self) -> bool:
+        """True where `scores` needs the completions' lengths."""
+        return bool(self._lines)
+
+    def scores(
+        self,
+        per_function: torch.Tensor,
+        weights: torch.Tensor,
+        lengths: torch.Tensor | None = None,
+        *,
+        is_training: bool,
+    ) -> torch.Tensor:
+        """Return [N] scores of [N, R + M] values; NaN where nothing could score.
+
+        Args:
+            per_function: Values of rules and raw scores of reward models, of all ranks.
+            weights: [R + M].
+            lengths: [N] tokens of the completions, where `controls_length` asks for them.
+            is_training: False leaves running statistics alone.
+        """
         rules, models = per_function[:, : self.num_rules], per_function[:, self.num_rules :]
-        normalisers = self._normalisers if is_training else copy.deepcopy(self._normalisers)
+        state = self._normalisers, self._lines
+        normalisers, lines = state if is_training else copy.deepcopy(state)
+        if is_training:
+            self._warn_of_constants(models)
+        if lines:
+            assert lengths is not None, "Length control needs lengths."
+            freed = [line(column, lengths) for line, column in zip(lines, models.unbind(1), strict=True)]
+            models = torch.stack(freed, dim=1)
         if normalisers:
             columns = zip(normalisers, models.unbind(1), strict=True)
             models = torch.stack([normalise(column) for normalise, column in columns], dim=1)
         own, others = weights[: self.num_rules], weights[self.num_rules :]
+        models, others = one_of_ensemble(models, others, self._ensemble)
         return combine(rules, own, models, others, self._mode, self._gate_above)
 
+    def _warn_of_constants(self, models: torch.Tensor) -> None:
+        """Warn once of reward models that score all completions of a batch alike; `models` is [N, M]."""
+        for i, (model, scores) in enumerate(zip(self._models, models.unbind(1), strict=True)):
+            known = scores.isfinite()
+            lowest = scores.masked_fill(~known, torch.inf).amin()
+            highest = scores.masked_fill(~known, -torch.inf).amax()
+            if i not in self._warned and bool((lowest == highest) & (known.sum() > 1)):
+                self._warned.add(i)
+                if is_main_process():
+                    logger.warning(
+                        f"The reward model {getattr(model, 'name', i)} gave all {int(known.sum())} completions of an "
+                        f"update the score {lowest.item():g}, and so taught nothing. If that goes on, check its "
+                        "weights and its tokenizer, and whether the completions differ."
+                    )
+
     def state_dict(self) -> list[dict[str, Any]]:
-        return [normaliser.state_dict() for normaliser in self._normalisers]
+        states: list[dict[str, Any]] = [normaliser.state_dict() for normaliser in self._normalisers]
+        for state, line in zip(states, self._lines, strict=False):
+            state |= line.state_dict()
+        return states
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
         for normaliser, own in zip(self._normalisers, state, strict=True):
             normaliser.load_state_dict(own)
+        for line, own in zip(self._lines, state, strict=False):
+            if "line" in own:  # else the run has taken up length control since
+                line.load_state_dict(own)

@@ -4,6 +4,7 @@ What `trl_ext.RewardTrainer` saves with a `peft_config` fits: LoRA weights and t
 module to save. A causal model has no place for the head, so it is handed back.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from safetensors.torch import load_file
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.utils import logging
 
-from trl_ext.compat.peft import base_model
+from trl_ext.compat.peft import add_adapter, base_model
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.pooled_head import scored_token
-from trl_ext.trainers.forward.roles import REWARD
+from trl_ext.trainers.forward.roles import REWARD, reward_role
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, num_positions
 
@@ -32,16 +33,20 @@ _HARMLESS_INITS = ("gaussian", "eva", "orthogonal")
 
 
 class SharedRewardModel(CompletionScorer):
-    """Scores completions with the adapter "reward" of the actor's PeftModel.
+    """Scores completions with an adapter of the actor's PeftModel.
 
     Args:
-        folder: Where the adapter lies; its name is the score's name in logs.
+        name: Of the score in logs.
+        role: The adapter's name.
         tokenizer: With the actor's tokens: the adapter was trained on the same base model.
         options: As for CompletionScorer.
     """
 
-    def __init__(self, folder: str, tokenizer: Any, **options: Any):
-        super().__init__(tokenizer, Path(folder).name, **options)
+    is_adapter = True
+
+    def __init__(self, name: str, tokenizer: Any, role: str = REWARD, **options: Any):
+        super().__init__(tokenizer, name, **options)
+        self._role = role
 
     def attach(self, trainer: GRPOTrainer) -> None:
         """Score with the trainer's actor, which has the adapter now."""
@@ -56,11 +61,25 @@ class SharedRewardModel(CompletionScorer):
 
     def _call(self, pool_index: torch.Tensor | None = None, **inputs: Any) -> SequenceClassifierOutputWithPast:
         actor: Any = self._trainer.model
-        values = actor(role=REWARD, **{"use_cache": False, **inputs}).token_values
+        values = actor(role=self._role, **{"use_cache": False, **inputs}).token_values
         if pool_index is not None:
             return SequenceClassifierOutputWithPast(logits=values[0, pool_index, None])
         ends = [scored_token(row, self._pad_token_id) for row in inputs["input_ids"].tolist()]
         return SequenceClassifierOutputWithPast(logits=values[range(len(ends)), ends, None])
+
+
+def load_reward_adapters(peft_model: Any, folders: Sequence[str | Path]) -> dict[str, torch.nn.Linear]:
+    """Load LoRA reward models as `load_reward_adapter` does; return their score heads by role. All of
+    them, or, where one cannot be loaded, none."""
+    heads: dict[str, torch.nn.Linear] = {}
+    try:
+        for i, folder in enumerate(folders):
+            heads[reward_role(i)] = load_reward_adapter(peft_model, folder, reward_role(i))
+    except ConfigError:
+        for role in heads:
+            peft_model.delete_adapter(role)
+        raise
+    return heads
 
 
 def load_reward_adapter(peft_model: Any, folder: str | Path, name: str = "reward") -> torch.nn.Linear:
@@ -176,7 +195,7 @@ def _check_base(peft_model: Any, config: PeftConfig, head: torch.nn.Linear, path
 
 def _add(peft_model: Any, config: PeftConfig, weights: dict[str, torch.Tensor], name: str) -> None:
     """Add the adapter; raise ValueError or RuntimeError unless weights and places match one to one."""
-    peft_model.add_adapter(name, config)
+    add_adapter(peft_model, name, config)
     result: Any = set_peft_model_state_dict(peft_model, weights, adapter_name=name)
     homeless = [*result.unexpected_keys, *(key for key in result.missing_keys if f".{name}." in key)]
     if homeless:

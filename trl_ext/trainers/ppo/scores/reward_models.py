@@ -54,11 +54,13 @@ class CompletionScorer:
         group: Processes that forward the flat rows of all of them together; None: each forwards its own.
         error: What the last call raised while it made token ids, where `agree` is given: then nothing is scored,
             and the caller raises it on all ranks.
+        is_adapter: True for an adapter on the policy's weights, False for a model of its own.
 
     Raises:
         ConfigError: a budget below one token, or what RewardEncoder refuses.
     """
 
+    is_adapter = False
     model: Any
     wrapped: Any
     packs: bool

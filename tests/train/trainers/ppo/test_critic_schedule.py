@@ -1,0 +1,110 @@
+"""The critic's own course: a warm-up in which the actor stands still, its own schedule, decay and clip norm."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from tests import ppo_trainers
+from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
+from trl_ext.errors import ConfigError
+from trl_ext.trainers.ppo.critic.critics import SeparateCritic
+
+torch.set_num_threads(1)
+
+
+def parts(trainer):
+    """Trained weights of the actor and of the critic."""
+    of_critic = {id(p) for p in trainer._critic.parameters()}
+    actor = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad and id(p) not in of_critic}
+    critic = dict(enumerate(trainer._critic.parameters()))
+    return [{name: p.detach().clone() for name, p in part.items()} for part in (actor, critic)]
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_the_actor_stands_still_while_the_critic_warms_up(critic, tmp_path):
+    trainer = stir(ppo_trainers.trainer(critic, tmp_path, critic_warmup_steps=2, max_steps=3, weight_decay=0.1))
+    course = [parts(trainer)]
+
+    class Note(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            course.append(parts(trainer))
+
+    trainer.add_callback(Note())
+    trainer.train()
+    actors, critics = zip(*course, strict=True)
+    assert distance(actors[0], actors[2]) == 0.0
+    assert distance(actors[2], actors[3]) > 1e-5
+    assert all(distance(*pair) > 1e-5 for pair in pairwise(critics))
+
+
+@pytest.mark.parametrize("critic", ["adapter", "separate"])
+def test_a_run_that_stops_in_the_warm_up_goes_on_as_if_it_had_not(critic, tmp_path):
+    settings = dict(
+        critic_warmup_steps=3, value_lr_scheduler_type="linear", lr_scheduler_type="cosine", max_steps=5,
+        save_strategy="steps", save_steps=2, rollout_func=None,
+    )  # fmt: skip
+    whole = stir(ppo_trainers.trainer(critic, tmp_path / "whole", **settings))
+    whole.train()
+    again = ppo_trainers.trainer(critic, tmp_path / "again", **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert distance(trained_weights(whole), trained_weights(again)) == 0.0
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_actor_and_critic_follow_schedules_of_their_own(critic, tmp_path):
+    trainer = ppo_trainers.trainer(
+        critic, tmp_path, max_steps=4, learning_rate=1e-3, value_learning_rate=4e-3, value_lr_scheduler_type="linear"
+    )
+    rates = []
+
+    class Note(TrainerCallback):
+        def on_pre_optimizer_step(self, *args, **kwargs):
+            own = trainer._critic.optimizer if isinstance(trainer._critic, SeparateCritic) else trainer.optimizer
+            groups = own.param_groups
+            of_critic = {id(p) for p in trainer._critic.parameters()}
+            critics = {g["lr"] for g in groups if any(id(p) in of_critic for p in g["params"])}
+            rates.append((trainer.optimizer.param_groups[0]["lr"], *critics))
+
+    trainer.add_callback(Note())
+    trainer.train()
+    assert [actor for actor, _ in rates] == [1e-3] * 4
+    assert [critic for _, critic in rates] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
+
+
+def test_the_critics_gradients_are_clipped_at_their_own_norm(tmp_path):
+    norms = {}
+
+    class Note(TrainerCallback):
+        def __init__(self, trainer, key):
+            self.trainer, self.key = trainer, key
+
+        def on_pre_optimizer_step(self, *args, **kwargs):
+            own = [p.grad.norm() for p in self.trainer._critic.parameters()]
+            norms[self.key] = torch.stack(own).norm().item()
+
+    for norm in (None, 1e-3):
+        trainer = stir(
+            ppo_trainers.trainer("adapter", tmp_path, max_steps=1, value_max_grad_norm=norm, max_grad_norm=1e6)
+        )
+        trainer.add_callback(Note(trainer, norm))
+        trainer.train()
+    assert norms[None] > 1e-2
+    assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
+    assert "ppo/value_grad_norm" in trainer.state.log_history[0]
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused_where_the_data_say_how_long_that_is(tmp_path):
+    trainer = ppo_trainers.trainer("head", tmp_path, critic_warmup_steps=2, max_steps=-1, num_train_epochs=1)
+    with pytest.raises(ConfigError, match="leaves the actor no step of the run's 2"):
+        trainer.train()
+
+
+def test_a_schedule_that_follows_a_metric_is_refused_beside_a_warm_up(tmp_path):
+    trainer = ppo_trainers.trainer(
+        "head", tmp_path, critic_warmup_steps=1, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps",
+        eval_steps=1, eval_dataset=ppo_trainers.prompts(4), per_device_eval_batch_size=4,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="follows a metric"):
+        trainer.train()

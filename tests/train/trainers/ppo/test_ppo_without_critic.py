@@ -1,0 +1,219 @@
+"""Estimators without a critic: against a plain replay in torch, learning, resuming, and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from tests import ppo_trainers
+from tests.ppo_trainers import distance, trained_weights
+from tests.train.trainers.ppo.test_ppo_exactness import (
+    clear,
+    gradients,
+    moved,
+    old_logps_of_reference,
+    reference_forward,
+)
+from trl_ext.errors import ConfigError
+
+torch.set_num_threads(1)
+
+WITHOUT_CRITIC = ("reinforce_pp", "rloo", "grpo", "remax")
+KL, CLIP, GAMMA = 0.05, 0.2, 0.9
+
+
+def trainer_of(estimator, folder, **changes):
+    changes = dict(num_generations=1 if estimator in ("reinforce_pp", "remax") else 4) | changes
+    if estimator == "remax":
+        changes |= dict(rollout_func=None)
+    return ppo_trainers.trainer("none", folder, advantage_estimator=estimator, **changes)
+
+
+def sampled(trainer, num=8):
+    trainer.model.train()
+    copies = trainer.num_generations
+    rows = [trainer.train_dataset[i // copies] for i in range(num)]
+    inputs = trainer._generate_and_score_completions(rows)
+    trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation
+    return rows, inputs
+
+
+def replayed(estimator, rewards, baselines, size):
+    """Advantages per row as lists, by loops over rows and tokens."""
+    if estimator in ("reinforce_pp", "remax"):
+        gamma = GAMMA if estimator == "reinforce_pp" else 1.0
+        found = []
+        for row, baseline in zip(rewards, baselines, strict=True):
+            running, out = 0.0, []
+            for reward in reversed(row):
+                running = reward + gamma * running
+                out.insert(0, running - baseline)
+            found.append(out)
+        if estimator == "remax":
+            return found
+        flat = [a for row in found for a in row]
+        mean = sum(flat) / len(flat)
+        std = math.sqrt(sum((a - mean) ** 2 for a in flat) / (len(flat) - 1) + 1e-8)
+        return [[(a - mean) / std for a in row] for row in found]
+    totals, found = [sum(row) for row in rewards], []
+    for i, total in enumerate(totals):
+        group = totals[i // size * size : (i // size + 1) * size]
+        mean = sum(group) / size
+        if estimator == "rloo":
+            advantage = total - (sum(group) - total) / (size - 1)
+        else:
+            advantage = (total - mean) / (math.sqrt(sum((t - mean) ** 2 for t in group) / (size - 1)) + 1e-6)
+        found.append([advantage] * len(rewards[i]))
+    return found
+
+
+def greedy_score(trainer, row):
+    """The score of a prompt's greedy completion, token by token through transformers' own forward."""
+    ids = trainer._tokenizer(row["prompt"])["input_ids"]
+    start = len(ids)
+    while len(ids) - start < trainer.args.max_completion_length:
+        logits = type(trainer.model).forward(trainer.model, input_ids=torch.tensor([ids])).logits[0, -1]
+        ids = [*ids, int(logits.argmax())]
+        if ids[-1] in trainer.eos_token_ids:
+            break
+    return ppo_trainers.reward([ids[start:]])[0]
+
+
+@pytest.mark.parametrize("estimator", WITHOUT_CRITIC)
+def test_advantages_loss_and_gradients_are_a_plain_replays(estimator, tmp_path):
+    """Padded; packed, `test_ppo_loss_modes.py` replays the weights."""
+    own = dict(gamma=GAMMA) if estimator == "reinforce_pp" else {}
+    trainer = trainer_of(
+        estimator, tmp_path, kl_coef=KL, per_device_train_batch_size=8, gradient_accumulation_steps=1,
+        num_ppo_epochs=2, packing=False, **own,
+    )  # fmt: skip
+    rows, inputs = sampled(trainer)
+    counted = inputs["completion_mask"].bool()
+    with torch.no_grad():
+        old_logps = reference_forward(trainer, inputs, "policy")
+        ref_logps = old_logps_of_reference(trainer, inputs)
+        baselines = [greedy_score(trainer, row) if estimator == "remax" else 0.0 for row in rows]
+    rewards = []
+    for score, new, ref in zip(trainer._scores.tolist(), old_logps, ref_logps, strict=True):
+        row = [-KL * (n - r) for n, r in zip(new.tolist(), ref.tolist(), strict=True)]
+        row[-1] += score
+        rewards.append(row)
+    advantages = replayed(estimator, rewards, baselines, trainer.num_generations)
+    assert any(abs(a) > 0.01 for row in advantages for a in row)
+    for mine, mask, row in zip(inputs["advantages"], counted, advantages, strict=True):
+        torch.testing.assert_close(mine[mask], torch.tensor(row), rtol=0, atol=1e-5)
+    assert "values" not in inputs and "returns" not in inputs
+
+    moved(trainer)
+    loss = our_loss_of_policy(trainer, inputs)
+    ours = gradients(trainer)
+    clear(trainer)
+    expected = torch.zeros(())
+    new_logps = reference_forward(trainer, inputs, "policy")
+    for new, old, row in zip(new_logps, old_logps, advantages, strict=True):
+        ratio, a = (new - old).exp(), torch.tensor(row)
+        expected = expected - torch.minimum(ratio * a, ratio.clamp(1 - CLIP, 1 + CLIP) * a).sum()
+    expected = expected / sum(map(len, new_logps))
+    expected.backward()
+    assert abs(loss.item() - expected.item()) < 1e-5
+    theirs = gradients(trainer)
+    assert distance(ours, theirs) < 1e-5 * max(1.0, max(g.abs().max().item() for g in theirs.values()))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("packing", [True, False])
+def test_the_kl_as_a_loss_adds_its_gradient(packing, estimator, tmp_path):
+    """The difference that kl_coef makes to the gradient, against the estimate's own over the tokens, by autograd."""
+    found = {}
+    for coefficient in (KL, 2 * KL):
+        trainer = trainer_of(
+            "rloo", tmp_path, kl_coef=coefficient, kl_term="loss", kl_estimator=estimator, packing=packing,
+            per_device_train_batch_size=8, gradient_accumulation_steps=1,
+        )  # fmt: skip
+        _, inputs = sampled(trainer)
+        moved(trainer)
+        our_loss_of_policy(trainer, inputs)
+        found[coefficient] = gradients(trainer)
+        clear(trainer)
+    new = reference_forward(trainer, inputs, "policy")
+    with torch.no_grad():
+        ref = old_logps_of_reference(trainer, inputs)
+    terms = [
+        (r - n).exp() - (r - n) - 1 if estimator == "k3" else (n - r) ** 2 / 2 for n, r in zip(new, ref, strict=True)
+    ]
+    (KL * torch.cat(terms).mean()).backward()
+    difference = {name: found[2 * KL][name] - found[KL][name] for name in found[KL]}
+    assert max(grad.abs().max() for grad in difference.values()) > 1e-5
+    assert distance(difference, gradients(trainer)) < 1e-6
+
+
+def our_loss_of_policy(trainer, inputs):
+    loss = trainer.compute_loss(trainer.model, inputs)
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("estimator", WITHOUT_CRITIC)
+def test_a_toy_task_is_solved_without_a_critic(estimator, tmp_path):
+    trainer = trainer_of(
+        estimator, tmp_path, rollout_func=None, reward_funcs=ppo_trainers.share_of_twenty_tokens,
+        data=ppo_trainers.prompts(64), max_steps=80 if estimator == "remax" else 40,
+        model=ppo_trainers.decided_actor(), per_device_train_batch_size=32, gradient_accumulation_steps=1,
+        num_ppo_epochs=2, kl_coef=0.0, learning_rate=4e-3, adam_epsilon=1e-8,
+    )  # fmt: skip
+    trainer.train()
+    scores = [log["objective/scores"] for log in trainer.state.log_history if "objective/scores" in log]
+    assert scores[0] < 0.25
+    assert sum(scores[-5:]) / 5 > 0.8
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_pp", "remax", "rloo"])
+def test_a_resumed_run_is_the_run_that_did_not_stop(estimator, tmp_path):
+    settings = dict(
+        max_steps=6, num_ppo_epochs=2, gradient_accumulation_steps=1, rollout_func=None, kl_coef=0.1,
+        save_strategy="steps", save_steps=1,
+    )  # fmt: skip
+    whole = trainer_of(estimator, tmp_path / "whole", **settings)
+    whole.train()
+    resumed = trainer_of(estimator, tmp_path / "again", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
+
+
+def test_greedy_completions_leave_no_trace_in_the_log(tmp_path):
+    trainer = trainer_of("remax", tmp_path, max_steps=2, log_completions=False)
+    trainer.train()
+    assert not any(key.startswith("eval") for log in trainer.state.log_history for key in log)
+    assert len(trainer._logs["completion"]) == len(trainer._logs["advantages"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (dict(advantage_estimator="rloo"), "num_generations=1 makes one"),
+        (dict(advantage_estimator="grpo", num_generations=4, lam=0.5), "lam=0.5 has no effect without"),
+        (dict(advantage_estimator="rloo", num_generations=4, gamma=0.5), "gamma=0.5 has no effect without"),
+        (dict(advantage_estimator="reinforce_pp", vf_coef=0.5), "vf_coef=0.5 has no effect without"),
+        (dict(advantage_estimator="reinforce_pp", critic="head"), "critic='head' does not go with"),
+        (dict(critic="none"), "gae needs a critic"),
+        (dict(kl_term="loss"), "kl_estimator='k1' has no gradient as a loss"),
+        (dict(advantage_estimator="best"), "advantage_estimator='best' is unknown"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, sentence, tmp_path):
+    from trl_ext import PPOConfig
+
+    with pytest.raises(ConfigError, match=sentence):
+        PPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=4, **settings)
+
+
+def test_remax_refuses_a_rollout_func(tmp_path):
+    with pytest.raises(ConfigError, match="compares with greedy completions"):
+        ppo_trainers.trainer("none", tmp_path, advantage_estimator="remax")
+
+
+def test_models_that_only_a_critic_needs_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="value_model has no use"):
+        ppo_trainers.trainer(
+            "none", tmp_path, advantage_estimator="reinforce_pp", value_model=ppo_trainers.classifier()
+        )

@@ -1,0 +1,64 @@
+"""Learning rates of actor and critic over the run: each its own schedule, and 0 for the actor in a warm-up.
+
+A schedule is a factor of the initial learning rate at an optimizer step. In the critic's warm-up the actor's factor is
+0: its weights stay as they are, bit for bit, under every engine.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
+
+from trl_ext.errors import ConfigError
+
+Factor = Callable[[int], float]
+OF_CRITIC = "of_critic"
+
+
+def check_warmup(warmup: int, num_steps: int) -> None:
+    """Raise ConfigError for a critic's warm-up as long as the run; 0 or fewer steps of the run are not known yet."""
+    if warmup >= num_steps > 0:
+        raise ConfigError(
+            f"critic_warmup_steps={warmup} leaves the actor no step of the run's {num_steps}. Give fewer, or train "
+            "longer."
+        )
+
+
+def factors(args: Any, num_steps: int) -> tuple[Factor, Factor]:
+    """Return the actor's and the critic's factor by step, as PPOConfig `args` says, for a run of so many steps.
+
+    Raises:
+        ConfigError: for a schedule that no step alone decides, and a warm-up as long as the run.
+    """
+    warmup = args.critic_warmup_steps
+    check_warmup(warmup, num_steps)
+    actor = _factor(args, args.lr_scheduler_type, num_steps)
+    critic = _factor(args, args.value_lr_scheduler_type or args.lr_scheduler_type, num_steps)
+    return (lambda step: 0.0 if step < warmup else actor(step)), critic
+
+
+def _factor(args: Any, kind: Any, num_steps: int) -> Factor:
+    stand_in = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = get_scheduler(
+        kind,
+        optimizer=stand_in,
+        num_warmup_steps=args.get_warmup_steps(num_steps),
+        num_training_steps=num_steps,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs if kind == args.lr_scheduler_type else None,
+    )
+    if not isinstance(schedule, LambdaLR):
+        raise ConfigError(
+            f"The schedule '{getattr(kind, 'value', kind)}' follows a metric and has no factor by step, which "
+            "critic_warmup_steps and value_lr_scheduler_type need. Take linear, cosine or constant."
+        )
+    return schedule.lr_lambdas[0]
+
+
+def joint_schedule(optimizer: Any, actor: Factor, critic: Factor) -> LambdaLR:
+    """Return the schedule of an optimizer whose groups say by the key OF_CRITIC which are the critic's.
+
+    A key, since DeepSpeed puts parameters of its own into the groups; the keys stay.
+    """
+    return LambdaLR(optimizer, [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups])

@@ -51,8 +51,8 @@ test: $(VENV)/.installed
 light: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/light
+	$(BIN)/mypy --num-workers 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow" tests/light
 
 fix: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -56,6 +56,17 @@ def ppo() -> dict:
     return {README: {speed, memory}, CHINESE: {chinese}, EVIDENCE: everywhere}
 
 
+def critic_start() -> dict:
+    """Highest explained variance of the first three updates, by seed."""
+    best = {
+        start: ", ".join(
+            f"{max(one['explained_variance'][:3]):.2f}" for one in results("critic_start_cpu") if one["start"] == start
+        )
+        for start in ("reward", "zero")
+    }
+    return {EVIDENCE: {f"{best['reward']}; from zero {best['zero']}"}}
+
+
 def rules() -> dict:
     rates = [one["value"] for one in results("rewards_cpu") if one["unit"].startswith("rows/s")]
     return {EVIDENCE: {f"{min(rates):,.0f} to {max(rates):,.0f} rows/s"}}
@@ -66,7 +77,9 @@ def judges() -> dict:
     return {EVIDENCE: {plain}, ROOT / "docs" / "reference" / "judges.md": {plain, one_by_one, failing}}
 
 
-@pytest.mark.parametrize("figures", [grpo_update, reward, ppo, rules, judges], ids=lambda figures: figures.__name__)
+@pytest.mark.parametrize(
+    "figures", [grpo_update, reward, ppo, critic_start, rules, judges], ids=lambda figures: figures.__name__
+)
 def test_pages_give_the_figures_of_the_results(figures):
     absent = {
         f"{page.name}: {figure}"

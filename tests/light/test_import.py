@@ -26,6 +26,7 @@ def test_every_public_name_has_a_home():
     assert set(trl_ext.__all__) == {*trl_ext._HOME, "__version__"}
 
 
+@pytest.mark.slow
 def test_the_monitor_offers_its_names_without_loading_what_they_need():
     code = "import sys, trl_ext.monitor; print([m for m in ('torch', 'transformers', 'rich') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The README's pictures show today's numbers."""
+"""The pictures of README and docs show today's numbers."""
 
 import runpy
 
@@ -26,3 +26,15 @@ def test_the_memory_picture_shows_the_presets(pictures):
     text = (FOLDER / "memory.svg").read_text()
     for name, preset, obvious, _ in pictures["memory_rows"]():
         assert name in text and f">{preset:.1f}<" in text and f">{obvious:.1f}<" in text
+
+
+def test_the_family_picture_has_every_method_over_equal_episodes(pictures):
+    text = (FOLDER / "family.svg").read_text()
+    curves = pictures["family_curves"]()
+    assert list(curves) == ["PPO", "REINFORCE++", "RLOO", "GRPO"]
+    page = (ROOT / "docs/ppo.md").read_text()
+    for method, (episodes, seeds) in curves.items():
+        assert f">{method}<" in text and len(seeds) == 3
+        assert all(len(curve) == len(episodes) for curve in seeds)
+        mean = sum(curve[-1] for curve in seeds) / 3
+        assert f"{method} {100 * mean:.1f} %" in page

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 
+@pytest.mark.slow
 def test_the_site_builds_strictly_and_asks_no_other_host(tmp_path):
     """A page that is not in the navigation, and a link that leads nowhere, are errors."""
     pytest.importorskip("mkdocs")

@@ -93,7 +93,7 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
     resources = _resources(own.resources_per_worker, on_cpu)
     _check_resources(resources, own.num_workers, ray.cluster_resources())
     trainer = TorchTrainer(
-        _work,  # type: ignore[arg-type]  # what it returns is in the result
+        _work,
         train_loop_config={
             "module": module,
             "argv": script,

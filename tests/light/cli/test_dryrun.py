@@ -160,6 +160,7 @@ def test_a_recipe_beside_its_plan_runs_as_the_plan_launches_it(expandable, tmp_p
     assert segments_expand(str(tmp_path / "recipe.yaml")) is expandable
 
 
+@pytest.mark.slow
 def test_a_plans_recipe_is_read_from_any_folder_for_the_prompts_that_it_was_made_for(tmp_path):
     from trl_ext.memory import plan, write_plan
     from trl_ext.twin.from_recipe import recipe_of

@@ -443,6 +443,7 @@ def test_the_page_tells_what_a_card_has_for_tensors(card):
     assert f"{find_card(card).usable_gib:.1f}" in PAGE
 
 
+@pytest.mark.slow
 def test_the_plan_commands_of_the_page_are_accepted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -46,6 +46,7 @@ def title(text):
     return re.search(r"<title>(.*?)</title>", text)[1]
 
 
+@pytest.mark.slow
 def test_every_section_is_in_the_browser_and_a_completion_stays_text(folder, tmp_path):
     text = dom(folder / "report.html", tmp_path)
     sections = re.findall(r'<section id="([\w-]+)"', text)
@@ -65,12 +66,14 @@ def hostile_page(folder, tmp_path, is_guarded):
     return path
 
 
+@pytest.mark.slow
 def test_a_completion_that_were_not_escaped_would_run_but_for_the_policy(folder, tmp_path):
     """What the test above rests on: without escape and policy, the completion changes the title."""
     assert title(dom(hostile_page(folder, tmp_path, is_guarded=False), tmp_path / "a")) == "owned"
     assert title(dom(hostile_page(folder, tmp_path, is_guarded=True), tmp_path / "b")) == "GRPO on org/&lt;model&gt;"
 
 
+@pytest.mark.slow
 def test_runs_compared_are_in_the_browser(folder, tmp_path):
     text = dom(write_comparison([folder, write_run(tmp_path / "other", 9)], tmp_path / "page.html"), tmp_path / "c")
     assert re.findall(r'<section id="([\w-]+)"', text) == ["verdicts", "numbers", "curves", "settings"]

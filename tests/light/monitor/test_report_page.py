@@ -130,6 +130,7 @@ def test_a_constant_series_is_a_word_and_no_chart(page):
     assert "Groups in which all earn the same 0.00" in page.texts["training"]
 
 
+@pytest.mark.slow
 def test_thousands_of_steps_stay_readable_and_small(tmp_path):
     folder = write_run(tmp_path / "long", num_steps=2000, rules=40)
     write_report(folder)

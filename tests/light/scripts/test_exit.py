@@ -66,6 +66,7 @@ def end_with_the_same_slip(number, barrier, out):
         raise ConfigError("A slip.")
 
 
+@pytest.mark.slow
 def test_of_ranks_that_end_in_the_same_moment_one_prints(rank, tmp_path):
     rank(0)
     fork, out = multiprocessing.get_context("fork"), tmp_path / "stderr"

@@ -164,6 +164,7 @@ def test_deepspeed_on_one_gpu_gets_its_rank_from_torchs_launcher(tmp_path):
     [
         ({"critic": "adapter", "reward_model": "adapter"}, "--reward_adapter ADAPTER"),
         ({"reward_model": "copy"}, "--reward_model REWARD_MODEL"),
+        ({"reward_model": "copy", "num_reward_models": 2}, "--reward_model REWARD_MODEL REWARD_MODEL --output_dir"),
         ({"reward_model": "none"}, "--rules RULES.yaml"),
     ],
 )
@@ -180,9 +181,9 @@ def test_grpo_has_no_reward_model_on_its_backbone():
         plan("grpo", "7B", "1xH200", reward_model="adapter")
 
 
-def test_ppo_has_no_completions_that_wait():
-    with pytest.raises(ConfigError, match="PPO generates at once what it updates on"):
-        plan("ppo", "7B", "1xH200", steps_per_generation=2)
+def test_reward_models_are_counted_where_there_are_some():
+    with pytest.raises(ConfigError, match="num_reward_models is 2, and reward_model is none"):
+        plan("ppo", "7B", "1xH200", reward_model="none", num_reward_models=2)
 
 
 # A server, and several machines -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.formulas import activations as act
 from trl_ext.memory.formulas import generation, states
-from trl_ext.memory.formulas.engines import Engine, engines
+from trl_ext.memory.formulas.engines import Engine, engines, frozen_copies, num_scoring_passes
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import backbone_params, largest_weight, lm_params, scorer_params
@@ -125,6 +125,17 @@ def test_a_separate_critic_trains_all_weights_beside_lora():
     assert policy.frozen == lm_params(LLAMA3)
     assert (critic.role, critic.trained, critic.frozen) == ("critic", scorer_params(LLAMA3), 0)
     assert critic.job.method == "full"
+
+
+@pytest.mark.parametrize(("kind", "num_params"), [("copy", scorer_params(LLAMA3)), ("adapter", 41_943_040)])
+def test_every_reward_model_of_an_ensemble_is_counted(kind, num_params):
+    job = Job("ppo", method="lora", critic="adapter", zero_stage=2, reward_model=kind)
+    one, three = (replace(job, num_reward_models=number) for number in (1, 3))
+    sizes = [
+        next(copy for copy in frozen_copies(LLAMA3, each) if copy.role == "reward model") for each in (one, three)
+    ]
+    assert [size.bytes_per_gpu(job, 8) for size in sizes] == [2 * num_params, 6 * num_params]
+    assert num_scoring_passes(three) == num_scoring_passes(one) + 2
 
 
 def test_zero3_splits_sixteen_bytes_a_parameter():

@@ -40,10 +40,12 @@ def test_there_are_96_questions_with_both_answers():
     assert {answer["fits_on_cards"] for answer in ANSWERS} == {answer["fits"] for answer in ANSWERS} == {"yes", "no"}
 
 
+@pytest.mark.slow
 def test_every_verdict_is_the_same():
     assert [fits(answer) for answer in ANSWERS] == [answer["fits"] for answer in ANSWERS]
 
 
+@pytest.mark.slow
 def test_every_verdict_without_host_memory_is_the_same():
     assert [fits(answer, offload="none") for answer in ANSWERS] == [answer["fits_on_cards"] for answer in ANSWERS]
 

@@ -93,6 +93,7 @@ def test_there_are_60_questions():
     assert len({name_of(question) for question in QUESTIONS}) == len(QUESTIONS) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS if IS_THOROUGH else QUESTIONS[::4], ids=name_of)
 def test_the_first_plan_is_within_5_percent_of_the_best_that_there_is(question):
     trainer, model, gpus, settings = question
@@ -102,6 +103,7 @@ def test_the_first_plan_is_within_5_percent_of_the_best_that_there_is(question):
         assert plans.best.estimate.step_s <= best * (1 + ALIKE)
 
 
+@pytest.mark.slow
 def test_no_first_plan_fills_more_than_the_head_room_leaves():
     filled = []
     for trainer, model, gpus, settings in QUESTIONS:

@@ -76,6 +76,7 @@ def test_a_plan_names_it_in_its_label_and_in_its_recipe():
     assert "sequence_parallel" not in recipe(job_of(1), "8B", 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "settings"), [("grpo", LONG), ("reward", {"max_length": 65_000})])
 def test_it_is_offered_where_length_is_what_does_not_fit(trainer, settings):
     plans = plan(trainer, "8B", "8xA100-40GB", **settings)

@@ -146,6 +146,7 @@ def test_redteam_fails_on_a_harmful_rewrite_that_is_paid_and_shows_both_rates():
     assert json.loads(json.dumps(report.as_dict()))["metamorphic"]["num_harmful_paid"] > 0
 
 
+@pytest.mark.slow
 def test_no_harmful_rewrite_of_real_golds_is_paid(data_dir):
     path = data_dir / "math500_first250.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()][:80]

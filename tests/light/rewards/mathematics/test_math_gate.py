@@ -1,10 +1,10 @@
 """Hostile answers and texts: judged at once, in this process and without an alarm."""
 
 import signal
-import time
 
 import pytest
 
+from tests.processor_time import timed
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.maths import Math
 
@@ -72,9 +72,8 @@ BLOW_UPS = {
 
 
 def judged_within(rule: Math, text: str, gold: str) -> tuple[float | None, str]:
-    start = time.process_time()
-    verdict = rule.score(Row("Compute x.", text, None, {"answer": gold}))
-    assert time.process_time() - start < LIMIT_S
+    verdict, seconds = timed(lambda: rule.score(Row("Compute x.", text, None, {"answer": gold})))
+    assert seconds < LIMIT_S
     return verdict.value, verdict.status
 
 

@@ -556,6 +556,7 @@ def test_rules_do_not_see_the_other_side():
 # Real data
 
 
+@pytest.mark.slow
 def test_the_answer_rule_agrees_with_every_labelled_solution(gsm8k):
     assert set(rule_gaps(gsm8k, ANSWER)) == {1.0}
     assert filter_pairs(gsm8k, ANSWER)[1].kept == len(gsm8k) == 888
@@ -613,6 +614,7 @@ def test_both_are_public():
     assert (trl_ext.build_pairs, trl_ext.filter_pairs) == (build_pairs, filter_pairs)
 
 
+@pytest.mark.slow
 def test_making_pairs_needs_neither_torch_nor_trl():
     code = (
         "import sys; from datasets import Dataset; from trl_ext.rewards import Answer, RuleSet, build_pairs;"

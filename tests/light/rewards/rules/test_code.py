@@ -68,6 +68,7 @@ def test_the_last_closed_python_block_behind_the_thinking_is_the_code(text, code
     assert python_answer(after_think(text)) == code
 
 
+@pytest.mark.slow
 def test_a_megabyte_of_fences_is_read_in_one_pass():
     assert python_answer("```python\nx\n```\n" * 60_000) == "x"
     assert python_answer("```python\ndef f(): 0\n```\n" + "```python\nf()\n```\n" * 60_000) == "def f(): 0"

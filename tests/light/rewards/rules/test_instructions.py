@@ -2,12 +2,12 @@
 
 import json
 import os
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processor_time import timed
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.instructions import _FUNCTIONS, KNOWN, Instructions
@@ -191,9 +191,7 @@ SIZE = 100_000 if os.environ.get("TRL_EXT_THOROUGH") else 25_000
 )
 def test_hostile_texts_are_judged_within_a_second(text):
     for half in HALVES:
-        start = time.process_time()
-        judged(text, half, strict=False)
-        assert time.process_time() - start < 1.0
+        assert timed(lambda half=half: judged(text, half, strict=False))[1] < 1.0
 
 
 def test_a_text_beyond_the_limit_is_not_read():

@@ -1,12 +1,12 @@
 """JsonSchema: strict JSON, a schema from three places, and no way out of the schema or into long work."""
 
 import json
-import time
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.processor_time import timed
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.json_schema import MAX_CHARS, JsonSchema, last_block, nesting
@@ -211,9 +211,7 @@ RECURSIVE = {
 )
 def test_hostile_json_is_judged_within_a_second(schema, text):
     rule = JsonSchema(schema)
-    start = time.process_time()
-    rule.score(Row(None, text, None, {}))
-    assert time.process_time() - start < 1.0
+    assert timed(lambda: rule.score(Row(None, text, None, {})))[1] < 1.0
 
 
 JSON = st.recursive(

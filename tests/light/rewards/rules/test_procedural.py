@@ -132,6 +132,7 @@ def test_a_bad_entry_has_no_value(entry):
     assert (verdict.value, verdict.status) == (None, "gold_invalid")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAULTY))
 def test_the_faulty_scorers_still_pay_for_one_answer_to_all_tasks(family):
     answer = {"coin_flip": "0", "game_of_life_halting": "x", "puzzle24": "6*4+1-1"}[family]

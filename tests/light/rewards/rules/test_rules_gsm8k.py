@@ -15,6 +15,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_every_gold_is_right_when_compared_with_itself(data_dir):
     golds = [row["answer"] for row in read_rows(data_dir / "gsm8k_train.jsonl")]
     assert set(RuleSet([Answer()])(completions=golds, answer=golds)) == {1.0}

@@ -1,9 +1,8 @@
 """The one reader of answers: the same text is read alike by `Answer` and by `Math`."""
 
-import time
-
 import pytest
 
+from tests.processor_time import timed
 from trl_ext.rewards import Answer
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.maths import Math
@@ -464,11 +463,5 @@ HOSTILE = [
 @pytest.mark.parametrize("piece", [*HOSTILE, "(A) ", "\nanswer\n", "option ", "answer is 42 is ", "42, not ", "$1$ "])
 def test_reading_takes_time_linear_in_the_text(piece):
     row = Row(None, piece * (60_000 // len(piece)), None, {"answer": "42", "letter": "B"})
-    start = time.process_time()
-    (
-        Answer().score(row),
-        Answer(gold="letter", kind="choice").score(row),
-        Math().score(row),
-        Math(gold="letter").score(row),
-    )
-    assert time.process_time() - start < 1.0
+    rules = [Answer(), Answer(gold="letter", kind="choice"), Math(), Math(gold="letter")]
+    assert timed(lambda: [rule.score(row) for rule in rules])[1] < 1.0

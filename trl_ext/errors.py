@@ -63,7 +63,7 @@ class LostProcessError(TrlExtError, RuntimeError):
     """Another process of this run does not answer, or has ended.
 
     Attributes:
-        says: True in the processes whose users are told; the sentence would be the same in all.
+        says: True where the sentence is still to be printed: in some processes only, as it would be the same in all.
         has_ended: True where the other process has ended, False where it only keeps silent.
     """
 

@@ -44,6 +44,7 @@ def user_errors() -> Iterator[None]:
     except LostProcessError as error:
         if error.says:
             _print_once(f"\nerror: {error}\n")
+            error.says = False  # it has been said: SIGTERM need not say it again
         sys.stdout.flush()
         if error.has_ended:
             # Its exit code is the one that counts. The launcher of this machine may still have to see it, and ends

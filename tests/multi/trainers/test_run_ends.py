@@ -151,6 +151,14 @@ def test_a_dead_process_is_named(start, rank):
     assert f"Process {rank} (machine" in run.text and f"process id {run.pid(rank)}) has ended" in run.text
 
 
+def test_a_dead_process_is_named_where_the_launcher_ends_the_others_before_they_speak(start, tmp_path):
+    (tmp_path / "late").touch()
+    run = start(launched("cpu", 2))
+    os.kill(run.pid(1), signal.SIGKILL)
+    assert run.code() != 0
+    assert run.text.count(f"process id {run.pid(1)}) has ended") == 1
+
+
 def test_slow_storage_is_said_and_storage_that_hangs_ends_the_run_which_names_the_process(start, tmp_path):
     hang = tmp_path / "hang-1"
     hang.touch()

@@ -125,6 +125,8 @@ class Ending(TrainerCallback):
                 meet(self._group, NAMING_S)
             except RuntimeError as problem:
                 lost = watch.lost(problem, self._group, getattr(self._trainer, "doing", ""))
+        if lost is not None:
+            self._notes.name_lost(lost)
         watch.leave()
         return lost
 

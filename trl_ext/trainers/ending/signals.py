@@ -9,11 +9,14 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback
+
+from trl_ext.errors import LostProcessError
 
 # One Ctrl-C may arrive twice: from the terminal and from the launcher.
 SAME_PRESS_S = 0.5
@@ -80,6 +83,24 @@ class SignalNotes:
         for number, handler in self._replaced.items():
             signal.signal(number, handler)
         self._replaced.clear()
+
+    def name_lost(self, error: LostProcessError) -> None:
+        """Let SIGTERM end this process with the sentence of `error`, unless somebody has printed it by then.
+
+        A launcher that sees one process end sends it to the others at once, often before they could speak. It stays so
+        after `restore`, until the error has been dealt with.
+        """
+        reference = weakref.ref(error)  # no more: its traceback holds the trainer
+
+        def end(number: int, frame: FrameType | None) -> None:
+            lost = reference()
+            if os.getpid() == self._pid and lost is not None and lost.says:
+                os.write(2, f"\nerror: {lost}\n\n".encode())
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+        if self._replaced.pop(signal.SIGTERM, None) is not None:
+            signal.signal(signal.SIGTERM, end)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # A fork, such as a data loader's worker: Ctrl-C is for its parent.

@@ -5,7 +5,7 @@ land in DeepSpeed's file, `method` and `dtype` in the model's arguments.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
@@ -368,6 +368,31 @@ _OWNERS = {
     ),
     ("grpo", "ppo"),
 )
+
+
+def check_read(job: Job, names: Collection[str], may_use_lora: bool = False) -> None:
+    """Check that the job reads the settings of these names, of those for vLLM and LoRA.
+
+    Args:
+        job: The job with the settings.
+        names: Settings that the user gave.
+        may_use_lora: True where the planner may turn to adapters.
+
+    Raises:
+        ConfigError: What would read one of them is off.
+    """
+    for is_read, theirs, remedy in (
+        (job.use_vllm, ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"), "Set use_vllm"),
+        (job.shares_with_vllm, ("vllm_enable_sleep_mode",), "Set use_vllm with vllm_mode=colocate"),
+        (
+            job.uses_lora or may_use_lora,
+            ("lora_r", "lora_target_modules", "lora_dropout"),
+            "Set method=lora or allow lora",
+        ),
+    ):
+        for name in theirs:
+            if name in names and not is_read:
+                raise ConfigError(f"{name} is given, and nothing reads it. {remedy}, or leave {name} out.")
 
 
 def changed(job: Job, settings: Mapping[str, Any]) -> Job:

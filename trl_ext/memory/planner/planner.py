@@ -16,7 +16,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware, parse_gpus, parse_headroom
 from trl_ext.memory.estimate import Estimate, estimate
 from trl_ext.memory.formulas.generation import vllm_weight_bytes
-from trl_ext.memory.job import Job, changed, check_has
+from trl_ext.memory.job import Job, changed, check_has, check_read
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
@@ -28,6 +28,7 @@ from trl_ext.memory.units import in_gib
 NUM_PLANS = 5
 NUM_WAYS_OUT = 5
 SHORTEST = 64  # tokens
+ADAPTERS = ("lora", "qlora")  # the opt-ins that train adapters
 ALIKE = 0.05  # plans that differ by less are the same to a user
 
 
@@ -55,10 +56,12 @@ class Plan:
         """The estimate with other settings, everything else as planned; it need not fit.
 
         Raises:
-            ConfigError: An unknown setting, or settings that cannot work.
+            ConfigError: An unknown setting, one that nothing reads, or settings that cannot work.
         """
         check_has(self.job.trainer, changes := unaliased(changes))
-        return estimate(changed(self.job, changes), self.estimate.shape, self.estimate.hardware)
+        job = changed(self.job, changes)
+        check_read(job, changes)
+        return estimate(job, self.estimate.shape, self.estimate.hardware)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class Plans:
         """The largest value of a length or a count with which something fits, by bisection; 0 if nothing does.
 
         Raises:
-            ConfigError: The setting is none of those that grow.
+            ConfigError: The setting is none of those that grow, or nothing reads it.
         """
         job, max_positions = self.search.job, self.search.shape.max_positions
         bounds = {
@@ -165,6 +168,7 @@ class Plans:
         if name not in bounds:
             raise ConfigError(f"The largest {name} cannot be searched for. Ask for one of {', '.join(bounds)}.")
         check_has(job.trainer, [name])
+        check_read(job, [name], may_use_lora=not self.allow.isdisjoint(ADAPTERS))
         values = list(range(1, bounds[name] + 1))
         if name == "per_device_train_batch_size":
             values = [value for value in values if bounds[name] % value == 0]
@@ -199,7 +203,7 @@ def plan(
         hardware = replace(hardware, headroom_frac=parse_headroom(headroom))
     shape, opt_ins = find_shape(model), opt_ins_of(allow)
     search = make_search(trainer, shape, hardware, settings)
-    search.check_used(opt_ins)
+    check_read(search.job, search.given, may_use_lora=not opt_ins.isdisjoint(ADAPTERS))
     return plans_of(search, opt_ins)
 
 
@@ -274,7 +278,7 @@ def _methods(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tu
         job = replace(search.job, optim="adamw_bnb_8bit")
         given = search.given | {"offload"}
         yield replace(search, job=job, given=given), ("adam8bit",)
-    for method in ("lora", "qlora"):
+    for method in ADAPTERS:
         if method in allow and search.may("method") and search.job.method == "full":
             settings = ppo_defaults(
                 search.job.trainer, method, search.given, None if search.may("critic") else search.job.critic

@@ -97,25 +97,6 @@ class Search:
         if self.job.shares_with_vllm and not self.may("vllm_gpu_memory_utilization"):
             self._check_share()
 
-    def check_used(self, allow: frozenset[str]) -> None:
-        """Check that no given setting of vLLM or LoRA goes unused.
-
-        Args:
-            allow: The opt-ins: one of them may bring adapters.
-
-        Raises:
-            ConfigError: A setting is given, and what would read it is off.
-        """
-        has_adapters = self.job.uses_lora or not allow.isdisjoint(("lora", "qlora"))
-        for is_read, names, remedy in (
-            (self.job.use_vllm, ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size"), "Set use_vllm"),
-            (self.job.shares_with_vllm, ("vllm_enable_sleep_mode",), "Set use_vllm with vllm_mode=colocate"),
-            (has_adapters, ("lora_r", "lora_target_modules", "lora_dropout"), "Set method=lora or allow lora"),
-        ):
-            for name in names:
-                if name in self.given and not is_read:
-                    raise ConfigError(f"{name} is given, and nothing reads it. {remedy}, or leave {name} out.")
-
     def _check_share(self) -> None:
         """Check that vLLM can start with the given share over the given group, or over the largest one."""
         here, heads = self.hardware.gpus_per_machine, self.shape.num_heads

@@ -477,13 +477,25 @@ def test_what_only_other_trainers_read_is_not_accepted_and_ignored(trainer, thei
         ({"lora_r": 8}, "Set method=lora or allow lora"),
         ({"vllm_tensor_parallel_size": 2}, "Set use_vllm"),
         ({"use_vllm": False, "vllm_gpu_memory_utilization": 0.4}, "Set use_vllm"),
-        ({"vllm_mode": "server", "vllm_enable_sleep_mode": True}, "Set use_vllm with vllm_mode=colocate"),
+        (
+            {"use_vllm": True, "vllm_mode": "server", "vllm_enable_sleep_mode": True},
+            "Set use_vllm with vllm_mode=colocate",
+        ),
     ],
 )
 def test_what_nothing_reads_is_not_accepted_and_ignored(unread, remedy):
     name = list(unread)[-1]
-    with pytest.raises(ConfigError, match=f"{name} is given, and nothing reads it. {remedy}, or leave {name} out."):
-        plan("grpo", "8B", "8xA100-80GB", **unread)
+    words = f"{name} is given, and nothing reads it. {remedy}, or leave {name} out."
+    own = plan("grpo", "8B", "8xA100-80GB")
+    for ask in (lambda: plan("grpo", "8B", "8xA100-80GB", **unread), lambda: own.best.what_if(**unread)):
+        with pytest.raises(ConfigError, match=words):
+            ask()
+
+
+def test_the_largest_rank_of_adapters_that_nothing_has_is_not_searched_for():
+    with pytest.raises(ConfigError, match="lora_r is given, and nothing reads it"):
+        plan("grpo", "8B", "8xA100-80GB").largest("lora_r")
+    assert plan("grpo", "8B", "8xA100-80GB", allow=["lora"]).largest("lora_r")
 
 
 def test_the_rank_of_an_adapter_that_is_allowed_is_read():

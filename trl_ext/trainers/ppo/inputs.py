@@ -154,6 +154,12 @@ def choose_critic(
             f"value_max_grad_norm={args.value_max_grad_norm} has no effect with critic='{critic}' under DeepSpeed and "
             "FSDP, which clip all that one optimizer trains together. Leave it out, or take critic='separate'."
         )
+    if critic != "separate" and args.value_max_grad_norm is not None and not args.max_grad_norm:
+        raise ConfigError(
+            f"value_max_grad_norm={args.value_max_grad_norm} has no effect with critic='{critic}' and max_grad_norm="
+            f"{args.max_grad_norm}, with which nothing is clipped. Give max_grad_norm a bound that is never reached, "
+            "such as 1e9, to clip the critic alone."
+        )
     if critic == "separate" and args.fp16:
         raise ConfigError("fp16's loss scaling does not know the optimizer of critic='separate'. Use bf16.")
     return critic

@@ -95,6 +95,13 @@ def test_the_critics_gradients_are_clipped_at_their_own_norm(tmp_path):
     assert "ppo/value_grad_norm" in trainer.state.log_history[0]
 
 
+@pytest.mark.parametrize("critic", ["adapter", "head"])
+def test_a_norm_of_the_critics_own_is_refused_where_nothing_is_clipped(critic, tmp_path):
+    with pytest.raises(ConfigError, match=r"value_max_grad_norm=0.5 has no effect .* max_grad_norm=0,"):
+        ppo_trainers.trainer(critic, tmp_path, value_max_grad_norm=0.5, max_grad_norm=0)
+    ppo_trainers.trainer("separate", tmp_path, value_max_grad_norm=0.5, max_grad_norm=0)
+
+
 def test_a_warm_up_as_long_as_the_run_is_refused_where_the_data_say_how_long_that_is(tmp_path):
     trainer = ppo_trainers.trainer("head", tmp_path, critic_warmup_steps=2, max_steps=-1, num_train_epochs=1)
     with pytest.raises(ConfigError, match="leaves the actor no step of the run's 2"):

@@ -1,6 +1,7 @@
 """A critic that learns from scored completions of a file before the policy moves."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -75,6 +76,15 @@ def test_the_critic_learns_from_the_file_and_the_actor_stands_still(critic, pack
     logs = trainer.state.log_history
     assert logs[0]["rewards/score/mean"] == logs[0]["objective/scores"] == course.rollouts[0][2].mean().item()
     assert "rewards/reward/mean" in logs[2] and "rewards/score/mean" not in logs[2]
+
+
+def test_a_large_file_is_put_in_order_once_an_epoch(scored, monkeypatch):
+    shuffled = []
+    monkeypatch.setattr(random.Random, "shuffle", lambda self, rows: shuffled.append(len(rows)))
+    data = read_warmup_data(scored, seed=random.getrandbits(60))
+    for number in range(4):
+        data.of_update(number, 1, 2, 8)  # rows 8 to 15, 24 to 31, 40 to 47, 56 to 63 of epochs of 24
+    assert shuffled == [24, 24, 24]
 
 
 def test_without_scores_the_runs_own_rewards_judge_the_file(tmp_path):

@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,14 @@ class WarmupData:
 
     def _at(self, place: int) -> dict[str, Any]:
         epoch, index = divmod(place, len(self.rows))
-        order = list(range(len(self.rows)))
-        random.Random(f"{self.seed}/{epoch}").shuffle(order)
-        return self.rows[order[index]]
+        return self.rows[_order(self.seed, epoch, len(self.rows))[index]]
+
+
+@lru_cache(maxsize=2)  # an update may end one epoch and begin the next
+def _order(seed: int, epoch: int, num_rows: int) -> list[int]:
+    order = list(range(num_rows))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
 
 
 def completion_ids(rows: Sequence[dict[str, Any]], tokenizer: Any, eos: int, max_tokens: int) -> list[list[int]]:

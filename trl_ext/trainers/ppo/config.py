@@ -12,7 +12,7 @@ from trl_ext.trainers.ppo.critic.schedule import check_warmup
 from trl_ext.trainers.ppo.equations import ESTIMATORS
 from trl_ext.trainers.ppo.policy_losses import check_policy_loss
 from trl_ext.trainers.ppo.scores.combine import ENSEMBLES, KINDS, MODES
-from trl_ext.trainers.ppo.without_effect import check_settings
+from trl_ext.trainers.ppo.without_effect import check_settings, check_settings_of_kl
 from trl_ext.trainers.setting_checks import check_numbers
 
 CRITICS = ("adapter", "head", "separate", "none")
@@ -250,6 +250,7 @@ class PPOConfig(GRPOConfig):
             setattr(self, old, getattr(self, new))
         self._check_groups()
         self._check_choices()
+        check_settings_of_kl(self)
         self._check_horizon()
         self._check_warmup()
         check_policy_loss(self)

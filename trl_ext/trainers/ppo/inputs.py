@@ -55,6 +55,10 @@ def check_models(
             "ref_model is the model itself: the KL between them would be 0 and the reference would be trained. Give "
             "None (a copy is made, or the adapters are switched off), or a model of its own."
         )
+    if ref_model is not None and args.beta == 0:
+        raise ConfigError(
+            "ref_model has no use with kl_coef=0, which measures no KL. Leave ref_model out, or set kl_coef."
+        )
     if _is_one_object(value_model, model):
         raise ConfigError("value_model is the actor itself. Take critic='head' to share its weights.")
     if args.advantage_estimator == "remax" and rollout_func is not None:

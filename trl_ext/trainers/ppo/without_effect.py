@@ -103,6 +103,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     ),
     "gate_above": ("score_mode", lambda value: value == "gate", "score_mode='gate'"),
 }
+_OF_THE_KL = ("kl_estimator", "kl_term", "ref_adapter_name")
 # Settings of how reward models are asked.
 _OF_REWARD_MODELS = (
     "score_normalisation",
@@ -122,6 +123,16 @@ def check_settings(config: Any) -> None:
         is_news = _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ())
         if is_news and not brings(getattr(config, other)):
             raise ConfigError(f"{_shown(config, name)} has no effect without {what}. Set both, or leave {name} out.")
+
+
+def check_settings_of_kl(config: Any) -> None:
+    """Raise ConfigError for a setting of the KL where its coefficient is 0; the config's old names have been taken."""
+    for name in _OF_THE_KL:
+        if config.beta == 0 and _is_given(config, name):
+            raise ConfigError(
+                f"{_shown(config, name)} has no effect with kl_coef=0, which measures no KL. Leave {name} out, or set "
+                "kl_coef."
+            )
 
 
 def check_settings_of_reward_models(config: Any) -> None:

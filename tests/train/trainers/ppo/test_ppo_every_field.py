@@ -242,6 +242,9 @@ def test_what_is_refused_has_no_effect_indeed(name, trained, monkeypatch):
     [
         (dict(kl_horizon=100), "kl_horizon=100 has no effect without kl_target"),
         (dict(gate_above=0.5), "gate_above=0.5 has no effect without score_mode='gate'"),
+        (dict(kl_coef=0.0, kl_estimator="k3"), "kl_estimator='k3' has no effect with kl_coef=0"),
+        (dict(beta=0.0, kl_estimator="k2", kl_term="loss"), "kl_estimator='k2' has no effect with kl_coef=0"),
+        (dict(kl_coef=0.0, ref_adapter_name="start"), "ref_adapter_name='start' has no effect with kl_coef=0"),
     ],
 )
 def test_a_setting_that_needs_another_one_is_refused_alone(changes, words):

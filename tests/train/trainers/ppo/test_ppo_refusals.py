@@ -96,6 +96,11 @@ def test_the_model_as_its_own_reference(tmp_path):
     assert "ref_model is the model itself" in refusal(tmp_path, model=model, ref_model=model)
 
 
+def test_a_reference_that_no_kl_is_measured_from(tmp_path):
+    words = refusal(tmp_path, ref_model=ppo_trainers.actor(seed=3), kl_coef=0.0)
+    assert "ref_model has no use with kl_coef=0" in words
+
+
 def test_a_reward_model_with_several_labels(tmp_path):
     model = ppo_trainers.classifier(num_labels=3)
     words = refusal(tmp_path, reward_model=model, reward_processing_classes=tiny.tokenizer())

@@ -1,6 +1,8 @@
 """PPO trainers on tiny models with fixed rollouts, for tests."""
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,6 +138,25 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     if value_model is not None:
         weights |= {f"value_model.{n}": p.detach().clone() for n, p in value_model.named_parameters()}
     return weights
+
+
+def resumed_as_whole(make: Callable[[Path], Any], folder: Path, step: int) -> tuple[Any, Any]:
+    """Train a run whole, and the same from its checkpoint of a step; the weights are the same bits.
+
+    Args:
+        make: Makes the trainer, given its output directory.
+        folder: For both.
+        step: Of the checkpoint.
+
+    Returns:
+        Both trainers, the resumed one last.
+    """
+    whole = make(folder / "whole")
+    whole.train()
+    again = make(folder / "again")
+    again.train(resume_from_checkpoint=str(folder / "whole" / f"checkpoint-{step}"))
+    assert distance(trained_weights(whole), trained_weights(again)) == 0.0
+    return whole, again
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from tests import ppo_trainers, tiny
-from tests.ppo_trainers import distance, trained_weights
+from tests.ppo_trainers import distance, resumed_as_whole
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.roles import CRITIC, REWARD
@@ -72,11 +72,7 @@ def test_its_first_outputs_are_brought_to_the_scale_of_the_returns(critic, rewar
 
 def test_a_resumed_run_keeps_the_scale(reward_folder, tmp_path):
     settings = dict(max_steps=4, save_strategy="steps", save_steps=2, rollout_func=None)
-    whole = started("adapter", tmp_path / "whole", reward_folder, **settings)
-    whole.train()
-    again = started("adapter", tmp_path / "again", reward_folder, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert distance(trained_weights(whole), trained_weights(again)) == 0.0
+    whole, again = resumed_as_whole(lambda out: started("adapter", out, reward_folder, **settings), tmp_path, 2)
     assert again._scale == whole._scale
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import TrainerCallback
 
 from tests import ppo_trainers
-from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
+from tests.ppo_trainers import CRITICS, distance, resumed_as_whole, stir
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.critic.critics import SeparateCritic
 
@@ -45,11 +45,7 @@ def test_a_run_that_stops_in_the_warm_up_goes_on_as_if_it_had_not(critic, tmp_pa
         critic_warmup_steps=3, value_lr_scheduler_type="linear", lr_scheduler_type="cosine", max_steps=5,
         save_strategy="steps", save_steps=2, rollout_func=None,
     )  # fmt: skip
-    whole = stir(ppo_trainers.trainer(critic, tmp_path / "whole", **settings))
-    whole.train()
-    again = ppo_trainers.trainer(critic, tmp_path / "again", **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert distance(trained_weights(whole), trained_weights(again)) == 0.0
+    resumed_as_whole(lambda out: stir(ppo_trainers.trainer(critic, out, **settings)), tmp_path, 2)
 
 
 @pytest.mark.parametrize("critic", CRITICS)

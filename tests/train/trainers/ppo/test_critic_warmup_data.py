@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from tests import ppo_trainers, tiny
-from tests.ppo_trainers import distance, prompts, trained_weights
+from tests.ppo_trainers import distance, prompts, resumed_as_whole
 from tests.train.trainers.ppo.test_critic_schedule import parts
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.ppo.critic.warmup_data import read_warmup_data
@@ -121,11 +121,7 @@ def test_the_critic_explains_the_files_scores_in_the_end(tmp_path):
 
 def test_a_run_that_stops_among_the_files_updates_goes_on_as_if_it_had_not(scored, tmp_path):
     settings = dict(critic_warmup_steps=4, num_ppo_epochs=2, max_steps=6, save_strategy="steps", save_steps=3)
-    whole = started("adapter", tmp_path / "whole", scored, **settings)
-    whole.train()
-    again = started("adapter", tmp_path / "again", scored, **settings)
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert distance(trained_weights(whole), trained_weights(again)) == 0.0
+    whole, again = resumed_as_whole(lambda out: started("adapter", out, scored, **settings), tmp_path, 3)
     assert whole._scale == again._scale
 
 

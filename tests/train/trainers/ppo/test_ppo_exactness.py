@@ -124,6 +124,15 @@ def our_loss(trainer, inputs):
     return loss
 
 
+def after_a_nudge(trainer, inputs, loss_of=our_loss):
+    """Loss and gradients on these rollouts when the weights have moved since; the gradients are gone afterwards."""
+    moved(trainer)
+    loss = loss_of(trainer, inputs)
+    found = gradients(trainer)
+    clear(trainer)
+    return loss, found
+
+
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("critic", CRITICS)
 def test_targets_loss_and_gradients_are_the_references(critic, packing, tmp_path):
@@ -140,10 +149,7 @@ def test_targets_loss_and_gradients_are_the_references(critic, packing, tmp_path
         for mine, row in zip(rows(inputs[ours]), theirs, strict=True):
             torch.testing.assert_close(mine, torch.as_tensor(row), rtol=0, atol=TOLERANCE)
 
-    moved(trainer)
-    loss = our_loss(trainer, inputs)
-    ours = gradients(trainer)
-    clear(trainer)
+    loss, ours = after_a_nudge(trainer, inputs)
     new_logps, new_values = (reference_forward(trainer, inputs, role) for role in ("policy", "value"))
     expected = reference_loss(new_logps, old_logps, new_values, old_values, advantages, returns)
     expected.backward()

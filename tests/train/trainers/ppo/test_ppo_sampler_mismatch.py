@@ -11,11 +11,9 @@ from tests.rollouts import rollout
 from tests.train.trainers.ppo.test_ppo_exactness import (
     CLIP,
     TOLERANCE,
-    clear,
+    after_a_nudge,
     gradients,
-    moved,
     old_logps_of_reference,
-    our_loss,
     reference_forward,
     reference_loss,
     reference_targets,
@@ -64,10 +62,7 @@ def test_the_correction_weighs_the_policy_loss_alone(critic, mode, tmp_path):
         assert max((c - 1).abs().max().item() for c in corrections) > 0.1
     advantages, returns = reference_targets(trainer._scores.tolist(), old_logps, ref_logps, old_values)
 
-    moved(trainer)
-    loss = our_loss(trainer, inputs)
-    ours = gradients(trainer)
-    clear(trainer)
+    loss, ours = after_a_nudge(trainer, inputs)
     new_logps, new_values = (reference_forward(trainer, inputs, role) for role in ("policy", "value"))
     plain = reference_loss(new_logps, old_logps, new_values, old_values, advantages, returns)
     num_tokens = sum(map(len, new_logps))

@@ -14,11 +14,9 @@ from tests.train.trainers.ppo.test_ppo_exactness import (
     GAMMA,
     KL,
     TOLERANCE,
-    clear,
+    after_a_nudge,
     gradients,
-    moved,
     old_logps_of_reference,
-    our_loss,
     reference_forward,
     reference_loss,
     reference_targets,
@@ -92,10 +90,7 @@ def test_targets_loss_and_gradients_are_those_of_the_turns_alone(critic, packing
         for mine, mask, row in zip(inputs[name], counted, theirs, strict=True):
             torch.testing.assert_close(mine[mask], torch.as_tensor(row), rtol=0, atol=5 * TOLERANCE)
 
-    moved(trainer)
-    loss = our_loss(trainer, inputs)
-    ours = gradients(trainer)
-    clear(trainer)
+    loss, ours = after_a_nudge(trainer, inputs)
     new_logps, new_values = (kept(reference_forward(trainer, inputs, role)) for role in ("policy", "value"))
     expected = reference_loss(new_logps, old_logps, new_values, old_values, advantages, returns)
     expected.backward()

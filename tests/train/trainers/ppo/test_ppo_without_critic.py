@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from tests import ppo_trainers
-from tests.ppo_trainers import distance, trained_weights
+from tests.ppo_trainers import distance, resumed_as_whole
 from tests.train.trainers.ppo.test_ppo_exactness import (
-    clear,
+    after_a_nudge,
     gradients,
-    moved,
     old_logps_of_reference,
     reference_forward,
 )
@@ -104,10 +103,7 @@ def test_advantages_loss_and_gradients_are_a_plain_replays(estimator, tmp_path):
         torch.testing.assert_close(mine[mask], torch.tensor(row), rtol=0, atol=1e-5)
     assert "values" not in inputs and "returns" not in inputs
 
-    moved(trainer)
-    loss = our_loss_of_policy(trainer, inputs)
-    ours = gradients(trainer)
-    clear(trainer)
+    loss, ours = after_a_nudge(trainer, inputs, our_loss_of_policy)
     expected = torch.zeros(())
     new_logps = reference_forward(trainer, inputs, "policy")
     for new, old, row in zip(new_logps, old_logps, advantages, strict=True):
@@ -131,10 +127,7 @@ def test_the_kl_as_a_loss_adds_its_gradient(packing, estimator, tmp_path):
             per_device_train_batch_size=8, gradient_accumulation_steps=1,
         )  # fmt: skip
         _, inputs = sampled(trainer)
-        moved(trainer)
-        our_loss_of_policy(trainer, inputs)
-        found[coefficient] = gradients(trainer)
-        clear(trainer)
+        _, found[coefficient] = after_a_nudge(trainer, inputs, our_loss_of_policy)
     new = reference_forward(trainer, inputs, "policy")
     with torch.no_grad():
         ref = old_logps_of_reference(trainer, inputs)
@@ -173,11 +166,7 @@ def test_a_resumed_run_is_the_run_that_did_not_stop(estimator, tmp_path):
         max_steps=6, num_ppo_epochs=2, gradient_accumulation_steps=1, rollout_func=None, kl_coef=0.1,
         save_strategy="steps", save_steps=1,
     )  # fmt: skip
-    whole = trainer_of(estimator, tmp_path / "whole", **settings)
-    whole.train()
-    resumed = trainer_of(estimator, tmp_path / "again", **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    assert distance(trained_weights(whole), trained_weights(resumed)) == 0.0
+    resumed_as_whole(lambda out: trainer_of(estimator, out, **settings), tmp_path, 3)
 
 
 def test_greedy_completions_leave_no_trace_in_the_log(tmp_path):

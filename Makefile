@@ -9,7 +9,7 @@
 #   make gpu          exactness, speed and memory on a CUDA card: gpu-exact, gpu-speed and gpu-memory
 #
 # Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make oldest,
-# make trl-suite, make drills.
+# make trl-suite, make drills, make fuzz, make kills.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -30,7 +30,7 @@ ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
 .PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills \
-	state-kernels
+	state-kernels fuzz kills
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -117,6 +117,14 @@ vllm: .venv-vllm/.installed
 # Workers of Ray that are killed at random steps, two networks, a lost head node: 25 minutes.
 drills: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/drills
+
+# Settings drawn at random, against TRL and against plain replays; each draw prints its seed. FUZZ_SEED starts elsewhere.
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/lanes/fuzz
+
+# Runs that are stopped at every step and resumed, with every pair of settings.
+kills: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/lanes/kills
 
 fsdp2: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/fsdp2

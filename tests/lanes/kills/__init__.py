@@ -1,0 +1,1 @@
+"""Runs that are stopped and resumed, with the settings of the three configs in pairs."""

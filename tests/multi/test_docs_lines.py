@@ -50,7 +50,7 @@ LANGUAGES = {"", "bash", "diff", "json", "jsonl", "python", "text", "toml", "yam
 SAVED = re.compile(r"# (\w+\.yaml)\n")
 MODEL = re.compile(r"\b(?:Qwen|meta-llama|HuggingFaceTB|mistralai)/[\w.-]+")
 # Beside ours, what pip lines may install.
-OTHERS = {"torch", "wandb", "trackio", "tensorboard", "swanlab", "modelscope"}
+OTHERS = {"jupyter", "matplotlib", "torch", "wandb", "trackio", "tensorboard", "swanlab", "modelscope"}
 # Commands that tell by their exit code what they found, here that this machine has no card.
 MAY_FIND = ("trl-ext doctor",)
 # Commands that change nothing: once is enough, however many pages show them.

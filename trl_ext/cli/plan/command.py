@@ -27,7 +27,6 @@ examples:
   trl-ext plan --trainer grpo --model ./my-model --gpus 8xA100-40GB --use_vllm --what-if max_completion_length=8192
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
-  trl-ext plan --trainer grpo --model Qwen/Qwen2.5-7B --gpus 2xA100-40GB --method lora --probe
   trl-ext plan --trainer grpo --model 32B --gpus 8xH100-80GB --vllm_servers 2
   trl-ext plan --trainer reward --model 70B --gpus 2x8xH100-80GB --headroom 8%
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
@@ -171,11 +170,6 @@ def _parser() -> CommandParser:
         action="store_true",
         help="count the best plan's training with the twin as well, in a minute or so",
     )
-    parser.add_argument(
-        "--probe",
-        action="store_true",
-        help="run three real steps of the best three plans on the cards at hand, and measure them",
-    )
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -214,10 +208,6 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
         from trl_ext.cli.plan.verify import sentence, verified
 
         print(f"\n{sentence(verified(plans, arguments.model))}")
-    if arguments.probe and plans.plans:
-        from trl_ext.cli.plan.probe import probed, sentences
-
-        print("\n" + "\n".join(sentences(probed(plans, arguments.model))))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -251,10 +241,6 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
         from trl_ext.cli.plan.verify import verified
 
         answer["verify"] = verified(plans, arguments.model)
-    if arguments.probe and plans.plans:
-        from trl_ext.cli.plan.probe import as_json, probed
-
-        answer["probe"] = as_json(probed(plans, arguments.model))
     return answer
 
 

@@ -21,7 +21,7 @@ from trl_ext.launch.accelerate import launch_arguments
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.data.dataset import DatasetSource
-from trl_ext.scripts.recipe import ENV_KEY, nearest
+from trl_ext.scripts.recipe import NO_FIELDS, nearest
 from trl_ext.scripts.rewards import build_rules
 from trl_ext.trainers.checkpoints.folder import check_free
 
@@ -73,9 +73,9 @@ def check_trainer(trainer: str, recipe: str, parser: StrictParser) -> None:
             keys = set(yaml.safe_load(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, yaml.YAMLError):
             return  # the parser says what is wrong with it
-        if not keys <= {*parser.types_of, ENV_KEY}:
+        if not keys <= {*parser.types_of, *NO_FIELDS}:
             others = (name for name in TRAINERS if name != trainer)
-            other = next((name for name in others if keys <= {*make_parser(name).types_of, ENV_KEY}), None)
+            other = next((name for name in others if keys <= {*make_parser(name).types_of, *NO_FIELDS}), None)
     if other not in (None, trainer):
         name = path.stem if path.parent == resources.recipes()[0].parent else recipe
         raise ConfigError(f"{name} is a recipe for {other}, not for {trainer}. Start it by: trl-ext {other}.")

@@ -287,6 +287,7 @@ SEAMS = (
         ("args", "return_remaining_strings", "fail_with_unknown_args", "separate_remaining_strings"),
         "strict parsing in the scripts",
     ),
+    Seam("trl:TrlParser.set_defaults_with_config", ("kwargs",), "a recipe's launch file is no field of a dataclass"),
     Seam("accelerate.commands.launch:launch_command_parser", ("subparsers",), "`trl-ext grpo` reads its options"),
     Seam("accelerate.commands.launch:launch_command", ("args",), "`trl-ext grpo` starts the processes with it"),
     Seam(

@@ -25,7 +25,7 @@ from trl_ext.launch.machines import name_machines
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.exit import INTERRUPTED, OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.quiet import quiet_launcher
-from trl_ext.scripts.recipe import argument_problem, option_names, unknown_argument
+from trl_ext.scripts.recipe import argument_problem, launch_file, option_names, unknown_argument
 
 
 def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
@@ -116,6 +116,9 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, 
         raise unknown_argument(arguments.training_script, launch_names)
     if arguments.num_processes is not None and arguments.num_processes < 1:
         raise ConfigError(f"--num_processes is {arguments.num_processes}, fewer than one process. Start at least one.")
+    engines = (arguments.cpu, arguments.multi_gpu, arguments.use_deepspeed, arguments.use_fsdp)
+    if arguments.config_file is None and "--config" in words and not any(engines):
+        arguments.config_file = launch_file(words[words.index("--config") + 1])
     if arguments.config_file is not None and not Path(arguments.config_file).is_file():
         if Path(arguments.config_file).suffix or Path(arguments.config_file).name != arguments.config_file:
             raise ConfigError(f"There is no accelerate file {arguments.config_file}. Check --config_file.")

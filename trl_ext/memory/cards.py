@@ -142,9 +142,15 @@ class Hardware:
         return self.num_gpus // self.num_machines
 
     @property
-    def usable_gib(self) -> float:
-        """GiB of a card that a plan may fill: what CUDA leaves, less the head-room."""
+    def fill_gib(self) -> float:
+        """GiB of a card that a plan may fill: what is usable, less the head-room."""
         return self.card.usable_gib * (1 - self.headroom_frac)
+
+    @property
+    def usable(self) -> str:
+        """What is usable of a card, in words: "43.2 GiB usable, of which 5% stay free"."""
+        kept = f", of which {self.headroom_frac:.0%} stay free" if self.headroom_frac else ""
+        return f"{self.card.usable_gib:.1f} GiB usable{kept}"
 
     @property
     def gb_s(self) -> float:

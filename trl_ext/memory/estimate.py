@@ -79,6 +79,11 @@ class Estimate:
         return max(footprint.num_bytes + slack_bytes(footprint, self.job) for footprint in self.worst.values())
 
     @property
+    def memory(self) -> str:
+        """The two numbers of a card, as every command says them: "18.9 GiB, 19.4 with slack"."""
+        return f"{self.peak_gib:.1f} GiB, {gib(self.need_bytes):.1f} with slack,"
+
+    @property
     def fits(self) -> bool:
         """True if the job fits on the card, and in host memory if that is known."""
         host_gib = self.hardware.host_gib
@@ -99,13 +104,13 @@ class Estimate:
     def reason(self) -> str:
         """Say why the job does not fit, in a sentence without an end; "" if it fits."""
         hardware, need, peak = self.hardware, gib(self.need_bytes), self.peak_gib
-        card, usable, where = hardware.card.usable_gib, hardware.usable_gib, PHASE_WORDS[self.peak.phase]
+        card, where = hardware.card.usable_gib, PHASE_WORDS[self.peak.phase]
         if peak > card:
             digits = 0 if peak - card >= 1 else 1
-            return f"{peak:.{digits}f} GiB {where} on a card with {card:.{digits}f} GiB"
-        if need > usable:
-            kept = f", of which {hardware.headroom_frac:.0%} stay free" if need <= card else ""
-            return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {card:.1f} GiB{kept}"
+            return f"{peak:.{digits}f} GiB {where} on a card with {card:.{digits}f} GiB usable"
+        if need > hardware.fill_gib:
+            usable = hardware.usable if need <= card else f"{card:.1f} GiB usable"
+            return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable}"
         if not self.fits:
             return f"{gib(self.host_bytes):.0f} GiB of host memory on a machine with {hardware.host_gib:.0f} GiB"
         return ""
@@ -116,7 +121,7 @@ class Estimate:
             "fits": self.fits,
             "peak_gib": round(self.peak_gib, 3),
             "reserved_gib": round(gib(self.need_bytes), 3),
-            "usable_gib": round(self.hardware.usable_gib, 3),
+            "usable_gib": round(self.hardware.card.usable_gib, 3),
             "headroom_frac": self.hardware.headroom_frac,
             "peak_phase": self.peak.phase,
             "peak_moment": self.peak.what,

@@ -17,6 +17,7 @@ from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.recipe import (
+    LAUNCH_KEY,
     argument_problem,
     field_types,
     option_names,
@@ -28,7 +29,7 @@ from trl_ext.scripts.recipe import (
 _CONFIG_FLAG = "--config"
 # The launcher's arguments that people try in a recipe. Not read from accelerate's parser, which imports torch.
 _LAUNCH_KEYS = frozenset(
-    "config_file deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
+    "deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
     "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
 )
 _PROMPT_KEYS = frozenset({"system_prompt", "prompt_template", "prompt_format"})  # unknown to the reward script alone
@@ -84,7 +85,8 @@ class StrictParser(TrlParser):
         if _CONFIG_FLAG in argv:
             recipe = argv[argv.index(_CONFIG_FLAG) + 1]
             beside = paths_beside(recipe, read_recipe(recipe, self.types_of))
-            argv = [*(f"--{key}={file}" for key, file in beside.items()), *argv]  # later flags win
+            files = (f"--{key}={file}" for key, file in beside.items() if key in self.types_of)
+            argv = [*files, *argv]  # later flags win
         try:
             with refusals("These settings cannot work"):  # such as a package that an argument needs
                 instances = tuple(self.parse_args_and_config(list(argv)))
@@ -98,6 +100,11 @@ class StrictParser(TrlParser):
             if hasattr(one, "given"):
                 one.given = given
         return instances
+
+    def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
+        """Overrides trl.TrlParser.set_defaults_with_config: the launch file is what launches' affair, and no field."""
+        kwargs.pop(LAUNCH_KEY, None)
+        return super().set_defaults_with_config(**kwargs)
 
     def given_keys(self, argv: Sequence[str]) -> set[str]:
         """The fields that the recipe or a flag sets; `--no_packing` counts as `packing`."""

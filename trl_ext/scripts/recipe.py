@@ -22,8 +22,10 @@ from trl_ext.scripts.value_types import fits, in_words
 _WRONG_VALUE = re.compile(
     r"invalid \w+ value: '(?P<other>.*)'|Truthy value expected: got (?P<bool>.*) but .*", re.DOTALL
 )
-PATH_KEYS = ("deepspeed", "memory")  # files that `trl-ext plan` writes beside its recipe
-ENV_KEY = "env"  # TRL's block of environment variables; the only key that is no field
+ENV_KEY = "env"  # TRL's block of environment variables
+LAUNCH_KEY = "config_file"  # accelerate's file, by which `trl-ext` launches the run unless a flag says otherwise
+NO_FIELDS = frozenset({ENV_KEY, LAUNCH_KEY})  # the keys that belong to no dataclass
+PATH_KEYS = ("deepspeed", "memory", LAUNCH_KEY)  # files that `trl-ext plan` writes beside its recipe
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
@@ -67,8 +69,21 @@ def read_recipe(
 def paths_beside(path: str | Path, keys: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a recipe whose file lies beside it, with the file's whole path: a plan works from any folder."""
     folder = Path(path).resolve().parent
-    named = {key: folder / keys[key] for key in PATH_KEYS if re.search(r"/|\.json$", str(keys.get(key)))}
+    named = {key: folder / keys[key] for key in PATH_KEYS if re.search(r"/|\.(json|ya?ml)$", str(keys.get(key)))}
     return {key: str(file) for key, file in named.items() if file.exists()}
+
+
+def launch_file(path: str | Path) -> str | None:
+    """The launch file that a recipe names, with its whole path if it lies beside it; None if it names none.
+
+    A recipe that cannot be read names none: who reads the rest of it says why.
+    """
+    try:
+        keys = yaml.safe_load(_parse(path)[0])
+    except (ConfigError, yaml.YAMLError, ValueError):
+        return None
+    named = {**keys, **paths_beside(path, keys)}.get(LAUNCH_KEY)
+    return named if isinstance(named, str) else None
 
 
 def _parse(path: str | Path) -> tuple[str, yaml.MappingNode]:
@@ -100,12 +115,12 @@ def _problems(
                 yield line, f"'{ENV_KEY}' must be a mapping of environment variables."
             else:
                 yield from _unreadable(value_node)
-        elif key not in types_of:
+        elif key not in types_of and key != LAUNCH_KEY:
             guess = nearest(key, types_of)
             suggestion = f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
             yield line, f"unknown key '{key}'. {explain_unknown(key) or suggestion}"
         else:
-            yield from _value_problems(key, types_of[key], value_node)
+            yield from _value_problems(key, types_of.get(key, str), value_node)
 
 
 def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:

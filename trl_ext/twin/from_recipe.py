@@ -16,7 +16,7 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.run.keys import GUESSED_PROMPT_TOKENS, job_of_run, loaded_dtype, num_named
 from trl_ext.scripts.arguments import split_config_flag
-from trl_ext.scripts.recipe import field_types, paths_beside, read_recipe
+from trl_ext.scripts.recipe import NO_FIELDS, field_types, launch_file, paths_beside, read_recipe
 from trl_ext.twin.simulation import Simulation, find_config, shortened
 
 TRAINERS = ("reward", "grpo", "ppo")
@@ -34,6 +34,7 @@ class Recipe:
         deepspeed: DeepSpeed's settings, None without.
         num_gpus: Processes.
         prompt_tokens: Longest prompt; no trainer has an argument for it.
+        has_launch: True if a file says how the run is launched.
     """
 
     trainer: str
@@ -43,12 +44,19 @@ class Recipe:
     deepspeed: Mapping[str, Any] | None
     num_gpus: int
     prompt_tokens: int
+    has_launch: bool = False
 
 
 def recipe_of(
-    file: str, num_gpus: int, trainer: str | None, model: str | None, deepspeed: str | None, prompt_tokens: int | None
+    file: str,
+    num_gpus: int,
+    trainer: str | None,
+    model: str | None,
+    deepspeed: str | None,
+    prompt_tokens: int | None,
+    config_file: str | None = None,
 ) -> Recipe:
-    """Read a recipe, and what the command line says beside it.
+    """Read a recipe, and what the command line says beside it; `config_file` is the launch's, if not the recipe's.
 
     Raises:
         ConfigError: A key is unknown or has a value of another type, no model is named, or no trainer can be told.
@@ -56,7 +64,7 @@ def recipe_of(
     path = split_config_flag(["--config", file])[1]
     types = {name: field_types(_configs(name)) for name in ([trainer] if trainer else TRAINERS)}
     name = trainer or _trainer_of(path, types)
-    given = {key: value for key, value in read_recipe(path, types[name]).items() if key != "env"}
+    given = {key: value for key, value in read_recipe(path, types[name]).items() if key not in NO_FIELDS}
     beside = paths_beside(path, given)
     given |= beside
     if "memory" in beside:
@@ -72,9 +80,8 @@ def recipe_of(
         if given.get(old) is not None:
             keys[new] = given[old]
     prompt_tokens = prompt_tokens or given.get("memory_prompt_length") or GUESSED_PROMPT_TOKENS
-    return Recipe(
-        name, keys, given, str(named), read_engine(deepspeed or given.get("deepspeed")), num_gpus, prompt_tokens
-    )
+    engine = deepspeed or given.get("deepspeed") or config_file or launch_file(path)
+    return Recipe(name, keys, given, str(named), read_engine(engine), num_gpus, prompt_tokens, engine is not None)
 
 
 def _configs(trainer: str) -> list[Any]:
@@ -87,7 +94,7 @@ def _trainer_of(path: str, types: Mapping[str, Mapping[str, Any]]) -> str:
     import yaml
 
     try:
-        keys = set(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}) - {"env"}
+        keys = set(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}) - NO_FIELDS
     except (OSError, yaml.YAMLError):
         read_recipe(path, {})  # says what is wrong with it
         raise

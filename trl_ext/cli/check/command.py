@@ -65,7 +65,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--gpus", help="cards to plan for, such as 4xA40-48GB; those of this machine if not given")
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
     parser.add_argument("--num_processes", type=int, help="processes of the run; one for each card if not given")
-    parser.add_argument("--config_file", help="accelerate file of the launch, or the name of a shipped one")
+    parser.add_argument("--config_file", help="the launch, if not the recipe's: a shipped one's name, or a file")
     parser.add_argument("--max_prompt_length", type=int, help="tokens of the longest prompt; guessed if not given")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -106,7 +106,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
 
     report = Report()
     hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib)
-    launch = check_recipe.read_launch(arguments.config_file)
+    launch = check_recipe.read_launch(arguments.config_file, arguments.recipe)
     num_processes = arguments.num_processes or launch.num_processes or (hardware.num_gpus if hardware else 1)
     parsed = report.attempt(
         "recipe", check_recipe.parse, arguments.recipe, arguments.trainer, overrides, num_processes

@@ -1,6 +1,8 @@
 """The part of `trl-ext check` about memory: the recipe as a run of the planner, on the cards that it will have."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trl_ext.cli.check.lengths import Lengths
@@ -8,7 +10,7 @@ from trl_ext.cli.check.recipe import Launch, Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.look import this_machine
 from trl_ext.memory.cards import HEADROOM_FRAC, Hardware, parse_gpus
-from trl_ext.memory.files.launch import launched_with
+from trl_ext.memory.files.launch import SHIPPED, read_accelerate
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE
@@ -64,8 +66,9 @@ def check_memory(
     # Without `memory` the settings are the user's own: what fits is told, and where little is left a note.
     setting = parsed.training_args.memory_setting
     hardware = replace(hardware, headroom_frac=setting.kept_free_frac if setting else 0.0)
-    run = run_of_recipe(parsed, shape, num_processes, launch, prompt_length)
-    findings = [_verdict(run, hardware, launch), *_not_modelled(parsed)]
+    run_with = partial(run_of_recipe, parsed, shape, num_processes, prompt_length=prompt_length)
+    run = run_with(launch)
+    findings = [_verdict(run, hardware, None if launch.is_known else run_with), *_not_modelled(parsed)]
     if parsed.trainer != "reward" and prompt_length[0] is None:
         what = f"Planned for prompts of up to {run.job.max_prompt_length} tokens."
         findings.append(note(SUBJECT, what, "--max_prompt_length says more."))
@@ -76,27 +79,41 @@ def check_memory(
     return findings
 
 
-def _verdict(run: Run, hardware: Hardware, launch: Launch) -> Finding:
-    plans = run.plans(hardware, frozenset())
+def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | None) -> Finding:
+    """Tell what the run needs; `run_with` makes the same run of a launch, None where that is known."""
+    plans, file = run.plans(hardware, frozenset()), ""
     if not plans.plans:
         reasons = plans.reasons.removesuffix(".")
         otherwise = run.plans(hardware, frozenset(), FREE | OPTED)
         return problem(SUBJECT, f"{reasons} (estimated, {hardware}).", _instead(otherwise))
+    if run_with is not None and hardware.num_gpus > 1:
+        file, plans = _under_a_shipped_file(plans, run_with)
     best = plans.best.estimate
-    need, usable = gib(best.need_bytes), hardware.usable_gib
     what = (
-        f"{need:.1f} of {usable:.1f} usable GiB on each of {hardware}, most {PHASE_WORDS[best.peak.phase]}; about "
+        f"{best.memory} on each of {hardware} with {hardware.usable}, most {PHASE_WORDS[best.peak.phase]}; about "
         f"{best.step_s:.0f} s a step (estimated): {plans.best.label}."
     )
-    option = launched_with(best.job.zero_stage, best.job.offload)
-    if not launch.is_known and hardware.num_gpus > 1 and option:
-        return note(SUBJECT, what, f"Launch with {option}; or say which file you launch with.")
-    if need > usable * (1 - HEADROOM_FRAC) and not hardware.headroom_frac:
+    if file:
+        advice = f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or name your own."
+        return note(SUBJECT, what, advice)
+    if gib(best.need_bytes) > hardware.fill_gib * (1 - HEADROOM_FRAC) and not hardware.headroom_frac:
         advice = (
             f"Less than {HEADROOM_FRAC:.0%} of a card stay free, and the formulas are estimates: `trl-ext dryrun`."
         )
         return note(SUBJECT, what, advice)
     return ok(SUBJECT, what)
+
+
+def _under_a_shipped_file(plans: Plans, run_with: Callable[[Launch], Run]) -> tuple[str, Plans]:
+    """The shipped file that launches the best plan, and the plans with its own sizes of buckets; "" and the plans as
+    they are if no shipped file launches one of them and fits."""
+    for one in plans.plans:
+        if file := SHIPPED.get((one.job.zero_stage, one.job.offload)):
+            launched = run_with(Launch(*read_accelerate(file), is_known=True))
+            under = launched.plans(plans.search.hardware, frozenset())
+            if under.plans:
+                return file, under
+    return "", plans
 
 
 def _instead(otherwise: Plans) -> str:

@@ -17,7 +17,7 @@ import yaml
 
 from trl_ext.memory.files.launch import read_accelerate, read_deepspeed
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
-from trl_ext.scripts.recipe import paths_beside, read_recipe, unknown_argument
+from trl_ext.scripts.recipe import launch_file, paths_beside, read_recipe, unknown_argument
 
 TRAINERS = ("grpo", "ppo", "reward")
 # Keys whose check needs the machine that trains.
@@ -152,12 +152,13 @@ def _without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
 # The launch -------------------------------------------------------------------------------------------------------
 
 
-def read_launch(config_file: str | None) -> Launch:
-    """Read what an accelerate file decides.
+def read_launch(config_file: str | None, recipe: str) -> Launch:
+    """Read what an accelerate file decides: the one given, else the one that the recipe names.
 
     Raises:
-        ConfigError: There is no such file, or it is not YAML.
+        ConfigError: There is no such file or recipe, or it is not YAML.
     """
+    config_file = config_file or launch_file(split_config_flag(["--config", recipe])[1])
     return Launch() if config_file is None else Launch(*read_accelerate(config_file), is_known=True)
 
 

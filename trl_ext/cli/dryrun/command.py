@@ -5,6 +5,7 @@ Help answers at once: the trainers are imported when a recipe is tried.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from trl_ext.cli.parser import CommandParser
@@ -24,8 +25,7 @@ EXAMPLES = """\
 examples:
   trl-ext dryrun recipe.yaml --gpus 8xA100-80GB
   trl-ext dryrun plan/recipe.yaml --trainer ppo --gpus 4xA40-48GB --max_prompt_length 1024 --json
-  trl-ext dryrun recipe.yaml --gpus 8xA100-40GB --model 7B \\
-      --deepspeed "$(trl-ext launch-file zero3)"
+  trl-ext dryrun recipe.yaml --gpus 8xA100-40GB --model 7B --config_file zero3
 
 exit code 0 if it fits, 1 if it does not, 2 if the question cannot be answered"""
 BEFORE_TRAINING = "load"
@@ -47,6 +47,7 @@ def dryrun(argv: Sequence[str]) -> int:
         arguments.model,
         arguments.deepspeed,
         arguments.max_prompt_length,
+        arguments.config_file,
     )
     answer = _answer(recipe, hardware, arguments.recipe, arguments.timeout_s)
     if arguments.json:
@@ -71,6 +72,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="where the recipe's keys do not tell")
     parser.add_argument("--model", help="instead of the recipe's: folder, config.json, name on the hub, or such as 8B")
     parser.add_argument("--deepspeed", metavar="FILE", help="DeepSpeed's JSON or accelerate's YAML, if not in recipe")
+    parser.add_argument("--config_file", help="the launch, if not the recipe's: a shipped one's name, or a file")
     parser.add_argument(
         "--max_prompt_length",
         type=int,
@@ -88,8 +90,8 @@ def _answer(recipe: Any, hardware: Any, file: str, timeout_s: float) -> dict[str
     from trl_ext.twin.driver import run_apart
     from trl_ext.twin.from_recipe import simulation_of_recipe
 
-    simulation = simulation_of_recipe(recipe)
-    estimate = _estimate(recipe, simulation, hardware)
+    simulation, expands = simulation_of_recipe(recipe), segments_expand(file)
+    estimate = _estimate(recipe, simulation, hardware, expands)
     result = run_apart(simulation, timeout_s)
     formula = {} if estimate is None else {name: gib(moment.num_bytes) for name, moment in estimate.worst.items()}
     # vLLM's share lies beside what the twin counts.
@@ -104,7 +106,7 @@ def _answer(recipe: Any, hardware: Any, file: str, timeout_s: float) -> dict[str
     }
     job = None if estimate is None else estimate.job
     allocated = Allocated(counted, vllm, hardware.card.usable_gib, job, result)
-    reserved = reserved_beside_the_other(allocated, segments_expand(file))
+    reserved = reserved_beside_the_other(allocated, expands)
     for name, phase in phases.items():
         phase["reserved_gib"] = reserved["phases"].get(name)
     return {
@@ -113,6 +115,8 @@ def _answer(recipe: Any, hardware: Any, file: str, timeout_s: float) -> dict[str
         **{name: value for name, value in reserved.items() if name not in ("fits", "phases")},
         "usable_gib": round(hardware.card.usable_gib, 3),
         "phases": phases,
+        "formula_gib": estimate and round(estimate.peak_gib, 3),
+        "formula_with_slack_gib": estimate and round(gib(estimate.need_bytes), 3),
         "basis": "formulas" if result.refusal else "twin",
         "refusal": result.refusal,
         "packed": result.packed,
@@ -140,7 +144,7 @@ def _phases(result: Any, formula: dict[str, float], vllm_gib: float) -> dict[str
     return phases
 
 
-def _estimate(recipe: Any, simulation: Any, hardware: Any) -> Any:
+def _estimate(recipe: Any, simulation: Any, hardware: Any, expands: bool) -> Any:
     """The formulas' answer; None for a model that they do not know."""
     from trl_ext.memory.estimate import quick_estimate
     from trl_ext.memory.job import check_model
@@ -151,6 +155,6 @@ def _estimate(recipe: Any, simulation: Any, hardware: Any) -> Any:
         shape = shape_from_config(simulation.config, recipe.model)
     except ConfigError:
         return None
-    job = job_of_recipe(recipe, shape)
+    job = replace(job_of_recipe(recipe, shape), expandable_segments=expands)
     check_model(job, shape)
     return quick_estimate(job, shape, hardware)

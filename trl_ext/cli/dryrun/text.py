@@ -24,8 +24,11 @@ def print_answer(answer: dict[str, Any], recipe: Any, hardware: Any) -> None:
     console = Console(highlight=False)
     zero = (recipe.deepspeed or {}).get("zero_optimization", {}).get("stage")
     engine = "DDP" if hardware.num_gpus > 1 else "one process"
+    if hardware.num_gpus > 1 and not recipe.has_launch:
+        engine += " as no launch file is named (--config_file)"
     engine = engine if recipe.deepspeed is None else f"ZeRO-{zero}"
-    console.print(f"{recipe.trainer} of {escape(recipe.model)} on {hardware}, {engine}, rank 0")
+    prompts = "" if recipe.trainer == "reward" else f", prompts of up to {recipe.prompt_tokens} tokens"
+    console.print(f"{recipe.trainer} of {escape(recipe.model)} on {hardware}, {engine}, rank 0{prompts}")
     if answer["refusal"]:
         console.print(f"{escape(answer['refusal'])} The formulas answer.", soft_wrap=True)
     console.print(phase_table(answer["phases"]))
@@ -52,10 +55,14 @@ def verdict(answer: dict[str, Any]) -> str:
     by_share = "" if answer["reserved_basis"] != "share" else " (estimated)"
     numbers = (
         f"{answer['peak_gib']:.1f} GiB allocated at the peak, {answer['reserved_gib']:.1f} reserved{by_share} with "
-        f"{POLICIES[answer['expandable_segments']]}, on a card with {answer['usable_gib']:.1f} GiB"
+        f"{POLICIES[answer['expandable_segments']]}, on a card with {answer['usable_gib']:.1f} GiB usable"
     )
     counted = f"Counted in {answer['seconds']:.0f} s." if answer["seconds"] else ""
-    return " ".join(filter(None, (f"{word}{_retries(answer)}: {numbers}.", _other(answer), counted)))
+    formulas = ""
+    if answer["formula_gib"] is not None:
+        numbers_of_check = f"{answer['formula_gib']:.1f} GiB, {answer['formula_with_slack_gib']:.1f} with slack"
+        formulas = f"By the formulas, of which `trl-ext check` and `plan` tell: {numbers_of_check}."
+    return " ".join(filter(None, (f"{word}{_retries(answer)}: {numbers}.", _other(answer), formulas, counted)))
 
 
 def _retries(answer: dict[str, Any]) -> str:

@@ -64,10 +64,7 @@ def _of_a_card(hardware: Hardware) -> str:
     links = card.link.name
     if hardware.num_machines > 1:
         links += f", {hardware.network_gbit_s:.0f} Gbit/s between machines"
-    return (
-        f"{hardware.usable_gib:.1f} GiB usable each: {card.total_gib:.1f} less {context:.1f} of CUDA context and "
-        f"{hardware.headroom_frac:.0%} head-room; {links}"
-    )
+    return f"{card.total_gib:.1f} GiB each, less {context:.1f} of CUDA context: {hardware.usable}; {links}"
 
 
 def plans_table(plans: Plans) -> Table:

@@ -118,7 +118,7 @@ def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
 {plan.label}.
 
 Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the allocator's \
-slack, of {one.hardware.usable_gib:.1f} usable ({one.hardware.headroom_frac:.0%} head-room). \
+slack, on a card with {one.hardware.usable}. \
 Host memory {gib(one.host_bytes):.0f} GiB. About {one.step_s:.0f} \
 s an optimizer step ({parts}).
 All numbers are estimated, by trl_ext {__version__}.

@@ -11,7 +11,7 @@ from trl_ext.memory.job import Job
 
 # vLLM's sleeping allocator looks at the old name of the variable only, and torch takes it still.
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-DEEPSPEED_FILE, PLAN_FILE = "deepspeed.json", "plan.json"
+LAUNCH_FILE, DEEPSPEED_FILE, PLAN_FILE = "accelerate.yaml", "deepspeed.json", "plan.json"
 
 
 def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = False) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
         job: The planned job.
         model: Name or folder of the model; None leaves it to the command line.
         num_gpus: Processes.
-        in_folder: True beside the plan's other files: the run is held against plan.json, and DeepSpeed's file is
-            named. Paths of a recipe count from beside it.
+        in_folder: True beside the plan's other files: the run is held against plan.json, and the launch file and
+            DeepSpeed's are named. Paths of a recipe count from beside it.
     """
     keys: dict[str, Any] = {
         **_models(job, model),
@@ -46,7 +46,7 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
     if job.optim != "adamw_torch_fused":
         keys["optim"] = job.optim
     if in_folder:
-        keys |= {"deepspeed": DEEPSPEED_FILE} if job.zero_stage else {}
+        keys |= {"config_file": LAUNCH_FILE} | ({"deepspeed": DEEPSPEED_FILE} if job.zero_stage else {})
         keys |= {"memory": PLAN_FILE} | ({"memory_prompt_length": job.max_prompt_length} if job.generates else {})
     return keys
 

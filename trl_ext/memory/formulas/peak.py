@@ -324,4 +324,4 @@ def slack_bytes(footprint: Footprint, job: Job) -> float:
 
 def usable_bytes(hardware: Hardware) -> float:
     """Bytes of a card that a plan may fill."""
-    return hardware.usable_gib * GIB
+    return hardware.fill_gib * GIB

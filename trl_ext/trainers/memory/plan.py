@@ -383,8 +383,8 @@ def _summary(plan: Plan, changes: Mapping[str, tuple[Any, Any]], advice: str) ->
     """The plan, what it set, and the advice, in a line each."""
     found, hardware = plan.estimate, plan.estimate.hardware
     lines = [
-        f"Memory plan for {found.shape.name} on {hardware}: {plan.label}. {gib(found.need_bytes):.1f} of "
-        f"{hardware.usable_gib:.1f} usable GiB a card, about {found.step_s:.0f} s a step (estimated)."
+        f"Memory plan for {found.shape.name} on {hardware}: {plan.label}. {found.memory} "
+        f"on a card with {hardware.usable}; about {found.step_s:.0f} s a step (estimated)."
     ]
     shown = {name: new for name, (_, new) in changes.items() if not name.startswith("activation_checkpointing")}
     if shown:

@@ -114,7 +114,7 @@ def _planned(plan: Plan, place: Place, numbers: Numbers) -> list[str]:
         for i, one in enumerate(alternatives(plan.estimate, place.phase, numbers.asked), 1)
     )
     later = next_stage(plan.estimate)
-    usable = f"{plan.estimate.hardware.usable_gib:.1f} usable GiB"
+    usable = f"a card with {plan.estimate.hardware.usable}"
     stage = "No ZeRO stage or offload is left: use LoRA, or more cards."
     if later is not None:
         stage = f"The next ZeRO stage or offload: {Plan(later).label}: {in_gib(later.need_bytes)}."

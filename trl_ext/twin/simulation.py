@@ -178,10 +178,11 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
     """A config.json of the shape.
 
     Raises:
-        ConfigError: Its mixture of experts is described by more than a shape holds.
+        ConfigError: It is a mixture of experts, or of a family without a formula: a shape does not hold all of it.
     """
-    if shape.experts is not None:
-        raise ConfigError(f"{shape.name} is a mixture of experts. Give the twin its config.json instead of its shape.")
+    if shape.experts is not None or shape.stands_for:
+        what = f"a '{shape.stands_for}'" if shape.stands_for else "a mixture of experts"
+        raise ConfigError(f"{shape.name} is {what}. Give the twin its config.json instead of its shape.")
     return {
         "model_type": shape.family,
         "vocab_size": shape.vocab,

@@ -6,6 +6,7 @@ Every step is a line; a step that fails does not hide the next one.
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,8 +25,8 @@ EXAMPLES = """\
 examples:
   trl-ext check recipe.yaml --gpus 4xA40-48GB
   trl-ext check quickstart --trainer grpo --model_name_or_path ./model --dataset_name ./data --num_processes 2
-  trl-ext check gsm8k-grpo-8x40gb --gpus 8xA100-40GB --config_file zero2
-  trl-ext check plan/recipe.yaml --config_file plan/accelerate.yaml --dataset_name ./data --max_steps 10
+  trl-ext check gsm8k-grpo-8x40gb --gpus 8xA100-40GB --config_file zero3
+  trl-ext check plan/recipe.yaml --dataset_name ./data --max_steps 10
 
 exit code 0 if nothing stands in the way, 1 if something does"""
 
@@ -35,13 +36,20 @@ def check(argv: Sequence[str]) -> int:
     arguments, overrides = _parser().parse_known_args(list(argv))
     # Libraries say while they are asked what comes as a finding as well.
     warnings.filterwarnings("ignore", category=FutureWarning)
+    from trl_ext.doctor.finding import all_well, note
+    from trl_ext.memory.models.find import OFFLINE, no_hub
+
+    findings: list[Any] = []
+    # Before the libraries are imported, which would each ask a hub that does not answer for half a minute.
+    if (reason := no_hub()) and not reason.startswith(OFFLINE):
+        os.environ[OFFLINE] = "1"
+        advice = f"Name a mirror, HF_ENDPOINT=URL; or set {OFFLINE}=1, and give folders."
+        findings.append(note("hub", f"{reason}: only what lies here is looked at.", advice))
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    from trl_ext.doctor.finding import all_well
-
     with redirect_stdout(sys.stderr):  # libraries print while they are imported; --json is for programs
-        findings = run_checks(arguments, overrides)
+        findings += run_checks(arguments, overrides)
     if arguments.json:
         answer = {"ok": all_well(findings), "findings": [finding.as_dict() for finding in findings]}
         print(json.dumps(answer, indent=2))

@@ -40,6 +40,8 @@ class Family:
     adapts_experts: bool = False
 
 
+# Families that are like none of those below, and in what.
+APART = {kind: "latent attention (MLA)" for kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32")}
 # By `model_type`. To add a family, add its line to the table.
 FAMILIES: dict[str, Family] = {name: Family(**fields) for name, fields in read_table("families").items()}
 
@@ -89,6 +91,7 @@ def shape_from_config(config: Mapping[str, Any], name: str | None = None) -> Mod
         experts=_experts(config, values, family) if family.is_mixture else None,
         max_positions=values["max_position_embeddings"],
         extra_params=values.get("extra_params", 0),
+        stands_for=values.get("stands_for", ""),
     )
 
 
@@ -126,6 +129,11 @@ def _nearest(kind: str, *, has_experts: bool) -> str | None:
 def _family(kind: Any, name: Any) -> Family:
     if not kind:
         raise ConfigError(f"The config of {name} has no model_type. Give a config.json as transformers writes it.")
+    if kind in APART:
+        raise ConfigError(
+            f"{name} is a '{kind}' with {APART[kind]}: no formula here has its projections and its cache, so the "
+            "planner gives no number for it. Take a model of another family."
+        )
     if kind not in FAMILIES:
         near = get_close_matches(str(kind), FAMILIES, n=1, cutoff=0.5)
         hint = f"The nearest is '{near[0]}'." if near else "For a rough answer give a size, such as --model 8B."

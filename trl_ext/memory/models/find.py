@@ -1,8 +1,12 @@
 """Find a model's shape: a config, a folder, a file, the local cache of the hub, a known name, or a size such as 8B."""
 
+import http.client
 import json
 import os
 import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +18,7 @@ from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.tables import read_table
 
 HUB_TIMEOUT_S = 5.0  # until the hub's first answer
+OFFLINE = "HF_HUB_OFFLINE"
 _SIZE = re.compile(r"\d+(\.\d+)?[bm]", re.IGNORECASE)
 # Words that name a tuned version of the same shape.
 _VERSIONS = re.compile(r"-(instruct|base|it|pt|chat|hf|sft|dpo|grpo|rm|2507|thinking)(?=-|$)", re.IGNORECASE)
@@ -33,6 +38,8 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 # Names whose shape is another's.
 ALIASES: dict[str, str] = _TABLE["aliases"]
+# Names whose family no formula is near to, and that family.
+APART: dict[str, str] = {name.lower(): family for name, family in _TABLE["apart"].items()}
 # A size alone stands for a typical model of that size.
 TYPICAL: dict[str, str] = _TABLE["typical"]
 
@@ -91,11 +98,29 @@ def fetched_config(name: str) -> Path:
     Raises:
         OSError, ValueError: The hub is not to be reached, has no such model, or does not give it to this user.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "TRUE", "YES"):
-        raise OSError("HF_HUB_OFFLINE is set")
+    if reason := no_hub():
+        raise OSError(reason)
     from huggingface_hub import hf_hub_download  # takes longer than the whole plan
 
     return Path(hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S))
+
+
+def no_hub() -> str:
+    """Why the hub is not to be asked, in a few words: it is switched off, or does not answer one call; "" if it does.
+
+    huggingface_hub itself asks six times, for half a minute, and prints each.
+    """
+    if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "TRUE", "YES"):
+        return f"{OFFLINE} is set"
+    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    try:
+        urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=HUB_TIMEOUT_S).close()
+    except urllib.error.HTTPError as error:  # an answer
+        return f"{hub} answers {error.code}" if error.code >= 500 else ""
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        return "" if isinstance(reason, ssl.SSLError) else f"{hub} does not answer ({reason})"
+    return ""
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -114,12 +139,17 @@ def _read(file: Path) -> Mapping[str, Any]:
 def _known(name: str) -> ModelShape:
     names = {_plain(known): known for known in (*MODELS, *ALIASES)}
     plain = _plain(name)
+    if plain in APART:
+        return shape_from_config({"model_type": APART[plain]}, name)
     if plain not in names:
         try:
             return shape_from_config(_read(fetched_config(name)), name)
         except (OSError, ValueError) as error:
-            near = get_close_matches(plain, names, n=1, cutoff=0.6)
-            hint = f" Did you mean {names[near[0]]}?" if near else ""
+            family = plain.partition("-")[0]
+            alike = [known for known in names if known.partition("-")[0] == family]
+            # Of another family only what can be a slip of the pen: Qwen2.5-7B is not what Qwen3.5-9B means.
+            near = get_close_matches(plain, alike, n=3) or get_close_matches(plain, names, n=1, cutoff=0.85)
+            hint = f" Nearest: {', '.join(names[one] for one in near)}." if near else ""
             reason = " ".join(str(error).split()).rstrip(".")
             raise ConfigError(
                 f"The config of {name} is neither in the local cache nor in the package's table, and not to be had "

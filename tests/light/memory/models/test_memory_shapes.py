@@ -1,10 +1,13 @@
 """Shapes: parameter counts equal the publishers', and a model is found by whatever names it."""
 
 import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 
 from trl_ext.errors import ConfigError
+from trl_ext.memory.models import find
 from trl_ext.memory.models.families import FAMILIES, shape_from_config
 from trl_ext.memory.models.find import ALIASES, MODELS, TYPICAL, find_shape
 from trl_ext.memory.models.shapes import (
@@ -97,7 +100,10 @@ def test_the_local_cache_comes_before_the_table(empty_cache):
     [
         ("./nowhere", "There is no nowhere"),
         ("me/unheard-of", "neither in the local cache nor .* the hub: HF_HUB_OFFLINE is set. Give"),
-        ("meta-llama/Llama-3.1-9B", "Did you mean meta-llama/Llama-3.1"),
+        ("meta-llama/Llama-3.1-9B", "Nearest: meta-llama/Llama-3.1-8B"),
+        ("Qwen/Qwn2.5-7B", "Nearest: Qwen/Qwen2.5-7B. Give"),
+        ("deepseek-ai/DeepSeek-V3", r"is a 'deepseek_v3' with latent attention \(MLA\): no formula"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, r"latent attention \(MLA\)"),
         ("11B", "Sizes: 135M"),
         ({"hidden_size": 8}, "no model_type"),
         ({"model_type": "lama"}, "nearest is 'llama'"),
@@ -134,7 +140,7 @@ def test_a_model_that_nobody_knows_is_looked_up_on_the_hub(tmp_path, monkeypatch
         (tmp_path / file).write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 3}))
         return str(tmp_path / file)
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(find, "no_hub", lambda: "")
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     assert find_shape("me/unheard-of").num_layers == 3
     assert find_shape(LLAMA3).num_layers == 32  # of the table: nobody is asked
@@ -145,7 +151,27 @@ def test_a_hub_that_is_not_there_is_a_sentence(monkeypatch, empty_cache):
     def download(name, file, etag_timeout):
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(find, "no_hub", lambda: "")
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    with pytest.raises(ConfigError, match=r"from the hub: no route to host\. Did you mean meta-llama/Llama-3\.1-8B"):
+    with pytest.raises(ConfigError, match=r"from the hub: no route to host\. Nearest: meta-llama/Llama-3\.1-8B"):
         find_shape("meta-llama/Llama-3.1-9B")
+
+
+@pytest.mark.parametrize(("status", "reason"), [(200, ""), (404, ""), (503, "answers 503")])
+def test_a_hub_answers_unless_it_says_that_it_cannot(status, reason, monkeypatch):
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Hub) as hub:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        thread = Thread(target=hub.handle_request)
+        thread.start()
+        said = find.no_hub()
+        thread.join()
+    assert said == (f"http://127.0.0.1:{hub.server_port} {reason}" if reason else "")

@@ -1,5 +1,7 @@
 """Parameter counts from configs equal `numel` of the real classes on the meta device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -124,6 +126,31 @@ QWEN_VL = dict(
     vocab_size=152064,
     vision_config=QWEN_TOWER,
 )
+
+QWEN35 = dict(
+    architectures=["Qwen3_5ForConditionalGeneration"],
+    model_type="qwen3_5",
+    tie_word_embeddings=True,
+    text_config=dict(
+        model_type="qwen3_5_text",
+        hidden_size=1024,
+        intermediate_size=3584,
+        linear_num_value_heads=16,
+        max_position_embeddings=262144,
+        num_attention_heads=8,
+        num_hidden_layers=24,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    vision_config=dict(depth=12, hidden_size=768, intermediate_size=3072, num_heads=12, out_hidden_size=1024),
+)
+# Of Qwen/Qwen3.5-35B-A3B: the text's are its class's defaults.
+QWEN35_MOE = dict(
+    architectures=["Qwen3_5MoeForConditionalGeneration"],
+    model_type="qwen3_5_moe",
+    text_config=dict(model_type="qwen3_5_moe_text", hidden_size=2048, max_position_embeddings=262144),
+    vision_config=dict(out_hidden_size=2048),
+)
 WITHOUT_FORMULA = {
     "gemma-3-4b": (gemma3(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34), 4_300_079_472),
     "gemma-3-12b": (
@@ -148,6 +175,9 @@ WITHOUT_FORMULA = {
         27_432_406_640,
     ),
     "qwen2.5-vl-7b": (QWEN_VL, 8_292_166_656),
+    # Without the layer that predicts a second token: 873,438,784 with it in the publisher's file.
+    "qwen3.5-0.8b": (QWEN35, 852_985_920),
+    "qwen3.5-35b-a3b": (QWEN35_MOE, 35_107_181_936),  # of 35,951,822,704
 }
 
 
@@ -178,6 +208,13 @@ def test_the_table_has_gemma_3_as_it_is_counted():
     for name in ("4b", "12b", "27b"):
         counted = shape_from_config(WITHOUT_FORMULA[f"gemma-3-{name}"][0])
         assert find_shape(f"google/gemma-3-{name}-it").extra_params == counted.extra_params
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5-0.8B", "Qwen3.5-35B-A3B", "Qwen2.5-VL-7B-Instruct"])
+def test_the_table_gives_the_shape_that_the_config_gives(name):
+    config = WITHOUT_FORMULA[name.lower().removesuffix("-instruct")][0]
+    of_config, of_table = shape_from_config(config, name), find_shape(f"Qwen/{name}")
+    assert replace(of_table, name=name, max_positions=0) == replace(of_config, max_positions=0)
 
 
 def test_a_config_of_which_no_model_can_be_made_is_a_sentence():

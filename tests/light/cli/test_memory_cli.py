@@ -1,6 +1,9 @@
 """`trl-ext plan`: a question in, a table or JSON and an exit code out."""
 
 import json
+import os
+import re
+import socket
 import subprocess
 import sys
 
@@ -34,10 +37,11 @@ def test_planning_imports_nothing_heavy():
 
 def test_the_table_tells_plans_terms_refusals_and_the_launch_line(capsys):
     assert plan([*PPO, *K1, "--allow", "lora"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     for words in ("LoRA r=16", "policy weights", "CUDA context", "slack", "optimizer step", "refused", "trl-ext ppo"):
         assert words in text
-    assert "ZeRO-2, all weights: 120 GiB at the optimizer step on a card with 43 GiB" in text
+    assert "(44.4 GiB each, less 1.2 of CUDA context: 43.2 GiB usable, of which 5% stay free; PCIe 4)" in text
+    assert "ZeRO-2, all weights: 120 GiB at the optimizer step on a card with 43 GiB usable" in text
     assert "estimated" in text
 
 
@@ -54,7 +58,49 @@ def test_what_if_and_max_come_with_the_plans(capsys):
     assert plan([*PPO, *K1, "--allow", "lora", "--what-if", "zero=2", "--max", "max_prompt_length", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["what_if"]["changes"] == {"zero": "2"} and answer["what_if"]["peak_gib"] > 0
-    assert answer["largest"]["max_prompt_length"] >= 1024
+    largest = answer["largest"]
+    assert largest["max_prompt_length"] >= largest["first_plan"]["max_prompt_length"] >= 1024
+    assert largest["label"].startswith("ZeRO-") and largest["step_s"] > 0
+
+
+def test_the_largest_value_is_told_with_label_and_seconds_of_its_plan(capsys):
+    question = "--trainer reward --model Qwen/Qwen2.5-7B-Instruct --gpus 6x4090 --allow lora --max max_length"
+    assert plan(question.split()) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    words = r"largest max_length that fits: ([\d,]+), as ZeRO-3 \+ all states in host memory, .*, (\d+) s a step; "
+    found = re.fullmatch(words + r"the first plan goes up to ([\d,]+), (\d+) s a step", last)
+    length, slow_s, own_length, fast_s = (int(number.replace(",", "")) for number in found.groups())
+    assert length > own_length and slow_s > fast_s
+
+
+def test_what_no_number_of_cards_helps_says_so(capsys):
+    assert plan("--trainer grpo --model 70B --gpus 1x4090 --method qlora".split()) == NOTHING_FITS
+    assert "More cards of this kind do not help. QLoRA holds the whole 4-bit base on each." in capsys.readouterr().out
+
+
+def test_a_first_plan_at_its_limit_is_marked(capsys):
+    question = "--trainer reward --model 8B --gpus 1xA100-80GB --method lora --zero_stage 0 --checkpoint_every 1"
+    question += " --per_device_train_batch_size 1 --no-activation_offloading --dtype bfloat16"
+    assert plan([*question.split(), "--json"]) == 0
+    need_gib = json.loads(capsys.readouterr().out)["plans"][0]["reserved_gib"]
+    for room, is_marked in ((1.5, False), (1.005, True)):
+        card_gib = need_gib * room / 0.95 + 1.2  # beside the head-room and CUDA's context
+        assert plan([*question.split(), "--gpu_memory_gib", str(card_gib)]) == 0
+        assert ("Tight: within 1% of what a plan may fill." in capsys.readouterr().out) is is_marked
+
+
+def test_a_name_that_nobody_knows_is_one_sentence_at_once_where_the_hub_is_away(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        hub = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        env = {**os.environ, "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)}
+        words = "plan --trainer grpo --model Qwen/Qwen3.5-14B --gpus 8xH100-80GB".split()
+        command = [sys.executable, "-m", "trl_ext.cli.main", *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)  # it took 24 seconds
+    assert done.returncode == 2 and done.stdout == ""
+    (sentence,) = done.stderr.split("\n\n")[0].strip().splitlines()
+    assert f"the hub: {hub} does not answer (" in sentence
+    assert "Nearest: Qwen/Qwen3.5-4B, Qwen/Qwen3.5-9B" in sentence and "Qwen2.5" not in sentence
 
 
 def test_what_does_not_fit_exits_1_with_the_word_that_would_help(capsys):

@@ -203,11 +203,33 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
     if changes:
         print_what_if(plans.best.estimate, plans.best.what_if(**changes), changes)
     if arguments.max:
-        print(f"\nlargest {arguments.max} that fits: {plans.largest(arguments.max)}")
+        print(f"\n{_in_words(_largest(plans, arguments.max), arguments.max)}")
     if arguments.verify:
         from trl_ext.cli.plan.verify import sentence, verified
 
         print(f"\n{sentence(verified(plans, arguments.model))}")
+
+
+def _largest(plans: Any, name: str) -> dict[str, Any]:
+    """The largest value of a setting, the plan that it is true of, and how far the first plan goes as it stands."""
+    from trl_ext.memory.planner.search import unalias
+
+    found, first = plans.at_largest(name), plans.largest_of_best(name) if plans.plans else None
+    if found is None:
+        return {name: 0}
+    told = {name: getattr(found.job, unalias(name)), "label": found.label, "step_s": round(found.estimate.step_s, 2)}
+    if first is not None:
+        told["first_plan"] = {name: getattr(first.job, unalias(name)), "step_s": round(first.step_s, 2)}
+    return told
+
+
+def _in_words(largest: dict[str, Any], name: str) -> str:
+    """What `_largest` found, as a sentence."""
+    if not largest[name]:
+        return f"No {name} fits."
+    words = f"largest {name} that fits: {largest[name]:,}, as {largest['label']}, {largest['step_s']:.0f} s a step"
+    first = largest.get("first_plan")
+    return f"{words}; the first plan goes up to {first[name]:,}, {first['step_s']:.0f} s a step" if first else words
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -236,7 +258,7 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
     if changes:
         answer["what_if"] = {"changes": changes, **plans.best.what_if(**changes).as_dict()}
     if arguments.max:
-        answer["largest"] = {arguments.max: plans.largest(arguments.max)}
+        answer["largest"] = _largest(plans, arguments.max)
     if arguments.verify:
         from trl_ext.cli.plan.verify import verified
 

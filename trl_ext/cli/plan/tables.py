@@ -20,6 +20,7 @@ from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
 HEADINGS |= {"weight_push": "weight push"}
+TIGHT_FRAC = 0.01  # a plan that leaves no more than this of what it may fill is marked
 
 
 def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -> None:
@@ -48,7 +49,11 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
         console.print("\nrefused")
         for reason in dict.fromkeys(refusal.reason for refusal in plans.refused):
             console.print(f"  {reason}", soft_wrap=True)
-    for sentence in plans.advice:
+    advice = plans.advice
+    if not plans.plans and not advice:
+        whole = "QLoRA holds the whole 4-bit base on each. " if search.job.method == "qlora" else ""
+        advice = (f"More cards of this kind do not help. {whole}Take cards with more memory.",)
+    for sentence in advice:
         console.print(f"\n{sentence}", soft_wrap=True)
     if plans.plans:
         where = "launch" if folder else "launch, after --write plan"
@@ -124,7 +129,9 @@ def _best_in_words(estimate: Estimate) -> str:
     what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
     ending = roles if job.trainer == "ppo" else ""
-    return f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}"
+    is_tight = gib(estimate.need_bytes) > (1 - TIGHT_FRAC) * estimate.hardware.fill_gib
+    tight = f" Tight: within {TIGHT_FRAC:.0%} of what a plan may fill." if is_tight else ""
+    return f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}{tight}"
 
 
 def _servers_in_words(estimate: Estimate) -> str:

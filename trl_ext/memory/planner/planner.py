@@ -105,8 +105,9 @@ class Plans:
 
     @property
     def reasons(self) -> str:
-        """Why the first three techniques do not fit, in sentences."""
-        return " ".join(f"{refusal.reason.rstrip('.')}." for refusal in self.refused[:3])
+        """Why the first technique of each ZeRO stage does not fit, in sentences."""
+        firsts = {one.estimate.job.zero_stage: one for one in reversed(self.refused)}
+        return " ".join(f"{firsts[stage].reason.rstrip('.')}." for stage in sorted(firsts))
 
     def ways_out(self) -> list[tuple[WayOut, Plan]]:
         """Changes of the question, and the best plan with each: where nothing fits the cheapest with which something
@@ -156,6 +157,35 @@ class Plans:
         Raises:
             ConfigError: The setting is none of those that grow, or nothing reads it.
         """
+        found = self.at_largest(name)
+        return getattr(found.job, unalias(name)) if found else 0
+
+    def at_largest(self, name: str) -> Plan | None:
+        """The best plan with the largest value of a length or a count, as in `largest`; None if nothing fits."""
+        name = unalias(name)
+        found = choices.largest_that(
+            self._values(name), lambda value: _any_fits(self.search, {name: value}, self.allow)
+        )
+        if found is None:
+            return None
+        job = changed(self.search.job, {name: getattr(found.job, name)})
+        plans = plans_of(replace(self.search, job=job, given=self.search.given | {name}), self.allow).plans
+        return plans[0] if plans else Plan(found)
+
+    def largest_of_best(self, name: str) -> Estimate | None:
+        """The best plan at its own largest value of a length or a count, all else as planned; None if it has none."""
+
+        def with_value(value: int) -> Estimate | None:
+            try:
+                then = self.best.what_if(**{name: value})
+            except ConfigError:  # vLLM's cache would not hold one completion, or the plan trains no adapters
+                return None
+            return then if then.fits else None
+
+        return choices.largest_that(self._values(unalias(name)), with_value)
+
+    def _values(self, name: str) -> list[int]:
+        """Every value that a length or a count may have, ascending."""
         job, max_positions = self.search.job, self.search.shape.max_positions
         bounds = {
             "max_length": max_positions,
@@ -164,7 +194,6 @@ class Plans:
             "per_device_train_batch_size": job.global_batch // self.search.num_gpus,
             "lora_r": 1024,
         }
-        name = unalias(name)
         if name not in bounds:
             raise ConfigError(f"The largest {name} cannot be searched for. Ask for one of {', '.join(bounds)}.")
         check_has(job.trainer, [name])
@@ -172,8 +201,7 @@ class Plans:
         values = list(range(1, bounds[name] + 1))
         if name == "per_device_train_batch_size":
             values = [value for value in values if bounds[name] % value == 0]
-        best = choices.largest_that(values, lambda value: _any_fits(self.search, {name: value}, self.allow))
-        return getattr(best.job, name) if best else 0
+        return values
 
 
 def plan(

@@ -103,7 +103,7 @@ def test_a_word_is_used_only_if_it_was_said(word):
 
 def test_full_ppo_of_an_8b_under_zero2_is_refused_at_the_optimizer_step():
     reasons = [refusal.reason for refusal in plan("ppo", LLAMA3, "4xA40-48GB", **K1).refused]
-    assert "ZeRO-2, all weights: 120 GiB at the optimizer step on a card with 43 GiB" in reasons
+    assert "ZeRO-2, all weights: 120 GiB at the optimizer step on a card with 43 GiB usable" in reasons
 
 
 def test_with_lora_allowed_ppo_of_an_8b_needs_no_sharding():
@@ -166,6 +166,26 @@ def test_the_largest_value_fits_and_the_next_does_not(field):
     assert largest > 1
     assert plan("grpo", "7B", "1x4090", **{**settings, field: largest}).plans
     assert not plan("grpo", "7B", "1x4090", **{**settings, field: largest + 1}).plans
+
+
+def test_the_largest_value_comes_with_the_plan_that_it_is_true_of_and_with_that_of_the_first_plan():
+    plans = plan("reward", "Qwen/Qwen2.5-7B-Instruct", "6x4090", allow=["lora"])
+    found, first = plans.at_largest("max_length"), plans.largest_of_best("max_length")
+    assert found.job.max_length == plans.largest("max_length") > first.job.max_length > plans.best.job.max_length
+    assert found.label != plans.best.label and found.estimate.step_s > 10 * plans.best.estimate.step_s
+    assert found.estimate.fits and first.fits
+    assert not plans.best.what_if(max_length=first.job.max_length + 1).fits
+
+
+def test_a_reason_is_given_for_each_zero_stage():
+    plans = plan("grpo", "72B", "4x4090", method="lora", use_vllm=True)
+    assert not plans.plans
+    assert [stage for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3") if f"{stage}, LoRA r=16: " in plans.reasons] == [
+        "DDP",
+        "ZeRO-1",
+        "ZeRO-2",
+        "ZeRO-3",
+    ]
 
 
 # vLLM, servers, machines, head-room ---------------------------------------------------------------------------------
@@ -270,7 +290,7 @@ def test_the_network_between_machines_makes_steps_longer_than_one_machine_would_
 @pytest.mark.parametrize("headroom", ["5%", 0.05, "0.05", None])
 def test_head_room_is_five_per_cent_unless_said_otherwise(headroom):
     plans = plan("reward", "8B", "8xA100-80GB", headroom=headroom)
-    usable = plans.search.hardware.usable_gib
+    usable = plans.search.hardware.fill_gib
     assert usable == pytest.approx(0.95 * 78.0)
     assert all(sum(one.estimate.terms_gib(one.estimate.peak.phase).values()) <= usable for one in plans.plans)
 

@@ -10,11 +10,15 @@ from trl_ext import resources
 from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.memory import run_of_recipe
 from trl_ext.cli.check.models import shape_of
+from trl_ext.cli.dryrun import command as dryrun
+from trl_ext.cli.dryrun.reserved import segments_expand
 from trl_ext.cli.main import SCRIPTS
 from trl_ext.cli.recipes import shipped_recipes
 from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.units import gib
 from trl_ext.scripts.rewards import build_rules
+from trl_ext.twin.from_recipe import recipe_of, simulation_of_recipe
 
 MODULES = {recipe.name: SCRIPTS[recipe.trainer].module for recipe in shipped_recipes()}
 PATHS = {path.stem: path for path in resources.recipes()}
@@ -53,11 +57,11 @@ HEADROOM = 0.05
 def test_a_recipe_fits_its_machine_with_headroom_as_its_head_says(recipe, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # the recipe sets it
     text, words = recipe.path.read_text(), shlex.split(recipe.launch)
-    num_processes, launch_file = (words[words.index(f"--{flag}") + 1] for flag in ("num_processes", "config_file"))
     hardware = parse_gpus(recipe.machine)
-    assert hardware.num_gpus == int(num_processes)
+    assert hardware.num_gpus == int(words[words.index("--num_processes") + 1])
     parsed = check_recipe.parse(str(recipe.path), recipe.trainer, [], hardware.num_gpus)
-    launch = check_recipe.read_launch(str(resources.accelerate_config(launch_file)))
+    launch = check_recipe.read_launch(None, recipe.name)
+    assert launch.is_known
     said = re.search(r"# Memory: ([\d.]+) of ([\d.]+) GiB(?: with prompts of up to (\d+) tokens)? \(estimated", text)
     prompt_tokens = None if recipe.trainer == "reward" else int(said[3])
     run = run_of_recipe(parsed, shape_of(parsed), hardware.num_gpus, launch, (prompt_tokens, None))
@@ -65,5 +69,24 @@ def test_a_recipe_fits_its_machine_with_headroom_as_its_head_says(recipe, monkey
     assert plans.plans, plans.reasons
     need_gib = gib(plans.best.estimate.need_bytes)
     assert need_gib < (1 - HEADROOM) * hardware.card.usable_gib
+    # `trl-ext dryrun` puts the same two numbers beside the twin's.
+    asked = recipe_of(str(recipe.path), hardware.num_gpus, recipe.trainer, None, None, prompt_tokens)
+    expands = segments_expand(str(recipe.path))
+    of_dryrun = dryrun._estimate(asked, simulation_of_recipe(asked), hardware, expands)
+    assert asked.has_launch
+    assert (of_dryrun.peak_gib, gib(of_dryrun.need_bytes)) == (plans.best.estimate.peak_gib, need_gib)
     assert float(said[2]) == pytest.approx(hardware.card.usable_gib, abs=0.1)
     assert float(said[1]) == pytest.approx(need_gib, rel=0.03)  # 3 %: changes of the formulas that move no recipe
+
+
+def test_a_question_about_the_reward_recipe_has_one_answer(monkeypatch):
+    """The planner's answer to the recipe's settings is that of `trl-ext check`: 18.9 GiB, 19.4 with slack."""
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    parsed = check_recipe.parse("rm-ultrafeedback-6x4090", "reward", [], 6)
+    keys = ("lora_r", "per_device_train_batch_size", "gradient_accumulation_steps", "max_length")
+    settings = {key: getattr(parsed.training_args, key, None) or getattr(parsed.model_args, key) for key in keys}
+    kept = dict(method="lora", dtype="bfloat16", zero_stage=0, checkpoint_every=1, activation_offloading=False)
+    planned = plan("reward", "Qwen/Qwen2.5-7B-Instruct", "6x4090", **kept, **settings).best.estimate
+    run = run_of_recipe(parsed, shape_of(parsed), 6, check_recipe.read_launch(None, "rm-ultrafeedback-6x4090"))
+    checked = run.plans(parse_gpus("6x4090"), frozenset()).best.estimate
+    assert planned.memory == checked.memory == "18.9 GiB, 19.4 with slack,"

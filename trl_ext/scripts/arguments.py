@@ -102,7 +102,7 @@ class StrictParser(TrlParser):
         return instances
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        """Overrides trl.TrlParser.set_defaults_with_config: the launch file is what launches' affair, and no field."""
+        """Overrides trl.TrlParser.set_defaults_with_config: the launch file is the launcher's affair, and no field."""
         kwargs.pop(LAUNCH_KEY, None)
         return super().set_defaults_with_config(**kwargs)
 

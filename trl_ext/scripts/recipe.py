@@ -83,7 +83,7 @@ def launch_file(path: str | Path) -> str | None:
     except (ConfigError, yaml.YAMLError, ValueError):
         return None
     named = {**keys, **paths_beside(path, keys)}.get(LAUNCH_KEY)
-    return named if isinstance(named, str) else None
+    return None if named is None else str(named)
 
 
 def _parse(path: str | Path) -> tuple[str, yaml.MappingNode]:

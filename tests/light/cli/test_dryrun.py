@@ -53,7 +53,8 @@ def answer_of(result, usable_gib, expandable=False, vllm_gib=0.0, job=None, **ph
 
 def said(result, **question):
     found = answer_of(result, **question)
-    return verdict({**found, "peak_gib": result.peak_gib, "usable_gib": question["usable_gib"], "seconds": 0.0})
+    numbers = {"peak_gib": result.peak_gib, "usable_gib": question["usable_gib"], "seconds": 0.0, "formula_gib": None}
+    return verdict({**found, **numbers})
 
 
 def test_the_replica_decides_and_the_other_policy_stands_beside_it():
@@ -117,6 +118,27 @@ def test_a_policy_that_differs_by_little_is_not_mentioned():
     assert "would" not in said(result, usable_gib=40)
 
 
+def test_the_formulas_two_numbers_stand_behind_the_twins():
+    answer = {**answer_of(larger_ones(), usable_gib=40), "peak_gib": 6.0, "usable_gib": 40, "seconds": 0.0}
+    sentence = verdict({**answer, "formula_gib": 6.2, "formula_with_slack_gib": 6.5})
+    assert "6.0 GiB allocated at the peak" in sentence and "on a card with 40.0 GiB usable." in sentence
+    assert sentence.endswith("By the formulas, of which `trl-ext check` and `plan` tell: 6.2 GiB, 6.5 with slack.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("named", "flag", "stage"), [(None, None, None), ("zero3", None, 3), (None, "zero2", 2), ("zero3", "zero2", 2)]
+)
+def test_the_launch_file_of_a_recipe_is_read_and_a_flag_wins(named, flag, stage, tmp_path):
+    from trl_ext.twin.from_recipe import recipe_of
+
+    lines = ["model_name_or_path: Qwen/Qwen2.5-0.5B", *([f"config_file: {named}"] if named else [])]
+    (tmp_path / "recipe.yaml").write_text("\n".join(lines))
+    recipe = recipe_of(str(tmp_path / "recipe.yaml"), 2, "reward", None, None, None, flag)
+    assert recipe.has_launch == bool(named or flag)
+    assert ((recipe.deepspeed or {}).get("zero_optimization") or {}).get("stage") == stage
+
+
 # The policy of a run ----------------------------------------------------------------------------------------------
 
 VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
@@ -168,6 +190,6 @@ def test_a_plans_recipe_is_read_from_any_folder_for_the_prompts_that_it_was_made
     question = dict(max_prompt_length=700, zero_stage=2)
     write_plan(plan("grpo", "Qwen/Qwen2.5-0.5B", "2xA40", **question).best, tmp_path / "plan")
     recipe = recipe_of(str(tmp_path / "plan" / "recipe.yaml"), 2, None, None, None, None)
-    assert recipe.deepspeed["zero_optimization"]["stage"] == 2
+    assert recipe.deepspeed["zero_optimization"]["stage"] == 2 and recipe.has_launch
     assert recipe.prompt_tokens == 700
     assert "memory" not in recipe.given  # whose settings stand in the recipe

@@ -8,7 +8,7 @@ import pytest
 
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
-from trl_ext.scripts.recipe import paths_beside
+from trl_ext.scripts.recipe import launch_file, paths_beside
 
 
 class When(Enum):
@@ -89,9 +89,24 @@ def test_env_sets_environment_variables(recipe, monkeypatch):
     assert os.environ["TRL_EXT_TEST_ENV"] == "5"
 
 
+def test_a_launch_file_in_a_recipe_is_no_field_and_is_found_beside_it(recipe, tmp_path):
+    assert recipe("config_file: zero2\nmax_steps: 2")[1].max_steps == 2
+    path = tmp_path / "mine.yaml"
+    for text, named in [
+        ("max_steps: 1", None),
+        ("config_file: zero2", "zero2"),
+        ("config_file: own.yaml", "own.yaml"),
+    ]:
+        path.write_text(text)
+        assert launch_file(path) == named
+    (tmp_path / "own.yaml").write_text("distributed_type: 'NO'\n")
+    assert launch_file(path) == str(tmp_path / "own.yaml")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("config_file: [zero2]", "recipe.yaml, line 1: 'config_file' must be text, not a list."),
         (
             "# a recipe\nmax_steps: 20\nlearnig_rate: 1e-5\n",
             "recipe.yaml, line 3: unknown key 'learnig_rate'. Did you mean 'learning_rate'?",

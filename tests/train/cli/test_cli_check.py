@@ -1,6 +1,9 @@
 """`trl-ext check`: a recipe is parsed, its tokenizer, rows and rules are tried, its memory planned; no weights."""
 
 import json
+import os
+import re
+import socket
 import subprocess
 import sys
 from importlib import import_module
@@ -379,7 +382,37 @@ def test_more_processes_than_cards_are_a_problem(ask):
 
 def test_an_open_launch_is_planned_and_its_file_named(ask):
     code, findings = ask({**GRPO, **LORA}, "--gpus", "4xA40-48GB")
-    assert code == 0 and "Launch with --config_file " in told(findings, "memory", "note")
+    said = told(findings, "memory", "note")
+    assert code == 0
+    file = re.search(r"Launch with --config_file (\w+), or write config_file: \1 into the recipe", said)[1]
+    numbers, label = said.partition(" on each of ")[0], re.search(r"\(estimated\): (.*?)\.", said)[1]
+    for launched in ([{}, ["--config_file", file]], [{"config_file": file}, []]):
+        changes, words = launched
+        _, findings = ask({**GRPO, **LORA, **changes}, "--gpus", "4xA40-48GB", *words)
+        told_now = told(findings, "memory", "ok")
+        assert told_now.startswith(numbers) and label in told_now  # following the advice changes no number
+
+
+def test_a_recipes_launch_file_is_read_and_a_flag_wins(ask):
+    keys = {**GRPO, **LORA, "config_file": "zero3"}
+    for words, label in (([], "ZeRO-3, LoRA"), (["--config_file", "multi_gpu"], "DDP, LoRA")):
+        _, findings = ask(keys, "--gpus", "4xA40-48GB", *words)
+        assert f"(estimated): {label}" in told(findings, "memory", "ok")
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(assets, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({**GRPO, "model_name_or_path": "me/unheard-of", "dataset_name": "me/rows"}))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        hub = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        env |= {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "COLUMNS": "200"}
+        command = [sys.executable, "-m", "trl_ext.cli.main", "check", str(recipe)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == CANNOT_WORK
+    assert f"{hub} does not answer (" in done.stdout and "HF_ENDPOINT=URL" in done.stdout
+    assert "Retrying" not in done.stderr and "thrown while requesting" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,22 @@ def test_each_program_gets_its_own_arguments():
     assert arguments.training_script_args == ["--config", str(resources.recipe("quickstart")), "--max_steps=2"]
 
 
+def test_a_recipe_names_its_launch_file_and_a_flag_wins(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("config_file: zero2\n")
+    for flags, file in (
+        ([], "zero2"),
+        (["--config_file", "multi_gpu"], "multi_gpu"),
+        (["--multi_gpu"], None),  # says how, too
+    ):
+        found = launched("--num_processes", "2", "--config", str(recipe), *flags)
+        assert found.config_file == (file and str(resources.accelerate_config(file)))
+    assert launched("--config", "gsm8k-grpo-8x40gb").config_file == str(resources.accelerate_config("zero2"))
+    recipe.write_text("config_file: zero9\n")
+    with pytest.raises(ConfigError, match="'zero9' is not in accelerate_configs"):
+        launched("--config", str(recipe))
+
+
 def test_what_both_programs_know_goes_to_the_script():
     arguments = launched("--gradient_accumulation_steps", "4", "--num_processes", "1")
     assert arguments.training_script_args == ["--gradient_accumulation_steps", "4"]

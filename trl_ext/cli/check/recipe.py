@@ -152,13 +152,14 @@ def _without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
 # The launch -------------------------------------------------------------------------------------------------------
 
 
-def read_launch(config_file: str | None, recipe: str) -> Launch:
+def read_launch(config_file: str | None, recipe: str | None = None) -> Launch:
     """Read what an accelerate file decides: the one given, else the one that the recipe names.
 
     Raises:
         ConfigError: There is no such file or recipe, or it is not YAML.
     """
-    config_file = config_file or launch_file(split_config_flag(["--config", recipe])[1])
+    if config_file is None and recipe is not None:
+        config_file = launch_file(split_config_flag(["--config", recipe])[1])
     return Launch() if config_file is None else Launch(*read_accelerate(config_file), is_known=True)
 
 

@@ -22,7 +22,6 @@ from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.keys import given_fields, job_of_run
 from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
-from trl_ext.memory.units import gib
 from trl_ext.trainers.checks import sample_of_prompts
 from trl_ext.trainers.forward.loss_split import split_is_free
 

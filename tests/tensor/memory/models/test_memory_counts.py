@@ -144,11 +144,11 @@ QWEN35 = dict(
     ),
     vision_config=dict(depth=12, hidden_size=768, intermediate_size=3072, num_heads=12, out_hidden_size=1024),
 )
-# Of Qwen/Qwen3.5-35B-A3B: the text's are its class's defaults.
+# Of Qwen/Qwen3.5-35B-A3B: the sizes of its text are its class's defaults.
 QWEN35_MOE = dict(
     architectures=["Qwen3_5MoeForConditionalGeneration"],
     model_type="qwen3_5_moe",
-    text_config=dict(model_type="qwen3_5_moe_text", hidden_size=2048, max_position_embeddings=262144),
+    text_config=dict(model_type="qwen3_5_moe_text", hidden_size=2048, num_experts=256, max_position_embeddings=262144),
     vision_config=dict(out_hidden_size=2048),
 )
 WITHOUT_FORMULA = {

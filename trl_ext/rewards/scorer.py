@@ -334,7 +334,8 @@ class Scorer:
             part.known[key] = self._accepted(rule, answer.verdict, rows[index], index)
             if isinstance(key, tuple):
                 self.cache.put(key, part.known[key])
-        self._record(rule, len(part.sent), [answer.verdict.detail for answer in answers if answer.failed])
+        failed, late = ([a.verdict.detail for a in answers if getattr(a, kind)] for kind in ("failed", "late"))
+        self._record(rule, len(part.sent), failed, late)
         column.verdicts = [part.known[key] for key in part.keys]
         return column
 
@@ -343,8 +344,8 @@ class Scorer:
     def _breaker(self, rule: Rule) -> Breaker:
         return self._breakers.setdefault(rule.name, Breaker(rule.name, self.limits.max_infra_frac))
 
-    def _record(self, rule: Rule, num_rows: int, failed: list[str]) -> None:
-        self._breaker(rule).record(num_rows, len(failed), failed[-1] if failed else "")
+    def _record(self, rule: Rule, num_rows: int, failed: list[str], late: Sequence[str] = ()) -> None:
+        self._breaker(rule).record(num_rows, len(failed), ["", *late, *failed][-1], len(late))
         self._stop_if_tripped([rule])
 
     def _stop_if_tripped(self, rules: Iterable[Rule]) -> None:

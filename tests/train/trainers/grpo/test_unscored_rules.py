@@ -1,6 +1,8 @@
 """A rule that scores nothing ends the run at the first step, with its column, unless it is only not for that step."""
 
+import asyncio
 import math
+import time
 
 import pytest
 import torch
@@ -8,8 +10,8 @@ from datasets import Dataset, IterableDataset
 
 from tests import ppo_trainers, tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
-from trl_ext.errors import DataError
-from trl_ext.rewards import Answer, Length, Row, Rule, Verdict
+from trl_ext.errors import DataError, RuleError
+from trl_ext.rewards import Answer, AsyncRule, Length, Limits, Row, Rule, Verdict
 from trl_ext.trainers.grpo import unscored
 
 torch.set_num_threads(1)
@@ -20,6 +22,18 @@ class Abstains(Rule):
 
     def score(self, row: Row) -> Verdict:
         return Verdict(None, "infra_error", "no service")
+
+
+class Sleeps(Rule):
+    def score(self, row: Row) -> Verdict:
+        time.sleep(3600)
+        return Verdict(1.0)
+
+
+class Waits(AsyncRule):
+    async def score(self, row: Row) -> Verdict:
+        await asyncio.sleep(3600)
+        return Verdict(1.0)
 
 
 def rules(*more: Rule, **options) -> RuleSet:
@@ -57,6 +71,13 @@ def train(tmp_path):
         return trainer
 
     return start
+
+
+@pytest.mark.parametrize("rule", [Sleeps(), Waits(timeout_s=0.01, retries=0)], ids=["worker", "awaited"])
+def test_a_rule_that_hangs_for_all_rows_ends_the_run_by_its_name(rule, train):
+    limits = Limits(cpu_s=0.05, wall_s=0.1, workers=4)
+    with pytest.raises(RuleError, match=f"'{rule.name}'"):
+        train(rules(rule, limits=limits, on_unscored="warn"), rows_of(["w7"] * 40), per_device_train_batch_size=8, max_steps=4)
 
 
 NULL = [None] * 8

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 # Statuses of rows that the machine or a server failed.
 FAILED = frozenset({"infra_error", "refused"})
+# So many calls in a row without one verdict in time are no longer the completions' doing.
+LATE_CALLS = 3
 # Below this many rows a share says nothing.
 LEAST_ROWS = 20
 # Rows over which the share is taken: a few batches, so that a bad minute hours ago does not add up.
@@ -14,6 +16,9 @@ WINDOW_ROWS = 2048
 @dataclass(slots=True)
 class Breaker:
     """Trips when more than `max_frac` of a rule's latest rows failed for want of a machine or a server.
+
+    A row that a worker had to be stopped for may be the completion's doing and does not count, unless all rows of
+    several calls end so: a verifier that hangs would else have the run learn from its floor.
 
     It raises nothing: ranks have to agree on the flag before any of them may stop.
 
@@ -32,9 +37,19 @@ class Breaker:
     max_frac: float
     tripped: str | None = field(default=None, init=False)
     _calls: deque[tuple[int, int]] = field(default_factory=deque, init=False, repr=False)
+    _late: tuple[int, ...] = field(default=(), init=False, repr=False)  # Rows of the latest calls without a verdict.
 
-    def record(self, rows: int, failed: int, detail: str = "") -> None:
-        """Count a call of `rows` rows of which `failed` had no verdict through the machine's fault."""
+    def record(self, rows: int, failed: int, detail: str = "", late: int = 0) -> None:
+        """Count a call of `rows` rows: `failed` had no verdict through the machine's fault, `late` none in time."""
+        if rows:
+            self._late = (*self._late, rows) if late == rows else ()
+        if self.tripped is None and len(self._late) >= LATE_CALLS and sum(self._late) >= LEAST_ROWS:
+            self.tripped = (
+                f"Rule '{self.rule}' gave no verdict in time for any of the last {sum(self._late)} rows, "
+                f"{len(self._late)} calls in a row: it hangs, or it is too slow for its limits. The last one: "
+                f"{detail or 'no detail'}. Mend what it waits for, or give it more time (cpu_s, wall_s and batch_s in "
+                "Limits, or its own timeout). RuleSet.reset() lets this set go on."
+            )
         self._calls.append((rows, failed))
         while sum(rows for rows, _ in self._calls) - self._calls[0][0] >= WINDOW_ROWS:
             self._calls.popleft()

@@ -18,11 +18,13 @@ class Judged:
         verdict: The verdict.
         ms: Milliseconds from the row's start on; 0.0 for a row that never began.
         failed: True where the machine or a server failed, so that a breaker counts the row.
+        late: True where the row was stopped, or never began since others had to be: its rule gave no verdict.
     """
 
     verdict: Verdict
     ms: float
     failed: bool = False
+    late: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -53,11 +55,11 @@ class Request:
 
     def take(self, report: dict[str, Any]) -> bool:
         """Note a verdict; True when none is open any more."""
-        index, value = report["row"], report["value"]
+        index, value, status = report["row"], report["value"], report["status"]
+        # A rule's own "timeout", such as that of a program in its sandbox, comes with a value.
+        is_late = (value, status) == ("floor", "timeout") or (status == "infra_error" and not report["machine"])
         value = self.floors[index] if value == "floor" else value
-        self.judged[index] = Judged(
-            Verdict(value, report["status"], report["detail"]), report["ms"], report["machine"]
-        )
+        self.judged[index] = Judged(Verdict(value, status, report["detail"]), report["ms"], report["machine"], is_late)
         return len(self.judged) == len(self.rows)
 
     def fail(self, detail: str) -> None:

@@ -91,6 +91,24 @@ def test_a_breaker_forgets_what_is_long_ago():
     assert breaker.tripped is not None
 
 
+def test_a_breaker_trips_when_no_row_of_several_calls_has_a_verdict_in_time():
+    breaker = Breaker("verifier", 0.05)
+    for rows in (9, 9, 1):
+        breaker.record(rows, 0, "asleep", late=rows)
+    assert breaker.tripped is None, "19 rows say nothing"
+    breaker.record(0, 0)  # all of its rows were known
+    breaker.record(1, 0, "asleep", late=1)
+    assert breaker.tripped.startswith("Rule 'verifier' gave no verdict in time for any of the last 20 rows, 4 calls")
+    assert "asleep" in breaker.tripped
+
+
+def test_one_verdict_in_time_keeps_a_breaker_from_tripping():
+    breaker = Breaker("verifier", 0.05)
+    for late in (512, 512, 511, 512, 512):
+        breaker.record(512, 0, late=late)
+    assert breaker.tripped is None
+
+
 def test_calls_without_failures_never_trip_a_breaker():
     breaker = Breaker("math", 0.0001)
     for _ in range(100):

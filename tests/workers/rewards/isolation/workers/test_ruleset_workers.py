@@ -163,6 +163,28 @@ def test_a_machine_that_fails_too_many_rows_stops_this_set_until_it_is_reset():
     assert rules(completions=["a b"]) == [2.0]
 
 
+def test_a_verifier_that_hangs_for_every_row_stops_the_set_and_a_few_hostile_rows_do_not():
+    rules = RuleSet([Words()], limits=Limits(cpu_s=0.05, wall_s=0.1, workers=4))
+    for _ in range(3):
+        assert rules(completions=["hang"] * 7 + ["a b"]) == [0.0] * 7 + [2.0]
+    for _ in range(2):
+        assert rules(completions=["hang"] * 8) == [0.0] * 8
+    with pytest.raises(RuleError, match="'words' gave no verdict in time for any of the last 24 rows, 3 calls"):
+        rules(completions=["hang"] * 8)
+    with pytest.raises(RuleError, match="'words'"):
+        rules(completions=["a b"])
+    rules.reset()
+    assert rules(completions=["a b"]) == [2.0]
+
+
+def test_when_the_calls_time_is_up_rows_that_stopped_ones_starved_are_late_as_well():
+    rules = RuleSet([Words()], limits=Limits(cpu_s=0.05, wall_s=0.2, workers=1, batch_s=0.5))
+    for _ in range(2):
+        assert {*rules(completions=["hang"] * 20)} == {0.0, None}
+    with pytest.raises(RuleError, match="'words' gave no verdict in time for any of the last 60 rows"):
+        rules(completions=["hang"] * 20)
+
+
 def test_a_closed_set_starts_again():
     rules = RuleSet([Words()], limits=LIMITS)
     assert rules(completions=["a b"]) == [2.0]

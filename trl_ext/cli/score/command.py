@@ -5,7 +5,9 @@ Help answers at once: rules and data are imported when a command runs.
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from trl_ext.cli.parser import CommandParser
@@ -43,10 +45,11 @@ examples:
 
 SERVE = """\
 Answer other programs' questions for rewards over HTTP: POST /score with completions and columns, or OpenRLHF's
-/get_reward. Listens to this machine alone, since there is no password. Ctrl-C ends it."""
+/get_reward. Listens to this machine alone, unless a token is given. Ctrl-C ends it."""
 SERVE_EXAMPLE = """\
 example:
-  trl-ext score serve rules.yaml --port 8300"""
+  trl-ext score serve rules.yaml --port 8300
+  trl-ext score serve rules.yaml --host 0.0.0.0 --token_env REWARD_TOKEN"""
 
 
 def score(argv: Sequence[str]) -> int:
@@ -110,6 +113,8 @@ def _add_redteam(parser: CommandParser) -> None:
 
 def _add_serve(parser: CommandParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
+    parser.add_argument("--token_env", metavar="NAME", help="environment variable with the token that requests bring")
+    parser.add_argument("--token_file", metavar="FILE", help="the same in a file")
     parser.add_argument("--port", type=int, default=8300, help="0 takes a free one (default 8300)")
     parser.add_argument("--max_mib", type=int, default=16, help="longest request that is read (default 16)")
 
@@ -191,7 +196,6 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 def run_serve(arguments: argparse.Namespace) -> int:
     """`trl-ext score serve`."""
-    import ipaddress
     import signal
 
     from trl_ext.rewards import RuleSet
@@ -200,10 +204,9 @@ def run_serve(arguments: argparse.Namespace) -> int:
     if arguments.max_mib < 1:
         raise ConfigError(f"--max_mib is {arguments.max_mib}. Give at least 1.")
     rules = RuleSet.from_yaml(arguments.rules)
-    with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20) as server:
+    token = _token(arguments.token_env, arguments.token_file)
+    with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20, token) as server:
         host, port = str(server.server_address[0]), server.server_port
-        if not ipaddress.ip_address(host).is_loopback:
-            print(f"Whoever reaches {host} may ask these rules, which tells right answers: there is no password.")
         print(f"Serving {arguments.rules} at http://{host}:{port}: POST /score, /get_reward; GET /health.", flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -211,6 +214,19 @@ def run_serve(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             rules.close()
     return 0
+
+
+def _token(variable: str | None, file: str | None) -> str:
+    """The token that requests bring, never itself on the command line, which other users see; empty without one."""
+    if not variable and not file:
+        return ""
+    try:
+        token = (os.environ.get(variable, "") if variable else Path(file or "").read_text()).strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--token_file cannot be read: {error}. Name a file that holds the token.") from error
+    if not token:
+        raise ConfigError(f"{variable or file} holds no token. Put one there: openssl rand -hex 32 makes one.")
+    return token
 
 
 def printable(text: str) -> str:

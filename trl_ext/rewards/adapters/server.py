@@ -6,17 +6,24 @@
     GET /health       {"status": "ok"}
 
 A total or a value is null where there is none. What cannot be judged is answered with 400 (the request), 413 (too
-large), 415 (not JSON) or 500 (a rule) and {"error": "a sentence"}. There is no password: whoever reaches the port may
-ask, and learns whether an answer is right. So it listens to this machine alone unless told otherwise, and asks for the
-content type of JSON, which web pages of other origins cannot send unasked.
+large), 415 (not JSON) or 500 (a rule) and {"error": "a sentence"}. Whoever may ask learns whether an answer is right:
+so it listens to this machine alone, where web pages of other origins cannot ask: they cannot send the content type of
+JSON, and those that have their name lead here send that name as `Host` (403). For other machines it needs a token
+(`Authorization: Bearer TOKEN`, else 401). A request that does not arrive in time is hung up on.
 """
 
+import hmac
+import ipaddress
 import json
+import socket
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 from trl_ext.errors import ConfigError, DataError, TrlExtError
 from trl_ext.rewards.adapters.openrlhf import OpenRLHFReward
@@ -34,8 +41,10 @@ REQUEST: dict[str, Any] = {
     "required": ["completions"],
     "additionalProperties": False,
 }
-SILENT_S = 60.0  # A connection that sends nothing for so long is closed.
+ARRIVAL_S = 60.0  # A connection that brings no whole request for so long is closed,
+BUSY_ARRIVAL_S = 2.0  # or for so long where another one waits for its place.
 MAX_CONNECTIONS = 64
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class RequestError(Exception):
@@ -54,6 +63,7 @@ class RewardServer(ThreadingHTTPServer):
         host: Address to listen at; 127.0.0.1 is reached from this machine only.
         port: 0 takes a free one; `server_port` says which.
         max_body_bytes: Longest request that is read.
+        token: What requests have to bring; needed for a `host` that other machines reach.
 
     Example:
         server = RewardServer(RuleSet.from_yaml("rules.yaml"), port=8300)
@@ -61,9 +71,16 @@ class RewardServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = (
+        MAX_CONNECTIONS  # Of five, the standard, the sixth that waits has to try again a second later.
+    )
 
-    def __init__(self, rules: Any, host: str = "127.0.0.1", port: int = 8300, max_body_bytes: int = 2**24):
+    def __init__(
+        self, rules: Any, host: str = "127.0.0.1", port: int = 8300, max_body_bytes: int = 2**24, token: str = ""
+    ):
         check_stateless(rules, "a server")
+        self.arriving: dict[socket.socket, float] = {}  # Connections that are to bring a request, and since when.
+        self.token = token.encode()
         self.rules = rules
         self.max_body_bytes = max_body_bytes
         self.open_connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -71,10 +88,29 @@ class RewardServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"Nothing can listen at {host} port {port}: {error}. Give another --port.") from error
+        is_local = ipaddress.ip_address(self.server_address[0]).is_loopback
+        self.names = {*LOCAL_NAMES, host.lower()} if is_local else None  # Elsewhere the token keeps pages out.
+        if not is_local and not token:
+            self.server_close()
+            raise ConfigError(
+                f"Other machines reach {host}, and whoever asks learns right answers. Give a token by --token_env or "
+                "--token_file (in Python: token=...), or listen at 127.0.0.1."
+            )
+
+    def service_actions(self) -> None:
+        """Overrides socketserver.BaseServer.service_actions: hangs up, twice a second, where no request arrives."""
+        self._hang_up(ARRIVAL_S)
+
+    def _hang_up(self, after_s: float) -> None:
+        for connection, since in list(self.arriving.items()):
+            if time.monotonic() - since > after_s:
+                with suppress(OSError):  # It has ended meanwhile.
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Overrides socketserver.ThreadingMixIn.process_request: waits for a place among the open connections."""
-        self.open_connections.acquire()
+        while not self.open_connections.acquire(timeout=0.1):
+            self._hang_up(BUSY_ARRIVAL_S)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -82,6 +118,7 @@ class RewardServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.arriving.pop(request, None)
             self.open_connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -96,6 +133,9 @@ class RewardServer(ThreadingHTTPServer):
         if path == "/get_reward":
             wanted = {name: {"type": "array"} for name in ("query", "prompts", "labels")}
             body = _checked(body, wanted, list(wanted))
+            for name in ("query", "prompts"):
+                if not all(isinstance(text, str) for text in body[name]):
+                    raise RequestError(400, f"'{name}' holds something else than texts. Send strings.")
             reward = OpenRLHFReward(self.rules, as_lists=True)
             return reward(body["query"], body["prompts"], body["labels"])
         raise RequestError(404, f"There is no {path!r:.60}. POST to /score or /get_reward.")
@@ -144,21 +184,49 @@ class _Handler(BaseHTTPRequestHandler):
     server: RewardServer
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "trl_ext", ""
-    timeout = SILENT_S
+    timeout = ARRIVAL_S
+
+    def handle_one_request(self) -> None:
+        """Overrides BaseHTTPRequestHandler.handle_one_request: notes since when a request is waited for."""
+        self.server.arriving[self.connection] = time.monotonic()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
-        is_known = self.path == "/health"
-        self._send(200 if is_known else 404, {"status": "ok"} if is_known else {"error": "There is only /health."})
+        self._answer(self._health)
 
     def do_POST(self) -> None:
+        self._answer(lambda: self.server.answer(self.path, self._body()))
+
+    def _health(self) -> dict[str, str]:
+        if self.path != "/health":
+            raise RequestError(404, "There is only /health.")
+        return {"status": "ok"}
+
+    def _answer(self, ask: Callable[[], dict[str, Any]]) -> None:
         try:
-            self._send(200, self.server.answer(self.path, self._body()))
+            self._check_sender()
+            self._send(200, ask())
         except RequestError as error:
             self._send(error.status, {"error": str(error)})
         except DataError as error:
             self._send(400, {"error": str(error)})
         except TrlExtError as error:
             self._send(500, {"error": str(error)})
+
+    def _check_sender(self) -> None:
+        """Raise RequestError for a name that is not this server's, and for another token than this server's."""
+        keeps_open, self.close_connection = not self.close_connection, True
+        host = self.headers.get("Host", "")
+        with suppress(ValueError):
+            host = urlsplit(f"//{host}").hostname or ""
+        if self.server.names is not None and host not in self.server.names:
+            raise RequestError(403, f"The header Host names {host!r:.60}, not this server. Ask 127.0.0.1.")
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if self.server.token and not hmac.compare_digest(given, b"Bearer " + self.server.token):
+            raise RequestError(
+                401, "The token is missing or another one. Send the header Authorization: Bearer TOKEN."
+            )
+        self.close_connection = not keeps_open
 
     def _body(self) -> Any:
         self.close_connection = True  # Until the whole body is read, the next request cannot be found.
@@ -173,6 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
                 413, f"The body has {length} bytes, more than {limit}. Send fewer completions at a time."
             )
         data = self.rfile.read(int(length))
+        self.server.arriving.pop(self.connection, None)
         self.close_connection = self.headers.get("Connection", "").lower() == "close"
         try:
             return json.loads(data)
@@ -184,6 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

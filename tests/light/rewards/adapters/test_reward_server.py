@@ -9,13 +9,16 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from tests.documents import BLOCKS
 from trl_ext import RuleSet
+from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.rewards import Answer, Call, Length, Row
+from trl_ext.rewards.adapters import server as adapter
 from trl_ext.rewards.adapters.server import REQUEST, RewardServer
 
 PAGE = "docs/reference/own_rules.md"
@@ -95,6 +98,121 @@ def test_a_long_request_is_not_read(server):
 
 def test_a_web_page_of_another_origin_cannot_ask_unasked(server):
     assert ask(server, "/score", BATCH, **{"Content-Type": "text/plain"})[0] == 415
+
+
+ANY = [
+    None, True, 7, 1.5, "x", "\ud800", [], {}, [None], [True], [7], [1e400], ["x"], [[]], [{}], [["x"]], [{"x": 7}],
+    [[{}]], [[{"role": 7, "content": None}]], [[{"role": "user", "content": [None]}]], {"answer": [None]},
+    {"answer": [{}]}, {"answer": [[[]]]}, {"answer": [True]}, {"": [1]}, {"answer": None},
+]  # fmt: skip
+WHOLE = {
+    "/score": {"prompts": ["p"], "completions": ["A: 18"], "completion_ids": [[1]], "columns": {"answer": ["18"]}},
+    "/get_reward": {"query": ["p A: 18"], "prompts": ["p"], "labels": ["18"]},
+}
+
+
+@pytest.mark.parametrize(("path", "name"), [(path, name) for path, body in WHOLE.items() for name in [*body, None]])
+def test_any_json_in_any_place_gets_an_answer(server, path, name, capfd):
+    """The place is a key of the body, or the body; what is no list of the right kind is a sentence."""
+    assert ask(server, path, WHOLE[path])[0] == 200
+    for value in ANY:
+        status, answer = ask(server, path, value if name is None else WHOLE[path] | {name: value})
+        assert status in (200, 400) and (status == 200 or answer["error"]), value
+    if name in ("query", "prompts") and path == "/get_reward":
+        for value in (7, None):
+            status, answer = ask(server, path, WHOLE[path] | {name: [value]})
+            assert (status, answer["error"]) == (400, f"'{name}' holds something else than texts. Send strings.")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8300", "", "[::1", "localhost.evil.example"])
+def test_a_page_whose_name_leads_here_is_refused(server, host):
+    for method, path in (("POST", "/score"), ("GET", "/health")):
+        status, answer = ask(server, path, BATCH, method, Host=host)
+        assert status == 403 and "Host" in answer["error"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8300", "127.0.0.1", "[::1]:8300"])
+def test_this_machines_names_are_answered(server, host):
+    assert ask(server, "/score", BATCH, Host=host)[0] == 200
+
+
+def drip(server, stop, connections):
+    """Send a byte of a request every tenth of a second on each connection."""
+    while not stop.wait(0.1):
+        for client in list(connections):
+            try:
+                client.sendall(b"x")
+            except OSError:
+                connections.remove(client)
+
+
+@pytest.fixture
+def dripping(server, request):
+    clients = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(request.param)]
+    for place, client in enumerate(clients):  # within the headers, and within the body
+        head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(head + (b"Content-Length: 10000\r\n\r\n" if place % 2 else b"X: "))
+    left, stop = list(clients), threading.Event()
+    thread = threading.Thread(target=drip, args=(server, stop, left))
+    thread.start()
+    yield left
+    stop.set()
+    thread.join()
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("dripping", [adapter.MAX_CONNECTIONS], indirect=True)
+def test_honest_requests_are_answered_while_slow_ones_hold_all_places(server, dripping, capfd):
+    start = time.monotonic()
+    for _ in range(3):
+        assert ask(server, "/score", BATCH)[0] == 200
+    assert time.monotonic() - start < 3 * adapter.BUSY_ARRIVAL_S
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("dripping", [2], indirect=True)
+def test_a_request_has_to_arrive_in_time_however_often_a_byte_comes(server, dripping, monkeypatch):
+    monkeypatch.setattr(adapter, "ARRIVAL_S", 0.2)
+    end = time.monotonic() + 10
+    while dripping and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not dripping
+
+
+def test_other_machines_need_the_token():
+    rules = RuleSet([Answer()])
+    with pytest.raises(ConfigError, match="Give a token by --token_env or --token_file"):
+        RewardServer(rules, host="0.0.0.0", port=0)
+    with RewardServer(rules, host="0.0.0.0", port=0, token="s3cret\u00e9") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        right = "Bearer s3cret\u00e9".encode().decode("latin-1")
+        tried = ["", "Bearer ", "Bearer s3cret", "Basic s3cret", right]
+        asked = {given: ask(server, "/score", BATCH, Authorization=given)[0] for given in tried}
+        health = ask(server, "/health", b"", "GET")[0]
+        server.shutdown()
+        thread.join()
+    assert asked == dict.fromkeys(asked, 401) | {right: 200} and health == 401
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "Give a token by --token_env"),
+        (["--token_env", "NO_SUCH_TOKEN"], "NO_SUCH_TOKEN holds no token"),
+        (["--token_file", "none"], "--token_file cannot be read"),
+        (["--token_file", "blank"], "blank holds no token"),
+    ],
+)
+def test_the_command_does_not_open_to_other_machines_without_a_token(options, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rules.yaml").write_text("rules: [{rule: answer}]\n")
+    (tmp_path / "blank").write_text(" \n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["score", "serve", "rules.yaml", "--host", "0.0.0.0", "--port", "0", *options])
+    assert says in capsys.readouterr().err
 
 
 def test_an_unknown_path_is_named(server):

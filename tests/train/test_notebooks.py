@@ -1,12 +1,22 @@
-"""Every notebook runs from top to bottom; most in a fork of a Python that has the libraries imported."""
+"""Every notebook runs from top to bottom; most in a fork of a Python that has the libraries imported.
+
+A kernel sees only packages that the README's line of installation and the notebook's first cell bring: before that
+cell runs, every other one of this environment is hidden from its imports.
+"""
 
 import asyncio
+import importlib.util
 import os
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import nbformat
 import pytest
 from jupyter_client import AsyncKernelManager
 from nbclient import NotebookClient
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
 from tests.multi.warm import warm_python
@@ -14,6 +24,68 @@ from tests.multi.warm import warm_python
 # Its kernel is a fresh one: transformers asks at its import whether it is in a notebook.
 WATCHED = "04_ppo.ipynb"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# What of `pip install jupyter` this environment has.
+JUPYTER = ("ipykernel", "nbclient")
+HIDE = """
+import sys
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+for name in [name for name in sys.modules if name.partition(".")[0] in HIDDEN]:
+    del sys.modules[name]
+"""
+
+
+def first_cell(path):
+    return next(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+
+
+def named(text):
+    """The extras of ours and the packages of the line of pip in a text."""
+    folder, *packages = re.search(r"pip install (.+)", text)[1].split("  ")[0].replace('"', "").split()
+    return [*re.findall(r"[\w-]+", folder)], packages
+
+
+def brought(extras, packages):
+    """The names of the distributions that these extras and packages bring along."""
+    wanted = [
+        *PROJECT["dependencies"],
+        *(need for extra in extras for need in PROJECT["optional-dependencies"][extra]),
+    ]
+    left = [Requirement(text) for text in [*wanted, *packages, *(JUPYTER if "jupyter" in packages else ())]]
+    found = {}
+    while left:
+        need = left.pop()
+        name = canonicalize_name(need.name)
+        if need.extras <= found.get(name, set()) and name in found:
+            continue
+        found[name] = found.get(name, set()) | need.extras
+        try:
+            needs = map(Requirement, requires(name) or ())
+        except PackageNotFoundError:
+            continue
+        extras = ["", *found[name]]
+        left += [one for one in needs if one.marker is None or any(one.marker.evaluate({"extra": e}) for e in extras)]
+    return found
+
+
+def hidden(path):
+    """The top-level modules of this environment that whoever follows README and first cell does not have."""
+    readme, own = named((ROOT / "README.md").read_text()), named(first_cell(path))
+    there = brought(readme[0] + own[0], readme[1] + own[1])
+    modules = packages_distributions().items()
+    kept = {"trl-ext", *there}
+    return {module for module, names in modules if not kept & set(map(canonicalize_name, names))} - {"trl_ext"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -24,6 +96,8 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     kernel = AsyncKernelManager(kernel_name="python3")
     if path.name != WATCHED:
         kernel.kernel_spec.argv = [str(warm_python()), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (tmp_path / "hide.py").write_text(f"HIDDEN = {hidden(path)}\n{HIDE}")
+    kernel.kernel_spec.argv += [f"--IPKernelApp.exec_files={tmp_path / 'hide.py'}"]
     try:
         NotebookClient(notebook, km=kernel, timeout=900, resources=where).execute()
     finally:
@@ -44,3 +118,16 @@ def check_curves(notebook):
 
 def test_there_are_notebooks():
     assert NOTEBOOKS
+
+
+def test_a_notebook_sees_what_it_names_and_no_more():
+    rules, ppo = hidden(ROOT / "notebooks/03_rules.ipynb"), hidden(ROOT / "notebooks/04_ppo.ipynb")
+    assert {"pytest", "hypothesis", "ruff"} <= rules <= ppo and "math_verify" in ppo - rules
+    assert not ppo & {"torch", "deepspeed", "trl", "matplotlib", "ipykernel", "numpy"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_first_cell_stops_in_a_sentence_where_something_is_missing(path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"There is no trl_ext, .*matplotlib: run the second line without its #"):
+        exec(first_cell(path), {})

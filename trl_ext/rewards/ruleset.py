@@ -16,7 +16,7 @@ from typing import Any
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rows import dataset_columns, make_rows
-from trl_ext.rewards.rule import Row, Rule, check_name, ideal_of
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_name, ideal_of
 from trl_ext.rewards.scorer import Column, Scorer, warn_once
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
@@ -169,8 +169,8 @@ class RuleSet:
         batch = SharedBatch()
         return [RuleColumn(self._with_gates(position, batch)) for position in range(len(self.rules))]
 
-    def num_scorable(self, name: str, prompts: Any, columns: Mapping[str, Sequence[Any]]) -> int:
-        """Count the rows of a dataset that the rule of this name can have a value for, whatever the completion."""
+    def verdicts_on_data(self, name: str, prompts: Any, columns: Mapping[str, Sequence[Any]]) -> list[Verdict]:
+        """The verdicts of the rule of this name that show which rows it has a value for, whatever the completion."""
         rule = next(rule for rule in self.rules if rule.name == name)
         num_rows = len(next(iter(columns.values()))) if columns else len(prompts)
         # The data takes a rule's value away, and shows it by any answer that is not the gold's own text: that of
@@ -179,7 +179,7 @@ class RuleSet:
         first, *others = dict.fromkeys(ideal for ideal in ideals if ideal is not None) or [""]
         texts = [first if ideal != first else next(iter(others), "") for ideal in ideals]
         rows = make_rows(prompts, texts, [()] * num_rows, columns, grouped=rule.reads_group)
-        return sum(verdict.value is not None for verdict in self._scorer.columns([rule], rows)[0].verdicts)
+        return self._scorer.columns([rule], rows)[0].verdicts
 
     def take_tallies(self) -> dict[str, Tally]:
         """Return how the rows went since the last call, by rule, and count from 0 again."""

@@ -348,7 +348,8 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Overrides trl.GRPOTrainer._generate_and_score_completions: looks at the rows of a stream; notes
         rows, for scoring that starts early."""
-        self._row_checks.look_at_batch(inputs, self.accelerator)
+        is_first = self.model.training and self.state.global_step == 0
+        self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
         self._rows_to_score = inputs
         with swapped(self.args, **self._oversampling.as_sampled):
             output = super()._generate_and_score_completions(inputs)

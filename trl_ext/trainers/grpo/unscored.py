@@ -3,7 +3,7 @@
 A step is what an optimizer step learns from: the completions of all ranks, in one batch of generations or several.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,10 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers.utils import logging
 
-from trl_ext.errors import DataError, TrlExtError
+from trl_ext.errors import DataError
 from trl_ext.rewards import Rule, RuleColumn, RuleSet
-from trl_ext.rewards.rows import is_null
-from trl_ext.rewards.totals.shaping import applies
 from trl_ext.rewards.totals.unscored import Tally
-
-# Rows of a dataset that a rule is tried on before it is held to score none: rules in workers take seconds for these.
-MAX_ROWS_TRIED = 256
-_BATCH = 1024
+from trl_ext.trainers.rows.gold import rows_tried, verdicts_on
 
 logger = logging.get_logger(__name__)
 # A reward function's place, and the name of one of its rules.
@@ -102,35 +97,9 @@ def _can_score(function: Any, rule: Rule, dataset: Any, tally: Tally, accelerato
     """
     if not isinstance(dataset, Dataset) or not set(rule.all_columns) <= set(dataset.column_names):
         return tally.num_covered == tally.num_rows
-    can = _finds_row(function, rule, dataset)
+    verdicts = verdicts_on(function, rule, list(rows_tried(rule, dataset).values()))
+    can = any(verdict.value is not None for verdict in verdicts)
     return any(gather_object([can])) if accelerator.num_processes > 1 else can
-
-
-def _finds_row(function: RuleSet | RuleColumn, rule: Rule, dataset: Dataset) -> bool:
-    """True if one of the first rows that hold what the rule reads can be scored by it."""
-    rules = function if isinstance(function, RuleSet) else function.rules
-    names = {"prompt"} & set(dataset.column_names) | set(rule.all_columns)
-    left = MAX_ROWS_TRIED
-    for batch in dataset.with_format(None).select_columns(sorted(names)).iter(_BATCH):
-        wanted = list(_rows_for(rule, batch))[:left]
-        columns = {name: [row[name] for row in wanted] for name in rule.all_columns}
-        prompts = [row.get("prompt") for row in wanted]
-        try:
-            if wanted and rules.num_scorable(rule.name, prompts, columns):
-                return True
-        except TrlExtError:  # the rule fails: not a sign that it can score
-            return False
-        left -= len(wanted)
-        if left == 0:
-            break
-    return False
-
-
-def _rows_for(rule: Rule, batch: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    for cells in zip(*batch.values(), strict=True):
-        row = dict(zip(batch, cells, strict=True))
-        if applies(rule.when, row) and not any(is_null(row[name]) for name in rule.columns):
-            yield row
 
 
 def _sets_of(functions: list[Any]) -> Iterator[tuple[int, RuleSet]]:

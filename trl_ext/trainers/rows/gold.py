@@ -1,6 +1,9 @@
-"""The columns that rules score against: a rule whose column is empty would leave the sum without a word."""
+"""The columns that rules score against: a rule whose column is empty would leave the sum without a word.
 
-from collections.abc import Iterator, Sequence
+A gold that a rule cannot read is found by asking the rule, before any completion is generated.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,17 +12,26 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from transformers.utils import logging
 
-from trl_ext.errors import DataError
-from trl_ext.rewards.rule import Rule
+from trl_ext.errors import DataError, TrlExtError
+from trl_ext.rewards.rows import is_null
+from trl_ext.rewards.rule import Rule, Verdict
+from trl_ext.rewards.scorer import gives_batches
 from trl_ext.rewards.totals.shaping import applies
 from trl_ext.trainers.rows.screen import batches
 from trl_ext.trainers.rows.sentence import named
+
+# Rows of a dataset that a rule is tried on: all of a small one, else evenly spaced ones of those that it is for. Rules
+# in workers take seconds for these.
+MAX_ROWS_TRIED = 256
+_ROWS_LOOKED_AT = 16 * MAX_ROWS_TRIED
+# Verdicts on rows whose gold no completion can meet.
+_UNREAD = ("gold_invalid", "undecided")
 
 logger = logging.get_logger(__name__)
 
 
 def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None:
-    """Raise DataError for a rule whose column is null or NaN in all of its rows; warn where it is in some.
+    """Raise DataError for a rule whose column is null, NaN or unreadable in all of its rows; warn where in some.
 
     Args:
         dataset: Rows with the columns that the rules read.
@@ -29,7 +41,39 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
     for rules in reward_funcs:
         for rule in _rules_of(rules):
             for column in rule.columns:
-                _check_column(dataset, rule, column, role, is_fatal=getattr(rules, "on_unscored", "stop") != "warn")
+                _check_column(dataset, rule, column, role, is_fatal=_is_fatal(rules))
+            rows = rows_tried(rule, dataset)
+            said = unread_golds(rules, rule, list(rows.values()))
+            unread = [row for row, why in zip(rows, said, strict=False) if why]
+            if unread and len(unread) == len(rows) and _is_fatal(rules):
+                raise DataError(f"{role}: {_none_read(rule, said)}")
+            if unread:
+                logger.warning(
+                    f"{role}: rule '{rule.name}' cannot read the gold of {len(unread)} of the {len(rows)} rows that "
+                    f"it was tried on ({named(unread)}): {next(filter(None, said))}. There it scores nothing. Mend or "
+                    "drop such rows; trl-ext score audit names all of them."
+                )
+
+
+def unread_in_batch(rows: Sequence[Mapping[str, Any]], reward_funcs: Sequence[Any]) -> str:
+    """Return what is wrong where a rule can read no gold of a stream's rows, and no rule of correctness any."""
+    problem = ""
+    for rules in reward_funcs:
+        for rule in _rules_of(rules):
+            said = unread_golds(rules, rule, [row for row in rows if _is_for(rule, row)])
+            if rule.judges_correctness and "" in said:
+                return ""
+            if said and all(said) and _is_fatal(rules):
+                problem = problem or _none_read(rule, said)
+    return problem
+
+
+def _none_read(rule: Rule, said: Sequence[str]) -> str:
+    return (
+        f"rule '{rule.name}' can read the gold of none of the {len(said)} rows that it was tried on; the first says "
+        f"{said[0]}. Only the other rewards would be learned. Mend the column or the rule, or give the rule `when`; "
+        "where this is meant, set on_unscored='warn' for the RuleSet."
+    )
 
 
 def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal: bool) -> None:
@@ -53,6 +97,44 @@ def _check_column(dataset: Dataset, rule: Rule, column: str, role: str, is_fatal
         f"{what} {len(empty)} of its {num_rows} rows ({named(empty.tolist())}): there it scores nothing. Drop such "
         "rows, or fill them."
     )
+
+
+def rows_tried(rule: Rule, dataset: Dataset) -> dict[int, dict[str, Any]]:
+    """Return by their numbers rows that the rule is for and that hold what it reads; at most MAX_ROWS_TRIED."""
+    names = sorted({"prompt"} & set(dataset.column_names) | set(rule.all_columns))
+    numbers = range(0, len(dataset), -(-len(dataset) // _ROWS_LOOKED_AT))
+    plain = dataset.with_format(None).select_columns(names).select(numbers) if names else ()
+    found = [(number, row) for number, row in zip(numbers, plain, strict=False) if _is_for(rule, row)]
+    return dict(found[:: -(-len(found) // MAX_ROWS_TRIED) or 1])
+
+
+def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """Return the verdicts that tell which rows the rule can score; none where it raises, which a step will tell."""
+    rules = function if hasattr(function, "verdicts_on_data") else function.rules
+    columns = {name: [row[name] for row in rows] for name in rule.all_columns}
+    try:
+        return list(rules.verdicts_on_data(rule.name, [row.get("prompt") for row in rows], columns)) if rows else []
+    except TrlExtError:
+        return []
+
+
+def unread_golds(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return for each row why the rule cannot read its gold, empty where it can.
+
+    No row is asked about of rules that read no column, cost money or load a model.
+    """
+    if not rule.columns or rule.is_async or gives_batches(rule):
+        return []
+    said = ((verdict.status, verdict.detail) for verdict in verdicts_on(function, rule, rows))
+    return [f"{status}: {detail}" if status in _UNREAD else "" for status, detail in said]
+
+
+def _is_fatal(function: Any) -> bool:
+    return getattr(function, "on_unscored", "error") != "warn"
+
+
+def _is_for(rule: Rule, row: Mapping[str, Any]) -> bool:
+    return applies(rule.when, row) and not any(is_null(row[name]) for name in rule.columns)
 
 
 def _rules_of(function: Any) -> Iterator[Rule]:

@@ -4,6 +4,7 @@ What the tokenizer decides (special tokens, the chat template, the length) is lo
 the model in minutes.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from transformers import AutoConfig, AutoProcessor
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.checks import check_dataset, columns_of
-from trl_ext.trainers.rows.gold import check_gold
+from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
 from trl_ext.trainers.rows.rendering import check_rendered
 from trl_ext.trainers.rows.screen import suspects
 from trl_ext.trainers.rows.sentence import listed, parts, refuse
@@ -68,16 +69,24 @@ class PromptChecks:
                 if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
                     self._check_prompts(dataset, name)
 
-    def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any) -> None:
-        """Raise DataError on all ranks for bad rows of a stream on any of them. Collective: call it on all ranks."""
+    def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any, *, is_first: bool = False) -> None:
+        """Raise DataError on all ranks for bad rows of a stream on any of them. Collective: call it on all ranks.
+
+        Args:
+            rows: Those of this rank.
+            accelerator: Says whether there are others.
+            is_first: True in a run's first step, whose golds have to be such that rules can read some.
+        """
         if not self.has_late_rows or self.options.get("rollout_func") is not None:
             return
-        problems = [self._problem_of_batch(rows)]
+        found = [(self._problem_of_batch(rows), unread_in_batch(rows, self.reward_funcs) if is_first else "")]
         if accelerator.num_processes > 1:
-            problems = gather_object(problems)
-        for rank, problem in enumerate(problems):
+            found = gather_object(found)
+        for rank, (problem, _) in enumerate(found):
             if problem:
                 raise DataError(f"On rank {rank} a row came with {problem}. Filter such rows out of the stream.")
+        if all(problem for _, problem in found):
+            raise DataError(f"The first rows of the stream: {found[0][1]}")
 
     # Inside ---------------------------------------------------------------------------------------------------------
 
@@ -124,6 +133,10 @@ class PromptChecks:
                 f"{role} has a column {listed(taken)}, and TRL calls reward functions with an argument of that name. "
                 f"Rename it: dataset.rename_column('{taken[0]}', 'own_{taken[0]}')."
             )
+        if self.options.get("rollout_func") is None:  # which may give arguments of its own
+            given = {"prompts", "completions", "completion_ids", *names, *(set(columns) - set(KEPT_BACK) - dropped)}
+            for function in filter(_takes_columns, self.reward_funcs):
+                check_call(function, given, f"{role} has {listed(columns)}")
         for rules in self.reward_funcs:
             read = [column for column in getattr(rules, "columns", ()) if column in columns]
             name = getattr(rules, "__name__", rules)
@@ -194,6 +207,27 @@ def comes_late(dataset: Dataset | IterableDataset) -> bool:
 def _takes_columns(function: Any) -> bool:
     """Return True for a reward function; a reward model, also PPO's with an encoder of its own, reads text alone."""
     return callable(function) and not isinstance(function, nn.Module) and not hasattr(function, "encoder")
+
+
+def check_call(function: Any, given: set[str], what: str) -> None:
+    """Raise for a reward function that TRL cannot call with the arguments `given`; `what` tells of the columns."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of some functions in C nobody knows it
+        return
+    name = getattr(function, "__name__", type(function).__name__)
+    by_name = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    if missing := [one.name for one in by_name if one.default is one.empty and one.name not in given]:
+        raise DataError(
+            f"The reward function {name} needs the argument {listed(missing)}, which is a column for TRL, and {what}. "
+            "Rename a column so (columns: in a recipe), or give the argument a default."
+        )
+    unknown = sorted(given - {one.name for one in by_name})
+    if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        raise ConfigError(
+            f"The reward function {name} takes no argument {listed(unknown)}, which TRL gives to all of them. Add "
+            "**kwargs to its arguments."
+        )
 
 
 def _other_kind(prompt: Any, first: Any) -> str:

@@ -97,16 +97,20 @@ def test_the_reason_names_the_column_or_what_the_rule_says():
     assert failed.why(Abstains()) == "the first such row says infra_error: no service"
 
 
+def values(rules, name, golds):
+    return [verdict.value for verdict in rules.verdicts_on_data(name, ["?"] * len(golds), {"answer": golds})]
+
+
 def test_whether_a_row_can_be_scored_does_not_depend_on_its_completion():
     rules = RuleSet([Answer(), Length(high=2)])
-    assert rules.num_scorable("answer", ["?"] * 3, {"answer": ["18", None, "unreadable"]}) == 1
+    assert values(rules, "answer", ["18", None, "unreadable"]) == [0.0, None, None]
     assert rules.take_tallies() == {}
 
 
 def test_a_row_that_is_undecided_for_every_answer_cannot_be_scored():
     rules = RuleSet([TextOnly()])
-    assert rules.num_scorable("text_only", ["?"] * 3, {"answer": ["a + ...", "5", "b + ..."]}) == 1
-    assert rules.num_scorable("text_only", ["?"] * 2, {"answer": ["a + ...", "b + ..."]}) == 0
+    assert values(rules, "text_only", ["a + ...", "5", "b + ..."]) == [None, 0.0, None]
+    assert values(rules, "text_only", ["a + ...", "b + ..."]) == [None, None]
 
 
 def test_an_ideal_that_raises_is_an_error_with_its_row():
@@ -115,7 +119,7 @@ def test_an_ideal_that_raises_is_an_error_with_its_row():
             raise KeyError("x")
 
     with pytest.raises(RuleError, match=r"ideal\(\) raised KeyError: 'x' \(row 0\)"):
-        RuleSet([Broken()]).num_scorable("broken", ["?"], {"answer": ["5"]})
+        values(RuleSet([Broken()]), "broken", ["5"])
 
 
 def test_on_unscored_is_error_or_warn():

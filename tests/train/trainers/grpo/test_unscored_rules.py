@@ -77,7 +77,12 @@ def train(tmp_path):
 def test_a_rule_that_hangs_for_all_rows_ends_the_run_by_its_name(rule, train):
     limits = Limits(cpu_s=0.05, wall_s=0.1, workers=4)
     with pytest.raises(RuleError, match=f"'{rule.name}'"):
-        train(rules(rule, limits=limits, on_unscored="warn"), rows_of(["w7"] * 40), per_device_train_batch_size=8, max_steps=4)
+        train(
+            rules(rule, limits=limits, on_unscored="warn"),
+            rows_of(["w7"] * 40),
+            per_device_train_batch_size=8,
+            max_steps=4,
+        )
 
 
 NULL = [None] * 8
@@ -103,7 +108,7 @@ def test_told_to_warn_the_run_goes_on_and_says_it_once(train, said):
 def test_a_gold_that_the_rule_cannot_read_in_any_row_is_an_error(kind, train):
     data = rows_of(["no number"] * 8)
     with pytest.raises(
-        DataError, match=r"'answer' scored none of the 4 .* gold_invalid: column 'answer'.*on_unscored"
+        DataError, match=r"'answer' can read the gold of none of the .* gold_invalid: column 'answer'.*on_unscored"
     ):
         train(RuleSet([Answer(), Length(high=2)]), data if kind is list else kind(data))
 

@@ -1,5 +1,6 @@
 """Forty kinds of bad data for GRPO and PPO: one sentence with row numbers, before a model is touched."""
 
+import datetime
 import random
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ from datasets import Dataset, Features, IterableDataset, Json, List, Value
 from tests import ppo_trainers, tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import Answer, Call
+from trl_ext.rewards import Answer, Call, Code, Math
 from trl_ext.trainers.rows.screen import suspects
 from trl_ext.trainers.rows.text import TextCheck
 
@@ -52,6 +53,14 @@ def broken_utf8():
 
 def stream(*prompts, good=0):
     return IterableDataset.from_generator(lambda: ({"prompt": p} for p in [GOOD] * good + list(prompts)))
+
+
+def needs_solution(completions, solution, **_):
+    return [0.0] * len(completions)
+
+
+def takes_completions_alone(completions):
+    return [0.0] * len(completions)
 
 
 ANSWER = [RuleSet([Answer()])]
@@ -120,6 +129,16 @@ BAD = {
         "remove_unused_columns=True drops the column 'answer'",
         {"rewards": ANSWER, "remove_unused_columns": True},
     ),
+    "a column that a function lacks": (
+        texts(),
+        "needs_solution needs the argument 'solution', which is a column for TRL, and train_dataset has 'prompt'",
+        {"rewards": [needs_solution]},
+    ),
+    "a function without **kwargs": (
+        rows(values=["1"] * 8),
+        "takes_completions_alone takes no argument 'answer', 'completion_ids', .*Add \\*\\*kwargs",
+        {"rewards": [takes_completions_alone]},
+    ),
     "no column": (texts().rename_column("prompt", "question"), "no column 'prompt'", {}),
     "no rows": (texts(good=0), "is empty", {}),
     "no gold": (texts(), "no column 'answer'", {"rewards": ANSWER}),
@@ -140,6 +159,55 @@ BAD_TOKENS = {
     "texts": (["w5", "w6"], "rows 0, 1 have no input_ids"),
     "special": ([[5, 6], [0, 2]], "row 1 has a prompt of special tokens only"),
 }
+
+
+# Golds that no completion can meet: the rule, and the column in every row.
+SUITE = Code(mode="asserts", tests="answer", entry_point="f", require="L0")
+UNREADABLE = {
+    "bool": (Answer(), True),
+    "dict": (Answer(), {"value": "18"}),
+    "bytes": (Answer(), b"18"),
+    "date": (Answer(), datetime.date(2026, 1, 2)),
+    "prose": (Answer(), "it depends"),
+    "blank": (Answer(), " "),
+    "list of nothing": (Answer(), []),
+    "broken LaTeX": (Math(), "\\frac{1}{"),
+    "broken tests": (SUITE, "assert ("),
+    "no tests": (SUITE, ""),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_golds_that_no_rule_can_read_are_told_before_the_model_is_touched(kind, tmp_path):
+    rule, gold = UNREADABLE[kind]
+    data = rows(values=[gold] * 8)
+    with pytest.raises(DataError, match=rf"'{rule.name}' can read the gold of none of the 8 rows") as caught:
+        grpo(tmp_path, data, rewards=[RuleSet([rule, Call(len, isolate=False)])], model=Untouched())
+    assert "gold_invalid: column 'answer'" in str(caught.value)
+    if kind in ("bool", "broken LaTeX"):
+        with pytest.raises(DataError, match="gold of none of the 8 rows"):
+            ppo_trainers.trainer(
+                "head", tmp_path / "out", data=data, rollout_func=None, reward_funcs=[RuleSet([rule])]
+            )
+
+
+def test_some_unreadable_golds_are_told_with_their_rows(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("trl_ext.trainers.rows.gold.logger.warning", said.append)
+    with pytest.raises(AttributeError, match="generation_config"):
+        grpo(tmp_path, rows(values=["1", "it depends", "2", "3"]), rewards=ANSWER, model=Untouched())
+    assert "cannot read the gold of 1 of the 4 rows that it was tried on (row 1): gold_invalid" in said[0]
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+def test_a_streams_unreadable_golds_are_told_before_they_are_answered(trainer, tmp_path, monkeypatch):
+    data = rows(values=["it depends"] * 8).to_iterable_dataset()
+    options = dict(data=data, reward_funcs=ANSWER, max_steps=1, packing=False)
+    subject = grpo(tmp_path, data, rewards=ANSWER) if trainer == "grpo" else None
+    subject = subject or ppo_trainers.trainer("head", tmp_path, **options)
+    monkeypatch.setattr(subject, "_generate", lambda *_: pytest.fail("it was answered"))
+    with pytest.raises(DataError, match="The first rows of the stream: rule 'answer' can read the gold of none"):
+        subject.train()
 
 
 def tokenizer(template):

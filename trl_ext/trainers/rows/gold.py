@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from trl_ext.errors import DataError, TrlExtError
+from trl_ext.rewards import RuleSet
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Rule, Verdict
 from trl_ext.rewards.scorer import gives_batches
@@ -42,7 +43,7 @@ def check_gold(dataset: Dataset, reward_funcs: Sequence[Any], role: str) -> None
         for rule in _rules_of(rules):
             for column in rule.columns:
                 _check_column(dataset, rule, column, role, is_fatal=_is_fatal(rules))
-            rows = rows_tried(rule, dataset)
+            rows = rows_tried(rule, dataset) if rule.columns else {}
             said = unread_golds(rules, rule, list(rows.values()))
             unread = [row for row, why in zip(rows, said, strict=False) if why]
             if unread and len(unread) == len(rows) and _is_fatal(rules):
@@ -110,10 +111,12 @@ def rows_tried(rule: Rule, dataset: Dataset) -> dict[int, dict[str, Any]]:
 
 def verdicts_on(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """Return the verdicts that tell which rows the rule can score; none where it raises, which a step will tell."""
-    rules = function if hasattr(function, "verdicts_on_data") else function.rules
-    columns = {name: [row[name] for row in rows] for name in rule.all_columns}
+    rules = next((one for one in (function, function.rules) if isinstance(one, RuleSet)), None)
+    if not rows or rules is None:
+        return []
+    columns = {name: [row.get(name) for row in rows] for name in rule.all_columns}
     try:
-        return list(rules.verdicts_on_data(rule.name, [row.get("prompt") for row in rows], columns)) if rows else []
+        return rules.verdicts_on_data(rule.name, [row.get("prompt") for row in rows], columns)
     except TrlExtError:
         return []
 
@@ -123,7 +126,7 @@ def unread_golds(function: Any, rule: Rule, rows: Sequence[Mapping[str, Any]]) -
 
     No row is asked about of rules that read no column, cost money or load a model.
     """
-    if not rule.columns or rule.is_async or gives_batches(rule):
+    if not rule.columns or rule.is_async or (gives_batches(rule) and not rule.judges_correctness):
         return []
     said = ((verdict.status, verdict.detail) for verdict in verdicts_on(function, rule, rows))
     return [f"{status}: {detail}" if status in _UNREAD else "" for status, detail in said]
@@ -134,7 +137,7 @@ def _is_fatal(function: Any) -> bool:
 
 
 def _is_for(rule: Rule, row: Mapping[str, Any]) -> bool:
-    return applies(rule.when, row) and not any(is_null(row[name]) for name in rule.columns)
+    return applies(rule.when, row) and not any(is_null(row.get(name)) for name in rule.columns)
 
 
 def _rules_of(function: Any) -> Iterator[Rule]:

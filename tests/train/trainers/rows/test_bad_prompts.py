@@ -162,7 +162,7 @@ BAD_TOKENS = {
 
 
 # Golds that no completion can meet: the rule, and the column in every row.
-SUITE = Code(mode="asserts", tests="answer", entry_point="f", require="L0")
+SUITE = Code(mode="asserts", tests="answer", require="L0")
 UNREADABLE = {
     "bool": (Answer(), True),
     "dict": (Answer(), {"value": "18"}),

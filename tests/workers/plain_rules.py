@@ -45,6 +45,15 @@ class Sleepy(Rule):
         return Verdict(1.0)
 
 
+@dataclass(frozen=True)
+class Dormant(Rule):
+    """Sleeps for an hour, whatever it is to judge."""
+
+    def score(self, row):
+        time.sleep(3600)
+        return Verdict(1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Begun(Rule):
     """Makes the file that the text names, and sleeps until it is stopped."""

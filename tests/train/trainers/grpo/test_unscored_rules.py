@@ -2,13 +2,13 @@
 
 import asyncio
 import math
-import time
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 
 from tests import ppo_trainers, tiny
+from tests.workers.plain_rules import Dormant
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards import Answer, AsyncRule, Length, Limits, Row, Rule, Verdict
@@ -22,12 +22,6 @@ class Abstains(Rule):
 
     def score(self, row: Row) -> Verdict:
         return Verdict(None, "infra_error", "no service")
-
-
-class Sleeps(Rule):
-    def score(self, row: Row) -> Verdict:
-        time.sleep(3600)
-        return Verdict(1.0)
 
 
 class Waits(AsyncRule):
@@ -73,7 +67,7 @@ def train(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("rule", [Sleeps(), Waits(timeout_s=0.01, retries=0)], ids=["worker", "awaited"])
+@pytest.mark.parametrize("rule", [Dormant(), Waits(timeout_s=0.01, retries=0)], ids=["worker", "awaited"])
 def test_a_rule_that_hangs_for_all_rows_ends_the_run_by_its_name(rule, train):
     limits = Limits(cpu_s=0.05, wall_s=0.1, workers=4)
     with pytest.raises(RuleError, match=f"'{rule.name}'"):

@@ -202,7 +202,7 @@ def test_some_unreadable_golds_are_told_with_their_rows(tmp_path, monkeypatch):
 @pytest.mark.parametrize("trainer", ["grpo", "ppo"])
 def test_a_streams_unreadable_golds_are_told_before_they_are_answered(trainer, tmp_path, monkeypatch):
     data = rows(values=["it depends"] * 8).to_iterable_dataset()
-    options = dict(data=data, reward_funcs=ANSWER, max_steps=1, packing=False)
+    options = dict(data=data, reward_funcs=ANSWER, max_steps=1, packing=False, rollout_func=None)
     subject = grpo(tmp_path, data, rewards=ANSWER) if trainer == "grpo" else None
     subject = subject or ppo_trainers.trainer("head", tmp_path, **options)
     monkeypatch.setattr(subject, "_generate", lambda *_: pytest.fail("it was answered"))

@@ -88,7 +88,7 @@ class RewardServer(ThreadingHTTPServer):
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"Nothing can listen at {host} port {port}: {error}. Give another --port.") from error
-        is_local = ipaddress.ip_address(self.server_address[0]).is_loopback
+        is_local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
         self.names = {*LOCAL_NAMES, host.lower()} if is_local else None  # Elsewhere the token keeps pages out.
         if not is_local and not token:
             self.server_close()

@@ -56,23 +56,24 @@ def trainer(kind: str, library: Any = trl_ext, **changes: Any) -> Any:
     Args:
         kind: One of KINDS.
         library: trl_ext, or trl for a run of TRL's own.
-        changes: Of the settings; `model`, `reward_model`, `rules`, `rows`, `processing_class` and
+        changes: Of the settings; `model`, `reward_model`, `rules`, `rows`, `eval_dataset`, `processing_class` and
             `peft_config` are the trainer's arguments.
     """
-    model = changes.pop("model", None)
+    model, held_out = changes.pop("model", None), {"eval_dataset": changes.pop("eval_dataset", None)}
     tokenizer = changes.pop("processing_class", None) or tiny.tokenizer()
     if kind == "reward":
         given = {"train_dataset": changes.pop("rows", None) or pairs(), "processing_class": tokenizer}
         if "peft_config" in changes:
             given["peft_config"] = changes.pop("peft_config")
         args = library.RewardConfig(OUTPUT_DIR, **COMMON | changes)
-        return library.RewardTrainer(model or classifier(3), args, **given)
+        return library.RewardTrainer(model or classifier(3), args, **given, **held_out)
     rows = changes.pop("rows", None) or prompts(8 if kind == "grpo" else 16)
     if kind == "grpo":
         rules = changes.pop("rules", None) or [length_rules(), reward]
         given = {"peft_config": changes.pop("peft_config")} if "peft_config" in changes else {}
         args = library.GRPOConfig(OUTPUT_DIR, **COMMON | GRPO | changes)
-        return library.GRPOTrainer(model or saved_actor(), rules, args, rows, processing_class=tokenizer, **given)
+        given |= {"processing_class": tokenizer} | held_out
+        return library.GRPOTrainer(model or saved_actor(), rules, args, rows, **given)
     critic = kind.removeprefix("ppo_")
     given = {"reward_funcs": changes.pop("rules", reward)}
     if critic == "adapter":
@@ -80,7 +81,7 @@ def trainer(kind: str, library: Any = trl_ext, **changes: Any) -> Any:
     if critic == "separate":
         given["value_model"] = classifier(5)
     rewarding = changes.pop("reward_model", None) or classifier(9)
-    given |= dict(reward_model=rewarding, reward_processing_classes=tiny.tokenizer(), train_dataset=rows)
+    given |= dict(reward_model=rewarding, reward_processing_classes=tiny.tokenizer(), train_dataset=rows) | held_out
     args = library.PPOConfig(OUTPUT_DIR, critic=critic, **COMMON | PPO | changes)
     return stir(library.PPOTrainer(args, tokenizer, model or actor(), **given))
 

@@ -95,6 +95,22 @@ SEAMS = (
         "made once, before accelerate prepares: PPO's critic gets a factor of its own",
     ),
     Seam("transformers:Trainer._clip_grad_norm", ("model",), "clips all at one norm: PPO's critic may have its own"),
+    Seam(
+        "transformers:Trainer._init_training_state",
+        (
+            "max_steps",
+            "num_update_steps_per_epoch",
+            "num_train_epochs",
+            "resume_from_checkpoint",
+            "trial",
+        ),
+        "returns the epochs and the micro-batches to leave out; of a stream ours, from the state's epoch and max_steps",
+    ),
+    Seam(
+        "trl.trainer.callbacks:SyncRefModelCallback.sync_target_model",
+        ("model", "target_model", "alpha"),
+        "moves the parameters of the reference, and nothing else: checkpoints hold them",
+    ),
     Seam("transformers:Trainer._run_epoch", (), "called once an epoch, and not at all when no step is left"),
     Seam("transformers:Trainer._get_output_dir", ("trial",), "names the folder beside, while a checkpoint is written"),
     Seam("transformers:Trainer._push_from_checkpoint", ("checkpoint_folder",), "called when a checkpoint is whole"),

@@ -3,10 +3,13 @@
 All processes look, each reads a part of the files, and all come to the same end with the same sentence.
 """
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
@@ -96,6 +99,18 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any]) -> None:
         )
     if trainer.args.process_index == 0:
         _tell_restored(old["restored"], run["restored"])
+
+
+def position_in_stream(checkpoint: str) -> tuple[int, int]:
+    """Return how often a run had gone through its stream at a checkpoint, and the optimizer steps since.
+
+    transformers counts `max_steps` steps as one epoch of a stream, and one more epoch whenever the stream begins anew:
+    the whole part of the state's epoch is the times, and the rest the steps, of which there is one at least.
+    """
+    state = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME)))
+    epoch = state.epoch or 0.0
+    times = max(math.ceil(epoch) - 1, 0)
+    return times, round((epoch - times) * state.max_steps)
 
 
 _TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTrainer"}

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.checkpoints.best import check_best_metric, unknown_metric
@@ -15,7 +15,7 @@ from trl_ext.trainers.checkpoints.fingerprint import fingerprint
 from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
-from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint
+from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint, position_in_stream
 from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded
 from trl_ext.trainers.checkpoints.secrets import guard_tokens
 
@@ -78,6 +78,26 @@ class WholeCheckpoints(Trainer):
             return super()._determine_best_metric(metrics, trial)
         except KeyError as error:
             raise unknown_metric(str(self.args.metric_for_best_model), metrics) from error
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Overrides transformers.Trainer._init_training_state: a stream goes on where it stood.
+
+        transformers takes a stream for endless, and would leave out more rows than were trained since its beginning.
+        """
+        found: tuple[int, int] = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if not self.state.global_step or has_length(self.train_dataset):
+            return found
+        times, steps = position_in_stream(str(resume_from_checkpoint))
+        return times, 0 if self.args.ignore_data_skip else steps * self.args.gradient_accumulation_steps
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         """Overrides transformers.Trainer._run_epoch: a run that has taken all its steps takes no more.

@@ -25,6 +25,7 @@ from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
 from trl_ext.packing.step_plan import num_tokens
+from trl_ext.trainers.checkpoints import moving_reference
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
@@ -97,6 +98,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         check_launch(args)
         check_settings(args)
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
+        moving_reference.check_moving(args, model, kwargs.get("peft_config"))
         self.given_rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
@@ -396,7 +398,9 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         return EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_own_state(self, folder: str) -> None:
-        """Adds rules, and rollouts that are not used up."""
+        """Adds rules, rollouts that are not used up, and a reference that moves."""
+        if self.args.sync_ref_model:
+            moving_reference.save(self._models()[-1], folder, is_writer=self.args.should_save)
         assert self.args.steps_per_generation is not None  # set by TRL's config
         are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         rollouts = self._buffered_inputs if are_waiting else None
@@ -404,12 +408,20 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         if self.args.should_save:
             save_state(self.reward_funcs, folder)
 
+    def _check_checkpoint(self, folder: str) -> None:
+        """Raises ConfigError for a checkpoint that lacks the reference that moves."""
+        if self.args.sync_ref_model:
+            moving_reference.check_saved(folder)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules and rollouts go on from their state, too."""
+        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules, rollouts and a moving reference go on from
+        their state, too."""
         super()._load_optimizer_and_scheduler(checkpoint)
         self._update.restart()
         if checkpoint is None:
             return
+        if self.args.sync_ref_model:
+            moving_reference.load(self._models()[-1], checkpoint)
         load_state(self.reward_funcs, checkpoint)
         self._shares.resume(self.state.log_history)
         state = load_rollouts(checkpoint, self.args.process_index, self.args.world_size, self.accelerator.device)

@@ -9,6 +9,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from tests import ppo_trainers, reward_trainers, tiny
+from tests.faults import forks, jobs
 from tests.ppo_trainers import trained_weights
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError
@@ -220,3 +221,55 @@ def test_operational_settings_are_free(run, folder):
     changes = dict(logging_steps=2, save_steps=2, packing=False, save_total_limit=3, run_name="other")
     again = resumed(folder, **changes)
     assert all(torch.allclose(w, run[1][n], atol=1e-6) for n, w in trained_weights(again).items())
+
+
+# What moves outside the policy ---------------------------------------------------------------------------------------
+
+MOVING = dict(sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=0.5)
+# Trainers and settings. A stream begins anew after step 4.
+MOVES = {
+    "the reference": ("grpo", lambda: MOVING),
+    "a stream of prompts": ("grpo", lambda: dict(rows=ppo_trainers.prompts(6).to_iterable_dataset())),
+    "a stream of pairs": ("reward", lambda: dict(rows=jobs.pairs().select(range(34)).to_iterable_dataset())),
+    "a stream of prompts of PPO": ("ppo_head", lambda: dict(rows=ppo_trainers.prompts(16).to_iterable_dataset())),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_what_moves_outside_the_policy_goes_on_where_it_stood(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kind, settings = MOVES[name]
+    whole = forks.run(jobs.trainer(kind, save_steps=5, **settings()))
+    again = forks.resume(jobs.trainer(kind, save_strategy="no", **settings()), "out/checkpoint-5")
+    assert jobs.differences(whole, again) == []
+
+
+def test_the_epoch_of_a_stream_is_counted_from_its_beginnings_when_max_steps_has_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = lambda: jobs.pairs().select(range(32)).to_iterable_dataset()  # noqa: E731
+    jobs.trainer("reward", rows=rows(), max_steps=10, save_steps=5).train()
+    again = jobs.trainer("reward", rows=rows(), max_steps=20, save_strategy="no", logging_steps=1)
+    again.train(resume_from_checkpoint="out/checkpoint-5")
+    epochs = [log["epoch"] for log in again.state.log_history if "loss" in log and log["step"] > 5]
+    # The steps of a pass by max_steps: three more of the second pass, then four a pass.
+    assert [round(epoch, 4) for epoch in epochs[:8]] == [1.1, 1.15, 1.2, 2.05, 2.1, 2.15, 2.2, 3.05]
+
+
+def test_a_checkpoint_without_the_moved_reference_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jobs.trainer("grpo", max_steps=1).train()
+    with pytest.raises(
+        ConfigError, match=r"checkpoint-1 has no reference.safetensors, from which sync_ref_model=True"
+    ):
+        jobs.trainer("grpo", **MOVING).train(resume_from_checkpoint=True)
+
+
+def test_a_reference_that_cannot_move_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"with adapters the reference is the model without them, which stays"):
+        jobs.trainer("grpo", peft_config=LoraConfig(**ppo_trainers.LORA), **MOVING)
+    with pytest.raises(ConfigError, match=r"has no effect with beta=0"):
+        jobs.trainer("grpo", **MOVING | {"beta": 0.0})
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match=r"FSDP1 flattens them"):
+        jobs.trainer("grpo", **MOVING)

@@ -1,0 +1,88 @@
+"""A reference that moves with the policy (`sync_ref_model`): what it has become is kept by checkpoints alone."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import is_peft_model
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from trl_ext.errors import ConfigError
+
+_FILE = "reference.safetensors"
+
+
+def check_moving(args: Any, model: Any, peft_config: Any) -> None:
+    """Raise ConfigError where no reference can move, or where no checkpoint could hold it.
+
+    Args:
+        args: GRPOConfig.
+        model: The policy, or its path.
+        peft_config: With which adapters are added to it; None for none.
+    """
+    if not args.sync_ref_model:
+        return
+    if args.beta == 0:
+        raise ConfigError("sync_ref_model=True has no effect with beta=0, which needs no reference. Leave one out.")
+    if peft_config is not None or (not isinstance(model, str) and is_peft_model(model)):
+        raise ConfigError(
+            "sync_ref_model=True moves a reference of its own; with adapters the reference is the model without them, "
+            "which stays. Leave sync_ref_model out, or train all weights."
+        )
+    launched = os.environ.get("FSDP_VERSION", "1") if os.environ.get("ACCELERATE_USE_FSDP") == "true" else None
+    if str(args.fsdp_plugin_args["fsdp_version"] if args.fsdp else launched) == "1":
+        raise ConfigError(
+            "sync_ref_model=True needs the reference's weights in every checkpoint, and FSDP1 flattens them. Launch "
+            "with fsdp_version: 2, or with --config_file zero3."
+        )
+
+
+def check_saved(checkpoint: str) -> None:
+    """Raise ConfigError for a checkpoint without the reference; one that is not there is another's to refuse."""
+    if Path(checkpoint).is_dir() and not Path(checkpoint, _FILE).is_file():
+        raise ConfigError(
+            f"{checkpoint} has no {_FILE}, from which sync_ref_model=True goes on: TRL's, earlier versions and "
+            "runs without it save none. Give the folder as the model of a new run."
+        )
+
+
+def save(model: nn.Module, folder: str, *, is_writer: bool) -> None:
+    """Write the reference's weights, whole. Collective where they are divided over processes."""
+    weights = {}
+    for name, parameter in model.named_parameters():
+        with _gathered(parameter):
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if is_writer:
+                weights[name] = whole.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if is_writer:
+        save_file(weights, Path(folder) / _FILE)
+
+
+def load(model: nn.Module, checkpoint: str) -> None:
+    """Put the weights that `save` wrote into the reference. Collective as there; every process reads the file."""
+    with safe_open(Path(checkpoint) / _FILE, "pt") as file, torch.no_grad():
+        for name, parameter in model.named_parameters():
+            saved = file.get_tensor(name)
+            if isinstance(parameter, DTensor):
+                mesh = parameter.device_mesh
+                saved = distribute_tensor(saved.to(parameter.device), mesh, parameter.placements)
+            with _gathered(parameter):
+                parameter.copy_(saved)
+
+
+@contextmanager
+def _gathered(parameter: nn.Parameter) -> Iterator[None]:
+    """Bring a parameter that ZeRO-3 has divided to every process while the block runs; keep what it became."""
+    if not hasattr(parameter, "ds_id"):
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        yield

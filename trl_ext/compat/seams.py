@@ -104,7 +104,7 @@ SEAMS = (
             "resume_from_checkpoint",
             "trial",
         ),
-        "returns the epochs and the micro-batches to leave out; of a stream ours, from the state's epoch and max_steps",
+        "returns the epochs and micro-batches to leave out; of a stream ours, by the state's epoch and max_steps",
     ),
     Seam(
         "trl.trainer.callbacks:SyncRefModelCallback.sync_target_model",

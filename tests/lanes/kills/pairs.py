@@ -22,6 +22,7 @@ from tests.lanes.kills import settings
 from trl_ext.errors import TrlExtError
 
 FILE = "pairs.json"
+_MANY = 20  # values of a setting that are tried by themselves first
 NUM_RESUMED = 2  # a row, from steps that change from row to row
 _REFUSALS = (TrlExtError, ValueError, TypeError, OSError, ImportError, NotImplementedError, AssertionError)
 
@@ -49,6 +50,14 @@ class Found:
     broken: dict[str, str] = field(default_factory=dict)
     different: dict[str, list[str]] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def summary(self, kind: str) -> str:
+        """Return what was found, in a line."""
+        return (
+            f"{kind}: {self.covered} of {self.num_pairs} pairs covered, {self.num_runs} runs, {len(self.refused)} "
+            f"refused, {len(self.broken)} ended before they were stopped, {len(self.different)} silent differences, "
+            f"{self.seconds / 60:.0f} minutes"
+        )
 
 
 def attempt(kind: str, row: dict[str, Any], folder: Path, number: int, **more: Any) -> dict[str, Any]:
@@ -168,16 +177,17 @@ class Search:
         self._began_s = time.monotonic()
 
     def run(self) -> None:
-        """Run each value alone for two steps, then rows with all pairs of those that ran."""
+        """Run rows that have all pairs of values between them, and a few values by themselves."""
         values = {}
         # In a fork: a config that is made sets variables of its process.
-        found = in_fork(self.folder / "values", lambda: settings.values_of(self.kind)).well()
-        for name, others in found.items():
-            is_alone = name in settings.ALONE
-            ran = [value for value in others if self._take({name: value}, **({} if is_alone else {"max_steps": 2}))]
-            if ran and not is_alone:
-                values[name] = ran
-        self.found.num_runs = 0
+        named = in_fork(self.folder / "values", lambda: settings.values_of(self.kind)).well()
+        for name, others in named.items():
+            if name in settings.ALONE:
+                self._run_alone(name, others)
+            elif len(others) > _MANY:  # of which most lack a package
+                others = self._run_alone(name, others, max_steps=2)
+            if others and name not in settings.ALONE:
+                values[name] = others
         pairs = Pairs(values, random.Random(self.kind))
         while pairs.left:
             row = pairs.row()
@@ -190,6 +200,16 @@ class Search:
             print(f"{len(pairs.left)} pairs left after {self.found.num_runs} runs", flush=True)
         self._write()
 
+    def _run_alone(self, name: str, values: list[Any], **more: Any) -> list[Any]:
+        """Return the values with which a run comes to its end and is resumed, the others being the job's."""
+        ran = []
+        for value in values:
+            if self._take({name: value}, **more):
+                ran.append(value)
+            else:
+                self._note({name: value}, self._reason)
+        return ran
+
     def _attempt(self, row: dict[str, Any], **more: Any) -> dict[str, Any]:
         self._tries += 1
         given = {name: value for name, value in row.items() if value is not None}
@@ -201,8 +221,6 @@ class Search:
         short = {name: value for name, value in row.items() if value is not None}
         if "different" not in result:
             self._reason = result
-            if len(short) == 1:
-                self._note(short, result)
             return False
         self.found.num_runs += 1
         for step, differences in result["different"].items():

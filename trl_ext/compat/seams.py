@@ -97,14 +97,8 @@ SEAMS = (
     Seam("transformers:Trainer._clip_grad_norm", ("model",), "clips all at one norm: PPO's critic may have its own"),
     Seam(
         "transformers:Trainer._init_training_state",
-        (
-            "max_steps",
-            "num_update_steps_per_epoch",
-            "num_train_epochs",
-            "resume_from_checkpoint",
-            "trial",
-        ),
-        "returns the epochs and micro-batches to leave out; of a stream ours, by the state's epoch and max_steps",
+        ("max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial"),
+        "given by place; returns epochs and micro-batches to leave out: of a stream, ours",
     ),
     Seam(
         "trl.trainer.callbacks:SyncRefModelCallback.sync_target_model",

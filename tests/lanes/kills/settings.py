@@ -27,14 +27,12 @@ COMPANIONS = {
     ("lr_scheduler_type", "warmup_stable_decay"): dict(lr_scheduler_kwargs={"num_decay_steps": 4}),
 }
 # Run alone and not in pairs, and why.
-ALONE = {
-    "torch_compile": "compiles for a minute a run",
-    "skip_memory_metrics": "has a thread that spins",
-}
+ALONE = {"skip_memory_metrics": "has a thread that spins"}
 # Values that no run resumes with, and why.
 NOT_RUN = {
     ("ignore_data_skip", True): "asks for other rows after resuming",
     ("save_strategy", "no"): "saves nothing",
+    ("torch_compile", True): "compiles for minutes on a CPU",
 }
 # What is given to the trainer beside its config: a stream instead of rows, and adapters.
 STREAM, LORA = "<a stream>", "<LoRA>"

@@ -1,8 +1,7 @@
 """A reference that moves with the policy (`sync_ref_model`): what it has become is kept by checkpoints alone."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +69,15 @@ def load(model: nn.Module, checkpoint: str) -> None:
         for name, parameter in model.named_parameters():
             saved = file.get_tensor(name)
             if isinstance(parameter, DTensor):
-                mesh = parameter.device_mesh
-                saved = distribute_tensor(saved.to(parameter.device), mesh, parameter.placements)
+                saved = distribute_tensor(saved.to(parameter.device), parameter.device_mesh, parameter.placements)
             with _gathered(parameter):
                 parameter.copy_(saved)
 
 
-@contextmanager
-def _gathered(parameter: nn.Parameter) -> Iterator[None]:
-    """Bring a parameter that ZeRO-3 has divided to every process while the block runs; keep what it became."""
+def _gathered(parameter: nn.Parameter) -> AbstractContextManager[Any]:
+    """Bring a parameter that ZeRO-3 has divided to every process within the context; keep what it became there."""
     if not hasattr(parameter, "ds_id"):
-        yield
-        return
+        return nullcontext()
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        yield
+    return deepspeed.zero.GatheredParameters([parameter], modifier_rank=0)

@@ -79,24 +79,15 @@ class WholeCheckpoints(Trainer):
         except KeyError as error:
             raise unknown_metric(str(self.args.metric_for_best_model), metrics) from error
 
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: str | None,
-        trial: Any,
-    ) -> tuple[int, int]:
+    def _init_training_state(self, *args: Any, **options: Any) -> tuple[int, int]:
         """Overrides transformers.Trainer._init_training_state: a stream goes on where it stood.
 
         transformers takes a stream for endless, and would leave out more rows than were trained since its beginning.
         """
-        found: tuple[int, int] = super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
+        found: tuple[int, int] = super()._init_training_state(*args, **options)
         if not self.state.global_step or has_length(self.train_dataset):
             return found
-        times, steps = position_in_stream(str(resume_from_checkpoint))
+        times, steps = position_in_stream(args[3])
         return times, 0 if self.args.ignore_data_skip else steps * self.args.gradient_accumulation_steps
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:

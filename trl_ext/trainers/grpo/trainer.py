@@ -414,8 +414,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             moving_reference.check_saved(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules, rollouts and a moving reference go on from
-        their state, too."""
+        """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules, rollouts, reference go on as well."""
         super()._load_optimizer_and_scheduler(checkpoint)
         self._update.restart()
         if checkpoint is None:

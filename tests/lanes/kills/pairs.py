@@ -60,7 +60,9 @@ class Found:
         )
 
 
-def attempt(kind: str, row: dict[str, Any], folder: Path, number: int, **more: Any) -> dict[str, Any]:
+def attempt(
+    kind: str, row: dict[str, Any], folder: Path, number: int, *, is_built_only: bool = False, **more: Any
+) -> dict[str, Any]:
     """Train with the settings of a row, and resume; return "refused", "broken" or "different", by step.
 
     Args:
@@ -68,6 +70,7 @@ def attempt(kind: str, row: dict[str, Any], folder: Path, number: int, **more: A
         row: Values by name.
         folder: A new one; removed afterwards.
         number: Of the row: it chooses the steps.
+        is_built_only: Only build the trainer.
         more: Settings of the attempt.
     """
 
@@ -75,7 +78,9 @@ def attempt(kind: str, row: dict[str, Any], folder: Path, number: int, **more: A
         try:
             trainer = settings.trainer(kind, row, **more)
         except _REFUSALS as error:
-            return {"refused": f"{type(error).__name__}: {error}"}
+            return {"refused": f"{type(error).__name__}: {error}", "when": "built"}
+        if is_built_only:
+            return {"different": {}}
         whole = in_fork(folder / "whole", lambda: forks.run(trainer))
         if whole.result is None:
             return _ended(whole)
@@ -238,14 +243,15 @@ class Search:
         sentence = str(self._reason)
         left = {name: value for name, value in row.items() if value is not None}
         named = {name: value for name, value in left.items() if name in sentence}
-        if 0 < len(named) < len(left) and "different" not in self._attempt(named, max_steps=2):
-            left = named
+        how = {"is_built_only": True} if "when" in self._reason else {"max_steps": 2}
+        if 0 < len(named) < len(left) and "different" not in (result := self._attempt(named, **how)):
+            left, self._reason = named, result
         size = len(left) // 2
         while size:
             names = list(left)
             for start in range(0, len(names), size):
                 fewer = {n: left[n] for n in left if n not in names[start : start + size]}
-                if fewer and "different" not in (result := self._attempt(fewer, max_steps=2)):
+                if fewer and "different" not in (result := self._attempt(fewer, **how)):
                     left, self._reason = fewer, result
             size //= 2
         self._note(left, self._reason)

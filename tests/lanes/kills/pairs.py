@@ -81,6 +81,8 @@ def attempt(
             return {"refused": f"{type(error).__name__}: {error}", "when": "built"}
         if is_built_only:
             return {"different": {}}
+        logs = Path(OUTPUT_DIR, "completions")  # made where the trainer is built
+        (folder / "whole" / logs).mkdir(parents=True)
         whole = in_fork(folder / "whole", lambda: forks.run(trainer))
         if whole.result is None:
             return _ended(whole)
@@ -89,6 +91,7 @@ def attempt(
         different = {}
         for step in _chosen(steps, number):
             own = folder / f"from_{step}"
+            (own / logs).mkdir(parents=True)
             for earlier in [one for one in steps if one <= step]:
                 name = Path(OUTPUT_DIR, f"checkpoint-{earlier}")
                 shutil.copytree(folder / "whole" / name, own / name)

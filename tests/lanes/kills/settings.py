@@ -18,7 +18,7 @@ GRPO_TOO = dict(num_generations_eval=2)
 # What a setting needs beside it to do something in a run of eight steps.
 COMPANIONS = {
     ("load_best_model_at_end", True): dict(eval_steps=1),
-    ("save_strategy", "best"): dict(eval_steps=1),
+    ("save_strategy", "best"): dict(eval_steps=1, metric_for_best_model="loss"),
     ("sync_ref_model", True): dict(ref_model_sync_steps=2, ref_model_mixup_alpha=0.5),
     ("dataloader_persistent_workers", True): dict(dataloader_num_workers=1),
     ("dataloader_multiprocessing_context", "fork"): dict(dataloader_num_workers=1),

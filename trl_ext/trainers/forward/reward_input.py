@@ -157,7 +157,7 @@ class RewardEncoder:
         self._policy_tokenizer = policy_tokenizer or tokenizer
         self._stop_ids = stop_ids or (lambda: [tokenizer.eos_token_id])
         self._suffix = _suffix(tokenizer)
-        self._reads_policy_tokens = _same_tokens(tokenizer, self._policy_tokenizer)
+        self._reads_policy_tokens = _reads_tokens_of(tokenizer, self._policy_tokenizer)
         self._said: set[str] = set()
         if eos != "auto" or not self._appends or self._eos_token_id is None:
             self._said.add("assumed")
@@ -374,8 +374,10 @@ def _suffix(tokenizer: Any) -> list[int]:
     return whole[next(starts, 0) + len(bare) :]
 
 
-def _same_tokens(a: Any, b: Any) -> bool:
-    return a is b or (len(a) == len(b) and a.get_vocab() == b.get_vocab())
+def _reads_tokens_of(reader: Any, policy: Any) -> bool:
+    read, written = reader.get_vocab(), policy.get_vocab()
+    # A pad token that the policy's has added stands in no text.
+    return bool(read.items() <= written.items() and written.keys() - read.keys() <= {policy.pad_token})
 
 
 def _hashed(template: Any) -> str | None:

@@ -73,6 +73,7 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
     model.add_module(NAME, run_in_fp32(head))
     model.role_heads = {CRITIC: NAME}
     model.roles = roles
+    model.values_train_head_alone = False  # True: values have no gradient in the actor's weights
     model.forward_actor = model.forward
 
     # `generate` validates its arguments against the signature.
@@ -87,7 +88,8 @@ def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = 
         with calls_of(self.base_model) as seen:
             outputs = self.forward_actor(*args, **kwargs)
         _, hidden = seen[-1]
-        return ActorOutput(**outputs, token_values=getattr(self, NAME)(hidden[0]))
+        states = hidden[0].detach() if self.values_train_head_alone else hidden[0]
+        return ActorOutput(**outputs, token_values=getattr(self, NAME)(states))
 
     model.forward = MethodType(forward, model)
     return head

@@ -77,6 +77,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     args: TRLGRPOConfig
     memory_kind = "grpo"
+    _kl_is_in_loss = True  # where beta is not 0
     _takes_turns = False  # a reward function may give each turn of a completion its own reward
     _guarded: Sequence[Any] = ()  # the reward functions of the rewards that were computed last
 
@@ -157,13 +158,18 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
                 f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why}. "
                 "Leave one of the two out."
             )
-        why = self._why_zero_advantage_counts() if self.memory_kind == "grpo" else ""  # PPOConfig refuses it itself
+        why = self._why_zero_advantage_counts()
         if getattr(args, "skip_zero_advantage", None) and why:
             raise ConfigError(f"skip_zero_advantage=True would change the gradient: {why}. Remove it.")
 
     def _why_zero_advantage_counts(self) -> str:
-        """Return why a row of zero advantage has a gradient all the same; "" if it has none."""
-        return f"beta={self.beta} adds a KL penalty to every row" if self.beta else self._update.why_whole
+        """Return why a row of zero advantage has a gradient all the same; "" if it has none.
+
+        A subclass adds reasons in front of these.
+        """
+        if self.beta and self._kl_is_in_loss:
+            return f"beta={self.beta} adds a KL penalty to every row"
+        return self._update.why_whole
 
     def _add_models(self) -> None:
         """Add models that a subclass trains or asks beside TRL's; called before packing is tried."""

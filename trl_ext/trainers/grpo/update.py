@@ -178,10 +178,19 @@ class StepUpdate:
         self._trainer = trainer
         self._skips = skips
         self._has_warned = False
+        self._num_kept: int | None = None  # rows of the step so far; None where none may be left out
         self.restart()
 
     def restart(self) -> None:
-        """The next micro-step is the first of an optimizer step."""
+        """The next micro-step is the first of an optimizer step; say once that the last had nothing to learn from."""
+        if self._num_kept == 0 and not self._has_warned and self._trainer.accelerator.is_main_process:
+            self._has_warned = True
+            logger.warning(
+                "No completion of this step has an advantage: in every group all rewards are equal, or completions "
+                "were masked. The step has no gradient, which is said only once; the metric frac_reward_zero_std "
+                "counts groups of equal rewards."
+            )
+        self._num_kept = None
         self._done = 0
         self._micro_steps: list[Sequence[Any]] = []
 
@@ -303,18 +312,11 @@ class StepUpdate:
             self._trainer._tokens.add(0, times * raw, times * padded)
 
     def _tell(self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], skips: bool) -> None:
-        """Note which share of the rows is left out, and say once that a step has nothing to learn from."""
-        trainer = self._trainer
-        if not skips:
-            return
-        trainer._step_stats.append(SkippedRows(len(sizes) - len(kept), len(sizes), _tokens_without(rollouts)))
-        if kept or self._has_warned or not trainer.accelerator.is_main_process:
-            return
-        self._has_warned = True
-        logger.warning(
-            "No completion of this step has an advantage: in every group all rewards are equal. The step has no "
-            "gradient, which is said only once; the metric frac_reward_zero_std counts such groups."
-        )
+        """Note which share of the rows is left out, and how many are not."""
+        if skips:
+            skipped = SkippedRows(len(sizes) - len(kept), len(sizes), _tokens_without(rollouts))
+            self._trainer._step_stats.append(skipped)
+            self._num_kept = (self._num_kept or 0) + len(kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class PPOConfig(GRPOConfig):
         default="reward",
         metadata={
             "help": "Where the KL stands. reward: at every token, as in PPO and RLOO. loss: beside the policy loss, "
-            "as in GRPO; with kl_estimator k2 or k3."
+            "as in GRPO; with kl_estimator k2 or k3; a mean over the tokens of the step, whatever loss_type says."
         },
     )
     kl_target: float | None = field(
@@ -165,7 +165,7 @@ class PPOConfig(GRPOConfig):
     )
     critic_warmup_steps: int = field(
         default=0,
-        metadata={"help": "Optimizer steps at the start in which the critic alone learns and the actor stands still."},
+        metadata={"help": "Optimizer steps at the start in which the critic alone learns: actor and Adam wait."},
     )
     critic_warmup_data: str | None = field(
         default=None,

@@ -200,10 +200,15 @@ def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> No
             "other text. Start the critic from the actor's own base model, or from a reward model of it."
         )
     if (Path(name) / "tokenizer.json").is_file():
-        if AutoTokenizer.from_pretrained(name).get_vocab() != tokenizer.get_vocab():
+        read = {number: token for token, number in AutoTokenizer.from_pretrained(name).get_vocab().items()}
+        written = {number: token for token, number in tokenizer.get_vocab().items()}
+        # The actor's tokenizer may have added some, such as a pad token.
+        other = min((number for number in read if read[number] != written.get(number)), default=None)
+        if other is not None:
             raise ConfigError(
-                f"The tokenizer of value_model {name} has other tokens than the actor's. Start the critic from the "
-                "actor's own base model, or from a reward model of it."
+                f"The tokenizer of value_model {name} has other tokens than the actor's: {other} is {read[other]!r} "
+                f"there and {written.get(other)!r} here. Start the critic from the actor's own base model, or from a "
+                "reward model of it."
             )
 
 

@@ -75,6 +75,8 @@ class PPOTargets:
             Metrics over all ranks.
         """
         scores = scores - self.missing_eos_penalty(rollouts)
+        if baselines is not None:  # what has nothing to be compared with counts as unscored
+            scores = scores.masked_fill(baselines.isnan(), torch.nan)
         # What nothing could score teaches nothing: its tokens are in no loss and in no statistic.
         rollouts["completion_mask"] = rollouts["completion_mask"] * (~scores.isnan())[:, None]
         mask = counted_tokens(rollouts)

@@ -36,7 +36,7 @@ from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticStarts, SeparateCritic, split_group
 from trl_ext.trainers.ppo.critic.gradients import can_settle, settled
 from trl_ext.trainers.ppo.critic.scale import ValueScale
-from trl_ext.trainers.ppo.critic.schedule import factors, joint_schedule
+from trl_ext.trainers.ppo.critic.schedule import ActorWaits, factors, joint_schedule
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.critic.warmup_data import WarmupData, completion_ids, read_warmup_data
 from trl_ext.trainers.ppo.equations import AdaptiveKL, clipped_value_loss, kl_estimate
@@ -166,6 +166,8 @@ class PPOTrainer(GRPOTrainer):
         self._ppo_models.prepare_rewards()
         if isinstance(self._critic, SeparateCritic):
             self.add_callback(CriticStarts(self._critic))
+        if self.args.critic_warmup_steps:
+            self.add_callback(ActorWaits(self.args.critic_warmup_steps))
         self._set_stop_tokens()
         if self.use_vllm:
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
@@ -193,7 +195,12 @@ class PPOTrainer(GRPOTrainer):
 
     def _why_zero_advantage_counts(self) -> str:
         """Overrides trl_ext.GRPOTrainer._why_zero_advantage_counts: the critic learns from all."""
-        return "the critic learns from every row" if self._critic.has_values else self._update.why_whole
+        return "the critic learns from every row" if self._critic.has_values else super()._why_zero_advantage_counts()
+
+    @property
+    def _kl_is_in_loss(self) -> bool:  # type: ignore[override]  # a constant of GRPO's
+        """Overrides trl_ext.GRPOTrainer._kl_is_in_loss: with kl_term='loss'; else the KL is in the reward."""
+        return self.args.kl_term == "loss"
 
     @property
     def _num_passes_of_update(self) -> int:  # type: ignore[override]  # a constant of GRPO's
@@ -489,7 +496,7 @@ class PPOTrainer(GRPOTrainer):
         if is_new and self._critic.is_trained_with_actor and (has_own_rate or self._has_own_schedule):
             rate = args.learning_rate if args.value_learning_rate is None else args.value_learning_rate
             decay = args.weight_decay if args.value_weight_decay is None else args.value_weight_decay
-            split_group(optimizer, self._critic.parameters(), rate, decay)
+            split_group(optimizer, self, self.model if model is None else model, self._critic, rate, decay)
         return optimizer
 
     @property
@@ -537,6 +544,9 @@ class PPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl_ext.GRPOTrainer._compute_loss: without KL, which is in the reward; with the value loss."""
         self._values.forget()
+        is_warmup = self.state.global_step < self.args.critic_warmup_steps
+        if self._critic.comes_with_log_probs:
+            base_model(self.model).values_train_head_alone = is_warmup
         value_loss = self._adapters_value_loss(model, inputs)
         with swapped(self, beta=0.0):
             loss = super()._compute_loss(model, inputs)
@@ -546,6 +556,8 @@ class PPOTrainer(GRPOTrainer):
         self._note("loss/policy_avg", loss.detach())
         if "ref_per_token_logps" in inputs:
             loss = loss + self._kl_loss(logps, inputs)
+        if is_warmup:
+            loss = loss * 0.0  # gradients of 0: nothing for the moments of the actor's Adam, and for the clip norm
         if not self._critic.is_trained_with_actor:
             return loss
         if value_loss is None:

@@ -41,7 +41,6 @@ REASONS = {
     "batch_eval_metrics": _PREDICTIONS,
     "include_for_metrics": _PREDICTIONS,
     "average_tokens_across_devices": "the losses are means over the tokens of all processes in any case",
-    "skip_zero_advantage": "the critic learns from every row",
     "num_sample_generations": "nothing is sampled for show. Set log_completions=True, or call "
     "trainer.generate_completions()",
 }
@@ -100,6 +99,11 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         "critic_warmup_steps",
         lambda value: value > 0,
         "critic_warmup_steps=..., the optimizer steps that learn from it",
+    ),
+    "skip_zero_advantage": (
+        "advantage_estimator",
+        lambda value: value != "gae",
+        "an advantage_estimator that has no critic, since a critic learns from every row",
     ),
     "gate_above": ("score_mode", lambda value: value == "gate", "score_mode='gate'"),
 }

@@ -14,6 +14,15 @@ from trl_ext.trainers.ppo.critic.critics import SeparateCritic
 torch.set_num_threads(1)
 
 
+def gradients_of(weights):
+    return [p.grad for p in weights if p.grad is not None]
+
+
+def mean_of_one_step(state):
+    """What exp_avg is after one step: (1 - beta1) g, where exp_avg_sq is (1 - beta2) g^2."""
+    return 0.1 * (state["exp_avg_sq"] / 1e-3).sqrt() * state["exp_avg"].sign()
+
+
 def parts(trainer):
     """Trained weights of the actor and of the critic."""
     of_critic = {id(p) for p in trainer._critic.parameters()}
@@ -37,6 +46,32 @@ def test_the_actor_stands_still_while_the_critic_warms_up(critic, tmp_path):
     assert distance(actors[0], actors[2]) == 0.0
     assert distance(actors[2], actors[3]) > 1e-5
     assert all(distance(*pair) > 1e-5 for pair in pairwise(critics))
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_the_actors_adam_starts_when_the_warm_up_ends(critic, tmp_path):
+    """Its moments are those of one step, and its gradients took nothing of the clip norm away from the critic's."""
+    trainer = stir(ppo_trainers.trainer(critic, tmp_path, critic_warmup_steps=2, max_steps=3, max_grad_norm=1e-2))
+    norms = []
+
+    class Note(TrainerCallback):
+        def on_pre_optimizer_step(self, *args, **kwargs):
+            critic = {id(p): p for p in trainer._critic.parameters()}
+            actor = [p for p in trainer.model.parameters() if id(p) not in critic]
+            norms.append([torch.nn.utils.get_total_norm(gradients_of(part)) for part in (actor, critic.values())])
+
+    trainer.add_callback(Note())
+    trainer.train()
+    assert [actor for actor, _ in norms[:2]] == [0.0, 0.0] and norms[2][0] > 1e-4
+    if critic != "separate":  # whose gradients have been used by then
+        assert [float(own) for _, own in norms[:2]] == pytest.approx([1e-2] * 2, rel=1e-3)
+    optimizer, of_critic = trainer.optimizer.optimizer, {id(p) for p in trainer._critic.parameters()}
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = optimizer.state[p]
+            assert float(state["step"]) == (3 if id(p) in of_critic else 1)
+            if id(p) not in of_critic:
+                torch.testing.assert_close(state["exp_avg"], mean_of_one_step(state), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("critic", ["adapter", "separate"])

@@ -100,7 +100,7 @@ ACTS = {
     "value_lr_scheduler_type": ("linear", {}),
     "value_max_grad_norm": (1e-3, {}),
     "value_normalisation": (True, {}),
-    "value_weight_decay": (50.0, dict(weight_decay=0.01)),
+    "value_weight_decay": (50.0, {}),
     "vf_coef": (0.01, {}),
     "warmup_steps": (2, dict(lr_scheduler_type="linear")),
     "weight_decay": (0.3, {}),
@@ -130,7 +130,8 @@ OTHERS = {
         cast_lm_head_to_fp32 pad_to_multiple_of cache_implementation use_transformers_continuous_batching
         transformers_continuous_batching_config use_transformers_paged packing share_prompt max_tokens_per_forward
         local_rollout_forward_batch_size reward_tokens_per_forward ds3_gather_for_generation memory memory_allow
-        sequence_parallel memory_headroom memory_prompt_length global_batch memory_rehearsal memory_on_oom""",
+        sequence_parallel memory_headroom memory_prompt_length global_batch memory_rehearsal memory_on_oom
+        skip_zero_advantage""",
     "the processes and how rows reach them": """
         use_cpu accelerator_config parallelism_config dataloader_drop_last dataloader_num_workers
         dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
@@ -165,7 +166,6 @@ REFUSED = {
     "ref_model_mixup_alpha": 0.1,
     "ref_model_sync_steps": 1,
     "scale_rewards": "none",
-    "skip_zero_advantage": True,
     "sync_ref_model": True,
     "train_sampling_strategy": "group_by_length",
     "use_bias_correction_kl": False,
@@ -222,6 +222,46 @@ def test_every_field_has_its_place():
 def test_the_setting_changes_what_is_trained(name, trained):
     value, beside = ACTS[name]
     assert ppo_trainers.distance(trained(beside), trained({**beside, name: value})) > 1e-5
+
+
+# Settings of the optimizers, each of which must reach the groups of every critic beside the defaults alone.
+OF_GROUPS = {
+    "learning_rate": 1e-2,
+    "adam_epsilon": 1.0,
+    "weight_decay": 0.3,
+    "value_learning_rate": 0.5,
+    "value_weight_decay": 0.2,
+}
+
+
+def groups(trainer):
+    """What the optimizers' groups say, their parameters by shape; of the actor and of the critic."""
+    of_critic = {id(p) for p in trainer._critic.parameters()}
+    own = [] if trainer._critic.is_trained_with_actor else [trainer._critic.optimizer]
+    found = {True: [], False: []}
+    for optimizer in (trainer.create_optimizer(), *own):
+        for group in optimizer.param_groups:
+            facts = {key: value for key, value in group.items() if key not in ("params", "initial_lr", "of_critic")}
+            for p in group["params"]:
+                found[id(p) in of_critic].append((tuple(p.shape), str(facts)))
+    return sorted(found[False]), sorted(found[True])
+
+
+@pytest.mark.parametrize("critic", ppo_trainers.CRITICS)
+def test_a_setting_of_the_optimizer_reaches_the_groups_of_actor_and_critic(critic, tmp_path):
+    made = {}
+    for name, value in {None: None, **OF_GROUPS}.items():
+        trainer = ppo_trainers.trainer(critic, tmp_path, **({} if name is None else {name: value}))
+        trainer.create_optimizer_and_scheduler(3)
+        if critic == "separate":
+            trainer._critic.prepare()
+        made[name] = groups(trainer)
+    for name in OF_GROUPS:
+        changed = [one != other for one, other in zip(made[None], made[name], strict=True)]
+        assert changed == [not name.startswith("value_"), True], name
+    decayed = [facts for shape, facts in made["value_weight_decay"][1] if len(shape) > 1]
+    assert decayed and all("'weight_decay': 0.2" in facts for facts in decayed)
+    assert not any("'weight_decay': 0.2" in facts for shape, facts in made["value_weight_decay"][1] if len(shape) < 2)
 
 
 @pytest.mark.parametrize("name", REFUSED)

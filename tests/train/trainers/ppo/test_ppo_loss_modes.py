@@ -1,6 +1,7 @@
 """Every estimator with every policy loss: an update of several optimizer steps against a plain replay in torch.
 
-The replay forwards rows one by one, loops over tokens, and steps torch's own AdamW; none of its code is ours.
+The replay is `tests/ppo_replay.py`. A group ties in each update: its rows have no advantage, but
+where the KL is in the loss a gradient.
 """
 
 from dataclasses import replace
@@ -8,22 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import ppo_trainers
+from tests import ppo_replay, ppo_trainers
 from tests.faults.starting import IS_THOROUGH
+from tests.ppo_replay import OF_GROUPS
 from tests.ppo_trainers import distance, trained_weights
-from tests.train.trainers.ppo.test_ppo_exactness import (
-    old_logps_of_reference,
-    reference_forward,
-    reference_targets,
-)
-from tests.train.trainers.ppo.test_ppo_without_critic import greedy_score, replayed
+from tests.train.trainers.ppo.test_ppo_without_critic import greedy_score
 from trl_ext import PPOConfig
 from trl_ext.errors import ConfigError
 
 torch.set_num_threads(1)
 
 TOLERANCE = 1e-6
-KL, LOW, STEPS, WIDTH = 0.05, 0.004, 2, 12
+KL, LOW, STEPS = 0.05, 0.004, 2
 ESTIMATORS = ("gae", "reinforce_pp", "rloo", "grpo", "remax")
 # The settings of each policy loss; clip ranges that a small step reaches.
 SEQUENCE = dict(importance_sampling_level="sequence", epsilon_high=0.006)
@@ -39,17 +36,31 @@ MODES = {
     "bnpo": dict(loss_type="bnpo"),
     "gspo": dict(loss_type="grpo", **SEQUENCE),
     "luspo": dict(loss_type="luspo", **SEQUENCE),
-    "kl in the loss": dict(loss_type="grpo", kl_term="loss", kl_estimator="k3"),
 }
 GROUPS = dict(advantage_estimator="rloo", num_generations=4)
 OTHER_TERMS = ("clip-higher", "dual clip", "cispo", "vespo", "sapo", "gspo", "luspo")
-PAIRS = [
-    (estimator, mode)
-    for i, mode in enumerate(MODES)
-    for j, estimator in enumerate(ESTIMATORS)
-    if (mode not in ("gspo", "luspo") or estimator in ("rloo", "grpo"))
-    # By default each loss with one estimator, and a critic beside a mean that is not its own.
-    and (IS_THOROUGH or (i + j) % 5 == 2 or (estimator, mode) == ("gae", "mean over rows"))
+PLAIN_CLIP = dict(loss_type="dapo", importance_sampling_level="token", epsilon_high=None, delta=None)
+KLS = {
+    "in the reward": {},
+    "k2 in the loss": dict(kl_term="loss", kl_estimator="k2"),
+    "k3 in the loss": dict(kl_term="loss", kl_estimator="k3"),
+}
+# Estimator, mode, where the KL is; tests/lanes/fuzz/test_ppo.py goes through them all.
+EVERY_CASE = [
+    (estimator, mode, kl)
+    for mode in MODES
+    for estimator in ESTIMATORS
+    for kl in KLS
+    if mode not in ("gspo", "luspo") or estimator in OF_GROUPS
+]
+# By default each loss with one estimator, a critic beside a mean that is not its own, and each KL with each estimator.
+CASES = [
+    (estimator, mode, kl)
+    for estimator, mode, kl in EVERY_CASE
+    for i, j, k in [(list(MODES).index(mode), ESTIMATORS.index(estimator), list(KLS).index(kl))]
+    if IS_THOROUGH
+    or (((i + j) % 5 == 2 or (estimator, mode) == ("gae", "mean over rows")) and k == i % 3)
+    or (mode == "clip" and k)
 ]
 
 
@@ -69,96 +80,40 @@ def trainer_of(estimator, folder, **changes):
     return ppo_trainers.trainer("head" if estimator == "gae" else "none", folder, **(settings | changes))
 
 
-def trained_and_noted(trainer):
-    """Train; return the weights, those from before, and the rows, rollouts and scores of the update."""
-    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    noted, make = [], trainer._generate_and_score_completions
-
-    def noting(rows):
-        output = make(rows)
-        if trainer.model.training:
-            noted.append((rows, {k: v for k, v in output.items() if k.endswith(("_ids", "_mask"))}, trainer._scores))
-        return output
-
-    trainer._generate_and_score_completions = noting
-    trainer.train()
-    [(rows, rollouts, scores)] = noted
-    return trained_weights(trainer), before, rows, rollouts, scores
+def tied(prompts, completion_ids, **_):
+    """Rewards as of a rule, and all equal in the groups of long prompts."""
+    return [float(len(p.split()) > 5 or sum(ids) % 2) for p, ids in zip(prompts, completion_ids, strict=True)]
 
 
-def policy_loss(mode, new, old, advantages):
-    """The loss of rows that are lists of tensors [T]."""
-    settings = MODES[mode]
-    kind, high = settings.get("loss_type", "dapo"), settings.get("epsilon_high", LOW)
-    rows = []
-    for n, o, a in zip(new, old, advantages, strict=True):
-        log_ratio = n - o
-        ratio = (log_ratio.mean() if "importance_sampling_level" in settings else log_ratio).exp()
-        if kind == "cispo":
-            rows.append(-ratio.clamp(max=high).detach() * a * n)
-        elif kind == "sapo":
-            tau = torch.where(a > 0, 1.0, 1.05)
-            rows.append(-4 / tau * torch.sigmoid(tau * (ratio - 1)) * a)
-        elif kind == "vespo":
-            log_w = log_ratio.sum()
-            k, lam = torch.where(a >= 0, 2.0, 3.0), torch.where(a >= 0, 3.0, 2.0)
-            rows.append(-(lam + k * log_w - lam * log_w.exp()).exp().detach() * a * n)
-        else:
-            clipped = torch.minimum(ratio * a, ratio.clamp(1 - LOW, 1 + high) * a)
-            if "delta" in settings:  # arXiv:1912.09729, equation 5
-                clipped = torch.where(a < 0, torch.maximum(clipped, settings["delta"] * a), clipped)
-            rows.append(-clipped)
-    sums = torch.stack([row.sum() for row in rows])
-    lengths = torch.tensor([float(len(row)) for row in rows])
-    if kind in ("grpo", "sapo"):
-        return (sums / lengths).mean()
-    return sums.sum() / {"dr_grpo": len(rows) * WIDTH, "luspo": len(rows)}.get(kind, lengths.sum())
+def replayed_settings(estimator, mode, kl):
+    own = dict(gamma=0.99, lam=0.9) if estimator == "gae" else {}
+    own |= dict(gamma=0.9) if estimator == "reinforce_pp" else {}
+    settings = dict(
+        advantage_estimator=estimator, num_generations=4 if estimator in OF_GROUPS else 1, cliprange=LOW,
+        learning_rate=2e-3, num_ppo_epochs=STEPS, kl_coef=KL, **own,
+    )  # fmt: skip
+    return ppo_replay.Settings(**(settings | MODES[mode] | KLS[kl]))
 
 
-def value_loss(new, old, returns):
-    clipped = [o + (n - o).clamp(-0.2, 0.2) for n, o in zip(new, old, strict=True)]
-    errors = [torch.maximum((n - r) ** 2, (c - r) ** 2) for n, c, r in zip(new, clipped, returns, strict=True)]
-    return 0.5 * torch.cat(errors).mean()
-
-
-@pytest.mark.parametrize("estimator, mode", PAIRS)
-def test_an_update_is_the_plain_replays(estimator, mode, tmp_path):
-    trainer = trainer_of(estimator, tmp_path, **MODES[mode])
-    ours, before, rows, rollouts, scores = trained_and_noted(trainer)
-    trainer.model.load_state_dict(before)
-    in_loss = MODES[mode].get("kl_term") == "loss"
-    with torch.no_grad():
-        old = reference_forward(trainer, rollouts, "policy")
-        ref = old_logps_of_reference(trainer, rollouts)
-        if estimator == "gae":
-            old_values = reference_forward(trainer, rollouts, "value")
-            advantages, returns = reference_targets(scores.tolist(), old, old if in_loss else ref, old_values)
-            returns = [torch.tensor(row) for row in returns]
-        else:
-            rewards = []
-            for score, new, other in zip(scores.tolist(), old, ref, strict=True):
-                row = [0.0 if in_loss else -KL * (n - r) for n, r in zip(new.tolist(), other.tolist(), strict=True)]
-                rewards.append([*row[:-1], row[-1] + score])
-            greedy = [greedy_score(trainer, row) if estimator == "remax" else 0.0 for row in rows]
-            advantages = replayed(estimator, rewards, greedy, trainer.num_generations)
-    advantages = [torch.tensor(row) for row in advantages]
-    weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
-    adam = torch.optim.AdamW(weights, lr=2e-3, eps=1e-3, weight_decay=0.0)
-    for _ in range(STEPS):
-        new = reference_forward(trainer, rollouts, "policy")
-        loss = policy_loss(mode, new, old, advantages)
-        if estimator == "gae":
-            loss = loss + 0.5 * value_loss(reference_forward(trainer, rollouts, "value"), old_values, returns)
-        if in_loss:
-            loss = loss + KL * torch.cat([(r - n).exp() - (r - n) - 1 for n, r in zip(new, ref, strict=True)]).mean()
-        adam.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        adam.step()
+def check_replay(estimator, mode, kl, folder):
+    """Train an update with a tied group among its rows, and once more by the replay."""
+    trainer = trainer_of(estimator, folder, reward_funcs=tied, shuffle_dataset=False, **(MODES[mode] | KLS[kl]))
+    updates, state = ppo_replay.recorded(trainer)
+    ours, settings = trained_weights(trainer), replayed_settings(estimator, mode, kl)
+    greedy = (lambda row: greedy_score(trainer, row, tied)) if estimator == "remax" else None
+    again = ppo_replay.replay(trainer, settings, updates, state, greedy)
     if mode in OTHER_TERMS and estimator != "remax":  # none of ReMax's advantages is negative here
-        moved = [row.detach() for row in new]
-        assert (policy_loss(mode, moved, old, advantages) - policy_loss("clip", moved, old, advantages)).abs() > 1e-6
-    assert distance(ours, trained_weights(trainer)) < TOLERANCE
+        rows = again.new, again.old, again.advantages
+        terms = [torch.cat(ppo_replay.policy_terms(s, *rows)) for s in (settings, replace(settings, **PLAIN_CLIP))]
+        assert (terms[0] - terms[1]).abs().max() > 1e-6
+    if estimator in OF_GROUPS and kl != "in the reward":
+        assert any((row == 0).all() for row in again.advantages), "no group ties"
+    assert distance(ours, again.weights) < TOLERANCE
+
+
+@pytest.mark.parametrize("estimator, mode, kl", CASES)
+def test_an_update_is_the_plain_replays(estimator, mode, kl, tmp_path):
+    check_replay(estimator, mode, kl, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers.utils import logging
 
 from tests import ppo_trainers
 from tests.ppo_trainers import distance, resumed_as_whole
@@ -66,7 +67,7 @@ def replayed(estimator, rewards, baselines, size):
     return found
 
 
-def greedy_score(trainer, row):
+def greedy_score(trainer, row, reward=ppo_trainers.reward):
     """The score of a prompt's greedy completion, token by token through transformers' own forward."""
     ids = trainer._tokenizer(row["prompt"])["input_ids"]
     start = len(ids)
@@ -75,7 +76,7 @@ def greedy_score(trainer, row):
         ids = [*ids, int(logits.argmax())]
         if ids[-1] in trainer.eos_token_ids:
             break
-    return ppo_trainers.reward([ids[start:]])[0]
+    return reward(prompts=[row["prompt"]], completion_ids=[ids[start:]])[0]
 
 
 @pytest.mark.parametrize("estimator", WITHOUT_CRITIC)
@@ -140,6 +141,72 @@ def test_the_kl_as_a_loss_adds_its_gradient(packing, estimator, tmp_path):
     assert distance(difference, gradients(trainer)) < 1e-6
 
 
+def all_equal(completion_ids, **_):
+    return [1.0] * len(completion_ids)
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_pp", "rloo", "grpo"])
+def test_rewards_that_are_all_equal_leave_the_kl_in_the_loss(estimator, tmp_path, caplog):
+    logging.enable_propagation()
+    trainer = trainer_of(
+        estimator, tmp_path, kl_coef=0.5, kl_term="loss", kl_estimator="k2", ref_model=ppo_trainers.actor(seed=3),
+        reward_funcs=all_equal,
+    )  # fmt: skip
+    before = ppo_trainers.trained_weights(trainer)
+    trainer.train()
+    assert distance(before, ppo_trainers.trained_weights(trainer)) > 1e-5
+    assert all(log["loss/kl_avg"] > 0 for log in trainer.state.log_history if "loss" in log)
+    assert not any("packing/skipped_rows_frac" in log for log in trainer.state.log_history)
+    assert "no gradient" not in caplog.text
+
+
+def half_equal(prompts, completion_ids, **_):
+    """Rewards without variance for the groups of long prompts."""
+    own = ppo_trainers.reward(completion_ids)
+    return [1.0 if len(prompt.split()) > 5 else score for prompt, score in zip(prompts, own, strict=True)]
+
+
+def test_rows_of_zero_advantage_are_left_out_where_that_changes_nothing(tmp_path):
+    settings = dict(kl_coef=0.0, reward_funcs=half_equal, shuffle_dataset=False)
+    runs = [trainer_of("rloo", tmp_path, skip_zero_advantage=skips, **settings) for skips in (None, True, False)]
+    shares = []
+    for trainer in runs:
+        trainer.train()
+        shares.append([log.get("packing/skipped_rows_frac") for log in trainer.state.log_history if "loss" in log])
+    assert max(shares[0]) > 0 and shares[0] == shares[1] and set(shares[2]) == {None}
+    weights = [ppo_trainers.trained_weights(trainer) for trainer in runs]
+    assert distance(weights[0], weights[1]) < 1e-6 and distance(weights[0], weights[2]) < 1e-6
+
+
+def test_leaving_them_out_is_refused_where_each_has_a_kl(tmp_path):
+    with pytest.raises(ConfigError, match=r"would change the gradient: beta=0\.05 adds a KL penalty to every row"):
+        trainer_of("rloo", tmp_path, skip_zero_advantage=True, kl_term="loss", kl_estimator="k2")
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_step_is_said_to_have_no_gradient_only_where_it_has_none(packing, tmp_path, caplog):
+    """Rows of one group of each step tie; with bnpo, micro-batches are planned one by one."""
+    logging.enable_propagation()
+    settings = dict(kl_coef=0.0, reward_funcs=half_equal, shuffle_dataset=False, loss_type="bnpo", packing=packing)
+    settings |= dict(per_device_train_batch_size=1, gradient_accumulation_steps=8)
+    trainer_of("rloo", tmp_path, **settings).train()
+    assert "no gradient" not in caplog.text
+    trainer_of("rloo", tmp_path, **settings | dict(reward_funcs=all_equal)).train()
+    assert caplog.text.count("The step has no gradient") == 1
+
+
+def test_a_greedy_completion_that_nothing_scores_leaves_its_row_out(tmp_path):
+    """The reward does not know which completion is greedy; it scores one prompt's alone while training."""
+    trainer = trainer_of("remax", tmp_path, max_steps=1, reward_funcs=lambda completion_ids, **_: (
+        ppo_trainers.reward(completion_ids)
+        if trainer.model.training
+        else [None, *ppo_trainers.reward(completion_ids[1:])]
+    ))  # fmt: skip
+    trainer.train()
+    assert all(weight.isfinite().all() for weight in ppo_trainers.trained_weights(trainer).values())
+    assert 0 < trainer.state.log_history[0]["ppo/unscored_frac"] < 1
+
+
 def our_loss_of_policy(trainer, inputs):
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
@@ -185,6 +252,8 @@ def test_greedy_completions_leave_no_trace_in_the_log(tmp_path):
         (dict(advantage_estimator="reinforce_pp", vf_coef=0.5), "vf_coef=0.5 has no effect without"),
         (dict(advantage_estimator="reinforce_pp", critic="head"), "critic='head' does not go with"),
         (dict(critic="none"), "gae needs a critic"),
+        (dict(skip_zero_advantage=True), "without an advantage_estimator that has no critic"),
+        (dict(skip_zero_advantage=False), "without an advantage_estimator that has no critic"),
         (dict(kl_term="loss"), "kl_estimator='k1' has no gradient as a loss"),
         (dict(advantage_estimator="best"), "advantage_estimator='best' is unknown"),
     ],

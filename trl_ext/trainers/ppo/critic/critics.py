@@ -417,20 +417,23 @@ def _decay_groups(trainer: Any, model: Any, decay: float) -> list[dict[str, Any]
     ]
 
 
-def split_group(optimizer: Any, parameters: list[torch.nn.Parameter], learning_rate: float, decay: float) -> None:
-    """Give these parameters of an optimizer without state groups of their own.
+def split_group(optimizer: Any, trainer: Any, model: Any, critic: Critic, learning_rate: float, decay: float) -> None:
+    """Give a critic's parameters in the actor's optimizer, which has no state yet, groups of their own.
 
     Args:
         optimizer: Of actor and critic.
-        parameters: The critic's.
+        trainer: Says which parameters have weight decay.
+        model: Of actor and critic.
+        critic: Whose parameters.
         learning_rate: Initial one of the new groups.
         decay: Weight decay of those that have any.
     """
-    wanted = {id(p) for p in parameters}
+    of_critic = {id(p) for p in critic.parameters()}
+    with_decay, without = ({id(p) for p in part["params"]} for part in _decay_groups(trainer, model, decay))
     for group in list(optimizer.param_groups):
-        own = [p for p in group["params"] if id(p) in wanted]
-        if own:
-            group["params"] = [p for p in group["params"] if id(p) not in wanted]
-            own_decay = decay if group.get("weight_decay") else 0.0
-            others = {"params": own, "lr": learning_rate, "weight_decay": own_decay, OF_CRITIC: True}
-            optimizer.add_param_group(group | others)
+        for part, own_decay in ((with_decay & of_critic, decay), (without & of_critic, 0.0)):
+            own = [p for p in group["params"] if id(p) in part]
+            if own:
+                group["params"] = [p for p in group["params"] if id(p) not in part]
+                others = {"params": own, "lr": learning_rate, "weight_decay": own_decay, OF_CRITIC: True}
+                optimizer.add_param_group(group | others)

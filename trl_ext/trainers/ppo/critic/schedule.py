@@ -1,15 +1,17 @@
 """Learning rates of actor and critic over the run: each its own schedule, and 0 for the actor in a warm-up.
 
 A schedule is a factor of the initial learning rate at an optimizer step. In the critic's warm-up the actor's factor is
-0: its weights stay as they are, bit for bit, under every engine.
+0: its weights stay as they are, bit for bit, under every engine. So does its Adam: gradients of 0 leave the moments at
+0, and the step count is set back.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import get_scheduler
+from transformers import TrainerCallback, get_scheduler
 
 from trl_ext.errors import ConfigError
 
@@ -62,3 +64,22 @@ def joint_schedule(optimizer: Any, actor: Factor, critic: Factor) -> LambdaLR:
     A key, since DeepSpeed puts parameters of its own into the groups; the keys stay.
     """
     return LambdaLR(optimizer, [critic if group.get(OF_CRITIC) else actor for group in optimizer.param_groups])
+
+
+@dataclass(eq=False)
+class ActorWaits(TrainerCallback):
+    """Keeps the actor's step count in the optimizer at 0 in the critic's first `num_steps` optimizer steps."""
+
+    num_steps: int
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        while hasattr(optimizer, "optimizer"):  # accelerate's and DeepSpeed's around the one that steps
+            optimizer = optimizer.optimizer
+
+        def set_back(stepped: Any, *_: Any) -> None:
+            groups = stepped.param_groups if state.global_step < self.num_steps else []
+            for weight in (p for group in groups if not group.get(OF_CRITIC) for p in group["params"]):
+                if "step" in stepped.state[weight]:
+                    stepped.state[weight]["step"] *= 0  # a number or a tensor
+
+        optimizer.register_step_post_hook(set_back)

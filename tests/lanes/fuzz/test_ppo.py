@@ -4,7 +4,7 @@
 
 Each draw prints its seed, its settings, how far the run moved, how far it ends from the replay, and how far the replay
 ends from itself in double precision: that is rounding, which training amplifies. A deviation beyond three times that,
-and beyond 1e-6, is an error.
+and beyond four steps of float32 at 1, which norms' weights are near, is an error.
 """
 
 import os
@@ -25,7 +25,7 @@ from tests.train.trainers.ppo.test_ppo_without_critic import greedy_score
 torch.set_num_threads(1)
 
 FIRST, DRAWS = int(os.environ.get("FUZZ_SEED", "0")), int(os.environ.get("FUZZ_DRAWS", "60"))
-FLOOR, TIMES_NOISE = 1e-6, 3.0
+FLOOR, TIMES_NOISE = 5e-7, 3.0
 NUM_ROWS = 8
 LOSSES = {
     "clip": dict(cliprange=0.004),

@@ -27,7 +27,7 @@ SEQUENCE = dict(importance_sampling_level="sequence", epsilon_high=0.006)
 MODES = {
     "clip": {},
     "clip-higher": dict(epsilon_high=0.02),
-    "dual clip": dict(delta=1.005),
+    "dual clip": dict(delta=1.0041),
     "cispo": dict(loss_type="cispo", cliprange=0.2, epsilon_high=1.002),
     "vespo": dict(loss_type="vespo", cliprange=0.2),
     "sapo": dict(loss_type="sapo", cliprange=0.2),
@@ -81,8 +81,9 @@ def trainer_of(estimator, folder, **changes):
 
 
 def tied(prompts, completion_ids, **_):
-    """Rewards as of a rule, and all equal in the groups of long prompts."""
-    return [float(len(p.split()) > 5 or sum(ids) % 2) for p, ids in zip(prompts, completion_ids, strict=True)]
+    """A fixed function of the completion, and 1 in the groups of long prompts."""
+    own = ppo_trainers.reward(completion_ids)
+    return [1.0 if len(prompt.split()) > 5 else score for prompt, score in zip(prompts, own, strict=True)]
 
 
 def replayed_settings(estimator, mode, kl):

@@ -28,7 +28,7 @@ from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 
 ROWS_PER_STEP = NUM_PROMPTS * NUM_GENERATIONS
-# A third of any step's gradient norm or less, so that every step is clipped.
+# Less than half of any step's gradient norm, so that every step is clipped.
 MAX_GRAD_NORM = 0.1
 LOGGED = ("loss", "grad_norm", "kl", "objective/kl", "objective/scores", "loss/value_avg", "ppo/explained_variance")
 

@@ -123,7 +123,7 @@ def test_the_plain_runs_clip_every_step_and_leave_unscored_rows_out(plain):
     for run in plain.values():
         norms = [log["grad_norm"] for log in run.facts["logs"]]
         assert len(norms) == 3
-        assert min(norms) > 3 * run.facts["max_grad_norm"]
+        assert min(norms) > 2 * run.facts["max_grad_norm"]  # in a warm-up the critic's alone
     assert max(plain["head"].facts["unscored"]) > 0
 
 

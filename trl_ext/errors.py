@@ -6,6 +6,7 @@
     ├── RuleError        a rule is built wrongly or raised while scoring (also a ValueError)
     ├── PackingError     rows cannot be packed, or the model is not exact when packed (also a ValueError)
     ├── SupportError     a version or an optional package is missing (also an ImportError)
+    ├── StorageError     checkpoints cannot be written, and waiting would not help (also a RuntimeError)
     ├── OutOfMemoryError memory ran out and a smaller chunk could not be tried (also a RuntimeError)
     └── LostProcessError another process of the run is stopped, dead or cut off (also a RuntimeError)
 
@@ -15,6 +16,7 @@ Trainers end a process themselves with two exit codes: LOST_PROCESS, and SAVED_O
 """
 
 LOST_PROCESS = 6
+CANNOT_SAVE = 73  # EX_CANTCREAT of sysexits.h
 SAVED_ON_SIGNAL = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
@@ -40,6 +42,10 @@ class PackingError(TrlExtError, ValueError):
 
 class SupportError(TrlExtError, ImportError):
     """A version outside the support window, or an optional package that is not installed."""
+
+
+class StorageError(TrlExtError, RuntimeError):
+    """No checkpoint can be written any more, for a reason that does not pass, such as a read-only file system."""
 
 
 class OutOfMemoryError(TrlExtError, RuntimeError):

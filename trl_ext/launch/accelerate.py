@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import yaml
 
 from trl_ext import resources
-from trl_ext.errors import LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
+from trl_ext.errors import CANNOT_SAVE, LOST_PROCESS, SAVED_ON_SIGNAL, ConfigError
 from trl_ext.launch import servers
 from trl_ext.launch.machines import name_machines
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
@@ -52,7 +52,7 @@ def launch(module: str, parser: StrictParser, argv: Sequence[str]) -> int:
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         # Processes that lose their neighbour fail, too, and may be noticed in the same moment.
-        for code in (OUT_OF_MEMORY, SAVED_ON_SIGNAL, USER_ERROR):
+        for code in (OUT_OF_MEMORY, SAVED_ON_SIGNAL, CANNOT_SAVE, USER_ERROR):
             if code in codes:
                 return _report_exit(code)
         rank, first = error.get_first_failure()
@@ -166,6 +166,6 @@ def _report_exit(code: int, who: str = "a process") -> int:
     """Say that a process failed, unless it has already explained that; return the exit code."""
     if code == OUT_OF_MEMORY:
         print("\nerror: a process ran out of memory; its message above says what would fit.\n", file=sys.stderr)
-    elif code not in (USER_ERROR, SAVED_ON_SIGNAL, LOST_PROCESS, INTERRUPTED):
+    elif code not in (USER_ERROR, SAVED_ON_SIGNAL, CANNOT_SAVE, LOST_PROCESS, INTERRUPTED):
         print(f"\nerror: {who} stopped with exit code {code}; its own output above says why.\n", file=sys.stderr)
     return code if code > 0 else 1

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from trl_ext.errors import SAVED_ON_SIGNAL, ConfigError, SupportError
+from trl_ext.errors import CANNOT_SAVE, SAVED_ON_SIGNAL, ConfigError, SupportError
 from trl_ext.launch.accelerate import launch_arguments, without
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
@@ -30,7 +30,7 @@ from trl_ext.scripts.start import has_address_of_its_own, interface_of
 
 CHECKPOINT = "checkpoint"  # transformers' PREFIX_CHECKPOINT_DIR
 # Codes of scripts that said why they ended: another attempt would end the same, or was not asked for.
-_FINAL = (0, USER_ERROR, OUT_OF_MEMORY, SAVED_ON_SIGNAL)
+_FINAL = (0, USER_ERROR, OUT_OF_MEMORY, CANNOT_SAVE, SAVED_ON_SIGNAL)
 _ATTEMPT_FAILED = 1
 # Of accelerate's environment, what Ray decides.
 _RAYS = frozenset("MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK".split())

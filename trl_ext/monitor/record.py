@@ -108,7 +108,7 @@ def _mapping(path: Path) -> dict[str, Any] | None:
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(
             f"{path} is damaged: {' '.join(str(error).split())}. Remove it, or start the run again."
         ) from error

@@ -5,6 +5,7 @@
 2    the user made a mistake
 5    memory ran out
 6    another process of the run, or its vLLM server, is stopped, dead or cut off
+73   checkpoints cannot be written, for a reason that does not pass
 75   SIGTERM or Ctrl-C: a checkpoint was saved, and the run can be resumed
 130  Ctrl-C before the first step, or a second one: nothing was saved
 """
@@ -17,7 +18,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from traceback import walk_tb
 
-from trl_ext.errors import LOST_PROCESS, ConfigError, LostProcessError, OutOfMemoryError, TrlExtError
+from trl_ext.errors import (
+    CANNOT_SAVE,
+    LOST_PROCESS,
+    ConfigError,
+    LostProcessError,
+    OutOfMemoryError,
+    StorageError,
+    TrlExtError,
+)
 
 USER_ERROR = 2  # the exit code that argparse uses as well
 OUT_OF_MEMORY = 5
@@ -57,17 +66,19 @@ def user_errors() -> Iterator[None]:
         sys.exit(INTERRUPTED)
     except TrlExtError as error:
         _print_once(f"\nerror: {error}\n")
-        sys.exit(USER_ERROR)
+        sys.exit(CANNOT_SAVE if isinstance(error, StorageError) else USER_ERROR)
 
 
 def _print_once(sentence: str) -> None:
-    """Print to stderr, whichever rank this is, what no other process of this launch on this machine has printed.
+    """Print to stderr without secrets, on any rank, what no other process of this launch on this machine has printed.
 
     torch's launcher names each process a file, `<attempt>/<local rank>/error.json`, in a folder that it makes for
     every launch. What was printed is noted there under a lock, which is free again when its holder ends, however it
     does.
     """
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    from trl_ext.trainers.record.launch import public
+
+    sentence, error_file = public(sentence), os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not error_file or not Path(error_file).parents[1].is_dir():  # another launcher, or one process
         print(sentence, file=sys.stderr, flush=True)
         return

@@ -25,6 +25,7 @@ from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
+from trl_ext.trainers.record.launch import public
 from trl_ext.trainers.setting_checks import check_settings
 
 
@@ -54,7 +55,8 @@ def main(
             quiet_deepspeed()
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
-        training_args.recipe = parser.given_values(sys.argv[1:] if argv is None else argv)
+        # Public: transformers pickles what is on the arguments into training_args.bin.
+        training_args.recipe = public(parser.given_values(sys.argv[1:] if argv is None else argv))
         if "log_level_replica" not in training_args.given:
             training_args.log_level_replica = "error"  # rank 0 has warned
         check_settings(training_args)

@@ -120,7 +120,7 @@ def test_a_run_is_repeated_from_its_folder(assets, recipe, tmp_path, monkeypatch
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"rules": [*RULES, DIVIDES], "clip": [-1, 2]}))
     short = dict(max_steps=1, eval_strategy="no", eval_on_start=False)
     short |= {"prompt_template": "{prompt} w3"}
-    path = recipe("rules", **short, env={"SOME_API_KEY": "hush", "SOME_WORD": "loud"})
+    path = recipe("rules", **short, env={"SOME_API_KEY": "hush", "SOME_WORD": "loud", "OMP_NUM_THREADS": "1"})
     monkeypatch.setattr("os.environ", dict(os.environ))
     where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
     flags = ["--rules", str(tmp_path / "rules.yaml"), "--seed", "7", "--use_peft", "--lora_r", "4", "--hub_token", "x"]
@@ -134,7 +134,9 @@ def test_a_run_is_repeated_from_its_folder(assets, recipe, tmp_path, monkeypatch
     assert first | {"output_dir": str(tmp_path / "again")} == again
     assert first["rules"] == {"rules": read_record(tmp_path / "out").rules["rules"], "clip": [-1.0, 2.0]}
     assert (first["seed"], first["lora_r"], first["share_prompt"]) == (7, 4, False)
-    assert first["env"] == {"SOME_WORD": "loud"} and "hub_token" not in first
+    assert first["env"] == {"OMP_NUM_THREADS": "1"} and "hub_token" not in first
+    head = (tmp_path / "out" / "recipe.yaml").read_text()
+    assert "# Left out, as they may be secrets, of env: SOME_API_KEY, SOME_WORD.\n" in head
     card = (tmp_path / "out" / "README.md").read_text()
     assert "None" not in card and f"| base model | {assets / 'model'} |" in card and "trl_ext: " in card
     assert (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from trl_ext.errors import ConfigError
 
 # What a checkpoint is compared in, and "manifest": that it is whole, as its manifest says.
-DESPITE = ("manifest", "model", "rules", "data", "processes", "seed", "settings")
+DESPITE = ("manifest", "model", "rules", "rewards", "data", "processes", "seed", "settings")
 
 
 @dataclass
@@ -16,7 +16,7 @@ class ResumeFields:
         default=None,
         metadata={
             "help": "Differences between the run and the checkpoint with which to resume all the same: "
-            "model, rules, data, processes, seed, settings; manifest for a checkpoint that is not known to be whole, "
+            "model, rules, rewards, data, processes, seed, settings; manifest for a checkpoint not known to be whole, "
             "such as one of TRL's own trainers."
         },
     )

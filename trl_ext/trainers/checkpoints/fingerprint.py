@@ -5,9 +5,12 @@ Values are kept, not hashes of them, wherever they are short: a refusal then nam
 
 import dataclasses
 import hashlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +19,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
+from trl_ext.rewards import RuleSet
 from trl_ext.trainers.checkpoints.settings import restored_settings, settings_of
+from trl_ext.trainers.record.launch import public
 
 # What is compared; `resume_despite` may name these.
-PARTS = ("model", "rules", "data", "processes", "seed", "settings")
+PARTS = ("model", "rules", "rewards", "data", "processes", "seed", "settings")
 _NUM_ROWS, _NUM_TENSORS, _NUM_VALUES = 64, 64, 256
 # Keys of a model's config that no number of a training step depends on.
 _OPERATIONAL_KEYS = frozenset(
@@ -48,13 +53,18 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
             "rewards": [described(function) for function in functions],
             "weights": getattr(trainer.args, "reward_weights", None),
         },
+        "rewards": {
+            f"the source of {name}, number {i + 1}": source
+            for i, function in enumerate(trainer.given_rewards if functions else ())
+            for name, source in sources_of(function)
+        },
         "data": data_of(trainer.train_dataset) | {"tokenizer": _tokenizer_of(trainer.processing_class)},
         "processes": trainer.args.world_size,
         "seed": {"seed": trainer.args.seed, "data_seed": trainer.args.data_seed},
         "settings": {name: described(value) for name, value in settings_of(trainer.args).items()},
         "restored": {name: described(value) for name, value in restored_settings(trainer.args).items()},
     }
-    return json.loads(json.dumps(found, sort_keys=True))
+    return public(json.loads(json.dumps(found, sort_keys=True)))
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
@@ -86,7 +96,8 @@ def described(value: Any) -> Any:
         return {"type": type(value).__qualname__, **{name: described(getattr(value, name)) for name in shown}}
     if isinstance(value, Mapping):
         # A list of pairs, so that one more key is a difference.
-        return [[str(key), described(item)] for key, item in sorted(value.items(), key=lambda pair: str(pair[0]))]
+        pairs = sorted(public(value).items(), key=lambda pair: str(pair[0]))
+        return [[str(key), described(item)] for key, item in pairs]
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     if isinstance(value, Sequence):
@@ -95,6 +106,28 @@ def described(value: Any) -> Any:
         frozen = (p for p in value.model.parameters() if not p.requires_grad)
         return {"type": type(value).__qualname__, **_sample("weights", frozen)}
     return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
+    """Yield name and checksum of the user's code of a reward, or of each rule of a set; a library's is its version's.
+
+    Numbers and texts that a function was made with, as `partial` and closures hold them, belong to it.
+    """
+    if isinstance(reward, RuleSet):
+        for rule in reward.rules:
+            values = (getattr(rule, field.name) for field in dataclasses.fields(rule))
+            for one in (type(rule), *filter(callable, values)):
+                yield from sources_of(one)
+        return
+    function = inspect.unwrap(reward.func if isinstance(reward, partial) else reward)
+    code = function if inspect.isroutine(function) or isinstance(function, type) else type(function)
+    if isinstance(reward, (str, nn.Module)) or code.__module__.partition(".")[0] in ("trl", "trl_ext", "transformers"):
+        return
+    with suppress(OSError, TypeError, ValueError):  # no file holds what was typed into a plain Python
+        values = [cell.cell_contents for cell in getattr(code, "__closure__", None) or ()]
+        made_with = [value for value in values if isinstance(value, (bool, int, float, str))]
+        made_with += [reward.args, reward.keywords] if isinstance(reward, partial) else []
+        yield code.__qualname__, _hashed(json.dumps([inspect.getsource(code), described(made_with)]).encode())
 
 
 def data_of(dataset: Any) -> dict[str, Any]:

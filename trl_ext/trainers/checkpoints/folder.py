@@ -127,7 +127,7 @@ def _owner_of(folder: Path) -> dict[str, str]:
         with (folder / OWNER).open("rb") as file:
             content = json.loads(file.read(10_000))
         found = {name: str(content[name]) for name in ("host", "pid", "user", "since")}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return found if all(word.isprintable() and len(word) <= _MAX_WORD for word in found.values()) else {}
 

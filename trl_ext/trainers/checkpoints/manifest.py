@@ -1,7 +1,7 @@
 """What a whole checkpoint holds: `manifest.json`, written last, with the size and the checksum of every file.
 
-A folder with a manifest that agrees with it was written to its end by all processes, and has not changed since. The
-checksum, xxh3, finds damage; it is no signature.
+A folder with a manifest that agrees with it was written to its end by all processes, and has not changed since, but
+for files that nothing reads. The checksum, xxh3, finds damage; it is no signature.
 """
 
 import errno
@@ -24,6 +24,11 @@ LAYOUT = 1
 _BLOCK_BYTES = 1 << 20
 # transformers', DeepSpeed's, FSDP's names and ours of a file that one process writes for itself.
 _RANK = re.compile(r"(?:^rng_state_|^rollouts_|rank_|^__)(\d+)[_.]")
+# What transformers, PEFT, DeepSpeed, accelerate and our trainers read where they find it, whoever wrote it.
+_READ = re.compile(
+    r"(adapter_|config\.json$|critic/|global_step|latest$|(pytorch_)?model|optimizer|ppo\.json$|rng_state|rollouts_"
+    r"|rules\.json$|scaler|scheduler|trainer_state|[^/]+/adapter_)"
+)
 
 
 class Damaged(ValueError):
@@ -92,11 +97,13 @@ class Manifest:
                     f"its parts lie on {content['parts']} disks that are not shared: copy the folders of all machines "
                     "into one that all of them see, and resume from that with resume_despite=manifest"
                 )
+            if (number := re.fullmatch(r"checkpoint-(\d+)", folder.name)) and int(number[1]) != content["step"]:
+                raise Damaged(f"its {MANIFEST} is of step {content['step']}: the folder was renamed or copied")
             files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
             return cls(files=files, **content)
         except FileNotFoundError:
             raise Damaged(f"it has no {MANIFEST}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, Damaged):
                 raise
             raise Damaged(f"its {MANIFEST} is damaged") from error
@@ -104,7 +111,7 @@ class Manifest:
             raise Damaged(f"its {MANIFEST} cannot be read: {error.strerror}") from error
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise Damaged where a file is missing or has another size; reads no file."""
+        """Raise Damaged where a file is missing, has another size or would be read and is not listed; reads none."""
         for name, entry in self.files.items():
             try:
                 size = (folder / name).stat().st_size
@@ -112,6 +119,9 @@ class Manifest:
                 raise Damaged(f"{name} is missing") from None
             if size != entry.size_bytes:
                 raise Damaged(f"{name} has {size} bytes, not {entry.size_bytes}")
+        for name in files_in(folder):
+            if name not in self.files and _READ.match(name):
+                raise Damaged(f"{name} came later, as its {MANIFEST} does not name it: remove it")
 
     def check_files(self, folder: Path, names: Iterable[str]) -> None:
         """Raise Damaged where the content of one of these files is not what was written."""

@@ -89,7 +89,9 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any]) -> None:
             f"{checkpoint} was saved with save_only_model: without optimizer and random state no run goes on from it. "
             "Give the folder as the model of a new run."
         )
-    found = {part: list(differences({part: old[part]}, {part: run[part]})) for part in PARTS if part not in despite}
+    # Checkpoints of earlier versions know nothing of `rewards`.
+    compared = [part for part in PARTS if part in old and part not in despite]
+    found = {part: list(differences({part: old[part]}, {part: run[part]})) for part in compared}
     found = {part: lines for part, lines in found.items() if lines}
     if found:
         lines = [line for lines in found.values() for line in lines]

@@ -5,6 +5,7 @@ A failure of one process to write is a failure of all: they agree after every st
 
 import errno
 import os
+import re
 import shutil
 import socket
 import sys
@@ -21,7 +22,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 from transformers.utils import logging
 
 from trl_ext.compat.versions import installed_versions
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, StorageError
 from trl_ext.resources import __version__
 from trl_ext.trainers.checkpoints.manifest import (
     UNFINISHED,
@@ -38,6 +39,9 @@ from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
 # After which a process says that it still writes.
 SLOW_S = 60.0
 _NUM_THREADS = 4
+# What goes wrong for ever: until somebody mounts, moves or permits, every save fails alike. A full disk is none of it.
+_LASTING = (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM)
+_MOST_LASTING = 3  # failed saves in a row
 _PACKAGES = ("trl", "transformers", "accelerate", "torch", "datasets")
 
 logger = logging.get_logger(__name__)
@@ -83,6 +87,7 @@ class Saver:
     trainer: Any
     run_dir: Path
     _size_bytes: int = field(init=False, default=0)
+    _num_lasting: int = field(init=False, default=0)
 
     def save(self, step: int, run: dict[str, Any], write: Callable[[Path, WriteErrors], None]) -> Path | None:
         """Save a checkpoint. Collective.
@@ -97,6 +102,7 @@ class Saver:
 
         Raises:
             ConfigError: it could not be written, and no earlier one stands.
+            StorageError: it could not be written for the third time in a row, for a reason that does not pass.
         """
         staged = self.run_dir / UNFINISHED / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         entries: dict[str, FileEntry] = {}
@@ -123,13 +129,15 @@ class Saver:
         for stage in (lambda: self._make_room(staged), write_together, measure, finish):
             with errors.kept(), self._told_if_slow(step):
                 stage()
-            told = gathered(self.trainer.args, (errors.error and f"process {self._rank}: {errors.error}", entries))
-            failures = [text for text, _ in told if text]
+            told = gathered(self.trainer.args, (self._said(errors.error), _is_lasting(errors.error), entries))
+            failures = [text for text, _, _ in told if text]
             if failures:
+                self._num_lasting = self._num_lasting + 1 if any(lasts for _, lasts, _ in told) else 0
                 self._give_up(step, failures)
                 return None
-            for _, theirs in told:
+            for _, _, theirs in told:
                 entries |= theirs
+        self._num_lasting = 0
         return final
 
     # Of this process ------------------------------------------------------------------------------------------------
@@ -137,6 +145,9 @@ class Saver:
     @property
     def _rank(self) -> int:
         return self.trainer.args.process_index
+
+    def _said(self, error: Exception | None) -> str:
+        return f"process {self._rank}: {error}" if error else ""
 
     @contextmanager
     def _told_if_slow(self, step: int) -> Iterator[None]:
@@ -202,6 +213,11 @@ class Saver:
         sentence = f"The checkpoint of step {step} could not be written: {'; '.join(failures)}."
         if standing is None:
             raise ConfigError(f"{sentence} There is no earlier one in {self.run_dir}. Make room or set output_dir.")
+        if self._num_lasting == _MOST_LASTING:
+            raise StorageError(
+                f"{sentence} That is the third in a row, and waiting does not mend it: make {self.run_dir} writable, "
+                f"and start again with --resume_from_checkpoint true; {standing} stands."
+            )
         if self._rank == 0:
             logger.warning(f"{sentence} Training goes on; {standing} stands.")
 
@@ -260,6 +276,12 @@ def step_of(path: Path) -> int | None:
     """Return the step in a checkpoint's name; None where there is none."""
     number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
     return int(number) if number.isdecimal() else None
+
+
+def _is_lasting(error: Exception | None) -> bool:
+    """Return True for an error of the file system that does not pass; of safetensors' only the text tells."""
+    codes = (getattr(error, "errno", None), *map(int, re.findall(r"\(os error (\d+)\)", str(error))))
+    return any(code in _LASTING for code in codes)
 
 
 def _is_of_disk(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint, position_in_stream
 from trl_ext.trainers.checkpoints.save import Saver, WriteErrors, is_sharded
-from trl_ext.trainers.checkpoints.secrets import guard_tokens
+from trl_ext.trainers.checkpoints.secrets import guard_secrets
 
 # Methods that write files, and that processes do not wait for each other in.
 _WRITERS = ("create_model_card", "save_model", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
@@ -40,7 +40,7 @@ class WholeCheckpoints(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        guard_tokens(self.args)
+        guard_secrets(self.args)
 
     def _save_own_state(self, folder: str) -> None:
         """Write what this trainer needs to go on, beside what transformers and TRL write."""

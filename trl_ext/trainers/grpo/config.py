@@ -7,6 +7,7 @@ from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
+from trl_ext.trainers.checkpoints.secrets import PublicArguments
 from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.forward.sequence_parallel import check_other_ways
@@ -16,8 +17,8 @@ from trl_ext.trainers.packing import PACKING, SEQUENCE_PARALLEL, settle_packing
 from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
 
 
-@dataclass
-class GRPOConfig(MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
+@dataclass(repr=False)
+class GRPOConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
     """TRL's `GRPOConfig` with packing and with memory that is planned.
 
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.

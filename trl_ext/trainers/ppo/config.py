@@ -30,7 +30,7 @@ def _renamed(name: str) -> Any:
     return field(default=None, metadata={"help": f"TRL 1.12's name of `{RENAMED[name]}`."})
 
 
-@dataclass
+@dataclass(repr=False)
 class PPOConfig(GRPOConfig):
     """PPO on GRPO's engine, with the arguments of TRL 1.12's `PPOConfig` under their old names.
 

@@ -43,7 +43,12 @@ def recipe_of(trainer: Any) -> tuple[dict[str, Any], list[str]]:
     plain = {name: _plain(value) for name, value in keys.items() if name not in _NOT_REPEATED}
     lost = [name for name, value in plain.items() if value is _NOT_PLAIN]
     notes += [f"Left out, as no file can hold it: {name}." for name in lost]
-    return public({name: value for name, value in plain.items() if name not in lost}), notes
+    shown = public({name: value for name, value in plain.items() if name not in lost})
+    if env := shown.pop("env", None):
+        if hidden := [name for name, value in env.items() if value is None]:
+            notes.append(f"Left out, as they may be secrets, of env: {', '.join(hidden)}.")
+        shown |= {"env": kept} if (kept := {name: value for name, value in env.items() if value is not None}) else {}
+    return shown, notes
 
 
 def rules_of(trainer: Any) -> tuple[dict[str, Any] | None, list[str]]:

@@ -13,6 +13,7 @@ from trl_ext.memory.files.plan import as_dict
 from trl_ext.monitor.progress import ProgressLine
 from trl_ext.monitor.record import RECIPE_FILE, write_record
 from trl_ext.trainers.record.card import complete_card
+from trl_ext.trainers.record.launch import public
 from trl_ext.trainers.record.recipe import data_in_words, in_words, recipe_of, rules_of
 from trl_ext.trainers.record.versions import packages, versions_of
 
@@ -78,7 +79,7 @@ class RunRecords(Trainer):
         lora = recipe.get("lora_r") if recipe.get("use_peft") else None
         facts = [
             ("base model", str(recipe.get("model_name_or_path") or "built in the program, without a name")),
-            ("data", data[0]),
+            ("data", public(data[0])),
             ("scored by", "; ".join(in_words(one) for one in self.given_rewards)),
             ("weights trained", "all" if lora is None else f"LoRA of rank {lora}"),
         ]
@@ -116,5 +117,6 @@ class RunRecords(Trainer):
 
         try:
             write_report(str(self.args.output_dir), self.state.log_history)
-        except Exception:  # whatever it is: the trained model is not saved yet
-            logger.warning("The report could not be written. Write it again with `trl-ext report`.", exc_info=True)
+        except Exception as error:  # whatever it is: the trained model is not saved yet
+            said = f"{type(error).__name__}: {error}"
+            logger.warning(f"The report could not be written ({said}). Write it again with `trl-ext report`.")

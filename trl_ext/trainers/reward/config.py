@@ -6,6 +6,7 @@ from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
+from trl_ext.trainers.checkpoints.secrets import PublicArguments
 from trl_ext.trainers.ending.fields import EndingFields
 from trl_ext.trainers.forward.sequence_parallel import check_other_ways
 from trl_ext.trainers.memory.fields import MemoryFields
@@ -15,8 +16,8 @@ from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers,
 LENGTH_POLICIES = ("drop", "truncate_prompt")
 
 
-@dataclass
-class RewardConfig(MemoryFields, ResumeFields, EndingFields, TRLRewardConfig):
+@dataclass(repr=False)
+class RewardConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TRLRewardConfig):
     """TRL's `RewardConfig` with packing and with memory that is planned.
 
     After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.

@@ -21,6 +21,12 @@ TOKEN = "hf_" + "aB3" * 8
         (["--pad_token", "<pad>", "--stop_token", "eos"], ["--pad_token", "<pad>", "--stop_token", "eos"]),
         (["--anything", TOKEN], ["--anything", "..."]),
         (["--url", "http://me:pass@host:80/x"], ["--url", "http://...@host:80/x"]),
+        (["--url", "https://glpat0123@host/x?a=1&api_key=k&b=2"], ["--url", "https://...@host/x?a=1&api_key=...&b=2"]),
+        (["--kw", '{"token": "abc", "a": {"api_key": "k"}, "b": 1}'], ["--kw", '{"a": {}, "b": 1}']),
+        (["--kw", '{"token": "a b", "b": '], ["--kw", '{"token": "...", "b": ']),
+        (["--env", "MY_SECRET=abc"], ["--env", "MY_SECRET=..."]),
+        (["--header", "Authorization: Bearer abc"], ["--header", "Authorization: Bearer ..."]),
+        (["--api_key_env", "MY_KEY"], ["--api_key_env", "MY_KEY"]),
         (["--max_tokens_per_forward", "8192"], ["--max_tokens_per_forward", "8192"]),
     ],
 )
@@ -36,9 +42,10 @@ def test_data_loses_its_secrets_at_every_depth():
         "rules": [{"rule": "my.Judge", "api_key": "x", "eos_token": "<eos>"}, f"see {TOKEN}."],
         "push_to_hub": True,
     }
+    given["env"] |= {"MY_WORD": "x", "NCCL_DEBUG": "INFO"}
     assert public(given) == {
         "model_init_kwargs": {"dtype": "auto"},
-        "env": {"HF_HOME": "/x"},
+        "env": dict.fromkeys(given["env"]) | {"HF_HOME": "/x", "NCCL_DEBUG": "INFO"},
         "rules": [{"rule": "my.Judge", "eos_token": "<eos>"}, "see ...."],
         "push_to_hub": True,
     }

@@ -1,0 +1,154 @@
+"""Secrets of eleven kinds are planted where users put them: no file of the run, no line of its console and nothing that
+a tracker gets holds one of them.
+"""
+
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+import torch
+import yaml
+from transformers import TrainerCallback
+
+from tests import tiny
+from trl_ext.rewards import Rule, Verdict
+from trl_ext.scripts import grpo, ppo, reward, training
+from trl_ext.trainers.record import launch
+
+torch.set_num_threads(1)
+
+SCRIPTS = {"grpo": grpo, "reward": reward, "ppo": ppo}
+# By the way that each takes into a run. None looks like a token of a known service: its place has to give it away.
+PLANTED = {
+    "hub_token, in the recipe or by a flag": "planted01whale",
+    "model_init_kwargs.token, as a mapping or as JSON": "planted02otter",
+    "env: a name that says so": "planted03heron",
+    "env: a password within an address": "planted04raven",
+    "env: a name that says nothing": "planted05moose",
+    "HF_TOKEN of the environment": "planted06gecko",
+    "WANDB_API_KEY of the environment": "planted07bison",
+    "a setting of a rule": "planted08finch",
+    "headers of a rule": "planted09tapir",
+    "run_name: a password within an address": "planted10lemur",
+    "a key of any other mapping": "planted11zebra",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asks(Rule):
+    """A rule that asks a service, as users write them."""
+
+    api_key: str
+    headers: dict[str, str]
+
+    def score(self, row):
+        return Verdict(0.5)
+
+
+class Tracker(TrainerCallback):
+    """Keeps what trackers are given: wandb, MLflow, TensorBoard and the like each ask the arguments in one way."""
+
+    def __init__(self):
+        self.payloads = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.payloads += [str(args.to_dict()), args.to_json_string(), str(args.to_sanitized_dict())]
+        self.payloads += [repr(args), str(args)]
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory):
+    """A tiny model, and rows that serve prompts as well as pairs."""
+    folder = tmp_path_factory.mktemp("assets")
+    tiny.model("llama").save_pretrained(folder / "model")
+    tiny.tokenizer().save_pretrained(folder / "model")
+    rows = [
+        {
+            "prompt": tiny.words(i) + " ",
+            "chosen": tiny.words(i),
+            "rejected": tiny.words(i + 1),
+            "answer": tiny.words(i),
+        }
+        for i in range(3, 19)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def recipe_of(kind):
+    """Return a short run of this trainer that saves, reports to TensorBoard and holds secrets."""
+    secret = list(PLANTED.values())
+    own = {
+        "grpo": dict(max_steps=2, num_generations=2, max_completion_length=4, log_completions=True),
+        "ppo": dict(total_episodes=8, num_mini_batches=1, num_ppo_epochs=1, response_length=4),
+        "reward": dict(max_steps=2),
+    }[kind]
+    rule = {"rule": "answer", "gold": "answer", "kind": "exact"}
+    asks = {"rule": f"{__name__}.Asks", "api_key": secret[7], "headers": {"Authorization": f"Bearer {secret[8]}"}}
+    return dict(
+        **({"hub_token": secret[0], "model_init_kwargs": {"token": secret[1]}} if kind == "reward" else {}),
+        env={
+            "EXTRA_API_KEY": secret[2],
+            "DATABASE_URL": f"postgres://ann:{secret[3]}@db/runs",
+            "MY_SETTING": secret[4],
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        },
+        rules=[rule, asks],
+        run_name=f"https://ann:{secret[9]}@tracker/runs",
+        liger_kernel_config={"password": secret[10]},
+        save_steps=1,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        report_to="tensorboard",
+        **own,
+    )
+
+
+def found_in(folder):
+    """Return the secrets that lie in files of a folder, by file; archives and tables are looked into."""
+    found = {}
+    for path in (path for path in Path(folder).rglob("*") if path.is_file()):
+        contents = [str(path).encode(), path.read_bytes()]
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                contents += [archive.read(name) for name in archive.namelist()]
+        if path.suffix == ".parquet":
+            contents.append(str(parquet.read_table(path).to_pylist()).encode())
+        found[path.name] = {secret for secret in PLANTED.values() for one in contents if secret.encode() in one}
+    return found
+
+
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, tmp_path, capfd, monkeypatch):
+    secret = list(PLANTED.values())
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    os.environ |= {"HF_TOKEN": secret[5], "WANDB_API_KEY": secret[6], "TRL_EXT_REPORT": "1"}
+    tracker, out = Tracker(), tmp_path / "out"
+    monkeypatch.setattr(training, "callbacks", [tracker])
+    recipe = tmp_path / "given.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_of(kind)))
+    argv = ["--config", str(recipe), "--model_name_or_path", str(assets / "model"), "--output_dir", str(out)]
+    argv += ["--dataset_name", str(assets / "rows.jsonl")]
+    if kind != "reward":
+        argv += ["--hub_token", secret[0], "--model_init_kwargs", json.dumps({"token": secret[1]})]
+    monkeypatch.setattr(launch, "command_line", lambda pid: ["python", "-m", f"trl_ext.scripts.{kind}", *argv])
+    SCRIPTS[kind].main(argv)
+
+    assert os.environ["MY_SETTING"] == secret[4] and os.environ["EXTRA_API_KEY"] == secret[2]  # they are in use
+    files = found_in(out)
+    looked_at = {"training_args.bin", "manifest.json", "recipe.yaml", "versions.json", "README.md", "report.html"}
+    assert looked_at <= files.keys() and any(name.startswith("events.out") for name in files)
+    assert len(list(out.rglob("training_args.bin"))) >= 3  # checkpoints' and the final one
+    printed = capfd.readouterr()
+    files |= {
+        place: {one for one in secret if one in text}
+        for place, text in (("stdout", printed.out), ("stderr", printed.err), ("tracker", str(tracker.payloads)))
+    }
+    assert {place: secrets for place, secrets in files.items() if secrets} == {}

@@ -1,5 +1,5 @@
-"""Secrets of eleven kinds are planted where users put them: no file of the run, no line of its console and nothing that
-a tracker gets holds one of them.
+"""Secrets of eleven kinds are planted where users put them; no file of the run, no line of its console and no payload
+of a tracker holds one of them.
 """
 
 import json

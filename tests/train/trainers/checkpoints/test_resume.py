@@ -1,5 +1,6 @@
 """A run resumes from the newest whole checkpoint of its own, and from no other without being told to."""
 
+import importlib.util
 import os
 import shutil
 
@@ -14,6 +15,7 @@ from tests.ppo_trainers import trained_weights
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import Call
+from trl_ext.trainers.checkpoints import fingerprint
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, Manifest
 
 torch.set_num_threads(1)
@@ -155,6 +157,50 @@ def test_another_run_is_refused_in_one_sentence_unless_told(part, folder):
 
 def reward_run(folder, **changes):
     return reward_trainers.trainer(folder, **dict(max_steps=2, save_strategy="steps", save_steps=1) | changes)
+
+
+def of_the_same_name(text, folder, version):
+    """Return the function `scores` of a module that users have written, in one of its versions."""
+    path = folder / f"own_{version}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("own", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.scores
+
+
+PLAIN = "def scores(completions, **kwargs):\n    return [float(len(text)){} for text in completions]\n"
+MADE = "def make(n):\n    def scores(completions, **_):\n        return [n for _ in completions]\n    return scores\n"
+CLASS = "class Scores:\n    def __call__(self, completions, **_):\n        return [{}.0 for _ in completions]\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (PLAIN.format(""), PLAIN.format(" + 1.0")),
+        (f"{MADE}scores = make(1)\n", f"{MADE}scores = make(2)\n"),
+        (f"{CLASS.format(1)}scores = Scores()\n", f"{CLASS.format(2)}scores = Scores()\n"),
+    ],
+    ids=["its text", "a number that it was made with", "its class"],
+)
+def test_another_reward_function_of_the_same_name_is_another_run(before, after, tmp_path):
+    functions = [of_the_same_name(text, tmp_path, i) for i, text in enumerate((before, before, after))]
+    first, same, other = (dict(fingerprint.sources_of(one)) for one in functions)
+    assert first == same != other and first.keys() == other.keys()
+
+
+def test_a_changed_reward_function_is_a_sentence_unless_told(tmp_path):
+    before, after = (of_the_same_name(PLAIN.format(text), tmp_path, text or "0") for text in ("", "+1"))
+    trainer(tmp_path / "out", before, max_steps=1).train()
+    sentence = r"rewards\.the source of scores, number 1 was .* and is .*set resume_despite to rewards to go on"
+    with pytest.raises(ConfigError, match=sentence):
+        resumed(tmp_path / "out", reward=after, max_steps=2)
+    assert resumed(tmp_path / "out", reward=after, max_steps=2, resume_despite="rewards").state.global_step == 2
+
+
+def test_a_changed_function_within_rules_is_another_run():
+    first, other = (dict(fingerprint.sources_of(rules(one))) for one in (length_of_text, number_of_words))
+    assert first and first != other
 
 
 def test_a_checkpoint_of_another_trainer_is_refused(folder, tmp_path):

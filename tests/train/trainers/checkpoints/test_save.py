@@ -1,18 +1,22 @@
 """What is written beside its place, what stays when a write fails, what rotation leaves, and what no file holds."""
 
+import errno
 import json
+import os
 import resource
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback
 
 from tests.preferences import pairs
 from tests.reward_trainers import trainer as reward_trainer
 from tests.reward_trainers import warnings_of
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, StorageError
+from trl_ext.trainers.checkpoints import save
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Manifest
 from trl_ext.trainers.checkpoints.save import is_whole
 
@@ -60,6 +64,56 @@ def test_a_full_disk_does_not_end_training_while_a_checkpoint_stands(tmp_path, c
     said = [line for line in warnings_of(caplog) if "could not be written" in line]
     assert [line.split(" could")[0] for line in said] == [f"The checkpoint of step {n}" for n in (2, 3)]
     assert "File too large" in said[0] and said[0].endswith("Training goes on; checkpoint-1 stands.")
+
+
+class Fails(TrainerCallback):
+    """Moving checkpoints to their place fails from this step on, as where the file system was mounted anew."""
+
+    def __init__(self, monkeypatch, code, from_step=2):
+        self.monkeypatch, self.code, self.from_step = monkeypatch, code, from_step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        def fail(source, *_):
+            raise OSError(self.code, os.strerror(self.code), str(source))
+
+        if state.global_step == self.from_step:
+            self.monkeypatch.setattr(save.os, "rename", fail)
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM])
+def test_the_third_save_that_fails_for_a_lasting_reason_ends_the_run(code, tmp_path, monkeypatch):
+    subject = trainer(tmp_path, Fails(monkeypatch, code), max_steps=9)
+    with pytest.raises(StorageError, match=r"step 4 could not be written.*third in a row.*checkpoint-1 stands"):
+        subject.train()
+    assert subject.state.global_step == 4 and steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_stays_full_never_ends_the_run(code, tmp_path, monkeypatch):
+    subject = trainer(tmp_path, Fails(monkeypatch, code), max_steps=6)
+    subject.train()
+    assert subject.state.global_step == 6 and steps(tmp_path) == [1]
+
+
+def test_of_safetensors_the_text_tells_a_reason_that_lasts():
+    lasts = SafetensorError("Error while serializing: I/O error: Read-only file system (os error 30)")
+    passes = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert (save._is_lasting(lasts), save._is_lasting(passes), save._is_lasting(None)) == (True, False, False)
+
+
+def test_the_report_never_ends_in_a_traceback(tmp_path, caplog, monkeypatch):
+    class Replaces(TrainerCallback):
+        """Puts a file into the place of the output folder."""
+
+        def on_train_end(self, args, state, control, **kwargs):
+            shutil.rmtree(args.output_dir)
+            Path(args.output_dir).write_text("")
+
+    monkeypatch.setenv("TRL_EXT_REPORT", "1")
+    trainer(tmp_path / "out", Replaces(), max_steps=1).train()
+    assert "Traceback" not in caplog.text
+    said = [line for line in warnings_of(caplog) if "report" in line]
+    assert len(said) == 1 and said[0].startswith("The report could not be written (")
 
 
 def test_a_full_disk_ends_training_where_no_checkpoint_stands(tmp_path):

@@ -119,6 +119,7 @@ SEAMS = (
         "writes README.md; its sentence `This model is a fine-tuned version of ...` and its heading `### Framework "
         "versions` are found there",
     ),
+    Seam("transformers.training_args:TrainingArguments.to_dict", (), "what trackers get loses its secrets"),
     Seam("transformers.trainer:DEFAULT_PROGRESS_CALLBACK", (), "a notebook's, for which ProgressLine stands as well"),
     Seam("transformers:Trainer.add_callback", ("callback",), "a ProgressLine takes the place of the one there"),
     Seam(

@@ -121,7 +121,11 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
         return
     function = inspect.unwrap(reward.func if isinstance(reward, partial) else reward)
     code = function if inspect.isroutine(function) or isinstance(function, type) else type(function)
-    if isinstance(reward, (str, nn.Module)) or code.__module__.partition(".")[0] in ("trl", "trl_ext", "transformers"):
+    if isinstance(reward, (str, nn.Module)) or str(code.__module__).partition(".")[0] in (
+        "trl",
+        "trl_ext",
+        "transformers",
+    ):
         return
     with suppress(OSError, TypeError, ValueError):  # no file holds what was typed into a plain Python
         values = [cell.cell_contents for cell in getattr(code, "__closure__", None) or ()]

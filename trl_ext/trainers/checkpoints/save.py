@@ -129,7 +129,8 @@ class Saver:
         for stage in (lambda: self._make_room(staged), write_together, measure, finish):
             with errors.kept(), self._told_if_slow(step):
                 stage()
-            told = gathered(self.trainer.args, (self._said(errors.error), _is_lasting(errors.error), entries))
+            said = errors.error and f"process {self._rank}: {errors.error}"
+            told = gathered(self.trainer.args, (said, _is_lasting(errors.error), entries))
             failures = [text for text, _, _ in told if text]
             if failures:
                 self._num_lasting = self._num_lasting + 1 if any(lasts for _, lasts, _ in told) else 0
@@ -145,9 +146,6 @@ class Saver:
     @property
     def _rank(self) -> int:
         return self.trainer.args.process_index
-
-    def _said(self, error: Exception | None) -> str:
-        return f"process {self._rank}: {error}" if error else ""
 
     @contextmanager
     def _told_if_slow(self, step: int) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import sys
 
 import pytest
 import torch
@@ -166,6 +167,7 @@ def of_the_same_name(text, folder, version):
     spec = importlib.util.spec_from_file_location("own", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.modules["own"] = module
     return module.scores
 
 
@@ -183,13 +185,15 @@ CLASS = "class Scores:\n    def __call__(self, completions, **_):\n        retur
     ],
     ids=["its text", "a number that it was made with", "its class"],
 )
-def test_another_reward_function_of_the_same_name_is_another_run(before, after, tmp_path):
-    functions = [of_the_same_name(text, tmp_path, i) for i, text in enumerate((before, before, after))]
-    first, same, other = (dict(fingerprint.sources_of(one)) for one in functions)
+def test_another_reward_function_of_the_same_name_is_another_run(before, after, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "own", None)  # restored after `of_the_same_name`
+    texts = enumerate((before, before, after))
+    first, same, other = [dict(fingerprint.sources_of(of_the_same_name(text, tmp_path, i))) for i, text in texts]
     assert first == same != other and first.keys() == other.keys()
 
 
-def test_a_changed_reward_function_is_a_sentence_unless_told(tmp_path):
+def test_a_changed_reward_function_is_a_sentence_unless_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "own", None)
     before, after = (of_the_same_name(PLAIN.format(text), tmp_path, text or "0") for text in ("", "+1"))
     trainer(tmp_path / "out", before, max_steps=1).train()
     sentence = r"rewards\.the source of scores, number 1 was .* and is .*set resume_despite to rewards to go on"

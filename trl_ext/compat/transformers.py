@@ -2,18 +2,13 @@
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
-
-from trl_ext.compat.versions import is_older
-
-if TYPE_CHECKING:  # attention alone needs no Trainer, which loads pandas
-    from transformers import Trainer
 
 
 def attention_function(name: str) -> Callable[..., Any]:
@@ -50,14 +45,3 @@ def flash_varlen_function(name: str) -> Callable[..., Any] | None:
     """
     functions, *_ = lazy_import_flash_attention(name)
     return functions[1]
-
-
-def let_loss_be_scaled(trainer: "Trainer") -> None:
-    """Tell a Trainer that `compute_loss` divides by all items of an optimizer step itself."""
-    trainer.loss_is_scaled_for_ga = True
-    # Issue: before 5.19 transformers reads another attribute for the same.
-    # Fixed in: transformers 5.19.
-    # Remove when: transformers>=5.19 is the lower bound.
-    if is_older("transformers", than="5.19"):
-        # Only compared with None, as `compute_loss` is overridden.
-        trainer.compute_loss_func = "not None: the loss is scaled already"  # type: ignore[assignment]

@@ -94,10 +94,10 @@ def pairs_of_forwards(trainer) -> list[int]:
     noted: list[int] = []
     original = trainer._packed_loss
 
-    def noting(model, rows, num_items):
+    def noting(model, rows):
         if trainer.model.training:
             noted.extend(row.num_pairs for row in rows)
-        return original(model, rows, num_items)
+        return original(model, rows)
 
     trainer._packed_loss = noting
     return noted

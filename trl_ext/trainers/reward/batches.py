@@ -1,7 +1,7 @@
 """Batches of preference pairs: flat rows, and under a token budget equally many of them on every rank.
 
-The pairs of an optimizer step are those that TRL takes, in TRL's order. Which rank and which forward a pair is in is
-ours.
+The pairs of an optimizer step are those that TRL takes, in TRL's order, and weigh what they weigh there. Which rank
+and which forward a pair is in is ours.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,10 @@ from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.step_plan import RowBlock, RowSize, forward_cost, plan_blocks
 from trl_ext.trainers.forward.pairs import PairRow, num_tokens_of_pair, pair_row
 
-Rows = list[tuple[int, ...]]
+# Numbers of pairs, each with the pairs of its micro-batch in TRL.
+Rows = list[tuple[tuple[int, int], ...]]
+# Where a pair says how many pairs its micro-batch has in TRL, whose loss is the mean over these.
+IN_MICRO_BATCH = "pairs_in_micro_batch"
 
 
 class PairSizes:
@@ -36,7 +39,7 @@ class PairSizes:
 
 @dataclass(eq=False)
 class StepSampler(Sampler[Rows]):
-    """Yields, for this rank, `accumulation` batches an optimizer step; a batch is a list of rows of pair indices.
+    """Yields, for this rank, `accumulation` batches an optimizer step; a batch is a list of rows of pairs.
 
     A batch may hold no row where a step needs fewer rows than batches; the last batch of a step always holds one, as
     it is the one after which the weights change.
@@ -93,9 +96,9 @@ class StepSampler(Sampler[Rows]):
             yield from self._batches_of(step[: left * self.num_ranks], left)
 
     def _batches_of(self, step: list[list[int]], num_batches: int) -> list[Rows]:
-        pairs = [i for batch in step for i in batch]
+        pairs = [(i, len(batch)) for batch in step for i in batch]
         with self.clock.phase("layout"):
-            blocks = [RowBlock((k,), self.sizes.tokens[i], self.sizes.costs[i]) for k, i in enumerate(pairs)]
+            blocks = [RowBlock((k,), self.sizes.tokens[i], self.sizes.costs[i]) for k, (i, _) in enumerate(pairs)]
             plan = plan_blocks(blocks, self.num_ranks // self.in_group, self.max_tokens)
             mine = plan.forwards[self.rank // self.in_group]
         rows = [tuple(pairs[k] for k in row) for row in mine]
@@ -106,15 +109,16 @@ class StepSampler(Sampler[Rows]):
 
 @dataclass(eq=False)
 class RowsOfPairs(Dataset):
-    """A dataset of pairs that is asked for whole rows: `rows[(3, 8)]` is the list of pairs 3 and 8."""
+    """A dataset of pairs that is asked for whole rows: `rows[(3, 4), (8, 2)]` is the list of pairs 3 and 8, of
+    micro-batches of 4 and of 2 pairs."""
 
     pairs: Any
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, row: tuple[int, ...]) -> list[dict[str, Any]]:
-        return [self.pairs[i] for i in row]
+    def __getitem__(self, row: tuple[tuple[int, int], ...]) -> list[dict[str, Any]]:
+        return [{**self.pairs[i], IN_MICRO_BATCH: size} for i, size in row]
 
 
 # More pairs than any rank's row has, where a rank does not know the others'.
@@ -158,7 +162,7 @@ class PairForward:
         ]
 
     def batch(self) -> dict[str, Any]:
-        return {"rows": [self.row], "pairs_in_micro_batch": self.in_micro_batch}
+        return {"rows": [self.row], IN_MICRO_BATCH: self.in_micro_batch}
 
 
 @dataclass(eq=False)
@@ -198,7 +202,7 @@ class PairCollator:
         # In their order: an evaluation's predictions stand in that of the dataset.
         rows: list[list[Mapping[str, Any]]] = []
         room = 0
-        for example in examples:
+        for example in ({**one, IN_MICRO_BATCH: len(examples)} for one in examples):
             tokens = num_tokens_of_pair(example, self.share_prompt)
             if tokens > room or not rows:
                 rows.append([])

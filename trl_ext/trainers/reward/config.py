@@ -32,8 +32,8 @@ class RewardConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TR
         default=None,
         metadata={
             "help": "Most tokens in one forward. The pairs of an optimizer step are then spread over as few forwards "
-            "of at most this many tokens as possible, balanced over all processes, and the loss is the mean over all "
-            "pairs of the step. Unset: one forward per micro-batch of per_device_train_batch_size pairs."
+            "of at most this many tokens as possible, balanced over all processes. The loss stays TRL's. "
+            "Unset: one forward per micro-batch of per_device_train_batch_size pairs."
         },
     )
     sequence_parallel: int = field(default=1, metadata=SEQUENCE_PARALLEL)

@@ -23,7 +23,6 @@ from trl.trainer.reward_trainer import RewardTrainer as TRLRewardTrainer
 from trl_ext.compat.accelerate import global_batches, with_batch_sampler
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import restored, swapped
-from trl_ext.compat.transformers import let_loss_be_scaled
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
@@ -45,6 +44,7 @@ from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.batches import (
     ANY_NUMBER,
+    IN_MICRO_BATCH,
     PairCollator,
     PairForward,
     PairSizes,
@@ -224,7 +224,6 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
             raise ConfigError(
                 "max_tokens_per_forward balances lengths itself. Remove train_sampling_strategy='batch_rebalance'."
             )
-        let_loss_be_scaled(self)
         if isinstance(self.train_dataset, Dataset):
             sizes = self._pair_sizes().tokens
             preference_data.check_budget(self.train_dataset, sizes, max_tokens, "train_dataset")
@@ -232,20 +231,18 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on the pairs of the step, and on its forwards
-        where a stream leaves each rank to itself; processes that share rows get all rows of their group."""
+        """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on the forwards of the step where a stream
+        leaves each rank to itself; processes that share rows get all rows of their group."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         is_planned = self._max_tokens is not None and isinstance(self.train_dataset, Dataset)
         for batch in batches if self._sequence_group is not None and not is_planned else ():
             batch["rows"] = [row for rows in self._rows_of_group(batch["rows"]) for row in rows]
         if self._max_tokens is None or not batches:
             return batches, num_items
-        pairs = sum(row.num_pairs for batch in batches for row in batch["rows"])
-        counts = torch.tensor([[pairs, *(len(batch["rows"]) for batch in batches)]], device=self.accelerator.device)
-        counts = self.accelerator.gather(counts)
-        for batch, agreed in zip(batches, counts[:, 1:].amax(dim=0).tolist(), strict=True):
+        counts = torch.tensor([[len(batch["rows"]) for batch in batches]], device=self.accelerator.device)
+        for batch, agreed in zip(batches, self.accelerator.gather(counts).amax(dim=0).tolist(), strict=True):
             batch["rows"] = self._filled_up(batch["rows"], agreed)
-        return batches, counts[:, 0].sum() // size_of_groups(self.args)
+        return batches, num_items
 
     def _rows_of_group(self, rows: list[PairRow]) -> list[list[PairRow]]:
         """Return the rows of each process that forwards these with this one. Collective where there are others."""
@@ -289,6 +286,9 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         except PackingError as error:
             return str(error)
         return ""
+
+    def _longest_row_tokens(self) -> int | None:
+        return self.args.max_length
 
     def _models(self) -> list[PreTrainedModel]:
         return [base_model(self.accelerator.unwrap_model(self.model))]
@@ -359,7 +359,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
             forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens
             self._tokens.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
         if self._packs:
-            loss, outputs = self._packed_loss(model, rows, num_items_in_batch)
+            loss, outputs = self._packed_loss(model, rows)
         else:
             loss, outputs = self._padded_loss(model, rows, num_items_in_batch)
         assert outputs.logits is not None
@@ -371,8 +371,8 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
             self._log_stats(stats)
             self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
         # A mean over the pairs of a part, beside the mean over all of the micro-batch.
-        if "pairs_in_micro_batch" in inputs and self._max_tokens is None:
-            loss = loss * (sum(row.num_pairs for row in rows) / inputs["pairs_in_micro_batch"])
+        if IN_MICRO_BATCH in inputs and self._max_tokens is None:
+            loss = loss * (sum(row.num_pairs for row in rows) / inputs[IN_MICRO_BATCH])
         return (loss, outputs) if return_outputs else loss
 
     def _padded_loss(
@@ -386,9 +386,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         ):
             return super().compute_loss(model, padded, True, num_items_in_batch)
 
-    def _packed_loss(
-        self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
-    ) -> tuple[torch.Tensor, SequenceClassifierOutput]:
+    def _packed_loss(self, model: nn.Module, rows: list[PairRow]) -> tuple[torch.Tensor, SequenceClassifierOutput]:
         forwarded, mine = rows, slice(len(rows))
         if not self.model.training:  # training has gathered and agreed before
             of_processes = self._rows_of_group(rows)
@@ -402,8 +400,9 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         losses = torch.cat([pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=True)])
         chosen, rejected = torch.cat(scores, dim=1)
         if self._max_tokens is not None and self.model.training:
-            # The mean over all pairs of the step: ranks' gradients are averaged, hence their number.
-            loss = losses.sum() / num_items_in_batch * self.accelerator.num_processes
+            # The means over TRL's micro-batches, whatever rank and forward their pairs are in.
+            sizes = [example[IN_MICRO_BATCH] for row in rows for example in row.examples]
+            loss = (losses / losses.new_tensor(sizes)).sum()
         else:
             loss = losses.mean()
         return loss, SequenceClassifierOutput(logits=torch.cat([chosen, rejected])[:, None])
@@ -422,7 +421,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         return pair_batch(self)
 
     def _rehearse(self, batch: MicroBatch) -> None:
-        TRLRewardTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
+        TRLRewardTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), None)
 
     # Metrics ------------------------------------------------------------------------------------------------------
 

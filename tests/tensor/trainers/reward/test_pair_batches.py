@@ -7,7 +7,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from trl_ext.monitor.phases import PhaseClock
-from trl_ext.trainers.reward.batches import PairSizes, RowsOfPairs, StepSampler
+from trl_ext.trainers.reward.batches import IN_MICRO_BATCH, PairSizes, RowsOfPairs, StepSampler
 
 BATCH_SIZE = 3
 MAX_TOKENS = 120
@@ -47,7 +47,7 @@ def ours(count, accumulation, num_ranks, drop_last=False, **changes) -> list[lis
     ranks = []
     for rank in range(num_ranks):
         subject = sampler(batches(count, drop_last), accumulation, rank, num_ranks, **changes)
-        epoch = list(subject)
+        epoch = [[tuple(pair for pair, _ in row) for row in batch] for batch in subject]
         ranks.append([epoch[i : i + accumulation] for i in range(0, len(epoch), accumulation)])
     return [list(step) for step in zip(*ranks, strict=True)]
 
@@ -87,6 +87,13 @@ def test_the_short_last_step_of_an_epoch_holds_the_pairs_that_are_left(accumulat
         found, expected = ours(count, accumulation, num_ranks), trls(count, accumulation, num_ranks)
         assert [sorted(pairs_of(step)) for step in found] == [sorted(pairs) for pairs in expected]
         assert sorted(pair for step in found for pair in pairs_of(step)) == list(range(count))
+
+
+def test_a_pair_knows_how_many_pairs_its_micro_batch_has_in_trl():
+    of = batches(8)  # 3, 3 and 2 pairs
+    expected = {pair: len(batch) for batch in of for pair in batch}
+    found = dict(pair for batch in sampler(of, accumulation=3, num_ranks=1) for row in batch for pair in row)
+    assert found == expected and set(found.values()) == {3, 2}
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -136,7 +143,7 @@ def test_two_epochs_of_a_shuffled_dataset_are_two_shuffles():
     first, second = list(subject), list(subject)
     assert first != second
     for epoch in (first, second):
-        assert sorted(pair for batch in epoch for row in batch for pair in row) == list(range(24))
+        assert sorted(pair for batch in epoch for row in batch for pair, _ in row) == list(range(24))
 
 
 def test_accelerate_finds_the_sampler_whose_epoch_it_sets():
@@ -158,8 +165,9 @@ def test_a_pairs_tokens_count_shared_ones_once():
 
 
 def test_a_dataset_of_rows_hands_out_the_pairs_of_a_row():
-    rows = RowsOfPairs(["a", "b", "c", "d"])
-    assert rows[(3, 1)] == ["d", "b"] and rows[()] == []
+    rows = RowsOfPairs([{"id": name} for name in "abcd"])
+    assert rows[((3, 2), (1, 1))] == [{"id": "d", IN_MICRO_BATCH: 2}, {"id": "b", IN_MICRO_BATCH: 1}]
+    assert rows[()] == []
     assert len(rows) == 4
 
 

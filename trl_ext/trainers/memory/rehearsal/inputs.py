@@ -14,6 +14,7 @@ from datasets import Dataset
 from trl_ext.trainers.checks import longest_prompt_tokens
 from trl_ext.trainers.forward.loss_split import split_is_free
 from trl_ext.trainers.forward.pairs import num_tokens_of_pair
+from trl_ext.trainers.reward.batches import IN_MICRO_BATCH
 
 # Prompts that are tokenized to find the longest: those of the most characters.
 MAX_TOKENIZED = 256
@@ -25,13 +26,11 @@ class MicroBatch:
 
     Args:
         inputs: What `training_step` gets.
-        num_items: Its `num_items_in_batch`.
         what: For the reader: "4 rows of 2,048 tokens".
     """
 
     inputs: dict[str, Any]
     what: str
-    num_items: torch.Tensor | None = None
 
 
 # Rollouts -----------------------------------------------------------------------------------------------------------
@@ -161,11 +160,10 @@ def pair_batch(trainer: Any) -> MicroBatch:
     else:
         pairs = _random_pairs(trainer, num_pairs, trainer.args.max_length)
     if budget is not None:
-        pairs = _full_row(trainer, pairs, budget)
+        pairs = [{**pair, IN_MICRO_BATCH: num_pairs} for pair in _full_row(trainer, pairs, budget)]
     row = trainer.data_collator.row(pairs).to(trainer.accelerator.device)
     num_tokens = row.flat.num_tokens if trainer._packs else row.num_padded_tokens
-    num_items = None if budget is None else torch.tensor(len(pairs), device=trainer.accelerator.device)
-    return MicroBatch({"rows": [row]}, f"{len(pairs):,} pairs of {num_tokens:,} tokens together", num_items)
+    return MicroBatch({"rows": [row]}, f"{len(pairs):,} pairs of {num_tokens:,} tokens together")
 
 
 def _full_row(trainer: Any, longest_first: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]:

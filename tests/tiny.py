@@ -37,6 +37,44 @@ MASKED = {
     "doge": ("doge", {"keep_window_size": 7}),
     "doge_window": ("doge", {"keep_window_size": 7, "sliding_window": 7}),
 }
+# Value heads of another size than query and key heads (multi-head latent attention).
+LATENT = {
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 3,
+        },
+    ),
+}
+# Positions whose frequencies depend on the length of a row beyond 24 tokens.
+STRETCHED = {
+    "dynamic": (
+        "llama",
+        {
+            "max_position_embeddings": 24,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+        },
+    ),
+    "longrope": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 24,
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.5 + i for i in range(8)],
+            }
+        },
+    ),
+}
 EAGER_ONLY = {
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 7}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),
@@ -71,7 +109,7 @@ STATEFUL = {
 
 def model(name: str, seed: int = 0, **changes) -> torch.nn.Module:
     """A random causal model of the family `name`, in float32."""
-    family, own = {**PACKABLE, **MIXTURE, **MASKED, **EAGER_ONLY, **STATEFUL}[name]
+    family, own = {**PACKABLE, **MIXTURE, **MASKED, **LATENT, **STRETCHED, **EAGER_ONLY, **STATEFUL}[name]
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[family](**{**_COMMON, **own, **changes})
     # transformers serves soft-capping and attention sinks by eager attention.

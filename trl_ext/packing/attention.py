@@ -186,10 +186,17 @@ def attend(
     scale = kwargs.get("scaling")
     window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0
-    pays = merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
+    # Merged attention knows no values of another size than the keys (multi-head latent attention).
+    is_mergeable = query.shape[-1] == value.shape[-1]
+    pays = is_mergeable and merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
     kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout, merging_pays=pays)
     out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)
     return (out if segments.group is None else heads_to_tokens(out, segments.group)), None
+
+
+def in_packed_forward() -> bool:
+    """Return True inside `packed_forward`."""
+    return _packed.get()
 
 
 def _refuse_extras(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ FLOAT32_TOLERANCE = 1e-4
 # Below it half precision is not looked at more closely: a prefix that is missed costs nats, not hundredths.
 HALF_TOLERANCE = 0.03
 
-# A group that shares a prompt, a prompt of one token, a completion of one token, a lone row.
-_SHAPES = ((9, 5), (9, 1), (9, 7), (1, 4), (6, 3), (14, 6))
+# A group that shares a prompt, a prompt of one token, a completion of one token, a lone row; and a group behind a
+# prompt so long that its keys are not copied (`kernels.merging_pays`), for completions and for pairs.
+_SHAPES = ((9, 5), (9, 1), (9, 7), (1, 4), (6, 3), (14, 6), (40, 2), (40, 1), (40, 3), (40, 2))
 # Fields of transformers' configs that bound how far a token sees, or cut a row into parts.
 _WINDOWS = re.compile(r"window(?!_layers|_pattern)|chunk|block_size|local_attention|index_topk")
 # Longer windows would make the check too slow on a CPU; attention takes them from transformers' own masks.

@@ -13,6 +13,8 @@ from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
+from trl_ext.packing.rope import begin_anew as begin_positions_anew
+from trl_ext.packing.rope import kinds_of, original_length
 from trl_ext.packing.state import begin_anew, kernels_of_training, why_not
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
@@ -91,6 +93,10 @@ class PackingSwitch(Trainer):
         """Reasons that can be known without a forward; empty if there is none."""
         return "prompt tuning puts virtual tokens before every row" if adds_virtual_tokens(self.model) else ""
 
+    def _longest_row_tokens(self) -> int | None:
+        """Return the most tokens that a row can have; None where nobody knows."""
+        return None
+
     def _models(self) -> list[PreTrainedModel]:
         """The models that forward flat rows, unwrapped."""
         raise NotImplementedError
@@ -112,10 +118,19 @@ class PackingSwitch(Trainer):
             for model in self._models():
                 before.append((model.config, take_segments(model.config)))
                 self._carries_state |= begin_anew(model)
+                begin_positions_anew(model)
         except PackingError as error:
             self._stop_packing(str(error).removesuffix(" Set packing=False."))
             return
-        self._share_prompt &= not self._carries_state
+        configs = [config for model in self._models() if kinds_of(config := model.config.get_text_config())]
+        longest = self._longest_row_tokens() if configs else None
+        stretches = any(longest is None or longest > original_length(config) for config in configs)
+        if stretches and self._share_prompt and self.accelerator.is_main_process:
+            logger.warning(
+                f"{self._model_name} is packed without sharing prompts: its positions depend on the length of a row, "
+                f"and rows of {longest or 'any number of'} tokens may be longer than it was first trained on."
+            )
+        self._share_prompt &= not (self._carries_state or stretches)
         self._packs = True
         # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
         self._check_is_due = True

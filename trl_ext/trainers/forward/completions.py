@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from trl_ext.compat.trl import head_in_cache
+from trl_ext.errors import DataError
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
@@ -18,6 +19,7 @@ from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup, sum_over
 from trl_ext.trainers.forward.calls import call_flat
 from trl_ext.trainers.forward.scored_positions import only_positions
+from trl_ext.trainers.rows.sentence import named
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +65,30 @@ def unpad(input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> 
     Args:
         input_ids, attention_mask: [B, P + C] prompts padded on the left, completions on the right.
         width: C.
+
+    Raises:
+        DataError: a row has a completion and no prompt.
     """
     # One transfer from the device for the whole batch: planning is a matter of integers.
     marked = input_ids.masked_fill(attention_mask == 0, -1).to(torch.int32).cpu().numpy()
     is_token = marked >= 0
     sequences = Ragged(marked[is_token].astype(np.int64), cumulated(is_token.sum(1)))
-    return Unpadded(sequences, is_token[:, marked.shape[1] - width :].sum(1), width)
+    num_scored = is_token[:, marked.shape[1] - width :].sum(1)
+    if problem := rows_without_prompt(sequences.lengths - num_scored, num_scored):
+        raise DataError(problem)
+    return Unpadded(sequences, num_scored, width)
+
+
+def rows_without_prompt(prompt_lengths: Sequence[int] | np.ndarray, num_scored: Sequence[int] | np.ndarray) -> str:
+    """Return a sentence on rows whose first completion token has no token before it; empty if there is none."""
+    rows = np.flatnonzero((np.asarray(prompt_lengths) == 0) & (np.asarray(num_scored) > 0)).tolist()
+    if not rows:
+        return ""
+    return (
+        f"In this batch {named(rows)} {'has' if len(rows) == 1 else 'have'} no prompt token, and nothing predicts the "
+        "first token of the completion. Drop such rows, or take a tokenizer that begins texts with a BOS token; a "
+        "rollout_func returns at least one token of each row as prompt_ids."
+    )
 
 
 def plan(

@@ -12,12 +12,10 @@ import torch
 from torch.nn.functional import pad
 
 from trl_ext.errors import ConfigError
+from trl_ext.packing.rope import kinds_of
 from trl_ext.packing.state import carries_state
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.exchange import deal
-
-# These choose their frequencies by the last position of a forward, and a part of a row does not know it.
-_ROPE_OF_WHOLE_ROWS = ("dynamic", "longrope")
 
 
 def size_of_groups(args: Any) -> int:
@@ -79,9 +77,7 @@ def check_models(models: Sequence[Any], size: int) -> None:
                 f"{name} has layers that carry state along the row, and a process would carry it along its part only. "
                 f"Leave sequence_parallel={size} out."
             )
-        rope = getattr(config, "rope_parameters", None) or {}
-        kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-        for kind in kinds & set(_ROPE_OF_WHOLE_ROWS):
+        for kind in kinds_of(config):  # a part of a row does not know the length of the whole
             raise ConfigError(
                 f"{name} has positions of type {kind}, which depend on the length of the whole row. Leave "
                 f"sequence_parallel={size} out."

@@ -68,7 +68,7 @@ def noted(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
 
 
 def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:
-    """Return one value a metric; what no rank has a weight for is left out. Collective.
+    """Return one value a metric; 0, as in TRL, for what no rank has a weight for. Collective.
 
     Args:
         stats: `Noted` and `SkippedRows` of this rank. All ranks note the same names.
@@ -109,10 +109,10 @@ def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str,
     largest = accelerator.gather(torch.tensor([extremes], device=accelerator.device)).amax(dim=0).tolist()
     for name, (total, weight), extreme in zip(names, totals, largest, strict=True):
         if name.endswith(("_min", "_max")):
-            if extreme != float("-inf"):
-                result[name] = -extreme if name.endswith("_min") else extreme
-        elif weight:
-            result[name] = total / weight
+            known = 0.0 if extreme == float("-inf") else extreme
+            result[name] = -known if name.endswith("_min") else known
+        else:
+            result[name] = total / weight if weight else 0.0
     return result
 
 

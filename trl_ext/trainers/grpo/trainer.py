@@ -20,7 +20,7 @@ from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
@@ -31,7 +31,7 @@ from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
 from trl_ext.trainers.ending.run_end import RunEnds
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_sizes, score, unpad
+from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_sizes, rows_without_prompt, score, unpad
 from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group, size_of_groups
@@ -178,6 +178,12 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     def _why_not_packing(self) -> str:
         return "its rows or tools may bring images" if self._takes_images else super()._why_not_packing()
+
+    def _longest_row_tokens(self) -> int | None:
+        if self.rollout_func is not None or self.tools or self.max_completion_length is None:
+            return None
+        longest = longest_prompt_tokens(self)
+        return None if longest is None else longest + self.max_completion_length
 
     def _start_packing(self) -> None:
         for model in self._models():
@@ -447,7 +453,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     def _rehearse(self, batch: MicroBatch) -> None:
         """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""
-        TRLGRPOTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), batch.num_items)
+        TRLGRPOTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), None)
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 
@@ -460,7 +466,10 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             dtypes_kept(self.model) if self.use_transformers_continuous_batching else nullcontext(),
         ):
             output = super()._generate(prompts)
-        _, completion_ids, _, completions, logps, *_ = output
+        prompt_ids, completion_ids, _, completions, logps, *_ = output
+        problem = rows_without_prompt(*(list(map(len, ids)) for ids in (prompt_ids, completion_ids)))
+        for found in filter(None, gathered(self.args, problem)):
+            raise DataError(found)
         if self.use_vllm or self.rollout_func is not None:
             needed = self.use_vllm and self.vllm_importance_sampling_correction
             check_sampled_logps(completion_ids, logps, self.accelerator, needed=needed)

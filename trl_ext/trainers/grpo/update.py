@@ -238,7 +238,12 @@ class StepUpdate:
         num_rows = len(micro_batches[0]["completion_ids"])
         skips = not trainer._why_zero_advantage_counts() and self._skips is not False
         kept = [i for i, one in enumerate(sizes) if one.completion_length and (one.has_gradient or not skips)]
-        self._tell(rollouts, sizes, kept, skips)
+        has_gradient = bool(kept)
+        if skips and not kept:
+            # One row all the same, so that `entropy` and the like are computed in every step.
+            longest = max(range(len(sizes)), key=lambda i: sizes[i].completion_length)
+            kept = [longest] if sizes[longest].completion_length else []
+        self._tell(rollouts, sizes, kept, skips, has_gradient)
         # Padded rows are as long as their batch is wide.
         width = 0 if trainer._packs else max(one.length for one in sizes)
         as_planned = [_as_planned(i, sizes[i], trainer._share_prompt, width) for i in kept]
@@ -311,12 +316,18 @@ class StepUpdate:
             times = self._trainer._num_passes_of_update
             self._trainer._tokens.add(0, times * raw, times * padded)
 
-    def _tell(self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], skips: bool) -> None:
-        """Note which share of the rows is left out, and how many are not."""
-        if skips:
-            skipped = SkippedRows(len(sizes) - len(kept), len(sizes), _tokens_without(rollouts))
-            self._trainer._step_stats.append(skipped)
-            self._num_kept = (self._num_kept or 0) + len(kept)
+    def _tell(
+        self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], skips: bool, has_gradient: bool
+    ) -> None:
+        """Note which share of the rows is left out, and how many have a gradient."""
+        if not skips:
+            return
+        tokens = counted_tokens(rollouts).sum(dim=1)
+        first = self._trainer.accelerator.process_index * len(tokens)
+        here = [i - first for i in kept if 0 <= i - first < len(tokens)]
+        num_left_out = len(sizes) - len(kept) if has_gradient else len(sizes)
+        self._trainer._step_stats.append(SkippedRows(num_left_out, len(sizes), tokens.sum() - tokens[here].sum()))
+        self._num_kept = (self._num_kept or 0) + (len(kept) if has_gradient else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +336,7 @@ class SkippedRows:
 
     Args:
         num_rows, num_all: Over all ranks.
-        tokens: [] tokens of this rank's completions without advantage.
+        tokens: [] tokens of this rank's completions that were not forwarded.
     """
 
     num_rows: int
@@ -336,12 +347,6 @@ class SkippedRows:
 def counted_tokens(rollouts: Mapping[str, Any]) -> torch.Tensor:
     """[B, C] 1 for the tokens that losses and statistics count: sampled by the policy, in a scored completion."""
     return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
-
-
-def _tokens_without(rollouts: Rollouts) -> torch.Tensor:
-    advantages = rollouts["advantages"]
-    is_zero = (advantages if advantages.ndim == 2 else advantages[:, None]) == 0
-    return (counted_tokens(rollouts) * is_zero.all(dim=1, keepdim=True)).sum()
 
 
 def _as_planned(number: int, row: RolloutSize, share_prompt: bool, width: int) -> RowSize:

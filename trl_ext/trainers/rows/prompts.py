@@ -19,7 +19,7 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.checks import check_dataset, columns_of
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
 from trl_ext.trainers.rows.rendering import check_rendered
-from trl_ext.trainers.rows.screen import suspects
+from trl_ext.trainers.rows.screen import are_empty, rows_where, suspects
 from trl_ext.trainers.rows.sentence import listed, parts, refuse
 from trl_ext.trainers.rows.text import TextCheck
 
@@ -68,6 +68,11 @@ class PromptChecks:
                 self._check_environments(dataset, name)
                 if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
                     self._check_prompts(dataset, name)
+                elif "prompt" in dataset.column_names and not self._text_check(dataset.column_names).may_be_blank:
+                    # What else is in a prompt is the rollout_func's business.
+                    empty = rows_where(dataset, ["prompt"], lambda columns: are_empty(columns["prompt"]))
+                    if rows := [row for row, _ in empty]:
+                        refuse({"an empty prompt": rows}, name, _ADVICE)
 
     def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any, *, is_first: bool = False) -> None:
         """Raise DataError on all ranks for bad rows of a stream on any of them. Collective: call it on all ranks.

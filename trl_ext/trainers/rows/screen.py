@@ -70,6 +70,11 @@ def have_no_tokens(column: pa.Array) -> np.ndarray:
     return ~_is_filled(column) if _are_tokens(column.type) else np.ones(len(column), dtype=bool)
 
 
+def are_empty(column: pa.Array) -> np.ndarray:
+    """Return True for each row that is null, an empty text or an empty list."""
+    return ~_is_filled(column)
+
+
 def maybe_equal(one: pa.Array, other: pa.Array) -> np.ndarray:
     """Return False for each row in which two columns are known to differ: by their texts, or by their sizes."""
     found = np.ones(len(one), dtype=bool)

@@ -2,16 +2,21 @@
 
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from transformers.utils import logging
 from trl.trainer.utils import add_fused_lm_head
 
 from tests import tiny
-from tests.batches import RAGGED, alone, batch, forward_alone, gradient
+from tests.batches import RAGGED, alone, batch, forward_alone, gradient, padded
 from trl_ext import GRPOConfig, GRPOTrainer
+from trl_ext.errors import DataError, PackingError
+from trl_ext.packing import kernels
 
 torch.set_num_threads(1)
 
+NUM_LAYERS = 3
 LOGP_TOLERANCE = 5e-6
 GRADIENT_TOLERANCE = 2e-6  # relative
 
@@ -73,6 +78,52 @@ def test_packed_rows_score_as_each_row_alone(family, checkpointing, share_prompt
     assert grad <= GRADIENT_TOLERANCE
 
 
+@pytest.mark.parametrize("family", tiny.STRETCHED)
+def test_rows_longer_than_the_original_length_score_as_each_row_alone(family, tmp_path):
+    """transformers takes the frequencies of the longest row of a forward, and dynamic NTK those of earlier ones."""
+    subject = trainer(tiny.model(family), tmp_path, max_completion_length=24)
+    given = batch((17, (4, 11, 1, 24)), (5, (3, 9)), (30, (13,)), order=[5, 0, 6, 1, 4, 2, 3])
+    expected = [alone(tiny.model(family), padded([row]))[0][0] for row in given.rows]
+    for _ in range(2):
+        found, *_ = subject._get_per_token_logps_and_entropies(
+            subject.model, given.input_ids, given.attention_mask, given.width
+        )
+        for ours, row in zip(found, expected, strict=True):
+            assert (ours[: len(row)] - row).abs().max() <= LOGP_TOLERANCE
+    # The whole batch padded, as TRL forwards it, is not.
+    padded_batch, *_ = trl.GRPOTrainer._get_per_token_logps_and_entropies(
+        trainer(tiny.model(family), tmp_path, packing=False), tiny_with_head(family), given.input_ids,
+        given.attention_mask, given.width,
+    )  # fmt: skip
+    assert max((one[: len(row)] - row).abs().max() for one, row in zip(padded_batch, expected, strict=True)) > 1e-4
+
+
+def tiny_with_head(family):
+    model = tiny.model(family)
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    return model
+
+
+@pytest.mark.parametrize(("family", "shares"), [("longrope", False), ("dynamic", False), ("llama", True)])
+def test_prompts_are_shared_where_no_row_has_positions_of_its_own_length(family, shares, tmp_path, caplog):
+    logging.enable_propagation()
+    subject = trainer(tiny.model(family), tmp_path, max_completion_length=24)
+    assert subject._packs and subject._share_prompt is shares
+    assert any("without sharing prompts: its positions" in m for m in caplog.messages) is not shares
+    assert trainer(tiny.model(family), tmp_path, max_completion_length=22)._share_prompt  # prompts of two tokens
+
+
+def test_a_row_without_a_prompt_is_refused_by_its_number(tmp_path):
+    subject = trainer(tiny.model("llama"), tmp_path)
+    given = batch((4, (3, 5)))
+    mask = given.attention_mask.clone()
+    mask[1, : -given.width] = 0
+    with pytest.raises(DataError, match=r"In this batch row 1 has no prompt token.*BOS"):
+        subject._get_per_token_logps_and_entropies(subject.model, given.input_ids, mask, given.width)
+    mask[1] = 0  # a completion that was cut off asks for nothing
+    subject._get_per_token_logps_and_entropies(subject.model, given.input_ids, mask, given.width)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_lora_gradients_are_those_of_each_row_alone(reentrant, tmp_path):
     lora = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], init_lora_weights=False)
@@ -124,3 +175,30 @@ def test_bfloat16_error_is_at_most_twice_that_of_padding(family, tmp_path):
         )
         errors[packing] = (logps - exact).square().mean().sqrt().item()
     assert errors[True] <= 2 * errors[False]
+
+
+# The self-check ---------------------------------------------------------------------------------------------------
+
+
+def test_the_self_check_takes_the_merged_kernel_and_stops_a_run_where_it_is_broken(tmp_path, monkeypatch):
+    calls = []
+    whole = kernels.merged_attention
+
+    def broken(*args, **kwargs):
+        calls.append(1)
+        return whole(*args, **kwargs) * (1.1 if len(calls) > 3 * NUM_LAYERS else 1.0)
+
+    monkeypatch.setattr(kernels, "merged_attention", broken)
+    trainer(tiny.model("llama"), tmp_path)
+    assert len(calls) == 2 * NUM_LAYERS, "both packed forwards of the check"
+    calls += [1] * NUM_LAYERS
+    with pytest.raises(PackingError, match="cannot be packed: log-probabilities differ by"):
+        trainer(tiny.model("llama"), tmp_path)
+
+
+def test_value_heads_of_another_size_are_attended_to_without_merging(tmp_path):
+    subject = trainer(tiny.model("deepseek_v3"), tmp_path)
+    given = batch((40, (3, 2, 4, 1, 2, 3, 2, 1)))
+    logp, entropy, grad = compare(subject, tiny.model("deepseek_v3"), given)
+    assert max(logp, entropy) <= LOGP_TOLERANCE
+    assert grad <= GRADIENT_TOLERANCE

@@ -201,6 +201,27 @@ def test_a_step_of_equal_rewards_says_so_once_and_changes_nothing(tmp_path, capl
         assert entry["loss"] == 0.0
         assert entry["packing/skipped_rows_frac"] == 1.0
         assert all(value == value for value in entry.values() if isinstance(value, float))
+        assert entry["entropy"] > 1.0, "of the one row that is forwarded"
+
+
+@pytest.mark.parametrize("changes", [dict(loss_type=name) for name in LOSS_TYPES] + [dict(packing=False)])
+def test_a_step_without_gradient_logs_every_key_of_trls(changes, tmp_path):
+    changes = dict(score=lambda completions, **_: [1.0] * len(completions), max_steps=1, **changes)
+    ours = entries(trained(tmp_path, **changes))[0]
+    changes.pop("packing", None)
+    theirs = entries(trained(tmp_path, library=trl, **changes))[0]
+    assert set(theirs) <= set(ours)
+    assert all(isinstance(ours[key], int | float) for key in theirs if isinstance(theirs[key], int | float))
+
+
+def test_a_step_whose_completions_are_all_masked_logs_every_key_as_0(tmp_path):
+    changes = dict(mask_truncated_completions=True, max_steps=1, beta=0.1)
+    trainer = subject(tmp_path, **changes)
+    original = trainer.rollout_func
+    trainer.rollout_func = lambda prompts, t: {**original(prompts, t), "completion_ids": [[5, 6, 7]] * len(prompts)}
+    trainer.train()
+    entry = entries(trainer)[0]
+    assert [entry[key] for key in ("entropy", "kl", "clip_ratio/low_min", "clip_ratio/high_max")] == [0.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -240,6 +261,22 @@ def test_the_metrics_of_a_step_in_one_micro_batch_are_trls(changes, tmp_path):
         for key in keys:
             assert one[key] == pytest.approx(other[key], abs=2e-6), key
     assert any(value > 0 for one in entries(ours) for key, value in one.items() if "clip_ratio" in key)
+
+
+def test_trls_own_numbers_are_had_with_one_micro_batch_a_step_and_every_row_in_it(tmp_path):
+    """What docs/grpo.md says: otherwise ours are means over the step's tokens, TRL's of the micro-batches' means."""
+    changes = dict(num_iterations=2, learning_rate=0.05, score=equal_for_short_prompts, max_steps=2)
+    one = dict(per_device_train_batch_size=16, gradient_accumulation_steps=1)
+    keys = ("entropy", "clip_ratio/high_mean", "clip_ratio/high_max", "clip_ratio/region_mean")
+
+    def apart(skips, **more):
+        ours = entries(trained(tmp_path, skip_zero_advantage=skips, **changes, **more))
+        theirs = entries(trained(tmp_path, library=trl, **changes, **more))
+        return max(abs(a[key] - b[key]) for a, b in zip(ours, theirs, strict=True) for key in keys)
+
+    assert apart(False, **one) <= 5e-6
+    assert apart(None, **one) > 1e-3  # an entropy without the rows of zero advantage
+    assert apart(False) > 1e-3  # four micro-batches of unequal lengths
 
 
 def test_clipped_shares_count_the_rows_that_were_left_out(tmp_path):

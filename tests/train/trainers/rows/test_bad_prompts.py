@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
 from tests import ppo_trainers, tiny
+from tests.rollouts import rollout
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Call, Code, Math
@@ -261,6 +262,22 @@ def test_grpo_names_bad_rows_before_the_model_is_touched(kind, tmp_path):
         )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("dataset", [texts("", ""), chats([], None)], ids=["text", "messages"])
+def test_an_empty_prompt_is_refused_beside_a_rollout_func_too(dataset, tmp_path):
+    with pytest.raises(DataError, match="train_dataset: rows 4, 5 have an empty prompt"):
+        grpo(tmp_path, dataset, TEMPLATE, model=Untouched(), rollout_func=rollout)
+
+
+def test_a_rollout_func_that_gives_a_row_no_prompt_token_is_refused(tmp_path):
+    def bare(prompts, trainer):
+        made = rollout(prompts, trainer)
+        return {**made, "prompt_ids": [[], *made["prompt_ids"][1:]]}
+
+    subject = grpo(tmp_path, texts(), TEMPLATE, rollout_func=bare)
+    with pytest.raises(DataError, match="row 0 has no prompt token"):
+        subject.train()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BAD if kind != "no chat template"])

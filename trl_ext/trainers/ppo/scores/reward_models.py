@@ -19,6 +19,8 @@ from transformers.utils import logging
 from trl_ext.compat.peft import adds_virtual_tokens, base_model
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.attention import take_segments
+from trl_ext.packing.rope import begin_anew as begin_positions_anew
+from trl_ext.packing.rope import kinds_of
 from trl_ext.packing.state import begin_anew, carries_state, why_not
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
@@ -172,7 +174,7 @@ class CompletionScorer:
             return plan_padded(sequences, self._max_tokens)
         # A sequence that was cut begins elsewhere, and would leave its group nothing to share.
         groups = [(p, len(ids) == self._num_positions) for p, ids in zip(prompts, sequences, strict=True)]
-        return plan_packed(sequences, None if carries_state(self.model.config) else groups, self._max_tokens)
+        return plan_packed(sequences, groups if self._shares_prompts else None, self._max_tokens)
 
     def _forward(self, forward: Any, sequences: list[list[int]]) -> tuple[Sequence[int], torch.Tensor]:
         inputs = self.wrapped, forward, sequences, self._pad_token_id, self.device
@@ -219,9 +221,14 @@ class RewardModel(CompletionScorer):
             add_pooled_head(self.model)
             self._attention_before = take_segments(self.model.config)
             begin_anew(self.model)
+            begin_positions_anew(self.model)
         except PackingError as error:
             return self._pad_instead(str(error).removesuffix(" Set packing=False."))
         return True
+
+    @property
+    def _shares_prompts(self) -> bool:
+        return not (carries_state(self.model.config) or kinds_of(self.model.config.get_text_config()))
 
     def _pad_instead(self, reason: str) -> bool:
         if is_main_process():
@@ -247,7 +254,7 @@ class RewardModel(CompletionScorer):
             device=self.device,
             autocast=self._autocast,
             half_precision=half_precision,
-            share_prompt=not carries_state(self.model.config),
+            share_prompt=self._shares_prompts,
             group=self.group,
         )
         if not result.is_exact:

@@ -48,16 +48,17 @@ LATENT = {
             "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 16,
             "v_head_dim": 16,
+            "head_dim": 8,
             "first_k_dense_replace": 3,
         },
     ),
 }
-# Positions whose frequencies depend on the length of a row beyond 24 tokens.
+# Positions whose frequencies depend on the length of a row beyond 48 tokens.
 STRETCHED = {
     "dynamic": (
         "llama",
         {
-            "max_position_embeddings": 24,
+            "max_position_embeddings": 48,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
         },
     ),
@@ -68,7 +69,7 @@ STRETCHED = {
                 "rope_type": "longrope",
                 "rope_theta": 1e4,
                 "factor": 4.0,
-                "original_max_position_embeddings": 24,
+                "original_max_position_embeddings": 48,
                 "short_factor": [1.0] * 8,
                 "long_factor": [1.5 + i for i in range(8)],
             }

@@ -130,7 +130,7 @@ def test_the_check_knows_the_windows_that_a_config_names(fields, window):
 
 def test_rows_of_the_check_go_beyond_the_window():
     prompts = [len(probe.prompt) for probe in probes(tiny.VOCAB, WINDOW)]
-    assert sorted(prompts)[-2:] == [WINDOW + 2, WINDOW + 2]
+    assert prompts[-2:] == [WINDOW + 2, WINDOW + 2]
     assert probes(tiny.VOCAB, WINDOW)[:-2] == probes(tiny.VOCAB)
 
 

@@ -81,8 +81,8 @@ def test_packed_rows_score_as_each_row_alone(family, checkpointing, share_prompt
 @pytest.mark.parametrize("family", tiny.STRETCHED)
 def test_rows_longer_than_the_original_length_score_as_each_row_alone(family, tmp_path):
     """transformers takes the frequencies of the longest row of a forward, and dynamic NTK those of earlier ones."""
-    subject = trainer(tiny.model(family), tmp_path, max_completion_length=24)
-    given = batch((17, (4, 11, 1, 24)), (5, (3, 9)), (30, (13,)), order=[5, 0, 6, 1, 4, 2, 3])
+    subject = trainer(tiny.model(family), tmp_path, max_completion_length=48)
+    given = batch((40, (4, 11, 1, 24)), (5, (3, 9)), (30, (25,)), order=[5, 0, 6, 1, 4, 2, 3])
     expected = [alone(tiny.model(family), padded([row]))[0][0] for row in given.rows]
     for _ in range(2):
         found, *_ = subject._get_per_token_logps_and_entropies(
@@ -107,10 +107,10 @@ def tiny_with_head(family):
 @pytest.mark.parametrize(("family", "shares"), [("longrope", False), ("dynamic", False), ("llama", True)])
 def test_prompts_are_shared_where_no_row_has_positions_of_its_own_length(family, shares, tmp_path, caplog):
     logging.enable_propagation()
-    subject = trainer(tiny.model(family), tmp_path, max_completion_length=24)
+    subject = trainer(tiny.model(family), tmp_path, max_completion_length=48)
     assert subject._packs and subject._share_prompt is shares
     assert any("without sharing prompts: its positions" in m for m in caplog.messages) is not shares
-    assert trainer(tiny.model(family), tmp_path, max_completion_length=22)._share_prompt  # prompts of two tokens
+    assert trainer(tiny.model(family), tmp_path, max_completion_length=46)._share_prompt  # prompts of two tokens
 
 
 def test_a_row_without_a_prompt_is_refused_by_its_number(tmp_path):

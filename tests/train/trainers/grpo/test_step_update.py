@@ -275,8 +275,8 @@ def test_trls_own_numbers_are_had_with_one_micro_batch_a_step_and_every_row_in_i
         return max(abs(a[key] - b[key]) for a, b in zip(ours, theirs, strict=True) for key in keys)
 
     assert apart(False, **one) <= 5e-6
-    assert apart(None, **one) > 1e-3  # an entropy without the rows of zero advantage
-    assert apart(False) > 1e-3  # four micro-batches of unequal lengths
+    assert apart(None, **one) > 1e-4  # an entropy without the rows of zero advantage
+    assert apart(False) > 1e-4  # four micro-batches of unequal lengths
 
 
 def test_clipped_shares_count_the_rows_that_were_left_out(tmp_path):

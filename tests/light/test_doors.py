@@ -20,7 +20,7 @@ DOORS: dict[str, set[str]] = {
     "monitor": {"errors"},
     "doctor": {"compat", "errors", "memory"},
     "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "resources", "rewards"},
-    "scripts": {"doctor", "errors", "monitor", "resources", "rewards", "trainers"},
+    "scripts": {"errors", "memory", "monitor", "resources", "rewards", "trainers"},
     "twin": {"compat", "errors", "memory", "packing", "scripts", "trainers"},
     "launch": {"errors", "resources", "rewards", "scripts", "trainers"},
     "cli": {"doctor", "errors", "launch", "memory", "monitor", "resources", "rewards", "scripts", "trainers", "twin"},

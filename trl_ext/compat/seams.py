@@ -206,6 +206,7 @@ SEAMS = (
         ("epoch_iterator", "num_batches", "device"),
         "the one place where a rank sees all batches of an optimizer step: agree on pairs and forwards",
     ),
+    Seam("trl.trainer.grpo_trainer:GRPOTrainer.get_batch_samples", (), "where a stream's own code may raise"),
     Seam("trl.trainer.reward_trainer:RewardTrainer.training_step", (), "timed as the phase `update`"),
     Seam(
         "trl.trainer.reward_trainer:RewardTrainer._load_optimizer_and_scheduler",
@@ -293,6 +294,7 @@ SEAMS = (
         ("gradient_checkpointing_kwargs",),
         "the one way by which trainers switch checkpointing on; roles are pinned in its kwargs",
     ),
+    Seam("trl:TrlParser.set_defaults_with_config", (), "numbers of a recipe become text where text belongs"),
     Seam(
         "trl:TrlParser.parse_args_and_config",
         ("args", "return_remaining_strings", "fail_with_unknown_args", "separate_remaining_strings"),

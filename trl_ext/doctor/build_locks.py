@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from trl_ext.doctor.finding import Finding, note, ok
@@ -71,6 +72,14 @@ def lock_warnings() -> list[str]:
     """A sentence with its remedy for each lock that nobody here holds; empty where no launch has to wait."""
     findings = [lock.finding for lock in build_locks() if lock.builder is None]
     return [f"{finding.what} {finding.advice}" for finding in findings]
+
+
+@cache
+def warn_once() -> None:
+    """Say once, in one process of a machine, where DeepSpeed would wait for a lock that a killed build has left."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        for sentence in lock_warnings():
+            print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True)
 
 
 def _holder(status: os.stat_result) -> int | None:

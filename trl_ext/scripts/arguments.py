@@ -9,7 +9,7 @@ import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from trl import TrlParser
 
@@ -102,8 +102,13 @@ class StrictParser(TrlParser):
         return instances
 
     def set_defaults_with_config(self, **kwargs: Any) -> list[str]:
-        """Overrides trl.TrlParser.set_defaults_with_config: the launch file is the launcher's affair, and no field."""
+        """Overrides trl.TrlParser.set_defaults_with_config: the launch file is the launcher's affair, and no field; a
+        number is text where text belongs, as of a flag."""
         kwargs.pop(LAUNCH_KEY, None)
+        for name, value in kwargs.items():
+            hint = self.types_of.get(name)
+            if type(value) in (int, float) and {*(get_args(hint) or [hint])} <= {str, type(None)}:
+                kwargs[name] = str(value)
         return super().set_defaults_with_config(**kwargs)
 
     def given_keys(self, argv: Sequence[str]) -> set[str]:

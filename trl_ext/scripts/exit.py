@@ -36,7 +36,7 @@ _LAUNCHER_S = 5.0  # in which a launcher has seen that a process has ended
 # Packages that look at settings and at a model's files, and say in words what is wrong with them.
 _LIBRARIES = frozenset(
     "accelerate bitsandbytes datasets deepspeed huggingface_hub numpy peft pydantic safetensors tokenizers torch "
-    "transformers trl vllm".split()
+    "transformers trl vllm httpx requests".split()
 )
 _REFUSALS = (ValueError, OSError, ImportError, TypeError, AssertionError)
 
@@ -144,6 +144,7 @@ def _refusal(error: Exception, opening: str) -> str | None:
     library = module.partition(".")[0]
     if library not in _LIBRARIES:
         return None
+    from trl_ext.scripts.data.hub import unloadable
     from trl_ext.trainers.memory.oom.errors import is_out_of_memory  # imports torch
 
     if is_out_of_memory(error):
@@ -151,10 +152,14 @@ def _refusal(error: Exception, opening: str) -> str | None:
     # Models, tokenizers and configs: any error there is about the folder, be it a KeyError.
     loaders = (frame.f_locals for frame, _ in frames if frame.f_code.co_name == "from_pretrained")
     paths = (names.get("pretrained_model_name_or_path") for names in loaders)
-    what = next((f"{path} cannot be loaded" for path in paths if path), None)
+    what = next((str(path) for path in paths if path), None)
     # torch's RuntimeErrors come from devices and other processes; the others' are about packages and options.
-    known = _REFUSALS if library == "torch" else (*_REFUSALS, RuntimeError)
-    if what is None and not isinstance(error, known):
+    known = _REFUSALS if library == "torch" else (*_REFUSALS, RuntimeError, AttributeError, OverflowError)
+    is_of_hub = library in ("httpx", "requests")  # whose errors have no base in common
+    if what is None and not is_of_hub and not isinstance(error, known):
         return None
+    if what and not Path(what).exists() and (is_of_hub or isinstance(error, OSError)):
+        return unloadable(what, error)
     words = " ".join(str(error).split()).rstrip(".")
-    return f"{what or opening}: {words} ({type(error).__name__} in {module}, line {line})."
+    opening = f"{what} cannot be loaded" if what else opening
+    return f"{opening}: {words} ({type(error).__name__} in {module}, line {line})."

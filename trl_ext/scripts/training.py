@@ -12,10 +12,10 @@ from typing import Any
 from transformers import TrainerCallback
 from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_ext.doctor.build_locks import lock_warnings
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
+from trl_ext.scripts.data.hub import unloadable
 from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.data.look import ROLES
 from trl_ext.scripts.exit import nothing_left, refusals, user_errors
@@ -26,7 +26,7 @@ from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
 from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
 from trl_ext.trainers.record.launch import public
-from trl_ext.trainers.setting_checks import check_settings
+from trl_ext.trainers.setting_checks import check_settings, check_text
 
 
 def main(
@@ -51,7 +51,6 @@ def main(
         be_reachable()
         parser = make_parser(f"python -m {module}")
         if has_deepspeed(parser.given_keys(sys.argv[1:] if argv is None else argv)):
-            warn_of_build_locks()
             quiet_deepspeed()
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
@@ -80,22 +79,15 @@ def has_deepspeed(given_keys: Collection[str]) -> bool:
     return "deepspeed" in given_keys or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
 
 
-def warn_of_build_locks() -> None:
-    """Say, once per machine, where DeepSpeed would wait for a lock that a killed build has left.
-
-    Called before arguments are parsed: they start DeepSpeed's communication, which may be compiled then.
-    """
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        for sentence in lock_warnings():
-            print(f"\nwarning: {sentence}\n", file=sys.stderr, flush=True)
-
-
 def check_model(model_args: ModelConfig) -> None:
     """Refuse a run without a model, or with a model's path that is no folder."""
     name = model_args.model_name_or_path
     if not name:
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
     check_folder(name, "model_name_or_path")
+    revision = model_args.model_revision
+    if Path(name).is_dir() and revision not in (None, "main"):
+        raise ConfigError(f"model_revision={revision} has no effect on the folder {name}. Leave it out.")
 
 
 def check_folder(name: str, flag: str) -> None:
@@ -106,6 +98,7 @@ def check_folder(name: str, flag: str) -> None:
 
 def check_output_dir(name: str) -> None:
     """Refuse an output_dir that is no folder or cannot be written, before anything is loaded."""
+    check_text("output_dir", name)
     path = Path(name).absolute()
     there = next(part for part in (path, *path.parents) if part.exists())
     if not there.is_dir():
@@ -179,18 +172,22 @@ def load_rows(
 
 
 def load_tokenizer(training_args: Any, model_args: ModelConfig) -> Any:
-    """Return the model's tokenizer; None where it cannot be loaded, which the trainer will say."""
+    """Return the model's tokenizer.
+
+    Raises:
+        ConfigError: It cannot be loaded.
+    """
     from transformers import AutoTokenizer
 
-    name, source = model_args.model_name_or_path, {"revision": model_args.model_revision}
+    name, trusts = str(model_args.model_name_or_path), bool(getattr(training_args, "trust_remote_code", False))
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=training_args.trust_remote_code, **source)
-    except (OSError, ValueError):
-        return None
+        return AutoTokenizer.from_pretrained(name, revision=model_args.model_revision, trust_remote_code=trusts)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(f"The tokenizer of {unloadable(name, error)}") from error
 
 
 def has_chat_template(training_args: Any, model_args: ModelConfig) -> bool:
-    """Return True if the model's tokenizer has a chat template; False also where it cannot be loaded."""
+    """Return True if the model's tokenizer has a chat template."""
     return bool(getattr(load_tokenizer(training_args, model_args), "chat_template", None))
 
 

@@ -125,10 +125,15 @@ def _versions(found: dict[str, str], names: list[str]) -> str:
 def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the name for messages and the columns of a dataset, or of each in a dict of them."""
     if isinstance(dataset, dict):
+        if role == "train_dataset":
+            raise DataError(f"train_dataset holds the splits {_listed(dataset)}. Give one: train_dataset[...].")
         for name, part in dataset.items():
             yield from columns_of_all(part, f"{role}['{name}']")
     elif isinstance(dataset, (Dataset, IterableDataset)):
         yield role, columns_of(dataset, role)
+    elif isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # the latter has a DataFrame
+        maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
+        raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
     # Else it is None, or something that TRL refuses with a sentence of its own.
 
 

@@ -4,14 +4,17 @@ TRL and transformers take most of them: the run then ends in a foreign traceback
 they refuse with a sentence of their own is left to them.
 """
 
+import inspect
 import json
 import math
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_ext.compat.swap import swapped
+from trl_ext.doctor.build_locks import warn_once
 from trl_ext.errors import ConfigError
 
 
@@ -59,7 +62,7 @@ RANGES = {
     "weight_decay": NOT_NEGATIVE,
     "adam_beta1": Range(0, 1),
     "adam_beta2": Range(0, 1),
-    "adam_epsilon": NOT_NEGATIVE,
+    "adam_epsilon": POSITIVE,
     "max_grad_norm": Range(0, ends="[]", advice="0 leaves gradients as they are."),
     "warmup_steps": NOT_NEGATIVE,
     "neftune_noise_alpha": NOT_NEGATIVE,
@@ -74,6 +77,7 @@ RANGES = {
     "eval_steps": NOT_NEGATIVE,
     "save_total_limit": Range(1, advice="To keep all checkpoints, leave it out."),
     "ddp_timeout": POSITIVE,
+    "dataloader_num_workers": Range(0, 16 * (os.cpu_count() or 1), "[]", "Each is a process of this machine."),
     # TRL: GRPO
     "temperature": Range(0, ends="()", advice="Logits are divided by it; eval_temperature=0 evaluates greedily."),
     "top_p": Range(0, 1, "(]", "1 keeps all tokens."),
@@ -98,7 +102,7 @@ RANGES = {
     "vespo_k_neg": FINITE,
     "vespo_lambda_pos": FINITE,
     "vespo_lambda_neg": FINITE,
-    "top_entropy_quantile": Range(0, 1, "[]", "1 keeps all tokens."),
+    "top_entropy_quantile": Range(0, 1, "(]", "1 keeps all tokens."),
     "entropy_coef": FINITE,
     "entropy_coef_min": FINITE,
     "entropy_coef_max": FINITE,
@@ -160,6 +164,13 @@ CHOICES = {
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
+PATHS = ("output_dir", "resume_from_checkpoint", "memory", "deepspeed", "chat_template_path", "critic_warmup_data")
+# Keys of generation_kwargs that would overrule a setting in silence, with the setting.
+_SET_ELSEWHERE = {
+    **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),
+    **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
+}
 
 
 def check_numbers(config: Any) -> None:
@@ -168,6 +179,9 @@ def check_numbers(config: Any) -> None:
     Args:
         config: TRL's or ours, also in its own `__post_init__`, where a batch size of 0 would be a ZeroDivisionError.
     """
+    for name, text in vars(config).items():
+        if isinstance(text, str):
+            check_text(name, text)
     for name, allowed in RANGES.items():
         value = getattr(config, name, None)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -180,19 +194,38 @@ def check_numbers(config: Any) -> None:
         raise ConfigError(f"{name}={value} must be {words}. {allowed.advice}".rstrip())
 
 
+def check_text(name: str, text: str) -> None:
+    """Raise ConfigError for a text with a NUL character, and for one of PATHS that the system cannot look for."""
+    if "\0" in text or (name in PATHS and max(map(len, text.split("/"))) > 255):
+        raise ConfigError(f"{name}={text[:40]!r}... is too long, or holds a NUL character. Give another one.")
+
+
 def check_settings(args: Any) -> None:
     """Raise ConfigError for training arguments that cannot work, whichever class they have.
 
     Called by the trainers before they load anything: a plain TRL config is fine there, and fields can be set late.
     """
     check_numbers(args)
-    for name, choices in CHOICES.items():
-        value = getattr(args, name, choices[0])
-        if value not in choices:
-            raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(choices)}.")
+    words = {field.name: field.metadata.get("choices") for field in (fields(args) if is_dataclass(args) else ())}
+    for name, choices in [*CHOICES.items(), *((name, listed) for name, listed in words.items() if listed)]:
+        value = getattr(args, name, None)
+        if value is not None and value not in choices:
+            raise ConfigError(f"{name}={value!r} is unknown. Use one of: {', '.join(map(str, choices))}.")
     _check_weights(getattr(args, "reward_weights", None) or ())
+    _check_options(args)
+    _check_without_effect(args)
     if args.fp16 and args.device.type == "cpu":
         raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
+    dtype = (getattr(args, "model_init_kwargs", None) or {}).get("dtype")
+    if str(dtype).removeprefix("torch.") in ("float16", "half") and args.device.type == "cpu":
+        raise ConfigError(f"dtype={dtype} rounds an optimizer step on a CPU away. Set it to float32 or bfloat16.")
+
+
+def is_given(config: Any, name: str) -> bool:
+    """Return True for a field of a config that has another value than its default."""
+    field = next(field for field in fields(config) if field.name == name)
+    default = field.default_factory() if callable(field.default_factory) else field.default
+    return bool(getattr(config, name) != default)
 
 
 def choose_precision(config: Any) -> None:
@@ -215,11 +248,69 @@ def _check_weights(weights: Iterable[float]) -> None:
             raise ConfigError(f"reward_weights: weight {number} is {weight}. Give finite numbers.")
 
 
+def _check_options(args: Any) -> None:
+    """Raise ConfigError for keys of a mapping that another setting decides, or that torch does not know."""
+    for name, value in vars(args).items():
+        if name.endswith("_kwargs") and not isinstance(value, Mapping | None):
+            raise ConfigError(f"{name}={value!r} must be a mapping of options to their values.")
+    generation = getattr(args, "generation_kwargs", None) or {}
+    for name in generation.keys() & _SET_ELSEWHERE.keys():
+        raise ConfigError(
+            f"generation_kwargs has {name}={generation[name]}, which would overrule {_SET_ELSEWHERE[name]}. Set "
+            f"{_SET_ELSEWHERE[name]} instead."
+        )
+    if generation.get("do_sample") is False:
+        raise ConfigError(
+            "generation_kwargs has do_sample=False, with which all completions of a prompt are the same and nothing "
+            "is learnt. Leave it out; eval_temperature=0 evaluates greedily."
+        )
+    if mode := getattr(args, "torch_compile_mode", None):
+        from torch._inductor import list_mode_options
+
+        if mode not in list_mode_options():
+            raise ConfigError(f"torch_compile_mode={mode!r} is unknown. Use one of: {', '.join(list_mode_options())}.")
+    if checkpointing := getattr(args, "gradient_checkpointing_kwargs", None):
+        from torch.utils.checkpoint import checkpoint
+
+        known = {*inspect.signature(checkpoint).parameters, "preserve_rng_state", "every_n_layers", "offload"}
+        if unknown := set(checkpointing) - (known - {"function", "args", "kwargs"}):
+            raise ConfigError(f"gradient_checkpointing_kwargs has {min(unknown)!r}, which torch does not know.")
+
+
+def _check_without_effect(args: Any) -> None:
+    """Raise ConfigError for a setting that only another one brings to work, and that has not its value."""
+    for name in () if getattr(args, "use_vllm", True) else map(str, vars(args)):
+        if name.startswith("vllm_") and is_given(args, name):
+            value = getattr(args, name)
+            raise ConfigError(f"{name}={value!r} has no effect without use_vllm=True. Set both, or leave it out.")
+    if getattr(args, "load_best_model_at_end", False) and args.eval_strategy == "no":
+        raise ConfigError(
+            "load_best_model_at_end=True has no effect with eval_strategy='no': no checkpoint is the best. Set "
+            "eval_strategy and save_strategy, or leave it out."
+        )
+    if getattr(args, "optim_args", None):
+        from transformers import Trainer
+
+        try:
+            with swapped(args, optim_args=None):
+                plain = Trainer.get_optimizer_cls_and_kwargs(args)
+            is_read = Trainer.get_optimizer_cls_and_kwargs(args) != plain
+        except (ValueError, ImportError):  # transformers will say so
+            return
+        if not is_read:
+            raise ConfigError(f"optim_args={args.optim_args!r} has no effect with optim={args.optim!s}. Leave it out.")
+
+
 def check_deepspeed_file(name: Any) -> None:
     """Raise ConfigError for a DeepSpeed file that is no JSON mapping, or has another stage than the launcher.
 
+    Before, where there is DeepSpeed, warn of locks that it would wait for: TRL's `__post_init__` starts its
+    communication, which may be compiled then.
+
     What else it says is compared with the training arguments by transformers, and judged by DeepSpeed.
     """
+    if name or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        warn_once()
     if not isinstance(name, str) or not Path(name).is_file():
         return
     try:

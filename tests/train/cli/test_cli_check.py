@@ -216,6 +216,20 @@ def test_every_finding_is_a_line_of_the_table(assets, tmp_path, capsys):
         assert f" {subject} " in text
 
 
+def test_a_tokenizer_that_cannot_be_loaded_is_the_only_problem(ask):
+    keys = {**GRPO, **MAPPED, "system_prompt": "w7", "rules": RULES[1:], "columns": {"prompt": "answer"}}
+    keys = {key: value for key, value in keys.items() if key not in ("prompt_template", "answer_pattern")}
+    code, findings = ask({**keys, "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instrct"})
+    problems = [f["what"] for f in findings if f["level"] == "problem"]
+    assert code == CANNOT_WORK and len(problems) == 1
+    assert (
+        "The tokenizer of Qwen/Qwen2.5-1.5B-Instrct cannot be loaded, and there is no folder of this name"
+        in problems[0]
+    )
+    assert "hf download" in problems[0] and "HF_ENDPOINT=URL" in problems[0]
+    assert "Did you mean Qwen/Qwen2.5-1.5B?" in problems[0]
+
+
 def test_a_typo_is_the_only_finding_and_names_its_line(ask):
     code, findings = ask({**GRPO, "max_completion_lenght": 6})
     assert code == CANNOT_WORK and len(findings) == 1

@@ -51,7 +51,21 @@ VALUES = [
     ("max_steps", [1], "'max_steps' must be a whole number, not a list"),
     ("report_to", "wanddb", "wanddb is not supported"),
     ("seed", -1, "Seed must be between 0 and 2**32 - 1"),
-    ("dataloader_num_workers", -1, "num_workers option should be non-negative"),
+    ("dataloader_num_workers", -1, "dataloader_num_workers=-1 must be at least 0"),
+    ("dataloader_num_workers", 10_000, "dataloader_num_workers=10000 must be at least 0 and at most"),
+    ("gradient_checkpointing_kwargs", {"nonsense": 1}, "has 'nonsense', which torch does not know"),
+    ("model_init_kwargs", "word", "model_init_kwargs='word' must be a mapping"),
+    ("load_best_model_at_end", True, "load_best_model_at_end=True has no effect with eval_strategy='no'"),
+    ("optim_args", "foo=bar", "optim_args='foo=bar' has no effect with optim="),
+    ("log_level", "loud", "log_level='loud' is unknown. Use one of: detail, debug"),
+    ("torch_compile_mode", "fast", "torch_compile_mode='fast' is unknown"),
+    ("dtype", "float16", "dtype=float16 rounds an optimizer step on a CPU away"),
+    ("dataset_train_split", "trian", "is one file and has no split 'trian'"),
+    ("model_revision", "zzz", "model_revision=zzz has no effect on the folder"),
+    ("output_dir", "a\0b", "holds a NUL character"),
+    ("output_dir", "x" * 300, "is too long"),
+    ("parallelism_config", 7, "These settings cannot work: "),
+    ("resume_from_checkpoint", 7, "There is no checkpoint 7"),
     ("attn_implementation", "flahs", 'model cannot be loaded: Specified `attn_implementation="flahs"`'),
     ("dtype", "float19", "got float19"),
     ("eval_strategy", "steps", "without held-out rows set eval_strategy"),
@@ -82,6 +96,17 @@ GENERATION = [
     ("loss_type", "grop", "loss_type='grop' is unknown"),
     ("reward_weights", [1.0, 2.0], "Number of reward weights (2) must match"),
     ("reward_weights", [NAN], "reward_weights: weight 1 is nan"),
+    ("reward_weights", [0.0], "All rewards have the weight 0"),
+    ("rules", [{"rule": "length", "weight": 0.0}], "All rewards have the weight 0"),
+    ("max_completion_length", 1_000_000, "max_completion_length=1000000 is more than the 512 tokens"),
+    ("generation_kwargs", {"do_sample": False}, "all completions of a prompt are the same"),
+    ("generation_kwargs", {"max_new_tokens": 1}, "Set max_completion_length instead"),
+    ("generation_kwargs", {"temperature": 0.0}, "Set temperature instead"),
+    ("top_entropy_quantile", 0.0, "top_entropy_quantile=0.0 must be above 0"),
+    ("vllm_mode", "server", "vllm_mode='server' has no effect without use_vllm=True"),
+    ("vllm_max_model_length", 512, "vllm_max_model_length=512 has no effect without use_vllm=True"),
+    ("reward_funcs", ["os.system"], "The reward function 'system' cannot be called with the columns of train_dataset"),
+    ("reward_funcs", ["accuracy_reward"], "missing a required argument: 'solution'"),
     ("reward_funcs", ["math.pi"], "The reward function 'math.pi' is of type float"),
 ]
 OWN = {
@@ -213,6 +238,12 @@ def test_vllm_that_is_not_installed_is_a_sentence(run, trainer):
     assert code == 2 and "error: The run cannot start: vLLM is not available" in said
 
 
+@pytest.mark.parametrize(("trainer", "key"), [("grpo", "reward_model_name_or_path"), ("ppo", "reward_model")])
+def test_a_reward_model_that_is_not_there_is_no_question_to_the_hub(run, trainer, key):
+    code, said = run(trainer, {key: "out/reward" if trainer == "grpo" else ["out/reward"]})
+    assert code == 2 and "out/reward cannot be loaded, and there is no folder of this name" in said
+
+
 @pytest.mark.parametrize("trainer", SCRIPTS)
 def test_there_are_40_kinds_a_trainer(trainer):
     assert len({kind[0] for kind in kinds(trainer)}) >= 40
@@ -221,7 +252,7 @@ def test_there_are_40_kinds_a_trainer(trainer):
 @pytest.mark.parametrize("trainer", SCRIPTS)
 def test_settings_that_work_are_not_refused(run, trainer, tmp_path):
     fine = dict(learning_rate=0.0, max_grad_norm=0.0)
-    rollout = dict(temperature=0.5, top_k=0, beta=0.0, epsilon=0.3, reward_weights=[0.0])
+    rollout = dict(temperature=0.5, top_k=0, beta=0.0, epsilon=0.3, reward_weights=[0.5])
     code, said = run(trainer, {**fine, **(rollout if trainer in ROLLS_OUT else {})})
     assert code == 0, said[-3000:]
     assert (tmp_path / "runs" / "out" / "model.safetensors").is_file()

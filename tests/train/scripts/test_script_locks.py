@@ -1,12 +1,13 @@
-"""A script under DeepSpeed names a lock that a killed build has left, before anything waits for it."""
+"""Whoever makes a config under DeepSpeed is told of a lock that a killed build has left, before anything waits."""
 
 import os
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from trl_ext.scripts import grpo, training
+from trl_ext import GRPOConfig, PPOConfig, RewardConfig
+from trl_ext.doctor import build_locks
+from trl_ext.scripts import grpo
 
 
 @pytest.fixture
@@ -18,23 +19,39 @@ def lock(tmp_path, monkeypatch):
     file.parent.mkdir()
     file.touch()
     os.utime(file, (time.time() - 7_200,) * 2)
-    return file
+    build_locks.warn_once.cache_clear()
+    yield file
+    build_locks.warn_once.cache_clear()
 
 
-def nothing_parsed(parser, argv):
-    """Give the script's arguments, as far as it looks at them before its training."""
-    return grpo.GRPOScriptArguments(), SimpleNamespace(output_dir="out", fp16=False, given=frozenset())
+class Reached(Exception):
+    """TRL's config, which starts DeepSpeed's communication, was about to begin."""
 
 
-def start(argv):
-    """Start the script as far as its training."""
-    trained = []
-    training.main("trl_ext.scripts.grpo", grpo.make_parser, lambda *parsed: trained.append(parsed), argv)
-    assert len(trained) == 1
+@pytest.fixture
+def stopped(monkeypatch):
+    """Configs that end where TRL's own begin: DeepSpeed itself is not started."""
+    for config in (GRPOConfig, RewardConfig):
+
+        def reach(self):
+            raise Reached
+
+        monkeypatch.setattr(config.__mro__[4], "__post_init__", reach)
+
+
+@pytest.mark.parametrize("config", [GRPOConfig, PPOConfig, RewardConfig])
+def test_a_config_of_a_users_own_script_names_a_stale_lock_once(config, lock, stopped, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for _ in range(2):
+        with pytest.raises(Reached):
+            config(str(tmp_path / "out"))
+    said = capsys.readouterr().err
+    assert said.count(f"warning: {lock} is 2 hours old") == 1 and f"rm {lock}" in said
+    assert lock.exists()
 
 
 @pytest.mark.parametrize("says_so", ["launcher", "flag", "recipe"])
-def test_a_stale_lock_is_a_warning_under_deepspeed(says_so, lock, tmp_path, monkeypatch, capsys):
+def test_a_stale_lock_is_a_warning_of_the_scripts(says_so, lock, stopped, tmp_path, monkeypatch, capsys):
     argv = ["--output_dir", str(tmp_path / "out"), "--use_cpu"]
     if says_so == "launcher":
         monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
@@ -43,17 +60,16 @@ def test_a_stale_lock_is_a_warning_under_deepspeed(says_so, lock, tmp_path, monk
     else:
         (tmp_path / "recipe.yaml").write_text("deepspeed: zero2.json\n")
         argv += ["--config", str(tmp_path / "recipe.yaml")]
-    monkeypatch.setattr(training.StrictParser, "parse", nothing_parsed)  # DeepSpeed itself is not started
-    start(argv)
-    said = capsys.readouterr().err
-    assert f"warning: {lock} is 2 hours old" in said and f"rm {lock}" in said
-    assert lock.exists()
+    with pytest.raises(Reached):
+        grpo.main(argv)
+    assert f"warning: {lock} is 2 hours old" in capsys.readouterr().err
 
 
-def test_other_runs_and_other_ranks_are_silent(lock, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(training.StrictParser, "parse", nothing_parsed)
-    start(["--output_dir", str(tmp_path / "out")])
+def test_other_runs_and_other_ranks_are_silent(lock, stopped, tmp_path, monkeypatch, capsys):
+    with pytest.raises(Reached):
+        GRPOConfig(str(tmp_path / "out"))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    start(["--output_dir", str(tmp_path / "out")])
-    assert capsys.readouterr().err == ""
+    with pytest.raises(Reached):
+        GRPOConfig(str(tmp_path / "out"))
+    assert "warning" not in capsys.readouterr().err

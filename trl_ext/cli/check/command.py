@@ -130,7 +130,8 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
 
     rewards = report.attempt("rewards", check_models.rewards_of, parsed)
     tokenizer = report.attempt("tokenizer", check_models.load_tokenizer, parsed)
-    shape = report.attempt("model", check_models.shape_of, parsed)
+    told = report if tokenizer is not None else Report()  # a model that cannot be found is one problem, not two
+    shape = told.attempt("model", check_models.shape_of, parsed)
     if tokenizer is not None:
         report.findings.append(check_models.describe_tokenizer(tokenizer))
     rows = report.attempt("data", check_data.read_rows, parsed)

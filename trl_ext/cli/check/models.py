@@ -42,13 +42,8 @@ def load_tokenizer(parsed: Parsed) -> Any:
     Raises:
         ConfigError: It cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
-    name = _model_name(parsed)
-    try:
-        return AutoTokenizer.from_pretrained(name, **_source(parsed))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"The tokenizer of {name} cannot be loaded: {_first_line(error)}.") from error
+    training.check_model(parsed.model_args)
+    return training.load_tokenizer(parsed.training_args, parsed.model_args)
 
 
 def describe_tokenizer(tokenizer: Any) -> Finding:

@@ -136,20 +136,30 @@ def _read(file: Path) -> Mapping[str, Any]:
     return config
 
 
+def nearest_models(name: str) -> list[str]:
+    """Return up to three models of the package's table whose names are most like this one, the nearest first."""
+    names, plain = _names(), _plain(name)
+    family = plain.partition("-")[0]
+    alike = [known for known in names if known.partition("-")[0] == family]
+    # Of another family only what can be a slip of the pen: Qwen2.5-7B is not what Qwen3.5-9B means.
+    near = get_close_matches(plain, alike, n=3) or get_close_matches(plain, names, n=1, cutoff=0.85)
+    return [names[one] for one in near]
+
+
+def _names() -> dict[str, str]:
+    return {_plain(known): known for known in (*MODELS, *ALIASES)}
+
+
 def _known(name: str) -> ModelShape:
-    names = {_plain(known): known for known in (*MODELS, *ALIASES)}
-    plain = _plain(name)
+    names, plain = _names(), _plain(name)
     if plain in APART:
         return shape_from_config({"model_type": APART[plain]}, name)
     if plain not in names:
         try:
             return shape_from_config(_read(fetched_config(name)), name)
         except (OSError, ValueError) as error:
-            family = plain.partition("-")[0]
-            alike = [known for known in names if known.partition("-")[0] == family]
-            # Of another family only what can be a slip of the pen: Qwen2.5-7B is not what Qwen3.5-9B means.
-            near = get_close_matches(plain, alike, n=3) or get_close_matches(plain, names, n=1, cutoff=0.85)
-            hint = f" Nearest: {', '.join(names[one] for one in near)}." if near else ""
+            near = nearest_models(name)
+            hint = f" Nearest: {', '.join(near)}." if near else ""
             reason = " ".join(str(error).split()).rstrip(".")
             raise ConfigError(
                 f"The config of {name} is neither in the local cache nor in the package's table, and not to be had "

@@ -2,6 +2,9 @@
 
 import ast
 import re
+from pathlib import Path
+
+from trl_ext.memory.models.find import nearest_models
 
 PATIENCE_S = 10.0
 
@@ -22,15 +25,28 @@ def leave_if_unreachable() -> None:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 
-def unreachable(name: str) -> str:
-    """Say that a data set is neither here nor to be had, and the two ways on."""
+def unreachable(name: str, what: str = "dataset") -> str:
+    """Say that a data set, or a model, is neither here nor to be had, and the two ways on."""
     from huggingface_hub import constants
 
+    kind, flag = (" --repo-type dataset", "dataset_name") if what == "dataset" else ("", "model_name_or_path")
     return (
-        f"The dataset '{name}' is not on this machine, and the hub ({constants.ENDPOINT}) cannot be reached. "
-        f"Copy it (elsewhere: `hf download {name} --repo-type dataset --local-dir FOLDER`; here: --dataset_name "
-        "FOLDER), or name a mirror, HF_ENDPOINT=URL."
+        f"The {what} '{name}' is not on this machine, and the hub ({constants.ENDPOINT}) cannot be reached. "
+        f"Copy it (elsewhere: `hf download {name}{kind} --local-dir FOLDER`; here: --{flag} FOLDER), or name a "
+        "mirror, HF_ENDPOINT=URL."
     )
+
+
+def unloadable(name: str, error: Exception) -> str:
+    """Say why a model cannot be loaded; where there is no such folder either, with the nearest name that is known."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if Path(name).exists():
+        return f"{name} cannot be loaded: {reason}."
+    near = nearest_models(name)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    if "connect" in reason:
+        reason = unreachable(name, "model").rstrip(".")
+    return f"{name} cannot be loaded, and there is no folder of this name: {reason}.{hint}"
 
 
 def problem_of_config(error: Exception, config: str | None) -> str:

@@ -18,7 +18,7 @@ from torch import nn
 from transformers.utils import logging
 from trl.trainer.utils import is_async_callable
 
-from trl_ext.errors import RuleError, TrlExtError
+from trl_ext.errors import ConfigError, RuleError, TrlExtError
 from trl_ext.rewards import RuleSet
 
 RULES_FILE = "rules.json"
@@ -53,7 +53,7 @@ class GuardedReward:
         """True for a RuleSet, which scores whole completions."""
         return isinstance(self.function, RuleSet)
 
-    def __call__(self, **kwargs: Any) -> list[float | None]:
+    def __call__(self, /, **kwargs: Any) -> list[float | None]:
         try:
             return self._checked(self.function(**kwargs), len(kwargs["completions"]))
         except Exception as error:  # whatever user code raises: it is raised again on all ranks
@@ -91,12 +91,20 @@ class GuardedReward:
 class AsyncGuardedReward(GuardedReward):
     """Guards an `async def` reward function; TRL awaits all of them together."""
 
-    async def __call__(self, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
+    async def __call__(self, /, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
         try:
             return self._checked(await self.function(**kwargs), len(kwargs["completions"]))
         except Exception as error:  # as above
             self.error = error
             return [0.0] * len(kwargs["completions"])
+
+
+def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> None:
+    """Raise ConfigError where everything that scores has the weight 0: no completion would be better."""
+    is_zero = [isinstance(f, RuleSet) and not any(rule.weight for rule in f.rules) for f in functions]
+    pairs = zip(is_zero, weights or [1.0] * len(functions), strict=False)
+    if functions and all(zero or not weight for zero, weight in pairs):
+        raise ConfigError("All rewards have the weight 0, so that nothing is learnt. Give one of them a weight.")
 
 
 def guard(function: Any, name: str, takes_turns: bool = False) -> Any:

@@ -43,7 +43,15 @@ from trl_ext.trainers.grpo.old_policy import OldPolicy, check_sampled_logps
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.per_rule import per_rule
 from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
-from trl_ext.trainers.grpo.rewards import guard, load_state, raise_together, save_state, start_scoring, synchronise
+from trl_ext.trainers.grpo.rewards import (
+    check_weights,
+    guard,
+    load_state,
+    raise_together,
+    save_state,
+    start_scoring,
+    synchronise,
+)
 from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.shares import RuleShares
@@ -58,6 +66,7 @@ from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.rows.images import may_hold_images
 from trl_ext.trainers.rows.prompts import PromptChecks
+from trl_ext.trainers.rows.sentence import stream_read
 from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.setting_checks import check_settings
 from trl_ext.trainers.token_counts import TokenCounts
@@ -103,6 +112,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self.given_rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        check_weights(rewards, reward_weights)
         self._row_checks = PromptChecks(model, rewards, args, kwargs)
         self._row_checks.look_at(train_dataset, "train_dataset")
         self._row_checks.look_at(eval_dataset, "eval_dataset")
@@ -396,6 +406,11 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         with swapped(self.args, **self._oversampling.as_sampled):
             check_steps(self.train_dataset, self.args)
             return super().get_train_dataloader()
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Overrides trl.GRPOTrainer.get_batch_samples: what a stream's code raises is a sentence."""
+        with stream_read(self.train_dataset, "train_dataset"):
+            return super().get_batch_samples(*args, **kwargs)
 
     def _get_dataloader(
         self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any

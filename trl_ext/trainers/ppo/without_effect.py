@@ -5,13 +5,13 @@ or stands on a list of those that leave the numbers alone.
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from operator import eq
 from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.advantages import PER_TOKEN
+from trl_ext.trainers.setting_checks import is_given
 
 _GROUPS = "the critic takes the place of GRPO's groups, and advantages are whitened over the whole update"
 _ONE_SCORE = (
@@ -121,10 +121,10 @@ _OF_REWARD_MODELS = (
 def check_settings(config: Any) -> None:
     """Raise ConfigError for a setting of a PPOConfig, as the user gave it, that cannot have an effect."""
     for name, reason in REASONS.items():
-        if _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
+        if is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
             raise ConfigError(f"{_shown(config, name)} has no effect in PPO: {reason}. Leave {name} out.")
     for name, (other, brings, what) in _NEEDS.items():
-        is_news = _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ())
+        is_news = is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ())
         if is_news and not brings(getattr(config, other)):
             raise ConfigError(f"{_shown(config, name)} has no effect without {what}. Set both, or leave {name} out.")
 
@@ -132,7 +132,7 @@ def check_settings(config: Any) -> None:
 def check_settings_of_kl(config: Any) -> None:
     """Raise ConfigError for a setting of the KL where its coefficient is 0; the config's old names have been taken."""
     for name in _OF_THE_KL:
-        if config.beta == 0 and _is_given(config, name):
+        if config.beta == 0 and is_given(config, name):
             raise ConfigError(
                 f"{_shown(config, name)} has no effect with kl_coef=0, which measures no KL. Leave {name} out, or set "
                 "kl_coef."
@@ -145,17 +145,11 @@ def check_settings_of_reward_models(config: Any) -> None:
     if config.score_mode == "rules_only":
         why, instead = "with score_mode='rules_only': no reward model is asked", "Take another score_mode"
     for name in _OF_REWARD_MODELS:
-        if _is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
+        if is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
             raise ConfigError(
                 f"{_shown(config, name)} has no effect {why}. {instead}, or leave {name} out (a RuleSet has clip and "
                 "normalise of its own)."
             )
-
-
-def _is_given(config: Any, name: str) -> bool:
-    value = getattr(config, name)
-    default = next(field for field in fields(config) if field.name == name)
-    return bool(value != (default.default_factory() if callable(default.default_factory) else default.default))
 
 
 def _shown(config: Any, name: str) -> str:

@@ -47,9 +47,9 @@ class RewardConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TR
     )
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         self.settle_memory_fields()
         self.check_resume_fields()
-        check_numbers(self)
         check_other_ways(self)
         check_deepspeed_file(self.deepspeed)
         choose_precision(self)

@@ -16,6 +16,7 @@ from trl_ext.errors import DataError
 from trl_ext.rewards.preference.gaps import rule_gaps
 from trl_ext.trainers.checks import columns_of
 from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
+from trl_ext.trainers.rows.screen import maybe_equal, rows_where
 
 logger = logging.get_logger(__name__)
 
@@ -80,6 +81,24 @@ class Shortening:
             "chosen_ids": chosen[:start] + chosen[start + surplus :],
             "rejected_ids": rejected[:start] + rejected[start + surplus :],
         }
+
+
+def without_equal_tokens(dataset: Any, role: str) -> Any:
+    """The pairs whose sides are different tokens, which different texts need not be: a tokenizer may not know a word.
+
+    Raises:
+        DataError: no pair is left.
+    """
+    if isinstance(dataset, IterableDataset):
+        return dataset.filter(lambda c, r: c != r, input_columns=_SIDES)
+    maybe = rows_where(dataset, _SIDES, lambda columns: maybe_equal(*columns.values()))
+    if not (equal := {row for row, sides in maybe if sides["chosen_ids"] == sides["rejected_ids"]}):
+        return dataset
+    what = f"{role}: {len(equal)} of {len(dataset)} pairs have the same tokens on both sides"
+    if len(equal) == len(dataset):
+        raise DataError(f"{what}, so none is left. Check that the tokenizer knows the words.")
+    logger.warning(f"{what}, and are left out.")
+    return dataset.select([row for row in range(len(dataset)) if row not in equal])
 
 
 def add_shared_tokens(dataset: Any) -> Any:

@@ -57,6 +57,7 @@ from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_
 from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows import pairs as pair_rows
+from trl_ext.trainers.rows.sentence import stream_read
 from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.rows.tokens import check_tokens
 from trl_ext.trainers.setting_checks import check_settings
@@ -162,6 +163,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
             dataset = super()._prepare_dataset(dataset, processing_class, unlimited, dataset_name)
         policy = getattr(args, "max_length_policy", "drop")
         with args.main_process_first(desc=f"measuring {role}"):
+            dataset = preference_data.without_equal_tokens(dataset, role)
             dataset = preference_data.fit_to_length(
                 dataset, args.max_length, policy, processing_class.bos_token_id, role
             )
@@ -233,7 +235,8 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on the forwards of the step where a stream
         leaves each rank to itself; processes that share rows get all rows of their group."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        with stream_read(self.train_dataset, "train_dataset"):
+            batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         is_planned = self._max_tokens is not None and isinstance(self.train_dataset, Dataset)
         for batch in batches if self._sequence_group is not None and not is_planned else ():
             batch["rows"] = [row for rows in self._rows_of_group(batch["rows"]) for row in rows]

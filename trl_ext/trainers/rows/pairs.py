@@ -16,9 +16,9 @@ from transformers.utils import logging
 
 from trl_ext.errors import DataError
 from trl_ext.trainers.checks import columns_of_all
-from trl_ext.trainers.rows.screen import flagged, have_no_tokens, kind_of, maybe_equal, rows_where
+from trl_ext.trainers.rows.screen import flagged, have_no_tokens, kind_of, maybe_equal, maybe_other_turns, rows_where
 from trl_ext.trainers.rows.sentence import listed, refuse
-from trl_ext.trainers.rows.text import TextCheck
+from trl_ext.trainers.rows.text import TextCheck, is_blank
 
 logger = logging.get_logger(__name__)
 
@@ -27,7 +27,8 @@ _TOKENS = ("chosen_ids", "rejected_ids")
 _LEGACY = ("chosen_input_ids", "rejected_input_ids")
 ACCEPTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"), _TOKENS)
 _EMPTY, _EQUAL = "an empty side", "a chosen side that equals the rejected one"
-_MIXED = "text beside messages"
+_MIXED, _OTHER_TURNS = "text beside messages", "sides with different user turns"
+_MAX_MARGIN = 1e4  # of scores that differ by some units
 
 
 def check_columns(dataset: Any, role: str) -> None:
@@ -64,7 +65,7 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
             found.setdefault(problem, []).append(row)
     if found:
         advice = "Drop or mend such rows: dataset.filter(...)."
-        if set(found) <= {_EMPTY, _EQUAL}:
+        if set(found) <= {_EMPTY, _EQUAL, _OTHER_TURNS}:
             advice = "Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."
         elif _MIXED in found:
             advice = "Messages that begin with the prompt need none beside them: in a recipe columns: {prompt: null}."
@@ -134,6 +135,8 @@ def problems(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any] 
     margin = row.get("margin", 0.0)
     if not isinstance(margin, (int, float)) or not math.isfinite(margin):
         yield "a margin that is no finite number"
+    elif not 0 <= margin <= _MAX_MARGIN:
+        yield f"a margin that is not from 0 to {_MAX_MARGIN:g}"
 
 
 def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[str, Any]) -> str:
@@ -147,8 +150,16 @@ def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[s
     if len(set(kinds)) > 1:
         return _MIXED
     if kinds[0] == _is_chat(first["chosen"]):
-        return ""
+        return _problem_of_turns(row["chosen"], row["rejected"]) if kinds[0] else ""
     return f"{'messages' if kinds[0] else 'text'}, where the first row has {'text' if kinds[0] else 'messages'}"
+
+
+def _problem_of_turns(chosen: list[Any], rejected: list[Any]) -> str:
+    for side, name in ((chosen, "chosen"), (rejected, "rejected")):
+        if side[-1]["role"] == "user":
+            return f"a {name} side that ends with the user, and so without an answer"
+    turns = [[message.get("content") for message in side if message["role"] == "user"] for side in (chosen, rejected)]
+    return _OTHER_TURNS if turns[0] != turns[1] else ""
 
 
 def _is_chat(value: Any) -> bool:
@@ -160,11 +171,11 @@ def _is_empty(side: Any) -> bool:
     if side is None or (isinstance(side, str | Sequence) and not side):
         return True
     if isinstance(side, str):
-        return not side.strip()
+        return is_blank(side)
     if isinstance(side, Sequence) and isinstance(side[-1], Mapping):
         content = side[-1].get("content")
         calls_a_tool = bool(side[-1].get("tool_calls"))
-        return not calls_a_tool and (not content or (isinstance(content, str) and not content.strip()))
+        return not calls_a_tool and (not content or (isinstance(content, str) and is_blank(content)))
     return False
 
 
@@ -189,10 +200,12 @@ def _flags(columns: dict[str, pa.Array], check: TextCheck) -> np.ndarray:
             found |= flagged(columns[name], TextCheck(may_be_blank=True) if name == "prompt" else check)
     if len({kind_of(columns[name]) for name in names}) > 1:
         found[:] = True
+    elif kind_of(columns[names[-1]]) == "messages":
+        found |= maybe_other_turns(*(columns[name] for name in names[-2:]))
     if "margin" in columns:
         margin = columns["margin"]
         if not (pa.types.is_floating(margin.type) or pa.types.is_integer(margin.type)):
             return np.ones(len(found), dtype=bool)
-        finite = pc.fill_null(pc.is_finite(margin), False)
-        found |= ~finite.to_numpy(zero_copy_only=False)
+        fine = pc.fill_null(pc.and_(pc.greater_equal(margin, 0), pc.less_equal(margin, _MAX_MARGIN)), False)
+        found |= ~fine.to_numpy(zero_copy_only=False)
     return found

@@ -5,7 +5,7 @@ the model in minutes.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoProcessor
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.checks import check_dataset, columns_of
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
-from trl_ext.trainers.rows.rendering import check_rendered
+from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, rows_where, suspects
 from trl_ext.trainers.rows.sentence import listed, parts, refuse
 from trl_ext.trainers.rows.text import TextCheck
@@ -59,6 +59,11 @@ class PromptChecks:
             role: What the message calls it, such as "train_dataset".
         """
         check_dataset(datasets, self.reward_funcs, role, needs_prompt=not self._has_environment)
+        limit, most = positions(self._config), self.args.max_completion_length or 0
+        if limit is not None and most > limit:
+            raise ConfigError(
+                f"max_completion_length={most} is more than the {limit} tokens that the model reads. Lower it."
+            )
         for name, dataset in parts(datasets, role):
             self._check_columns(columns_of(dataset, name), name)
             if comes_late(dataset):
@@ -185,6 +190,8 @@ class PromptChecks:
         first = next(iter(dataset.select_columns(["prompt"]).with_format(None)))["prompt"]
         if problem := self._template_problem(first):
             refuse({problem: range(len(dataset))}, role, _TEMPLATE_ADVICE)
+        if problem := _problem_of_images(dataset.column_names, first):
+            raise DataError(f"{role} has {problem}. Rename or drop the column, or make messages of the prompts.")
         has_more = check.may_be_blank or self.options.get("tools") or hasattr(self._processor, "tokenizer")
         if self._processor is not None and not has_more:
             check_rendered(dataset, role, self._processor, self._config, self.args)
@@ -199,7 +206,7 @@ class PromptChecks:
         prompts = [row["prompt"] for row in rows if "prompt" in row or not self._has_environment]
         for prompt in prompts:
             problem = check.problem(prompt, "prompt") or _other_kind(prompt, prompts[0])
-            if problem := problem or self._template_problem(prompt):
+            if problem := problem or self._template_problem(prompt) or _problem_of_images(rows[0], prompt):
                 return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
         return ""
 
@@ -233,6 +240,12 @@ def check_call(function: Any, given: set[str], what: str) -> None:
             f"The reward function {name} takes no argument {listed(unknown)}, which TRL gives to all of them. Add "
             "**kwargs to its arguments."
         )
+
+
+def _problem_of_images(columns: Iterable[str], prompt: Any) -> str:
+    taken = next((name for name in ("image", "images") if name in columns), "")
+    is_bad = taken and isinstance(prompt, str)
+    return f"the column '{taken}', which TRL takes for images, beside text as prompt" if is_bad else ""
 
 
 def _other_kind(prompt: Any, first: Any) -> str:

@@ -112,6 +112,8 @@ def _flagged_messages(column: pa.Array, check: TextCheck) -> np.ndarray:
     else:
         is_bad, says_nothing = np.zeros(len(messages), dtype=bool), ~_is_filled(content)
     is_bad |= ~(is_given | stands_in) | ~_is_filled(pc.utf8_trim_whitespace(role))
+    if check.roles:
+        is_bad |= ~_numpy(pc.is_in(role, pa.array(check.roles, role.type)))
     speaks = stands_in | ~says_nothing
     found: np.ndarray = num_messages == 0
     found |= np.bincount(row, weights=is_bad, minlength=len(column)) > 0
@@ -134,6 +136,23 @@ def num_bytes(column: pa.Array, per_chat: int, per_message: int) -> np.ndarray:
     content = pc.struct_field(messages, "content")
     sizes = _numpy(pc.fill_null(pc.binary_length(content), 0)) if _is_text(content.type) else None
     return np.bincount(row, weights=sizes, minlength=len(column)).astype(int) + per_chat + per_message * num_messages
+
+
+def maybe_other_turns(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Return False for each pair of lists of messages whose user turns are the same; the last one is no user's."""
+    found, turns = np.zeros(len(one), dtype=bool), []
+    for side in (one, other):
+        if side.null_count:
+            return np.ones(len(one), dtype=bool)
+        messages, _, row = _unfolded(side)
+        role, content = (pc.struct_field(messages, name) for name in ("role", "content"))
+        is_user = _numpy(pc.fill_null(pc.equal(role, "user"), False))
+        if not _is_text(content.type):
+            return np.ones(len(one), dtype=bool)
+        found[row[is_user & np.append(row[1:] != row[:-1], True)[: len(row)]]] = True
+        ends = np.append(0, np.cumsum(np.bincount(row[is_user], minlength=len(side))))
+        turns.append(pa.ListArray.from_arrays(pa.array(ends, pa.int32()), content.filter(is_user).cast(pa.string())))
+    return found | ~_numpy(pc.fill_null(pc.equal(*(pc.binary_join(side, "\0") for side in turns)), False))
 
 
 def role_sequences(column: pa.Array) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """Bad rows in a sentence: what is wrong with them, and where they stand."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 from datasets import Dataset, IterableDataset
@@ -20,6 +22,21 @@ def refuse(found: Mapping[str, Sequence[int]], role: str, advice: str) -> NoRetu
     """
     parts = [f"{named(rows)} {'has' if len(rows) == 1 else 'have'} {problem}" for problem, rows in found.items()]
     raise DataError(f"{role}: {'; '.join(parts)}. {advice}")
+
+
+@contextmanager
+def stream_read(dataset: Any, role: str) -> Iterator[None]:
+    """Turn what the code behind a stream raises, asked for rows within the block, into a DataError."""
+    try:
+        yield
+    except Exception as error:  # it may be anybody's code
+        modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+        if not isinstance(dataset, IterableDataset) or "datasets.iterable_dataset" not in modules:
+            raise
+        raise DataError(
+            f"{role}: a row that came along cannot be read: {' '.join(str(error).split()) or 'nothing said'} "
+            f"({type(error).__name__}). Mend what makes the stream's rows."
+        ) from error
 
 
 def named(rows: Sequence[int]) -> str:

@@ -1,14 +1,19 @@
 """What can be wrong with a text or a list of messages: one owner for the rows of all trainers."""
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 # What a message may hold instead of content.
 INSTEAD_OF_CONTENT = ("tool_calls", "thinking", "reasoning_content")
-# Blank for Python and for Arrow's regular expressions alike.
-_BLANK = r"\s\p{Z}"
+# Letters and marks that show nothing, beside control and format characters (BOM, zero-width, soft hyphen, bidi).
+_INVISIBLE = "".join(map(chr, (0x034F, 0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0, *range(0xFE00, 0xFE10))))
+# Blank for Python (`is_blank`) and for Arrow's regular expressions alike.
+_BLANK = r"\s\p{Z}\p{Cc}\p{Cf}" + _INVISIBLE
+# Roles that any chat may have; a template may name more.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +25,23 @@ class TextCheck:
         bos_token: Fine alone, as the start of a text that the model makes up.
         may_be_blank: True where something else fills a prompt: an image, an environment.
         is_answer: True where the last message must say something.
+        roles: Those that a message may have; empty for any.
     """
 
     special_tokens: tuple[str, ...] = ()
     bos_token: str | None = None
     may_be_blank: bool = False
     is_answer: bool = False
+    roles: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, processor: Any, **options: bool) -> "TextCheck":
         """Return the check for texts that this tokenizer or processor reads; None knows no special tokens."""
         tokenizer = getattr(processor, "tokenizer", processor)
         tokens = tuple(sorted(getattr(tokenizer, "all_special_tokens", ())))
-        return cls(tokens, getattr(tokenizer, "bos_token", None), **options)
+        template = getattr(processor, "chat_template", None)
+        named = re.findall(r"""['"](\w+)['"]""", str(template)) if template else ()
+        return cls(tokens, getattr(tokenizer, "bos_token", None), roles=(*_ROLES, *named) if named else (), **options)
 
     def problem(self, value: Any, what: str) -> str:
         """Return what is wrong, in words that follow "row 7 has"; empty if nothing is.
@@ -60,14 +69,14 @@ class TextCheck:
         """Return True for a text that is more than blanks and special tokens, and for the BOS token alone."""
         marks = "|".join(map(re.escape, self.special_tokens))
         rest = re.sub(marks, "", text) if marks else text
-        return bool(rest.strip()) or (bool(text) and text == self.bos_token)
+        return not is_blank(rest) or (bool(text) and text == self.bos_token)
 
     def _problem_of_text(self, text: str, what: str) -> str:
         if found := _unreadable(text):
             return f"{found} in its {what}"
         if self.may_be_blank or self.says_something(text):
             return ""
-        if not text.strip():
+        if is_blank(text):
             return f"{'a blank' if text else 'an empty'} {what}"
         return f"a {what} of special tokens only"
 
@@ -80,6 +89,8 @@ class TextCheck:
             role, content = message.get("role"), message.get("content")
             if not isinstance(role, str) or not role.strip():
                 return f"a message without role in its {what}"
+            if self.roles and role not in self.roles:
+                return f"a message in its {what} with the role '{role}', which the chat template does not name"
             stands_in = any(message.get(name) for name in INSTEAD_OF_CONTENT)
             if content is None and not stands_in:
                 return f"a message without content in its {what}"
@@ -93,6 +104,11 @@ class TextCheck:
         if self.is_answer and not speaks:
             return f"a {what} whose last message says nothing"
         return "" if says_something else f"a {what} whose messages say nothing"
+
+
+def is_blank(text: str) -> bool:
+    """Return True for a text of which nothing can be seen."""
+    return all(c.isspace() or c in _INVISIBLE or unicodedata.category(c) in ("Cc", "Cf") for c in text)
 
 
 def _unreadable(text: str) -> str:

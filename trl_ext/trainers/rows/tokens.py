@@ -42,10 +42,11 @@ def check_ids(dataset: Dataset, role: str, column: str, vocabulary: int) -> None
         missing += (np.flatnonzero(empty) + start).tolist()
         if empty.all():
             continue
-        bounds = pc.min_max(ids.flatten())
-        if bounds["min"].as_py() < 0 or bounds["max"].as_py() >= vocabulary:
-            values = ids.to_pylist()
-            foreign += [start + i for i, row in enumerate(values) if any(not 0 <= t < vocabulary for t in row or ())]
+        bounds = pc.min_max(tokens := ids.flatten())
+        if tokens.null_count or bounds["min"].as_py() < 0 or bounds["max"].as_py() >= vocabulary:
+            known = range(vocabulary)
+            values = enumerate(ids.to_pylist(), start)
+            foreign += [number for number, row in values if any(token not in known for token in row or ())]
     found = {f"no {column}": missing, f"{column} outside the {vocabulary} tokens of the vocabulary": foreign}
     found = {problem: _as_given(dataset, rows) for problem, rows in found.items() if rows}
     if found:

@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -52,15 +53,16 @@ def trained(library, folder, rollouts=sampled, model=None, trains: bool = True, 
         logging_steps=1,
         save_strategy="no",
     )
-    trainer = library.GRPOTrainer(
-        model or tiny.model("llama"),
-        reward,
-        library.GRPOConfig(**settings | changes),
-        prompts(),
-        prompts().select([0, 1]),
-        processing_class=tiny.tokenizer(),
-        rollout_func=rollouts,
-    )
+    with patch("trl_ext.trainers.setting_checks._check_without_effect"):  # of a vLLM that is not there yet
+        trainer = library.GRPOTrainer(
+            model or tiny.model("llama"),
+            reward,
+            library.GRPOConfig(**settings | changes),
+            prompts(),
+            prompts().select([0, 1]),
+            processing_class=tiny.tokenizer(),
+            rollout_func=rollouts,
+        )
     trainer.use_vllm, trainer._last_loaded_step = True, -1
     trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
     if trains:

@@ -43,7 +43,7 @@ ACTS = {
     "epsilon_high": (1e-3, {}),
     "gamma": (0.5, {}),
     "gate_above": (0.5, dict(score_mode="gate", **MODEL)),
-    "generation_kwargs": ({"do_sample": False}, SAMPLED),
+    "generation_kwargs": ({"suppress_tokens": list(range(3, 40))}, SAMPLED),
     "gradient_accumulation_steps": (1, {}),
     "importance_sampling_level": ("sequence", dict(GROUPS, loss_type="grpo")),
     "kl_coef": (0.5, {}),

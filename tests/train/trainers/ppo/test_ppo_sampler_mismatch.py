@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -49,7 +50,8 @@ def weights_of(mode, old_logps, beliefs):
 def test_the_correction_weighs_the_policy_loss_alone(critic, mode, tmp_path):
     is_on = mode != "none"
     own = dict(vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_max=1.2) if is_on else {}
-    trainer = settled(critic, tmp_path, rollout_func=sampled, vllm_importance_sampling_correction=is_on, **own)
+    with patch("trl_ext.trainers.setting_checks._check_without_effect"):  # of a vLLM that is not there yet
+        trainer = settled(critic, tmp_path, rollout_func=sampled, vllm_importance_sampling_correction=is_on, **own)
     trainer.use_vllm, trainer._last_loaded_step = True, -1
     trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
     inputs = whole_batch(trainer)

@@ -42,7 +42,7 @@ def any_json(*rows):
     return Dataset.from_list(list(rows), features=Features(dict.fromkeys(rows[0], Json())))
 
 
-def user(content, role="user"):
+def user(content, role="assistant"):
     return [{"role": role, "content": content}]
 
 
@@ -95,6 +95,29 @@ BAD = {
     "margin infinite": (pairs(text(margin=math.inf), good=lambda: text(margin=1.0)), "row 4 has a margin"),
     "margin null": (pairs(text(margin=None), good=lambda: text(margin=1.0)), "row 4 has a margin"),
     "margin as text": (pairs(text(margin="1.0"), num=0), "row 0 has a margin that is no finite number"),
+    "margin negative": (
+        pairs(text(margin=-5.0), good=lambda: text(margin=1.0)),
+        "row 4 has a margin that is not from",
+    ),
+    "margin huge": (pairs(text(margin=1e308), good=lambda: text(margin=1.0)), "row 4 has a margin that is not from 0"),
+    "invisible": (pairs(text(chosen="\u200b\ufeff\u00ad")), "row 4 has an empty side"),
+    "invisible answer": (pairs(chat("\u2060"), good=chat), "row 4 has an empty side"),
+    "an unknown role": (
+        pairs({"chosen": user("w5", "wizard"), "rejected": user("w6", "wizard")}, good=chat),
+        "row 4 has a message in its chosen side with the role 'wizard'",
+    ),
+    "the user last": (
+        pairs(chat() | {"rejected": turns("w5", "w6", "w7")}, good=chat),
+        "row 4 has a rejected side that ends with the user",
+    ),
+    "other user turns": (
+        pairs(chat() | {"rejected": turns("w8", "w7")}, good=chat),
+        "row 4 has sides with different user turns. Drop such pairs: pairs, report = trl_ext.filter_pairs",
+    ),
+    "a null among tokens": (pairs(tokens((5, None, 6)), good=tokens), "row 4 has chosen_ids outside the 199"),
+    "the same tokens": (pairs(text(chosen="unknown", rejected="words"), num=0), "1 of 1 pairs have the same tokens"),
+    "a list": ([text()], r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list"),
+    "splits": ({"train": pairs()}, "train_dataset holds the splits 'train'. Give one"),
     "no tokens": (pairs(tokens(()), good=tokens), "row 4 has an empty side"),
     "a negative token": (pairs(tokens((5, -100, 2)), good=tokens), "row 4 has chosen_ids outside the 199 tokens"),
     "a foreign token": (pairs(tokens((5, 199)), good=tokens), "row 4 has chosen_ids outside the 199 tokens"),
@@ -145,10 +168,27 @@ def test_messages_that_the_chat_template_refuses_are_named(model, tmp_path):
         trainer(tmp_path, pairs(system, good=chat), model=model, processing_class=tokenizer)
 
 
+def test_pairs_of_the_same_tokens_are_left_out(model, tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("trl_ext.trainers.reward.data.logger.warning", said.append)
+    subject = trainer(tmp_path, pairs(text(chosen="unknown", rejected="words"), text()), model=model)
+    assert list(subject.train_dataset["row"]) == [0, 1, 2, 3, 5]
+    assert said == ["train_dataset: 1 of 6 pairs have the same tokens on both sides, and are left out."]
+
+
+def test_what_the_code_of_a_stream_raises_is_a_sentence(model, tmp_path):
+    def rows():
+        yield from [text()] * 3
+        raise RuntimeError("the disk is gone")
+
+    with pytest.raises(DataError, match=r"a row that came along cannot be read: the disk is gone \(RuntimeError\)"):
+        trainer(tmp_path, IterableDataset.from_generator(rows), model=model, max_steps=1).train()
+
+
 def test_a_rows_number_is_that_of_the_users_dataset(model, tmp_path):
     rows = [tokens(range(5, 40)), tokens(), tokens((5, 199))]
     with pytest.raises(DataError, match="row 2 has chosen_ids outside"):
-        trainer(tmp_path, rows, model=model, max_length=20)
+        trainer(tmp_path, Dataset.from_list(rows), model=model, max_length=20)
 
 
 def test_fewer_pairs_than_a_batch_are_refused_where_they_are_dropped(model, tmp_path):

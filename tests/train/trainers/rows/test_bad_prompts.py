@@ -73,6 +73,18 @@ BAD = {
     "blank": (texts(" \n\t"), "row 4 has a blank prompt", {}),
     "blank in Unicode": (texts("\u00a0\u3000"), "row 4 has a blank prompt", {}),
     "many": (texts("", "", "", "", None), "rows 4, 5, 6 and 1 more have an empty prompt; row 8 has no prompt", {}),
+    "invisible": (texts("\ufeff\u200b\u00ad\u202e\u2066\x01\u3164"), "row 4 has a blank prompt", {}),
+    "invisible messages": (chats([user("\u200b")]), "row 4 has a prompt whose messages say nothing", {}),
+    "an unknown role": (
+        chats([user("w5", role="wizard")]),
+        "row 4 has a message in its prompt with the role 'wizard', which the chat template does not name",
+        {},
+    ),
+    "an image that is text": (texts().add_column("image", ["w5"] * 4), "the column 'image', which TRL takes for", {}),
+    "images that are null": (texts().add_column("images", [None] * 4), "the column 'images', which TRL takes", {}),
+    "a list": ([{"prompt": GOOD}], r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list", {}),
+    "a DataFrame": (texts().to_pandas(), r"is a DataFrame. Make a dataset of it: datasets.Dataset.from_pandas", {}),
+    "splits": ({"train": texts(), "test": texts()}, "train_dataset holds the splits 'train', 'test'. Give one", {}),
     "integers": (texts(7, good=0), "row 0 has a prompt of type int", {}),
     "floats": (texts(0.5, good=0), "row 0 has a prompt of type float", {}),
     "truth values": (texts(True, good=0), "row 0 has a prompt of type bool", {}),
@@ -329,6 +341,25 @@ def test_a_streams_rows_are_looked_at_before_they_are_answered(kind, tmp_path, m
     monkeypatch.setattr(subject, "_generate", lambda *_: pytest.fail("it was answered"))
     with pytest.raises(DataError, match=sentence):
         subject.train()
+
+
+def test_what_the_code_of_a_stream_raises_is_a_sentence(tmp_path):
+    def rows():
+        yield from [{"prompt": GOOD}] * 3
+        raise RuntimeError("the disk is gone")
+
+    with pytest.raises(DataError, match=r"a row that came along cannot be read: the disk is gone \(RuntimeError\)"):
+        grpo(tmp_path, IterableDataset.from_generator(rows)).train()
+
+
+def test_a_text_beside_a_streams_images_is_refused(tmp_path):
+    dataset = IterableDataset.from_generator(lambda: ({"prompt": GOOD, "images": None} for _ in range(9)))
+    with pytest.raises(DataError, match="the column 'images', which TRL takes for images, beside text"):
+        grpo(tmp_path, dataset).train()
+
+
+def test_a_column_may_be_called_self(tmp_path):
+    grpo(tmp_path, texts().add_column("self", ["w5"] * 4)).train()
 
 
 def test_a_transforms_rows_are_looked_at_before_they_are_answered(tmp_path):

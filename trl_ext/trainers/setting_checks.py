@@ -205,6 +205,16 @@ def check_settings(args: Any) -> None:
 
     Called by the trainers before they load anything: a plain TRL config is fine there, and fields can be set late.
     """
+    check_anywhere(args)
+    if args.fp16 and args.device.type == "cpu":
+        raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
+    dtype = (getattr(args, "model_init_kwargs", None) or {}).get("dtype")
+    if str(dtype).removeprefix("torch.") in ("float16", "half") and args.device.type == "cpu":
+        raise ConfigError(f"dtype={dtype} rounds an optimizer step on a CPU away. Set it to float32 or bfloat16.")
+
+
+def check_anywhere(args: Any) -> None:
+    """Raise ConfigError for training arguments that cannot work on any machine."""
     check_numbers(args)
     words = {field.name: field.metadata.get("choices") for field in (fields(args) if is_dataclass(args) else ())}
     for name, choices in [*CHOICES.items(), *((name, listed) for name, listed in words.items() if listed)]:
@@ -214,11 +224,6 @@ def check_settings(args: Any) -> None:
     _check_weights(getattr(args, "reward_weights", None) or ())
     _check_options(args)
     _check_without_effect(args)
-    if args.fp16 and args.device.type == "cpu":
-        raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")
-    dtype = (getattr(args, "model_init_kwargs", None) or {}).get("dtype")
-    if str(dtype).removeprefix("torch.") in ("float16", "half") and args.device.type == "cpu":
-        raise ConfigError(f"dtype={dtype} rounds an optimizer step on a CPU away. Set it to float32 or bfloat16.")
 
 
 def is_given(config: Any, name: str) -> bool:

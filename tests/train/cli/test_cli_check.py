@@ -230,6 +230,11 @@ def test_a_tokenizer_that_cannot_be_loaded_is_the_only_problem(ask):
     assert "Did you mean Qwen/Qwen2.5-1.5B?" in problems[0]
 
 
+def test_settings_that_the_trainer_would_refuse_are_problems(ask):
+    code, findings = ask({**GRPO, "vllm_mode": "server"})
+    assert code == CANNOT_WORK and "no effect without use_vllm=True" in told(findings, "settings", "problem")
+
+
 def test_a_typo_is_the_only_finding_and_names_its_line(ask):
     code, findings = ask({**GRPO, "max_completion_lenght": 6})
     assert code == CANNOT_WORK and len(findings) == 1

@@ -111,6 +111,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     from trl_ext.cli.check import rules as check_rules
     from trl_ext.doctor.finding import ok
     from trl_ext.memory.files.launch import zero_stage
+    from trl_ext.trainers.setting_checks import check_anywhere
 
     report = Report()
     hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib)
@@ -122,6 +123,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     if parsed is None:
         return report.findings
     report.findings.append(ok("recipe", parsed.summary))
+    report.attempt("settings", check_anywhere, parsed.training_args)
     if parsed.deepspeed_file:
         engine = report.attempt("deepspeed", check_recipe.read_recipe_engine, parsed.deepspeed_file)
         if engine is not None:

@@ -137,8 +137,11 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def nearest_models(name: str) -> list[str]:
-    """Return up to three models of the package's table whose names are most like this one, the nearest first."""
+    """Return up to three models of the package's table whose names are most like this one, the nearest first; none if
+    it is there."""
     names, plain = _names(), _plain(name)
+    if plain in names:
+        return []
     family = plain.partition("-")[0]
     alike = [known for known in names if known.partition("-")[0] == family]
     # Of another family only what can be a slip of the pen: Qwen2.5-7B is not what Qwen3.5-9B means.

@@ -29,10 +29,10 @@ def unreachable(name: str, what: str = "dataset") -> str:
     """Say that a data set, or a model, is neither here nor to be had, and the two ways on."""
     from huggingface_hub import constants
 
-    kind, flag = (" --repo-type dataset", "dataset_name") if what == "dataset" else ("", "model_name_or_path")
+    kind, flag = (" --repo-type dataset", "--dataset_name ") if what == "dataset" else ("", "")
     return (
         f"The {what} '{name}' is not on this machine, and the hub ({constants.ENDPOINT}) cannot be reached. "
-        f"Copy it (elsewhere: `hf download {name}{kind} --local-dir FOLDER`; here: --{flag} FOLDER), or name a "
+        f"Copy it (elsewhere: `hf download {name}{kind} --local-dir FOLDER`; here: {flag}FOLDER), or name a "
         "mirror, HF_ENDPOINT=URL."
     )
 

@@ -205,6 +205,7 @@ def check_settings(args: Any) -> None:
 
     Called by the trainers before they load anything: a plain TRL config is fine there, and fields can be set late.
     """
+    check_deepspeed_file(getattr(args, "deepspeed", None))  # a plain TRL config has not looked
     check_anywhere(args)
     if args.fp16 and args.device.type == "cpu":
         raise ConfigError("fp16=True has no effect on a CPU, which would train in fp32. Set bf16=True, or neither.")

@@ -11,7 +11,7 @@ from tests import tiny
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer, trainer
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.trainers.rows.pairs import _flags, _read, check_pairs, problems
+from trl_ext.trainers.rows.pairs import _flags, _read, check_columns, check_pairs, problems
 from trl_ext.trainers.rows.screen import rows_where
 from trl_ext.trainers.rows.text import TextCheck
 
@@ -116,7 +116,6 @@ BAD = {
     ),
     "a null among tokens": (pairs(tokens((5, None, 6)), good=tokens), "row 4 has chosen_ids outside the 199"),
     "the same tokens": (pairs(text(chosen="unknown", rejected="words"), num=0), "1 of 1 pairs have the same tokens"),
-    "a list": ([text()], r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list"),
     "splits": ({"train": pairs()}, "train_dataset holds the splits 'train'. Give one"),
     "no tokens": (pairs(tokens(()), good=tokens), "row 4 has an empty side"),
     "a negative token": (pairs(tokens((5, -100, 2)), good=tokens), "row 4 has chosen_ids outside the 199 tokens"),
@@ -183,6 +182,11 @@ def test_what_the_code_of_a_stream_raises_is_a_sentence(model, tmp_path):
 
     with pytest.raises(DataError, match=r"a row that came along cannot be read: the disk is gone \(RuntimeError\)"):
         trainer(tmp_path, IterableDataset.from_generator(rows), model=model, max_steps=1).train()
+
+
+def test_a_list_is_no_dataset():
+    with pytest.raises(DataError, match=r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list"):
+        check_columns([text()], "train_dataset")
 
 
 def test_a_rows_number_is_that_of_the_users_dataset(model, tmp_path):

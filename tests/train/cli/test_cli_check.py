@@ -217,8 +217,7 @@ def test_every_finding_is_a_line_of_the_table(assets, tmp_path, capsys):
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_the_only_problem(ask):
-    keys = {**GRPO, **MAPPED, "system_prompt": "w7", "rules": RULES[1:], "columns": {"prompt": "answer"}}
-    keys = {key: value for key, value in keys.items() if key not in ("prompt_template", "answer_pattern")}
+    keys = {**GRPO, "system_prompt": "w7"}
     code, findings = ask({**keys, "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instrct"})
     problems = [f["what"] for f in findings if f["level"] == "problem"]
     assert code == CANNOT_WORK and len(problems) == 1

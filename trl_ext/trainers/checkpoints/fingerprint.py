@@ -115,8 +115,8 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
     """
     if isinstance(reward, RuleSet):
         for rule in reward.rules:
-            values = (getattr(rule, field.name) for field in dataclasses.fields(rule))
-            for one in (type(rule), *filter(callable, values)):
+            fields = (getattr(rule, field.name) for field in dataclasses.fields(rule))
+            for one in (type(rule), *filter(callable, fields)):
                 yield from sources_of(one)
         return
     function = inspect.unwrap(reward.func if isinstance(reward, partial) else reward)
@@ -129,7 +129,7 @@ def sources_of(reward: Any) -> Iterator[tuple[str, str]]:
         return
     with suppress(OSError, TypeError, ValueError):  # no file holds what was typed into a plain Python
         values = [cell.cell_contents for cell in getattr(code, "__closure__", None) or ()]
-        made_with = [value for value in values if isinstance(value, (bool, int, float, str))]
+        made_with: list[Any] = [value for value in values if isinstance(value, (bool, int, float, str))]
         made_with += [reward.args, reward.keywords] if isinstance(reward, partial) else []
         yield code.__qualname__, _hashed(json.dumps([inspect.getsource(code), described(made_with)]).encode())
 

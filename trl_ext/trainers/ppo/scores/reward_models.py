@@ -134,6 +134,11 @@ class CompletionScorer:
         """The device that the model's inputs go to."""
         return self.model.device
 
+    @property
+    def _shares_prompts(self) -> bool:
+        """Whether equal prompts go through the model once."""
+        return not (carries_state(self.model.config) or kinds_of(self.model.config.get_text_config()))
+
     def _fitting(self, sequences: list[list[int]]) -> list[list[int]]:
         """Return the sequences, those beyond the model's positions without their first tokens."""
         limit = self._num_positions
@@ -225,10 +230,6 @@ class RewardModel(CompletionScorer):
         except PackingError as error:
             return self._pad_instead(str(error).removesuffix(" Set packing=False."))
         return True
-
-    @property
-    def _shares_prompts(self) -> bool:
-        return not (carries_state(self.model.config) or kinds_of(self.model.config.get_text_config()))
 
     def _pad_instead(self, reason: str) -> bool:
         if is_main_process():

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from trl_ext.compat.deepspeed import announce_builds
 from trl_ext.scripts.quiet import quiet_deepspeed, quiet_launcher
 
 
@@ -39,3 +40,27 @@ def test_no_accelerator_is_news_only_where_there_is_one(caplog, monkeypatch):
         caplog.clear()
         logger.warning("Setting accelerator to CPU. If you have GPU, we were unable to detect it.")
         assert bool(caplog.records) == is_there
+
+
+def test_a_helper_that_is_compiled_is_announced_once_a_machine_and_one_that_is_there_is_not(
+    capsys, monkeypatch, tmp_path
+):
+    builder = pytest.importorskip("deepspeed.ops.op_builder.builder").OpBuilder
+    loaded = []
+
+    def jit_load(self, verbose=True):
+        loaded.append(self.name)
+
+    monkeypatch.setattr(builder, "jit_load", jit_load)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    announce_builds()
+    announce_builds()
+    helper = type("Helper", (), {"name": "cpu_adam", "load": lambda self: builder.jit_load(self)})()
+    for rank in ("1", "0"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        helper.load()
+    (tmp_path / "cpu_adam" / "cpu_adam.so").touch()
+    helper.load()
+    assert loaded == ["cpu_adam"] * 3
+    said = "DeepSpeed compiles its helper 'cpu_adam', once for this machine: it may take minutes.\n"
+    assert capsys.readouterr().err == said

@@ -1,10 +1,35 @@
 """DeepSpeed: a second engine beside the one that accelerate prepares. Imported when it is used: it is optional."""
 
 import copy
+import functools
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+
+
+def announce_builds() -> None:
+    """Have one process of each machine say when DeepSpeed begins to compile a helper, which takes minutes."""
+    if "deepspeed" not in sys.modules and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() != "true":
+        return
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from torch.utils.cpp_extension import _get_build_directory
+
+    load = OpBuilder.jit_load
+
+    @functools.wraps(load)
+    def announced(self: Any, verbose: bool = True) -> Any:
+        is_built = any(Path(_get_build_directory(self.name, verbose=False)).glob("*.so"))
+        if not is_built and os.environ.get("LOCAL_RANK", "0") == "0":
+            what = f"DeepSpeed compiles its helper '{self.name}', once for this machine: it may take minutes."
+            print(what, file=sys.stderr, flush=True)
+        return load(self, verbose)
+
+    if not hasattr(load, "__wrapped__"):
+        OpBuilder.jit_load = announced
 
 
 def make_engine(

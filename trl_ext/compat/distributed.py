@@ -37,7 +37,7 @@ def honour_timeout(timeout_s: float) -> None:
 
 def set_timeout(group: Any, timeout_s: float) -> None:
     """Set how long a collective of this group waits; what processes other than 0 wait in `meet` stays."""
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
+    group.set_timeout(timedelta(seconds=timeout_s))
 
 
 def side_group(timeout_s: float) -> Any:

@@ -282,6 +282,8 @@ SEAMS = (
     Seam("accelerate.utils:map_pytorch_optim_to_deepspeed", ("optimizer",), "the second engine's, in host memory"),
     Seam("accelerate.utils.memory:should_reduce_batch_size", ("exception",), "which errors are out of memory"),
     Seam("accelerate.utils.memory:clear_device_cache", ("garbage_collection",), "gives back what a forward held"),
+    Seam("deepspeed.ops.op_builder.builder:OpBuilder.jit_load", ("verbose",), "says that it compiles a helper"),
+    Seam("torch.utils.cpp_extension:_get_build_directory", ("name", "verbose"), "is a helper of DeepSpeed's built?"),
     Seam("trl.models.utils:prepare_deepspeed", ("model", "accelerator"), "reference, reward and value models"),
     Seam(
         "peft.tuners.tuners_utils:check_target_module_exists",
@@ -315,9 +317,9 @@ SEAMS = (
         "timeout only",
     ),
     Seam(
-        "torch.distributed.distributed_c10d:_set_pg_timeout",
-        ("timeout", "group"),
-        "`ddp_timeout` on CPUs, where transformers does not pass it on",
+        "torch.distributed:ProcessGroup.set_timeout",
+        (),
+        "`ddp_timeout` on CPUs, where transformers does not pass it on; of C++, so without names of parameters",
     ),
     Seam("torch.distributed:new_group", ("ranks", "timeout", "backend"), "groups beside the one of training"),
     Seam(
@@ -390,7 +392,7 @@ def resolve(where: str) -> Any:
 def missing_parameters(seam: Seam) -> list[str]:
     """Parameters of the seam that the installed version does not have (or not in this order)."""
     found = resolve(seam.where)
-    names = list(inspect.signature(found).parameters) if callable(found) else []
+    names = list(inspect.signature(found).parameters) if seam.parameters and callable(found) else []
     present = [p for p in seam.parameters if p in names]
     in_order = present == sorted(present, key=names.index)
     return [p for p in seam.parameters if p not in names] or ([] if in_order else list(seam.parameters))

@@ -1,6 +1,9 @@
 """transformers: attention by name, and who divides the loss."""
 
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -9,6 +12,23 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
+
+# A filter of Python's for warnings that only TRL can heed, whose code and configs use the old names.
+_OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated", re.IGNORECASE)
+_OLD_NAMES_UNSAID = ("ignore", _OLD_NAMES, FutureWarning, None, 0)
+
+
+@contextmanager
+def old_names_unsaid() -> Iterator[None]:
+    """Leave out inside the block what transformers says of old names; other filters stay, also those set inside."""
+    filters: Any = warnings.filters
+    if is_new := _OLD_NAMES_UNSAID not in filters:
+        filters.insert(0, _OLD_NAMES_UNSAID)
+    try:
+        yield
+    finally:
+        if is_new and _OLD_NAMES_UNSAID in warnings.filters:
+            warnings.filters.remove(_OLD_NAMES_UNSAID)  # type: ignore[attr-defined]
 
 
 def attention_function(name: str) -> Callable[..., Any]:

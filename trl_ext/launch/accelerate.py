@@ -125,7 +125,24 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, 
         arguments.config_file = str(resources.accelerate_config(arguments.config_file))
     if not on_ray:
         name_machines(arguments, {} if arguments.config_file is None else _content(Path(arguments.config_file)))
+        _name_defaults(arguments)
     return arguments
+
+
+def _name_defaults(arguments: Namespace) -> None:
+    """Name what accelerate itself would choose for one process, and say so at length, where no launch file does."""
+    import torch
+    from accelerate.commands.config.config_args import default_config_file
+
+    if arguments.config_file is not None or Path(default_config_file).is_file():
+        return
+    is_alone = not (arguments.multi_gpu or arguments.use_deepspeed or arguments.use_fsdp)
+    defaults: dict[str, Any] = {"num_machines": 1, "mixed_precision": "no", "dynamo_backend": "no"}
+    if is_alone and torch.accelerator.device_count() < 2:
+        defaults["num_processes"] = 1
+    for name, value in defaults.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Reading an entry of a trainer's log history: the only place that knows the metric keys.
 
 A kind of run is a table of its curves. Keys beside them, of which any may be absent:
-    packing/forwarded_tokens, packing/padded_tokens, packing/forwarded_over_raw    mean per optimizer step
+    packing/forwarded_tokens, packing/padded_tokens, packing/skipped_tokens, packing/forwarded_over_raw    mean per
+                                                   optimizer step
     phase/<name>_s                                 seconds per optimizer step, mean over the logging interval
     memory/<phase>_gib, memory/predicted_<phase>_gib    highest peak over the logging interval and ranks; the plan's
     train_runtime                                  seconds, in the last entry

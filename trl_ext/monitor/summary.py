@@ -32,6 +32,7 @@ class RunSummary:
         held_out: The same on the evaluation set, before step 1 and at the last evaluation.
         forwarded_tokens: Tokens that went through the model for log-probabilities and loss, all ranks, whole run.
         padded_tokens: Tokens that padded batches would have taken for the same.
+        skipped_tokens: Tokens of rows that were left out, as they have no gradient.
         raw_tokens: Tokens without padding and without sharing prompts.
         phase_s: Seconds per phase over the whole run, on rank 0.
         train_s: Wall-clock seconds of `train()`.
@@ -46,6 +47,7 @@ class RunSummary:
     forwarded_tokens: int | None = None
     padded_tokens: int | None = None
     raw_tokens: int | None = None
+    skipped_tokens: int | None = None
     phase_s: Mapping[str, float] | None = None
     train_s: float | None = None
     memory: Sequence[Sequence[str]] = ()
@@ -67,6 +69,7 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         forwarded_tokens=_total(log_history, _forwarded),
         padded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/padded_tokens")),
         raw_tokens=_total(log_history, _raw),
+        skipped_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/skipped_tokens")),
         phase_s=phase_totals(log_history),
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
         memory=memory_rows(log_history),

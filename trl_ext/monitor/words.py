@@ -16,6 +16,13 @@ def score(value: float | None) -> str:
     return "-" if value is None else f"{value:z.2f}"
 
 
+def from_to(before: float, after: float) -> str:
+    """`from 0.42 to 0.55`, with as many decimals as tell the two apart."""
+    specs = ("z.2f", "z.3f", "z.4f", ".6g")
+    spec = next((one for one in specs if format(before, one) != format(after, one)), specs[0])
+    return f"from {before:{spec}} to {after:{spec}}"
+
+
 def scores(named_values: Iterable[tuple[str, float]]) -> str:
     """`reward 0.42  answer 0.31  format 0.55`."""
     return "  ".join(f"{name} {score(value)}" for name, value in named_values)

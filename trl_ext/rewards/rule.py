@@ -99,7 +99,7 @@ class Rule:
     Subclasses give `score` or `score_batch`, `columns` when they read any, and `check` when they have fields that can
     be wrong.
 
-    Example:
+    Examples:
         >>> class Polite(Rule):
         ...     def score(self, row):
         ...         return Verdict(float("please" in row.text))

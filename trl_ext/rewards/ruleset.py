@@ -50,7 +50,7 @@ class RuleSet:
             GRPO does it per group. Our trainers pool the totals of all ranks after each batch of the training, and
             save the statistics in checkpoints.
 
-    Example:
+    Examples:
         >>> rules = RuleSet([Answer(), Length(high=24, weight=0.1, gate="answer")])
         >>> rules(completions=["A: 18", "A: 17"], completion_ids=[[1, 2], [1, 2]], answer=["18", "18"])
         [1.1, 0.0]

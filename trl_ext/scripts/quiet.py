@@ -14,11 +14,7 @@ from typing import Any
 
 # Libraries that all processes call alike.
 _LIBRARIES = r"(accelerate|datasets|deepspeed|huggingface_hub|peft|torch|transformers|trl)(\.|$)"
-# What libraries say of each other's code, or of choices that are right as they are.
-_UNHEEDED = (
-    r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated",  # TRL's own code uses the old names
-    r"`torch\.distributed\.\w+` is deprecated",  # DeepSpeed's and accelerate's
-)
+_UNHEEDED = r"`torch\.distributed\.\w+` is deprecated"  # DeepSpeed's and accelerate's code
 _OMP, _NO_ACCELERATOR = "Setting OMP_NUM_THREADS", "Setting accelerator to CPU"
 
 
@@ -34,8 +30,7 @@ def quiet_libraries() -> None:
     from transformers.utils import logging as transformers_logging
 
     quiet_launcher()
-    for message in _UNHEEDED:
-        warnings.filterwarnings("ignore", message=message, category=FutureWarning)
+    warnings.filterwarnings("ignore", message=_UNHEEDED, category=FutureWarning)
     is_first = os.environ.get("RANK", "0") == "0"
     if not (is_first and sys.stderr.isatty()):
         import datasets

@@ -27,8 +27,9 @@ class TokenCounts:
         if not forwarded:  # everything came by a way that is not counted
             return {}
         return {
-            "packing/forwarded_over_raw": forwarded / raw,
-            "packing/padded_over_forwarded": padded / forwarded,
+            # Without rows but the one that counts for nothing there is no saving.
+            **({"packing/forwarded_over_raw": forwarded / raw} if raw else {}),
+            **({"packing/padded_over_forwarded": padded / forwarded} if padded else {}),
             "packing/forwarded_tokens": forwarded,
             "packing/padded_tokens": padded,
         }

@@ -39,6 +39,7 @@ def history():
     packed = {
         "packing/forwarded_tokens": 100.0,
         "packing/padded_tokens": 300.0,
+        "packing/skipped_tokens": 50.0,
         "packing/forwarded_over_raw": 0.5,
         "phase/generate_s": 3.0,
         "phase/update_s": 1.0,
@@ -122,6 +123,7 @@ def test_the_table_shows_rewards_tokens_and_time(history):
     assert re.search(r"answer +0\.15 +0\.90 +0\.25 +0\.75", text)
     assert re.search(r"<b> +1\.00 +1\.00 +- +-", text)
     assert "as padded batches: 6,000 (3.00 times as many)" in text
+    assert "left out, without advantage: 1,000" in text
     assert "generate 60.0 s (70%)" in text
 
 

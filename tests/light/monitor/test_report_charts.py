@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from trl_ext.monitor.pages.charts import MOST_POINTS, Line, line_chart, stacked_chart
 
@@ -72,10 +74,28 @@ def test_a_stack_of_any_number_of_steps_is_as_wide_as_its_axes(number):
         ([0.0, 4e-5], ["0", "2e-05", "4e-05"]),
         ([0.0, 12_000.0], ["0", "5k", "10k"]),
         ([0.0, 3e6], ["0", "1M", "2M", "3M"]),
+        ([5.2881, 5.2883], ["5.2880", "5.2882", "5.2884"]),
+        ([1.02e-5, 1.03e-5], ["1.020e-05", "1.025e-05", "1.030e-05"]),
+        ([0.12345, 0.123451], ["0.123445", "0.123450", "0.123455"]),
     ],
 )
 def test_axes_have_few_round_numbers(values, labels):
     assert [label for _, label in chart(values).y_ticks] == labels
+
+
+def number(label):
+    return float(label.replace(",", "").replace("k", "e3").replace("M", "e6"))
+
+
+@given(st.floats(-1e9, 1e9).filter(lambda value: abs(value) > 1e-12), st.floats(-9, 0), st.booleans())
+@example(5.2881, -4.5, False)
+@example(1.02e-5, -2.0, True)
+def test_labels_of_an_axis_differ_and_fit_beside_it(value, exponent, is_falling):
+    other = value * (1 + 10**exponent * (-1 if is_falling else 1))
+    picture = chart([value, other])
+    labels = [label for _, label in picture.y_ticks]
+    assert len(labels) >= 2 and len(set(map(number, labels))) == len(labels)
+    assert max(map(len, labels)) <= 12 and 6.5 * max(map(len, labels)) + 6 <= picture.left
 
 
 def test_an_outlier_turns_the_axis_logarithmic_and_says_so():

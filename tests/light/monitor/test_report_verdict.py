@@ -8,6 +8,7 @@ from tests.run_folder import entry
 from trl_ext.monitor.pages.series import read_series
 from trl_ext.monitor.pages.verdict import judge_run
 from trl_ext.monitor.summary import summarize
+from trl_ext.monitor.words import from_to
 
 
 def judged(log, max_steps=None):
@@ -31,10 +32,32 @@ def warned(values):
         ([0.5 + (-1) ** number * 0.3 for number in range(20)], "same"),
         ([0.50, 0.20, 0.80, 0.40, 0.75, 0.25, 0.60, 0.35, 0.70, 0.45, 0.55, 0.65], "same"),  # noise
         ([0.5], "unknown"),
+        ([-0.157, -0.161, -0.161], "unknown"),
+        ([0.1, 0.9], "unknown"),
     ],
 )
 def test_the_mood_is_that_of_the_reward_beyond_its_noise(values, mood):
     assert judged(rewards(values)).mood == mood
+
+
+def test_a_run_of_three_steps_is_too_short_for_a_verdict():
+    verdict = judged(rewards([-0.157, -0.161, -0.161], **{"rewards/a/mean": 0.1}))
+    assert verdict.headline == "Reward went from -0.157 to -0.161 in training: 3 logged steps are too little to judge"
+    opposed = [entry | {"rewards/truth/mean": 1 - entry["reward"]} for entry in rewards([0.1, 0.5, 0.9])]
+    assert not warned(opposed)  # that a rule was outbid would be a verdict, too
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (0.42, 0.55, "from 0.42 to 0.55"),
+        (-0.1571, -0.1609, "from -0.157 to -0.161"),
+        (1.00001, 1.00002, "from 1.00001 to 1.00002"),
+        (0.5, 0.5, "from 0.50 to 0.50"),
+    ],
+)
+def test_two_numbers_of_a_change_never_look_alike(before, after, words):
+    assert from_to(before, after) == words
 
 
 def test_held_out_rows_have_the_last_word():

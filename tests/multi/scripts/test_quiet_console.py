@@ -1,9 +1,11 @@
-"""Two processes say what one process says: steps, a table, one problem, and what comes next."""
+"""Two processes say what one process says: steps, a table, one problem, and what comes next. So do scripts."""
 
 import json
 import subprocess
 
-from tests.multi.launching import environment
+import pytest
+
+from tests.multi.launching import PROGRAMS, environment
 from tests.multi.warm import warm_python
 
 RECIPE = dict(
@@ -34,6 +36,28 @@ NOISE = (
     "accelerator to CPU",
     "built",
 )
+
+
+# Of three steps: a table of 4 completions, and a line about the others; DeepSpeed's word on the accelerator, a bar for
+# the weights, a line on groups without variance, and one for each step.
+MOST_LINES_OF_A_SCRIPT = {"stdout": 20, "stderr": 8}
+
+
+@pytest.mark.parametrize(("option", "num_tables"), [("", 1), ("num_completions_to_print=1", 4)])
+def test_a_script_is_as_quiet_as_the_command_line(option, num_tables, tiny_model, tmp_path):
+    """A table is printed once, or each time where a script says how many completions it wants to see, TRL's
+    last one at the end of training included."""
+    command = [warm_python(), PROGRAMS / "plain_script.py", tiny_model, tmp_path / "out", *filter(None, [option])]
+    command = [str(word) for word in command]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("╰") == num_tables, done.stdout
+    assert len(list((tmp_path / "out" / "completions").glob("*.parquet"))) == 3
+    assert "FutureWarning: a user's own" in done.stderr and "deprecated" not in done.stderr
+    if not option:
+        for name, most in MOST_LINES_OF_A_SCRIPT.items():
+            said = [line for line in getattr(done, name).splitlines() if line.strip() and "a user's own" not in line]
+            assert len(said) <= most, "\n".join(said)
 
 
 def test_a_console_is_quiet(tiny_model, tmp_path):

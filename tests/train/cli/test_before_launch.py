@@ -14,6 +14,7 @@ from trl_ext.cli.before_launch import check_before_launch
 from trl_ext.cli.check.recipe import make_parser
 from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.launch.accelerate import launch_arguments
 from trl_ext.trainers.checkpoints import folder
 
 parser_of = cache(make_parser)
@@ -159,3 +160,20 @@ def test_every_shipped_launch_file_passes(path):
     if path.stem.startswith("zero"):
         pytest.importorskip("deepspeed")
     check("--config_file", path.stem, "--num_processes", "2")
+
+
+def test_accelerate_has_nothing_to_say_of_one_process(caplog, monkeypatch):
+    """Nothing was named, so it would tell each start which values it chose; many cards stay its own affair."""
+    from accelerate.commands.launch import _validate_launch_command
+
+    for module in ("config.config_args", "launch"):
+        monkeypatch.setattr(f"accelerate.commands.{module}.default_config_file", "/nowhere/default_config.yaml")
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
+    check()  # writes the recipe
+    arguments = launch_arguments("trl_ext.scripts.grpo", parser_of("grpo"), ["--config", "recipe.yaml"])
+    with caplog.at_level("WARNING"):
+        _validate_launch_command(arguments)
+    assert not caplog.records and arguments.num_processes == 1
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 4)
+    arguments = launch_arguments("trl_ext.scripts.grpo", parser_of("grpo"), ["--config", "recipe.yaml"])
+    assert arguments.num_processes is None

@@ -81,6 +81,19 @@ def test_a_row_in_a_batch_says_what_it_says_alone(folders, prompts, capsys):
     assert "4/4 prompts" in captured.err and "tokens/s" in captured.err
 
 
+@pytest.mark.parametrize(("recipe", "num_notes"), [({"seed": 1}, 1), ({"dataset_name": "some/data"}, 0)])
+def test_a_run_of_a_program_says_once_that_its_prompts_are_not_known(
+    recipe, num_notes, folders, prompts, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    for file in folders.run.iterdir():
+        (run / file.name).symlink_to(file)
+    write_record(run, recipe, VERSIONS)
+    assert main(["generate", str(run), "--prompts", str(prompts), "--max_new_tokens", "2"]) == 0
+    assert capsys.readouterr().err.count("was trained by a Python program, and no record knows") == num_notes
+
+
 def test_a_completion_ends_with_the_first_stop_token(folders):
     run = find_run(str(folders.run))
     engine = TransformersEngine(run, run.load_tokenizer())

@@ -34,7 +34,7 @@ def evaluate(argv: Sequence[str]) -> int:
     from trl_ext.cli.after.engines import Sampling, make_engine
     from trl_ext.cli.after.evaluation import Evaluation, judged, pass_rule
     from trl_ext.cli.after.finished import find_run
-    from trl_ext.cli.after.prompts import prompt_ids
+    from trl_ext.cli.after.prompts import prompt_ids, tell_unknown
     from trl_ext.scripts.exit import refusals
 
     run = find_run(arguments.run)
@@ -59,6 +59,7 @@ def evaluate(argv: Sequence[str]) -> int:
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
     name, problems = load_problems(run, arguments, bool(tokenizer.chat_template))
     check_columns(rules, problems, name)
+    tell_unknown(run)
     ids = prompt_ids([row["prompt"] for row in problems], tokenizer, run.recipe.get("chat_template_kwargs"))
     folder = new_folder(arguments.output or run.root / "evaluations" / folder_name(run, name, arguments, sampling))
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)

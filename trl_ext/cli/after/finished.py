@@ -134,7 +134,11 @@ class FinishedRun:
             ConfigError: The run's folder names no rules, or they cannot be built.
         """
         if path is None and not self.has_rules:
-            raise ConfigError(f"{self.root} holds no {RULES_FILE}. Name a file with rules: --rules rules.yaml.")
+            file = self.root / RULES_FILE
+            lacks = f"{self.root} holds no {RULES_FILE}"
+            if file.is_file():
+                lacks = f"{file} names no rules: its comments say what scored, which no file can hold"
+            raise ConfigError(f"{lacks}. Name a file with rules: --rules rules.yaml.")
         return RuleSet.from_yaml(path or self.root / RULES_FILE)
 
 

@@ -32,7 +32,7 @@ def generate(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
     arguments = _parser().parse_args(list(argv))
     from trl_ext.cli.after.finished import find_run
-    from trl_ext.cli.after.prompts import policy_prompts, prompt_ids, read_prompts, recipe_mapping
+    from trl_ext.cli.after.prompts import policy_prompts, prompt_ids, read_prompts, recipe_mapping, tell_unknown
     from trl_ext.scripts.exit import refusals
 
     rows = read_prompts(arguments.prompts)
@@ -51,6 +51,7 @@ def generate(argv: Sequence[str]) -> int:
     chat = "chat" if arguments.prompts.endswith(".txt") and tokenizer.chat_template else None
     prompt_format = arguments.prompt_format or run.recipe.get("prompt_format") or chat
     mapping = recipe_mapping(run.recipe, prompt_format)
+    tell_unknown(run)
     prompts = policy_prompts(rows, arguments.prompts, mapping, bool(tokenizer.chat_template))
     ids = prompt_ids(prompts, tokenizer, run.recipe.get("chat_template_kwargs"))
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)

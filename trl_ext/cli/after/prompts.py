@@ -1,12 +1,14 @@
 """Prompts of a file, as a run's policy reads them: text or messages, then token ids made as in training."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from trl_ext.cli.after.finished import FinishedRun
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.data.mapping import PROMPT, RowMapping
 
@@ -49,6 +51,16 @@ def check_prompts(rows: Sequence[Mapping[str, Any]], source: str) -> None:
         if not prompt or not (isinstance(prompt, str) or is_messages):
             shown = json.dumps(prompt)[:80]
             raise DataError(f"The prompt of row {number} of {source} is {shown}. Give text, or a list of messages.")
+
+
+def tell_unknown(run: FinishedRun) -> None:
+    """Say on stderr where a run's record does not know how its prompts were made: a Python program made them."""
+    if run.recipe and not any(run.recipe.get(key) for key in ("dataset_name", "datasets")):
+        print(
+            f"note: {run.root} was trained by a Python program, and no record knows what that made of its prompts (a "
+            "system prompt, a template). They are taken as they are: give them as the program did.",
+            file=sys.stderr,
+        )
 
 
 def recipe_mapping(recipe: Mapping[str, Any], prompt_format: str | None = None) -> RowMapping:

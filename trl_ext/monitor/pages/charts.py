@@ -21,6 +21,9 @@ NUM_HUES = 8
 _LOG_RATIO = 100.0
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 8, 22
+_LETTER = 6.5  # pixels that a letter of a label takes
+# The range of an axis beside its values: labels of a smaller one would be numbers of many digits.
+_LEAST_RANGE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class Picture:
         x_ticks, y_ticks: Places with their labels.
         strokes: Lines, or areas where `is_stacked`.
         note: What the reader must know about it, or empty.
+        left: Where the picture begins, right of its labels.
     """
 
     title: str
@@ -85,12 +89,13 @@ class Picture:
     strokes: tuple[Stroke, ...]
     is_stacked: bool = False
     note: str = ""
+    left: int = _LEFT
 
     @property
     def bottom(self) -> int:
         return self.height - _BOTTOM
 
-    left, right = _LEFT, _RIGHT
+    right = _RIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +125,14 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], width: int = 440, h
     if not lines:
         return None
     values = [value for line in lines for value in line.values]
-    x, y = _x_scale([line.steps for line in lines], width), _y_scale(values, height)
+    y = _y_scale(values, height)
+    y_ticks = _y_ticks(y)
+    left = max(_LEFT, round(10 + _LETTER * max((len(label) for _, label in y_ticks), default=0)))
+    x = _x_scale([line.steps for line in lines], width, left=left)
     has_bands = sum(not line.is_held_out for line in lines) <= MOST_BANDS
     strokes = tuple(_stroke(line, x, y, has_bands) for line in lines)
     note = "logarithmic axis" if y.is_log else ""
-    return Picture(title, unit, width, height, _x_ticks(x), _y_ticks(y), strokes, note=note)
+    return Picture(title, unit, width, height, _x_ticks(x), y_ticks, strokes, note=note, left=left)
 
 
 def stacked_chart(title: str, unit: str, lines: Sequence[Line], width: int = 920, height: int = 220) -> Picture | None:
@@ -205,13 +213,13 @@ def _half(steps: Sequence[int]) -> float:
     return (steps[-1] - steps[0]) / (len(steps) - 1) / 2 if len(steps) > 1 else 0.5
 
 
-def _x_scale(steps: Sequence[Sequence[int]], width: int, columns: bool = False) -> Scale:
+def _x_scale(steps: Sequence[Sequence[int]], width: int, columns: bool = False, left: int = _LEFT) -> Scale:
     low, high = float(min(map(min, steps))), float(max(map(max, steps)))
     if columns:
         low, high = low - _half(steps[0]), high + _half(steps[0])
     elif low == high:
         low, high = low - 1, high + 1
-    return Scale(low, high, _LEFT, width - _RIGHT)
+    return Scale(low, high, left, width - _RIGHT)
 
 
 def _y_scale(values: Sequence[float], height: int) -> Scale:
@@ -225,7 +233,8 @@ def _y_scale(values: Sequence[float], height: int) -> Scale:
     elif 0 <= low <= 0.6 * high:
         low = 0.0
     else:
-        low -= 0.05 * (high - low)
+        missing = max(_LEAST_RANGE * max(abs(low), abs(high)) - (high - low), 0.0)
+        low, high = low - missing / 2 - 0.05 * (high - low), high + missing / 2
     step = _nice_step((high - low) / 4)
     return Scale(low, max(high + 0.04 * (high - low), low + step), start, end)
 
@@ -248,17 +257,19 @@ def _y_ticks(y: Scale) -> tuple[tuple[float, str], ...]:
         low, high = round(math.log10(y.low)), round(math.log10(y.high))
         powers = range(low, high + 1, math.ceil((high - low) / 5))
         return tuple((round(y(10.0**power), 1), f"{10.0**power:g}") for power in powers)
-    step = _nice_step((y.high - y.low) / 4)
-    first = math.ceil(y.low / step - 1e-9)
-    numbers = range(first, math.floor(y.high / step + 1e-9) + 1)
+    for parts in (4, 8):  # where a step of a fourth leaves a single one, it takes half of it
+        step = _nice_step((y.high - y.low) / parts)
+        numbers = range(math.ceil(y.low / step - 1e-9), math.floor(y.high / step + 1e-9) + 1)
+        if len(numbers) > 1:
+            break
     return tuple((round(y(number * step), 1), _tick_label(number * step, step)) for number in numbers)
 
 
 def _tick_label(value: float, step: float) -> str:
+    """A value of an axis as exactly as its neighbours, a step away, ask for."""
     if value == 0:
         return "0"
-    if step < 1e-3:
-        return f"{value:.0e}" if step >= 10 ** math.floor(math.log10(abs(value))) else f"{value:.1e}"
     if step >= 1000:
         return f"{value / 1000:,.10g}k" if step < 1e6 else f"{value / 1e6:,.10g}M"
-    return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
+    last, first = (math.floor(math.log10(one) + 1e-9) for one in (step, abs(value)))
+    return f"{value:.{max(0, first - last)}e}" if step < 1e-3 and first < -2 else f"{value:.{max(0, -last)}f}"

@@ -112,7 +112,12 @@ PANELS = (
     Panel(
         "Tokens of a step",
         "",
-        (Curve("packing/forwarded_tokens", "forwarded"), Curve("packing/padded_tokens", "as padded batches")),
+        (
+            Curve("packing/forwarded_tokens", "forwarded"),
+            Curve("packing/padded_tokens", "as padded batches"),
+            Curve("packing/skipped_tokens", "left out, without advantage"),
+        ),
+        only_positive=True,
     ),
     Panel("Memory at the peak", "GiB", (Curve("memory/*_gib", "*"),)),
 )

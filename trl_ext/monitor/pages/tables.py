@@ -33,6 +33,8 @@ def token_rows(summary: RunSummary) -> Rows:
     ]:
         if tokens:
             rows.append([name, f"{tokens:,} ({tokens / summary.forwarded_tokens:.2f} times as many)"])
+    if summary.skipped_tokens:
+        rows.append(["left out, without advantage", f"{summary.skipped_tokens:,}"])
     return rows
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from trl_ext.monitor.log_keys import HELD_OUT, PPO, Curve, Entry
 from trl_ext.monitor.pages.series import Panel, Series, members
 from trl_ext.monitor.summary import Change, RunSummary
-from trl_ext.monitor.words import duration, score, short
+from trl_ext.monitor.words import duration, from_to, score, short
 
 # Where a warning begins. None of them proves a fault: each is what people look for first.
 TRUNCATED_FRAC = 0.1
@@ -81,12 +81,15 @@ def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, s
     before, after = change.before, change.after
     if before is None or after is None:
         return f"There is no {curve.name} in the log", "unknown"
-    if where == "training" and len(series[curve.key].values) < 2:
+    values = series[curve.key].values if where == "training" else []
+    if len(values) == 1:
         return f"{name} {score(after)} in the only logged step: too little to judge", "unknown"
     noise = _SMALL * max(abs(before), abs(after))
     if where == "training":
-        noise = max(noise, _noise(series[curve.key].values, _window(series[curve.key])))
-    words = f"from {score(before)} to {score(after)} {'in' if where == 'training' else 'on'} {where}"
+        noise = max(noise, _noise(values, _window(series[curve.key])))
+    words = f"{from_to(before, after)} {'in' if where == 'training' else 'on'} {where}"
+    if math.isinf(noise):
+        return f"{name} went {words}: {len(values)} logged steps are too little to judge", "unknown"
     if abs(after - before) <= noise:
         return f"No change to speak of: {curve.name} went {words}", "same"
     if after > before:
@@ -95,10 +98,10 @@ def _learning(series: Mapping[str, Series], summary: RunSummary) -> tuple[str, s
 
 
 def _noise(values: Sequence[float], window: int) -> float:
-    """Two standard errors of the difference of two means of `window` entries."""
+    """Two standard errors of the difference of two means of `window` entries; infinite where too few tell."""
     jumps = [later - earlier for earlier, later in itertools.pairwise(values)]
     if len(jumps) < 3:
-        return 0.0
+        return math.inf
     return 2 * statistics.pstdev(jumps) / math.sqrt(window)  # a jump's variance is that of two entries
 
 

@@ -253,7 +253,7 @@ def earns_all(rule: Rule, verdict: Verdict) -> bool:
 def gold_key(ideal: str) -> str:
     """The same text for golds that are equal as texts or plain numbers.
 
-    Example:
+    Examples:
         >>> gold_key("The answer is  1,018.50") == gold_key("the answer is 1018.5")
         True
     """

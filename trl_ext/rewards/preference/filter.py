@@ -45,7 +45,7 @@ def filter_pairs(
         DataError: Columns are missing, or no row is left.
         ConfigError: min_gap is negative or not finite, or needs rules, as margin does, and there are none.
 
-    Example:
+    Examples:
         `pairs, report = filter_pairs(dataset, RuleSet([Answer()]))`, then `report.kept, report.contradicted`.
     """
     check_number_from("min_gap", min_gap, 0.0)

@@ -63,7 +63,7 @@ def build_pairs(
         DataError: Columns are missing or taken, or not a single pair comes out.
         ConfigError: A limit cannot work.
 
-    Example:
+    Examples:
         `pairs, report = build_pairs(samples, RuleSet([Answer()]))`, and `print(report)` shows
 
         prompts      267  29 without a pair

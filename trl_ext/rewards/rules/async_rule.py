@@ -84,7 +84,7 @@ class AsyncRule(Rule):
     such as 401 that another attempt would meet again. A completion must not be able to bring a failure about, because
     no value beats a low one: give the floor where a server's reply is not what was asked for.
 
-    Example:
+    Examples:
         >>> class Slow(AsyncRule):
         ...     async def score(self, row):
         ...         await asyncio.sleep(0.001)

@@ -1,10 +1,11 @@
 """Activation checkpointing that trainers switch off and on: the options that say which layers, told from torch's."""
 
-import warnings
 from functools import partial
 from typing import Any
 
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from trl_ext.compat.transformers import old_names_unsaid
 
 
 def enable_checkpointing(
@@ -23,17 +24,21 @@ def enable_checkpointing(
     options = dict(gradient_checkpointing_kwargs or {})
     every_n_layers = options.pop("every_n_layers", every_n_layers)
     others |= {name: options.pop(name) for name in ("offload",) if name in options}
-    with warnings.catch_warnings():
-        # The old name is the one that every supported version has.
-        warnings.simplefilter("ignore", FutureWarning)
+    with old_names_unsaid():  # the old name is the one that every supported version has
         type(model).gradient_checkpointing_enable(model, options or None, **others)
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index % every_n_layers == 0
 
 
+def is_checkpointing(model: Any) -> bool:
+    """Return True while checkpointing is switched on."""
+    with old_names_unsaid():
+        return bool(model.is_gradient_checkpointing)
+
+
 def keep_layer_options(model: Any, options: Any) -> None:
     """Let `model` take all options of the training arguments whenever checkpointing is switched on again."""
     model.gradient_checkpointing_enable = partial(enable_checkpointing, model)
-    if model.is_gradient_checkpointing:
+    if is_checkpointing(model):
         model.gradient_checkpointing_enable(options)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trl_ext.compat.peft import adapter_layers, adapter_state, set_adapter_state
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.forward.checkpointing import enable_checkpointing
+from trl_ext.trainers.forward.checkpointing import enable_checkpointing, is_checkpointing
 
 ACTOR, CRITIC, REWARD = "actor", "critic", "reward"
 
@@ -86,5 +86,5 @@ def pin_roles(model: Any, roles: Roles, options: Any = None) -> None:
         enable_checkpointing(model, {**settings, "context_fn": roles.checkpoint_contexts}, **others)
 
     model.gradient_checkpointing_enable = enable_pinned
-    if model.is_gradient_checkpointing:
+    if is_checkpointing(model):
         enable_pinned(options)

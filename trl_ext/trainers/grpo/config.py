@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
+from trl_ext.compat.deepspeed import announce_builds
+from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
@@ -79,8 +81,10 @@ class GRPOConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TRLG
         self.check_resume_fields()
         check_other_ways(self)
         check_deepspeed_file(self.deepspeed)
+        announce_builds()
         choose_precision(self)
-        super().__post_init__()
+        with old_names_unsaid():  # TRL's default has one
+            super().__post_init__()
         settle_packing(self)
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(

@@ -84,6 +84,7 @@ def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str,
     result = {}
     if skipped:
         result["packing/skipped_rows_frac"] = sum(one.num_rows for one in skipped) / sum(s.num_all for s in skipped)
+        result["packing/skipped_tokens"] = float(sum(one.num_tokens for one in skipped))
     names = sorted(by_name)
     if not names:
         return result

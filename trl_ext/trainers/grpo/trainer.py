@@ -6,6 +6,7 @@ TRL computes everything that makes a loss. What changes is how many tokens go th
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
+from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, DataError
@@ -375,7 +377,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         is_first = self.model.training and self.state.global_step == 0
         self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
         self._rows_to_score = inputs
-        with swapped(self.args, **self._oversampling.as_sampled):
+        with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid():
             output = super()._generate_and_score_completions(inputs)
         self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
         return self._oversampling.take(output, self) if self._oversampling.is_on and self.model.training else output
@@ -510,10 +512,16 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         return loss / size_of_groups(self.args)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides trl.GRPOTrainer.log: series of rules that have always been 0 are left out."""
+        """Overrides trl.GRPOTrainer.log: series of rules that have always been 0 are left out; completions are printed
+        once unless `num_completions_to_print` says how many are each time."""
         mode = "train" if self.model.training else "eval"
         self._shares.drop_zeros(self._metrics[mode], mode)
         super().log(logs, start_time)
+        if self.log_completions and self.num_completions_to_print is None and self._logs["prompt"]:
+            self.num_completions_to_print = 0  # TRL prints none, and goes on to write and to upload them
+            if self.accelerator.is_main_process:
+                where = Path(str(self.args.output_dir)) / "completions"
+                print(f"Completions are printed once; each table is in {where}. num_completions_to_print=N prints N.")
 
     def _train_others(self, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
         """Train models that a subclass has beside the actor on the micro-batch; return the loss with theirs."""

@@ -236,14 +236,13 @@ class StepUpdate:
         rollouts = _joined(micro_batches)
         sizes = sizes_of(rollouts, accelerator)
         num_rows = len(micro_batches[0]["completion_ids"])
-        skips = not trainer._why_zero_advantage_counts() and self._skips is not False
-        kept = [i for i, one in enumerate(sizes) if one.completion_length and (one.has_gradient or not skips)]
+        kept = self._kept(sizes)
         has_gradient = bool(kept)
-        if skips and not kept:
+        if self.skips and not kept:
             # One row all the same, so that `entropy` and the like are computed in every step.
             longest = max(range(len(sizes)), key=lambda i: sizes[i].completion_length)
             kept = [longest] if sizes[longest].completion_length else []
-        self._tell(rollouts, sizes, kept, skips, has_gradient)
+        self._tell(rollouts, sizes, kept, has_gradient)
         # Padded rows are as long as their batch is wide.
         width = 0 if trainer._packs else max(one.length for one in sizes)
         as_planned = [_as_planned(i, sizes[i], trainer._share_prompt, width) for i in kept]
@@ -269,6 +268,18 @@ class StepUpdate:
             RolloutForward(window, tuple(place[i] for i in rows), plan.largest(k), trainer._rescue.level)
             for k, rows in enumerate(mine)
         ]
+
+    @property
+    def skips(self) -> bool:
+        """Whether rows of zero advantage leave the update."""
+        return not self._trainer._why_zero_advantage_counts() and self._skips is not False
+
+    def _kept(self, sizes: Sequence[RolloutSize]) -> list[int]:
+        """Return the numbers of the rows that the update learns from."""
+        if self.why_whole:
+            return list(range(len(sizes)))
+        skips = self.skips
+        return [i for i, one in enumerate(sizes) if one.completion_length and (one.has_gradient or not skips)]
 
     def as_one(self, micro_batch: Rollouts) -> Any:
         """Return a micro-batch as one forward, without a plan."""
@@ -309,25 +320,27 @@ class StepUpdate:
         )
 
     def _count(self, micro_batches: Sequence[Rollouts]) -> None:
-        """Count what a padded batch would take; forwards count themselves."""
+        """Count what the rows that are forwarded would take as padded batches; forwards count themselves."""
         for batch in micro_batches:
-            masks = batch["prompt_mask"], batch["completion_mask"]
-            raw, padded = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+            width = sum(batch[mask].size(1) for mask in ("prompt_mask", "completion_mask"))
+            sizes = sizes_of(batch)
+            kept = [sizes[i].length for i in self._kept(sizes)]
             times = self._trainer._num_passes_of_update
-            self._trainer._tokens.add(0, times * raw, times * padded)
+            self._trainer._tokens.add(0, times * sum(kept), times * width * len(kept))
 
-    def _tell(
-        self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], skips: bool, has_gradient: bool
-    ) -> None:
+    def _tell(self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], has_gradient: bool) -> None:
         """Note which share of the rows is left out, and how many have a gradient."""
-        if not skips:
+        if not self.skips:
             return
         tokens = counted_tokens(rollouts).sum(dim=1)
         first = self._trainer.accelerator.process_index * len(tokens)
         here = [i - first for i in kept if 0 <= i - first < len(tokens)]
-        num_left_out = len(sizes) - len(kept) if has_gradient else len(sizes)
-        self._trainer._step_stats.append(SkippedRows(num_left_out, len(sizes), tokens.sum() - tokens[here].sum()))
-        self._num_kept = (self._num_kept or 0) + (len(kept) if has_gradient else 0)
+        counted = kept if has_gradient else ()
+        num_tokens = sum(one.length for one in sizes) - sum(sizes[i].length for i in counted)
+        self._trainer._step_stats.append(
+            SkippedRows(len(sizes) - len(counted), len(sizes), num_tokens, tokens.sum() - tokens[here].sum())
+        )
+        self._num_kept = (self._num_kept or 0) + len(counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +349,13 @@ class SkippedRows:
 
     Args:
         num_rows, num_all: Over all ranks.
+        num_tokens: Of those rows, prompts included, over all ranks.
         tokens: [] tokens of this rank's completions that were not forwarded.
     """
 
     num_rows: int
     num_all: int
+    num_tokens: int
     tokens: torch.Tensor
 
 

@@ -115,14 +115,14 @@ def _read_back(trainer: Any) -> dict[str, Any]:
         is_set = one.name in given if given is not None else value != default and one.name not in _FILLED_IN
         if is_set and one.init:
             keys[one.name] = value
-    return keys | _lora_of(trainer.model)
+    return keys | _lora_of(trainer)
 
 
-def _lora_of(model: Any) -> dict[str, Any]:
+def _lora_of(trainer: Any) -> dict[str, Any]:
     """Return the keys of the model's LoRA adapter, none for a model without."""
     from peft import LoraConfig
 
-    configs: Mapping[str, Any] = getattr(model, "peft_config", {})
+    configs: Mapping[str, Any] = getattr(trainer.model, "peft_config", {})
     config = next((one for one in configs.values() if isinstance(one, LoraConfig)), None)
     if config is None:
         return {}
@@ -130,7 +130,7 @@ def _lora_of(model: Any) -> dict[str, Any]:
         "lora_r": config.r,
         "lora_alpha": config.lora_alpha,
         "lora_dropout": config.lora_dropout,
-        "lora_target_modules": config.target_modules,
+        "lora_target_modules": getattr(trainer, "given_lora_targets", None) or config.target_modules,
         "lora_modules_to_save": config.modules_to_save,
         "use_rslora": config.use_rslora,
         "use_dora": config.use_dora,

@@ -29,15 +29,19 @@ class RunRecords(Trainer):
     Attributes:
         memory_kind: "grpo", "ppo" or "reward".
         given_rewards: What scores, as the trainer was given it.
+        given_lora_targets: `target_modules` of the LoRA config that it was given.
         leaves_record: False where nothing is trained for good.
     """
 
     memory_kind: str
     given_rewards: Sequence[Any] = ()
+    given_lora_targets: Any = None
     leaves_record = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         """Overrides transformers.Trainer.__init__: one line of progress, unless the user has a callback for it."""
+        # PEFT writes the modules that it found into the config, in the place of `all-linear`.
+        self.given_lora_targets = getattr(kwargs.get("peft_config"), "target_modules", None)
         super().__init__(*args, **kwargs)
         callbacks = self.callback_handler.callbacks
         kinds = (ProgressCallback, PrinterCallback, transformers_trainer.DEFAULT_PROGRESS_CALLBACK)  # a notebook's

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from trl.trainer.reward_config import RewardConfig as TRLRewardConfig
 
+from trl_ext.compat.deepspeed import announce_builds
+from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
@@ -52,8 +54,10 @@ class RewardConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TR
         self.check_resume_fields()
         check_other_ways(self)
         check_deepspeed_file(self.deepspeed)
+        announce_builds()
         choose_precision(self)
-        super().__post_init__()
+        with old_names_unsaid():  # TRL's default has one
+            super().__post_init__()
         settle_packing(self)
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 2:
             raise ConfigError(

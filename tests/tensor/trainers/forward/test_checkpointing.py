@@ -1,11 +1,14 @@
 """Checkpointing of every n-th layer outlasts TRL, which switches checkpointing off and on around generation."""
 
+import warnings
+
 import pytest
 import torch
 from trl.models.utils import disable_gradient_checkpointing
 
 from tests import tiny
-from trl_ext.trainers.forward.checkpointing import enable_checkpointing, keep_layer_options
+from trl_ext.compat.transformers import old_names_unsaid
+from trl_ext.trainers.forward.checkpointing import enable_checkpointing, is_checkpointing, keep_layer_options
 
 torch.set_num_threads(1)
 OPTIONS = {"every_n_layers": 2, "use_reentrant": False}
@@ -40,3 +43,18 @@ def test_a_trainer_takes_its_options_as_before():
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=None, every_n_layers=2)
     assert checkpointed(model) == [True, False, True]
     assert OPTIONS == {"every_n_layers": 2, "use_reentrant": False}  # nobody's options are changed
+
+
+@pytest.mark.filterwarnings("default")
+def test_old_names_are_left_unsaid_where_we_call_them_and_said_of_a_users_own():
+    model = tiny.model("llama")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        keep_layer_options(model, None)
+        enable_checkpointing(model)
+        with old_names_unsaid(), disable_gradient_checkpointing(model):
+            assert not is_checkpointing(model)
+            warnings.warn("a user's", FutureWarning, stacklevel=1)
+        model.gradient_checkpointing_disable()
+    said = [str(one.message) for one in seen]
+    assert len(said) == 2 and said[0] == "a user's" and said[1].startswith("`gradient_checkpointing_disable` is")

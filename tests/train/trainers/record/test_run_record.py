@@ -17,6 +17,7 @@ from trl_ext.monitor import ProgressLine
 from trl_ext.monitor.notebook import NotebookCurves
 from trl_ext.monitor.record import read_record
 from trl_ext.rewards.rules.length import Length
+from trl_ext.trainers.record.recipe import recipe_of
 from trl_ext.trainers.record.versions import commit_of
 
 torch.set_num_threads(1)
@@ -224,3 +225,8 @@ def test_the_commit_is_read_from_gits_files(tmp_path):
     git("checkout", "-q", "--detach")
     commit_of.cache_clear()
     assert commit_of(tmp_path / "one") == head and commit_of(tmp_path / "nothing") is None
+
+
+def test_a_word_for_all_layers_stays_a_word(tmp_path):
+    run = trainer(tmp_path, peft_config=LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    assert recipe_of(run)[0]["lora_target_modules"] == "all-linear"

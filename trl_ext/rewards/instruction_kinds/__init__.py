@@ -1,4 +1,4 @@
-"""Test verifiable instructions: IFEval's 25 kinds, IFBench's 58 and the 29 that IFTrain adds, each by its id.
+"""Test verifiable instructions: IFEval's 25 kinds and IFBench's 47 general ones, each by its id.
 
 spec            the record of an instruction, and the readers of its arguments
 splitting       sentences and words
@@ -12,5 +12,4 @@ word_order      words beside each other, their letters and syllables
 sentence_order  sentences and paragraphs beside each other
 layout          lists, lines, quotation marks, brackets, emojis
 copying         the request repeated, whole or in part
-fixed_tasks     IFBench's tasks with a known answer
 """

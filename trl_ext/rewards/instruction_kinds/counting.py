@@ -1,4 +1,4 @@
-"""Test instructions about numbers and shares of words, sentences, names and marks: IFBench's and IFTrain's."""
+"""Test instructions about numbers and shares of words, sentences, names and marks: IFBench's."""
 
 import re
 from collections.abc import Callable
@@ -6,25 +6,19 @@ from typing import Any
 
 from trl_ext.rewards.instruction_kinds.length import count_words
 from trl_ext.rewards.instruction_kinds.spec import (
-    Bound,
     Instruction,
     count,
-    divided,
     percentage,
     positive,
     raw_text,
-    relation,
     text,
 )
-from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, stripped_words, tokens, word_tokens
+from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, stripped_words
 from trl_ext.rewards.text.prose import normalized
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+")
-_LETTER = re.compile("[a-zA-Z]")
-_SMALL_WORD = re.compile(r"\b[a-z]+\b")
 _JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
-_DIVIDER = re.compile(r"\*\*\*|\* \* \*")
 _CONJUNCTIONS = frozenset("and but for nor or so yet".split())
 # The names that the instruction itself lists.
 _NAMES = (
@@ -140,35 +134,6 @@ def _counts(*times: int) -> Callable[..., bool]:
     return follows
 
 
-def has_few_small_words(response: str, N: int) -> bool:
-    """True for at most N words of small letters a to z."""
-    return len(_SMALL_WORD.findall(response)) <= N
-
-
-def has_letters(response: str, N: int, relation: Bound) -> bool:
-    """True when there are as many letters a to z, of either case, as the relation asks."""
-    return relation.holds(len(_LETTER.findall(response)), N)
-
-
-def is_composed(response: str, n_sent: int, n_words: int) -> bool:
-    """True for 3 parts divided by `***` or `* * *`, each of n_sent sentences, each of n_words words.
-
-    The words are counted without punctuation marks, or with them: the benchmark's own test counts each mark as a word.
-    """
-    parts = divided(_DIVIDER.sub("***", response), "***")
-    found = [sentences(part) for part in parts]
-    return len(parts) == 3 and all(
-        len(part) == n_sent and all(n_words in (len(word_tokens(one)), len(tokens(one))) for one in part)
-        for part in found
-    )
-
-
-def has_no_repeated_word(response: str) -> bool:
-    """True when no word occurs twice, in any case; punctuation does not count."""
-    found = word_tokens(response.casefold())
-    return len(set(found)) == len(found) > 0
-
-
 _KEYWORDS = {f"keyword{i}": text for i in range(1, 6)}
 _N: dict[str, Callable[[Any], Any]] = {"N": count}
 
@@ -186,10 +151,4 @@ INSTRUCTIONS = (
     Instruction("count:words_japanese", is_nth_japanese, {"N": positive}),
     Instruction("count:pronouns", has_pronouns, _N),
     Instruction("count:keywords_multiple", _counts(1, 2, 3, 5, 7), _KEYWORDS),
-    # IFTrain
-    Instruction("count:lowercase_counting", has_few_small_words, _N),
-    Instruction("letters:letter_counting", has_letters, {"N": count, "relation": relation}),
-    Instruction("count:counting_composition", is_composed, {"n_sent": positive, "n_words": positive}),
-    Instruction("count:count_unique", has_no_repeated_word),
-    Instruction("count:count_increment_word", _counts(1, 2), {"keyword1": text, "keyword2": text}),
 )

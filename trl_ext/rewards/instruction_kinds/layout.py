@@ -1,4 +1,4 @@
-"""Test instructions about layout: lists, lines, quotation marks, brackets, emojis, title case; IFBench and IFTrain."""
+"""Test instructions about layout: lists, lines, quotation marks, brackets, emojis, title case; IFBench's."""
 
 import re
 from itertools import pairwise
@@ -157,27 +157,6 @@ def has_no_space(response: str) -> bool:
     return not any(map(str.isspace, response.strip("\n")))
 
 
-def is_hyphenated(response: str) -> bool:
-    """True when hyphens without spaces join two or more sentences."""
-    parts = response.strip().split("-")
-    return len(parts) > 1 and all(part == part.strip() and len(sentences(part)) == 1 for part in parts)
-
-
-def is_in_brackets(response: str) -> bool:
-    """True when each word stands in square brackets."""
-    return all(len(word) > 2 and word[0] == "[" and word[-1] == "]" for word in response.split())
-
-
-def has_wrapped_bigrams(response: str) -> bool:
-    """True when each two words stand in `<<` and `>>`; a last odd word may stand alone."""
-    found = response.split()
-    pairs = zip(found[::2], found[1::2], strict=False)
-    return len(found) > 1 and all(
-        left.startswith("<<") and right.rstrip(".,!?").endswith(">>") and ">>" not in left and "<<" not in right
-        for left, right in pairs
-    )
-
-
 INSTRUCTIONS = (
     Instruction("format:parentheses", has_deep_brackets),
     Instruction("format:quotes", has_deep_quotes),
@@ -193,8 +172,4 @@ INSTRUCTIONS = (
     Instruction("format:title_case", is_title_case),
     Instruction("format:output_template", fits_template),
     Instruction("format:no_whitespace", has_no_space),
-    # IFTrain
-    Instruction("detectable_format:sentence_hyphens", is_hyphenated),
-    Instruction("detectable_format:square_brackets", is_in_brackets),
-    Instruction("detectable_format:bigram_wrapping", has_wrapped_bigrams),
 )

@@ -36,16 +36,6 @@ def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, fir
     return start.startswith(word) and not start[len(word) : len(word) + 1].isalnum()
 
 
-def has_two_parts(response: str) -> bool:
-    """True when `***` divides the response into two parts, neither of them blank."""
-    return has_paragraphs(response, 2)
-
-
-def has_two_paragraphs(response: str) -> bool:
-    """True when blank lines divide the response into two paragraphs."""
-    return sum(bool(part.strip()) for part in _BLANK_LINES.split(response.strip())) == 2
-
-
 def count_words(response: str) -> int:
     """Count runs of letters, digits and "_", so "don't" is two; in scripts without spaces each character is one.
 
@@ -79,7 +69,4 @@ INSTRUCTIONS = (
         starts_paragraph,
         {"num_paragraphs": positive, "nth_paragraph": positive, "first_word": text},
     ),
-    # IFTrain
-    Instruction("paragraphs:paragraphs", has_two_parts),
-    Instruction("paragraphs:paragraphs2", has_two_paragraphs),
 )

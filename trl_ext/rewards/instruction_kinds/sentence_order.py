@@ -1,9 +1,9 @@
-"""Test instructions about sentences and paragraphs beside each other: IFBench's `sentence:` and IFTrain's kin."""
+"""Test instructions about sentences and paragraphs beside each other: IFBench's `sentence:` and kin."""
 
 import string
 from itertools import pairwise
 
-from trl_ext.rewards.instruction_kinds.spec import Instruction, positive, text, word
+from trl_ext.rewards.instruction_kinds.spec import Instruction, positive, text
 from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, stripped_words
 from trl_ext.rewards.text.prose import count_word
 
@@ -53,26 +53,6 @@ def has_equal_sentences(response: str) -> bool:
     return len(set().union(*words)) == sum(map(len, words))
 
 
-def starts_sentences(response: str, first_word: str) -> bool:
-    """True when each sentence starts with the word, in any case."""
-    return all(stripped_words(one.casefold())[:1] == [first_word.casefold()] for one in sentences(response))
-
-
-def starts_response(response: str, first_word: str) -> bool:
-    """True when the response starts with the word, in any case."""
-    return stripped_words(response.casefold())[:1] == [first_word.casefold()]
-
-
-def ends_sentences(response: str, last_word: str) -> bool:
-    """True when each sentence ends with the word, in any case and before its punctuation."""
-    return all(stripped_words(one.casefold())[-1:] == [last_word.casefold()] for one in sentences(response))
-
-
-def ends_response(response: str, last_word: str) -> bool:
-    """True when the response ends with the word, in any case and before its punctuation."""
-    return stripped_words(response.casefold())[-1:] == [last_word.casefold()]
-
-
 INSTRUCTIONS = (
     Instruction("sentence:alliteration_increment", alliterates_more),
     Instruction("sentence:increment", grows, {"small_n": positive}),
@@ -80,9 +60,4 @@ INSTRUCTIONS = (
     Instruction("words:last_first", chains_sentences),
     Instruction("words:paragraph_last_first", wraps_paragraphs),
     Instruction("ratio:sentence_words", has_equal_sentences),
-    # IFTrain
-    Instruction("first_word:first_word_sent", starts_sentences, {"first_word": word}),
-    Instruction("first_word:first_word_answer", starts_response, {"first_word": word}),
-    Instruction("last_word:last_word_sent", ends_sentences, {"last_word": word}),
-    Instruction("last_word:last_word_answer", ends_response, {"last_word": word}),
 )

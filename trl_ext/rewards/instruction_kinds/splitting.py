@@ -1,4 +1,4 @@
-"""Split a text into sentences and words, as the instructions of IFBench and IFTrain count them, in linear time."""
+"""Split a text into sentences and words, as IFBench's instructions count them, in linear time."""
 
 import re
 import string
@@ -8,7 +8,7 @@ from functools import lru_cache
 _END = re.compile(
     r"(?<![.!?\u203d])[.!?\u203d]++[\"')\]*_\u201d\u2019\u00bb]*+(?=\s|\Z)|[\u3002\uff01\uff1f\u0964\u06d4]++"
 )
-_TOKEN = re.compile(r"\w++(?>(?:['\u2019./:@-]\w++)*)|[^\w\s]")
+_WORD = re.compile(r"\w++(?>(?:['\u2019./:@-]\w++)*)")
 _OPENERS = " \t\n\"'(*_\u201c\u2018"
 # A full stop behind one of these, or behind a lone letter, ends no sentence.
 _ABBREVIATIONS = frozenset(
@@ -55,19 +55,14 @@ def _goes_on(text: str, stop: int, end: int, capitals: bool) -> bool:
     return line.strip(" \t*_#-").isdigit()
 
 
-def tokens(text: str) -> list[str]:
-    """Split a text into words, which may hold `'`, `-`, `.`, and single marks.
+def word_tokens(text: str) -> list[str]:
+    """Split a text into words, which may hold `'`, `-`, `.`; other marks are left out.
 
     Example:
-        >>> tokens("Don't well-known (3.5)!")
-        ["Don't", 'well-known', '(', '3.5', ')', '!']
+        >>> word_tokens("Don't well-known (3.5)!")
+        ["Don't", 'well-known', '3.5']
     """
-    return _TOKEN.findall(text)
-
-
-def word_tokens(text: str) -> list[str]:
-    """Split a text into words alone: the tokens with a letter or digit."""
-    return [token for token in tokens(text) if token[0].isalnum() or token[0] == "_"]
+    return _WORD.findall(text)
 
 
 def bare_words(text: str) -> list[str]:

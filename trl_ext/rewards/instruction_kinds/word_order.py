@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 
 from trl_ext.rewards.instruction_kinds.spec import Instruction, count, positive, text, word
-from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, tokens, word_tokens
+from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, word_tokens
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _CONSONANTS = frozenset("bcdfghjklmnpqrstvwxyz")
@@ -36,11 +36,6 @@ def has_palindromes(response: str) -> bool:
     """True for at least ten palindromes of five characters and more, each a word; the same one may count again."""
     found = bare_words(response.lower())
     return sum(len(word) >= 5 and word == word[::-1] for word in found) >= 10
-
-
-def has_a_palindrome(response: str) -> bool:
-    """True when a word of at least two letters reads the same backwards, in any case."""
-    return any(len(word) > 1 and word.isalpha() and word == word[::-1] for word in bare_words(response.lower()))
 
 
 def has_prime_lengths(response: str) -> bool:
@@ -91,12 +86,6 @@ def has_no_same_initials(response: str) -> bool:
     return all(left != right for left, right in pairwise(initials))
 
 
-def has_no_consecutive_initials(response: str) -> bool:
-    """True when no word starts with the letter that follows the one before's in the alphabet: "a big" does."""
-    initials = [word[0] for word in response.lower().split()]
-    return all(ord(right) - ord(left) != 1 for left, right in pairwise(initials))
-
-
 def has_keyword_at(response: str, keyword: str, n: int, m: int) -> bool:
     """True when the m-th word of the n-th sentence is the keyword, in any case."""
     nth = sentences(response)[n - 1 : n]
@@ -107,12 +96,6 @@ def has_keyword_second(response: str, keyword: str) -> bool:
     """True when the second word and the last but one are the keyword, in any case."""
     found = word_tokens(response.casefold())
     return len(found) > 2 and found[1] == found[-2] == keyword.casefold()
-
-
-def starts_and_ends_alike(response: str) -> bool:
-    """True when the first and the last word are the same, in any case, and nothing follows, not even a mark."""
-    found = tokens(response.casefold())
-    return len(found) > 1 and found[0] == found[-1] and found[0][0].isalnum()
 
 
 _AT = {"keyword": word, "n": positive, "m": positive}
@@ -129,9 +112,4 @@ INSTRUCTIONS = (
     Instruction("words:no_consecutive", has_no_same_initials),
     Instruction("words:keywords_specific_position", has_keyword_at, _AT),
     Instruction("words:words_position", has_keyword_second, {"keyword": text}),
-    # IFTrain
-    Instruction("keywords:palindrome", has_a_palindrome),
-    Instruction("keywords:no_adjacent_consecutive", has_no_consecutive_initials),
-    Instruction("keywords:keyword_specific_position", has_keyword_at, _AT),
-    Instruction("keywords:start_end", starts_and_ends_alike),
 )

@@ -52,26 +52,6 @@ def has_no_comma(response: str) -> bool:
     return not any(comma in response for comma in ",\u060c\u3001\u201a")
 
 
-def has_keyword_once(response: str, keyword: str) -> bool:
-    """True when the keyword, in any case and inside longer words too, occurs exactly once."""
-    return response.casefold().count(keyword.casefold()) == 1
-
-
-def lacks_keyword(response: str, keyword: str) -> bool:
-    """True when the keyword does not occur as a word of its own, in any case."""
-    return not count_word(unmarked(response.casefold()), keyword.casefold(), 1)
-
-
-def has_no_dot(response: str) -> bool:
-    """True without a full stop, the Chinese one included."""
-    return not any(dot in response for dot in ".\u3002")
-
-
-def has_no_exclamation(response: str) -> bool:
-    """True without an exclamation mark."""
-    return "!" not in response
-
-
 def _mostly_latin(response: str) -> bool:
     letters = [char for char in response if char.isalpha()]
     return 2 * sum(map(str.isascii, letters)) > len(letters)
@@ -94,19 +74,4 @@ INSTRUCTIONS = (
     Instruction("change_case:english_capital", is_upper),
     Instruction("change_case:english_lowercase", is_lower),
     Instruction("punctuation:no_comma", has_no_comma),
-    # IFTrain
-    Instruction("keywords:word_once", has_keyword_once, {"keyword": text}),
-    Instruction(
-        "keywords:word_count_different_numbers",
-        has_keyword_often,
-        {"keyword": text, "frequency": count, "relation": relation},
-    ),
-    Instruction("keywords:exclude_word_harder", lacks_keyword, {"keyword": text}),
-    Instruction(
-        "letters:letter_counting2",
-        has_letter_often,
-        {"letter": letter, "let_frequency": count, "let_relation": relation},
-    ),
-    Instruction("punctuation:punctuation_dot", has_no_dot),
-    Instruction("punctuation:punctuation_exclamation", has_no_exclamation),
 )

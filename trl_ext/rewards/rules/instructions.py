@@ -1,4 +1,4 @@
-"""Judge whether the completion follows verifiable instructions: those of IFEval, IFBench and IFTrain.
+"""Judge whether the completion follows verifiable instructions: those of IFEval and IFBench.
 
 Written from the definitions in arXiv:2311.07911, table 4, and arXiv:2507.02833, appendix. Where they can be read in
 two ways, the docstring of the instruction's test says which reading is taken. The packages that
@@ -16,7 +16,6 @@ from trl_ext.rewards.instruction_kinds import (
     content,
     copying,
     counting,
-    fixed_tasks,
     format,
     language,
     layout,
@@ -31,8 +30,8 @@ from trl_ext.rewards.text.prose import normalized, refusal
 from trl_ext.rewards.text.visible import after_think
 
 _MODULES = (
-    *(wording, length, content, format, language),  # IFEval's, and IFTrain's of the same families
-    *(counting, word_order, sentence_order, layout, copying, fixed_tasks),  # IFBench's, and IFTrain's others
+    *(wording, length, content, format, language),  # IFEval's
+    *(counting, word_order, sentence_order, layout, copying),  # IFBench's
 )
 KNOWN: Mapping[str, Instruction] = {one.id: one for module in _MODULES for one in module.INSTRUCTIONS}
 

@@ -15,56 +15,44 @@ from trl_ext.rewards.rules.instructions import _FUNCTIONS, KNOWN, Instructions
 NO_COMMA, TITLE = "punctuation:no_comma", "detectable_format:title"
 TWO = {"instruction_id_list": [NO_COMMA, TITLE], "kwargs": [{}, {}]}
 
+COUNTS = (
+    "frequency let_frequency capital_frequency num_words num_sentences num_paragraphs num_placeholders num_bullets"
+)
+COUNTS += " frequency num_highlights num_sections N small_n n_end"
+TEXTS_OF = "keyword letter word last_word keyword1 keyword2 keyword3 keyword4 keyword5"
 ARGUMENTS = {
-    **{
-        "keywords": ["sun", "a"],
-        "keyword": "a",
-        "frequency": 3,
-        "relation": "at least",
-        "forbidden_words": ["cat", "."],
-    },
-    **{"letter": "a", "let_frequency": 2, "let_relation": "at least", "capital_frequency": 3},
-    **{"capital_relation": "less than", "num_words": 10, "num_sentences": 3, "num_paragraphs": 3, "nth_paragraph": 2},
-    **{"first_word": "so", "postscript_marker": "P.P.S", "num_placeholders": 2, "prompt_to_repeat": "Say it"},
-    **{"end_phrase": "Any more?", "num_bullets": 2, "num_highlights": 2, "section_spliter": "#", "num_sections": 3},
-    **{"language": "zh"},
-    **{
-        "min_words": 1,
-        "max_words": 9,
-        "N": 2,
-        "percentage": 50,
-        "small_n": 2,
-        "reference_text": "so a",
-        "n": 1,
-        "m": 1,
-    },
-    **{f"keyword{i}": "a" for i in range(1, 6)},
-    **{"word": "a", "options": "a/b", "sep": "-", "n_start": 0, "n_end": 3, "n_sent": 1, "n_words": 1},
-    **{"last_word": "a", "phrase": "a b a"},
+    **dict.fromkeys(COUNTS.split(), 2),
+    **dict.fromkeys(TEXTS_OF.split(), "a"),
+    **dict.fromkeys(("relation", "let_relation", "capital_relation"), "at least"),
+    **{"keywords": ["sun", "a"], "forbidden_words": ["cat", "."], "first_word": "so", "postscript_marker": "P.P.S"},
+    **{"prompt_to_repeat": "Say it", "end_phrase": "Any more?", "section_spliter": "#", "language": "zh"},
+    **{"min_words": 1, "max_words": 9, "percentage": 50, "reference_text": "so a", "n": 1, "m": 1, "nth_paragraph": 2},
+    **{"options": "a/b", "sep": "-", "n_start": 0},
 }
 ALL = [{"id": name, **{key: ARGUMENTS[key] for key in KNOWN[name].arguments}} for name in KNOWN]
-HALVES = ALL[:56], ALL[56:]  # A row holds at most 64.
+HALVES = ALL[:36], ALL[36:]  # A row holds at most 64.
 
 
 def judged(text: str, instructions: object, **fields: object) -> Verdict:
     return Instructions(**fields).score(Row(None, text, None, {"instructions": instructions}))
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        TWO,
-        json.dumps(TWO),
-        [{"id": NO_COMMA}, {"id": TITLE}],
-        json.dumps([{"id": NO_COMMA}, {"id": TITLE}]),
-        [{"instruction_id": [NO_COMMA, TITLE], "kwargs": [None, {}]}],
-        str([{"instruction_id": [NO_COMMA, TITLE], "kwargs": [None, {"N": None}]}]),
-        {"key": 1, "instruction_id_list": [NO_COMMA, TITLE], "kwargs": [None, {"num_words": None}]},
-    ],
+SHAPES = (
+    TWO,
+    json.dumps(TWO),
+    [{"id": NO_COMMA}, {"id": TITLE}],
+    json.dumps([{"id": NO_COMMA}, {"id": TITLE}]),
+    [{"instruction_id": [NO_COMMA, TITLE], "kwargs": [None, {}]}],
+    str([{"instruction_id": [NO_COMMA, TITLE], "kwargs": [None, {"N": None}]}]),
+    {"key": 1, "instruction_id_list": [NO_COMMA, TITLE], "kwargs": [None, {"num_words": None}]},
 )
-def test_a_cell_has_one_of_several_shapes(cell):
-    assert judged("<<Ode>> to joy", cell).value == 1.0
-    assert judged("Ode, to joy", cell).value == 0.0
+
+
+def test_a_cell_has_one_of_several_shapes(subtests):
+    for cell in SHAPES:
+        with subtests.test(cell=cell):
+            assert judged("<<Ode>> to joy", cell).value == 1.0
+            assert judged("Ode, to joy", cell).value == 0.0
 
 
 FUNCTIONS = [
@@ -79,10 +67,11 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("cell", "right", "wrong"), FUNCTIONS)
-def test_functions_of_rlvr_ifeval_are_known_by_name(cell, right, wrong):
-    assert judged(right, json.dumps(cell)).value == 1.0
-    assert judged(wrong, json.dumps(cell)).value == 0.0
+def test_functions_of_rlvr_ifeval_are_known_by_name(subtests):
+    for cell, right, wrong in FUNCTIONS:
+        with subtests.test(cell=cell):
+            assert judged(right, json.dumps(cell)).value == 1.0
+            assert judged(wrong, json.dumps(cell)).value == 0.0
 
 
 def test_each_function_of_rlvr_ifeval_names_an_instruction_and_its_arguments():
@@ -101,52 +90,54 @@ def test_reasoning_is_not_part_of_the_response():
     assert judged("<think>well, well</think><<Ode>>", TWO).value == 1.0
 
 
-@pytest.mark.parametrize("text", ["", " \n", "\u200b", "<think>no comma here"])
-def test_a_blank_response_follows_nothing(text):
-    assert judged(text, [{"id": NO_COMMA}]).value == 0.0
+def test_a_blank_response_follows_nothing(subtests):
+    for text in ("", " \n", "\u200b", "<think>no comma here"):
+        with subtests.test(text):
+            assert judged(text, [{"id": NO_COMMA}]).value == 0.0
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        None,
-        7,
-        "",
-        "x",
-        [],
-        {},
-        [3],
-        "[" * 10_000,
-        {"instruction_id_list": [NO_COMMA], "kwargs": []},
-        {"instruction_id_list": [NO_COMMA], "kwargs": [3]},
-        [{"id": "no:such"}],
-        [{"id": None}],
-        [{"id": NO_COMMA, "commas": 0}],
-        [{"id": "keywords:existence"}],
-        [{"id": "keywords:existence", "keywords": []}],
-        [{"id": "keywords:existence", "keywords": "sun"}],
-        [{"id": "keywords:existence", "keywords": ["\u200b"]}],
-        [{"id": "keywords:frequency", "keyword": "a", "frequency": 1.5, "relation": "at least"}],
-        [{"id": "keywords:frequency", "keyword": "a", "frequency": True, "relation": "at least"}],
-        [{"id": "keywords:frequency", "keyword": "a", "frequency": 2, "relation": "nearly"}],
-        "__import__('os').system('true')",
-        "[" * 200 + "'" + "]" * 200,
-        "('a',",
-        [[]],
-        [3.5],
-        {"func_name": "os.system"},
-        {"func_name": ["x"]},
-        {"func_name": "validate_title", "N": 3},
-        [{"id": "keywords:letter_frequency", "letter": "ab", "let_frequency": 1, "let_relation": "at least"}],
-        [{"id": "length_constraints:number_paragraphs", "num_paragraphs": 0}],
-        [{"id": "startend:end_checker", "end_phrase": '"'}],
-        [{"id": "language:response_language", "language": "xx"}],
-        [{"id": NO_COMMA}] * 65,
-    ],
+BAD_CELLS = (
+    None,
+    7,
+    "",
+    "x",
+    [],
+    {},
+    [3],
+    "[" * 10_000,
+    {"instruction_id_list": [NO_COMMA], "kwargs": []},
+    {"instruction_id_list": [NO_COMMA], "kwargs": [3]},
+    [{"id": "no:such"}],
+    [{"id": None}],
+    [{"id": NO_COMMA, "commas": 0}],
+    [{"id": "keywords:existence"}],
+    [{"id": "keywords:existence", "keywords": []}],
+    [{"id": "keywords:existence", "keywords": "sun"}],
+    [{"id": "keywords:existence", "keywords": ["\u200b"]}],
+    [{"id": "keywords:frequency", "keyword": "a", "frequency": 1.5, "relation": "at least"}],
+    [{"id": "keywords:frequency", "keyword": "a", "frequency": True, "relation": "at least"}],
+    [{"id": "keywords:frequency", "keyword": "a", "frequency": 2, "relation": "nearly"}],
+    "__import__('os').system('true')",
+    "[" * 200 + "'" + "]" * 200,
+    "('a',",
+    [[]],
+    [3.5],
+    {"func_name": "os.system"},
+    {"func_name": ["x"]},
+    {"func_name": "validate_title", "N": 3},
+    [{"id": "keywords:letter_frequency", "letter": "ab", "let_frequency": 1, "let_relation": "at least"}],
+    [{"id": "length_constraints:number_paragraphs", "num_paragraphs": 0}],
+    [{"id": "startend:end_checker", "end_phrase": '"'}],
+    [{"id": "language:response_language", "language": "xx"}],
+    [{"id": NO_COMMA}] * 65,
 )
-def test_a_bad_row_has_no_value(cell):
-    verdict = judged("sun", cell)
-    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+
+
+def test_a_bad_row_has_no_value(subtests):
+    for cell in BAD_CELLS:
+        with subtests.test(cell=cell):
+            verdict = judged("sun", cell)
+            assert (verdict.value, verdict.status) == (None, "gold_invalid")
 
 
 @pytest.mark.parametrize("fields", [{"column": ""}, {"column": 3}, {"strict": "yes"}])
@@ -162,36 +153,19 @@ def test_whole_numbers_may_come_as_floats():
 
 
 UNITS = [
-    ".",
-    "*",
-    "* ",
-    "-",
-    "<<",
-    "[",
-    "[a",
-    "a.",
-    '."',
-    "1. ",
-    "\n ",
-    "```json\n",
-    "{",
-    "p.",
-    "#1",
-    "*a ",
-    "\u0301",
-    "*a*\n",
+    *(".", "*", "* ", "-", "<<", "[", "[a", "a.", '."'),
+    *("1. ", "\n ", "```json\n", "{", "p.", "#1", "*a ", "\u0301", "*a*\n"),
 ]
 
 
 SIZE = 100_000 if os.environ.get("TRL_EXT_THOROUGH") else 25_000
 
 
-@pytest.mark.parametrize(
-    "text", [*(unit * (SIZE // len(unit)) for unit in UNITS), "- " + " " * SIZE, "." * SIZE + "x"]
-)
-def test_hostile_texts_are_judged_within_a_second(text):
-    for half in HALVES:
-        assert timed(lambda half=half: judged(text, half, strict=False))[1] < 1.0
+def test_hostile_texts_are_judged_within_a_second(subtests):
+    for text in (*(unit * (SIZE // len(unit)) for unit in UNITS), "- " + " " * SIZE, "." * SIZE + "x"):
+        for half in HALVES:
+            with subtests.test(text[:9]):
+                assert timed(lambda half=half, text=text: judged(text, half, strict=False))[1] < 1.0
 
 
 def test_a_text_beyond_the_limit_is_not_read():
@@ -199,26 +173,8 @@ def test_a_text_beyond_the_limit_is_not_read():
 
 
 PIECES = [
-    "*",
-    "**",
-    "***",
-    "******",
-    "<<",
-    ">>",
-    "[",
-    "]",
-    '"',
-    "\n",
-    "\n\n",
-    "P.P.S",
-    " so ",
-    "Any more?",
-    "Say it",
-    "# 1",
-    "```",
-    ".",
-    "A",
-    "中",
+    *("*", "**", "***", "******", "<<", ">>", "[", "]", '"', "\n"),
+    *("\n\n", "P.P.S", " so ", "Any more?", "Say it", "# 1", "```", ".", "A", "中"),
 ]
 TEXTS = st.text(st.characters(exclude_categories=())) | st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 

@@ -113,5 +113,7 @@ def test_a_server_that_dies_ends_the_run_with_a_sentence(folder, tmp_path):
     assert "has ended, and the run with it: 'CUDA error: an illegal memory access was encountered'" in done.stderr
     assert "--resume_from_checkpoint true" in done.stderr
     assert not [line for line in servers(lines) if psutil.pid_exists(line["pid"])]
-    assert not [child for child in psutil.Process().children(True) if "trl_ext.scripts.grpo" in child.cmdline()]
+    mine = {child.pid for child in psutil.Process().children(True)}
+    lines = [p.info["cmdline"] or () for p in psutil.process_iter(["cmdline"]) if p.pid in mine]
+    assert not [line for line in lines if "trl_ext.scripts.grpo" in line]
     assert time.monotonic() - began < TIMEOUT_S and os.path.isdir(tmp_path / "out" / "vllm")

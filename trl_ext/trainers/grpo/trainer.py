@@ -40,7 +40,7 @@ from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group,
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.continuous_batching import dtypes_kept
+from trl_ext.trainers.grpo.continuous_batching import beside_training
 from trl_ext.trainers.grpo.old_policy import OldPolicy, check_sampled_logps
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.per_rule import per_rule
@@ -477,10 +477,11 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation; casts no weights."""
         temperature = None if self.model.training else getattr(self.args, "eval_temperature", None)
+        continuous = self.use_transformers_continuous_batching
         with (
             self._clock.phase("generate"),
             sampling_temperature(self, temperature) if temperature is not None else nullcontext(),
-            dtypes_kept(self.model) if self.use_transformers_continuous_batching else nullcontext(),
+            beside_training(self.model, self.accelerator) if continuous else nullcontext(),
         ):
             output = super()._generate(prompts)
         prompt_ids, completion_ids, _, completions, logps, *_ = output

@@ -92,9 +92,12 @@ def test_rows_longer_than_the_original_length_score_as_each_row_alone(family, tm
             assert (ours[: len(row)] - row).abs().max() <= LOGP_TOLERANCE
     # The whole batch padded, as TRL forwards it, is not.
     padded_batch, *_ = trl.GRPOTrainer._get_per_token_logps_and_entropies(
-        trainer(tiny.model(family), tmp_path, packing=False), tiny_with_head(family), given.input_ids,
-        given.attention_mask, given.width,
-    )  # fmt: skip
+        trainer(tiny.model(family), tmp_path, max_completion_length=48, packing=False),
+        tiny_with_head(family),
+        given.input_ids,
+        given.attention_mask,
+        given.width,
+    )
     assert max((one[: len(row)] - row).abs().max() for one, row in zip(padded_batch, expected, strict=True)) > 1e-4
 
 

@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def twin():
     """Answers simulations of the memory twin, each in a process of its own, which is a fork of one that is warm."""
-    from trl_ext.twin.forks import serving
+    from tests.twin_forks import serving
 
     with serving() as run:
         yield run

@@ -23,12 +23,12 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from tests import twin_forks
 from trl_ext.rewards.isolation.kernel import call
-from trl_ext.twin import forks
 
 # What launches and workers import on their way.
 PRELOADED = (
-    *forks.PRELOADED,
+    *twin_forks.PRELOADED,
     "trl_ext.scripts.grpo",
     "accelerate.commands.launch",
     "torch.distributed.run",
@@ -97,7 +97,7 @@ def warm_python(package: Path = ROOT) -> Path:
 def main() -> None:
     """Answer until told to end. One fork waits for each fork that works."""
     del sys.path[0]  # the folder of this file, where `trainers` and `memory` are tests
-    forks.preload(PRELOADED)
+    twin_forks.preload(PRELOADED)
     sys.path.insert(0, "")  # a fork puts its own folder there
     gc.freeze()  # a fork copies a page on its first write, and collecting writes on all
     listener = socket.socket(fileno=int(sys.argv[1]))

@@ -11,7 +11,6 @@ from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.memory import run_of_recipe
 from trl_ext.cli.check.models import shape_of
 from trl_ext.cli.dryrun import command as dryrun
-from trl_ext.cli.dryrun.reserved import segments_expand
 from trl_ext.cli.main import SCRIPTS
 from trl_ext.cli.recipes import shipped_recipes
 from trl_ext.memory.cards import parse_gpus
@@ -71,7 +70,7 @@ def test_a_recipe_fits_its_machine_with_headroom_as_its_head_says(recipe, monkey
     assert need_gib < (1 - HEADROOM) * hardware.card.usable_gib
     # `trl-ext dryrun` puts the same two numbers beside the twin's.
     asked = recipe_of(str(recipe.path), hardware.num_gpus, recipe.trainer, None, None, prompt_tokens)
-    expands = segments_expand(str(recipe.path))
+    expands = dryrun.segments_expand(str(recipe.path))
     of_dryrun = dryrun._estimate(asked, simulation_of_recipe(asked), hardware, expands)
     assert asked.has_launch
     assert (of_dryrun.peak_gib, gib(of_dryrun.need_bytes)) == (plans.best.estimate.peak_gib, need_gib)

@@ -1,7 +1,4 @@
-"""`python -m trl_ext.twin JOB.json`: run one simulation and print its answer as one line of JSON.
-
-`--serve` instead of a file answers many, see `forks`.
-"""
+"""`python -m trl_ext.twin JOB.json`: run one simulation and print its answer as one line of JSON."""
 
 import json
 import sys
@@ -14,11 +11,6 @@ from trl_ext.twin.simulation import Simulation
 
 def main() -> None:
     warnings.filterwarnings("ignore")
-    if sys.argv[1] == "--serve":
-        from trl_ext.twin.forks import serve
-
-        serve()
-        return
     simulation = Simulation(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     from trl_ext.twin.run import run
 

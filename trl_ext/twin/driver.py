@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.units import gib
 from trl_ext.twin.simulation import Simulation, simulation_of, why_not
-from trl_ext.twin.trace import Replay, Trace, replay
 
 TIMEOUT_S = 900.0
 PREFIX = "TWIN "  # before the JSON: libraries print, too
@@ -46,7 +45,6 @@ class TwinResult:
         seconds: Time that the simulation took.
         versions: Versions of the packages that ran.
         refusal: Why the twin could not follow, as a sentence; then there are no peaks, and formulas must answer.
-        trace: All allocations and frees; None where the twin could not follow.
     """
 
     peaks: Mapping[str, TwinPeak]
@@ -56,7 +54,6 @@ class TwinResult:
     seconds: float = 0.0
     versions: Mapping[str, str] | None = None
     refusal: str = ""
-    trace: Trace | None = field(default=None, repr=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -66,15 +63,6 @@ class TwinResult:
     @property
     def peak_gib(self) -> float:
         return gib(self.peak_bytes)
-
-    def reserved(self, expandable: bool, cap_bytes: int | None = None) -> Replay:
-        """Replay the trace to see what the allocator reserves: a second for some hundred thousand events.
-
-        Args:
-            expandable: True for `expandable_segments:True`, False for native segments.
-            cap_bytes: What the card has for it; None for no end.
-        """
-        return replay(self.trace or Trace(), expandable, cap_bytes)
 
 
 def simulate(
@@ -130,8 +118,7 @@ def read_answer(output: str, errors: str) -> TwinResult:
         return TwinResult({}, refusal=f"The twin cannot follow this run: {last_words(errors)}.")
     answer = json.loads(lines[-1].removeprefix(PREFIX))
     peaks = {phase: TwinPeak(**peak) for phase, peak in answer.pop("peaks").items()}
-    trace = Trace.unpacked(answer.pop("trace"))
-    return TwinResult(peaks, trace=trace, **answer)
+    return TwinResult(peaks, **answer)
 
 
 def last_words(errors: str) -> str:

@@ -23,7 +23,6 @@ from transformers import TrainerCallback
 
 from trl_ext.compat.versions import installed_versions
 from trl_ext.twin import adapters, stand_ins
-from trl_ext.twin.card import CacheAtTheStart, emptied_caches
 from trl_ext.twin.simulation import Simulation
 from trl_ext.twin.tracker import Tracker
 
@@ -35,7 +34,7 @@ PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 
 
 def run(simulation: Simulation) -> dict[str, Any]:
-    """Run a simulation; return its peaks by phase, its trace, and what ran, as JSON values."""
+    """Run a simulation; return its peaks by phase, and what ran, as JSON values."""
     begun_s = time.perf_counter()
     if simulation.deepspeed:
         start_world(simulation.num_gpus)
@@ -44,8 +43,6 @@ def run(simulation: Simulation) -> dict[str, Any]:
         arguments = make_arguments(simulation, folder)
         with FakeTensorMode(allow_non_fake_inputs=True), tracker:
             trainer = make_trainer(simulation, arguments)
-            tracker.trace.land()
-            trainer.add_callback(CacheAtTheStart(tracker.trace, simulation.zero_stage))
             follow(trainer, tracker)
             trainer.leaves_record = False
             with gradients_in_buckets(simulation, trainer):
@@ -56,7 +53,6 @@ def run(simulation: Simulation) -> dict[str, Any]:
         "peaks": {phase: asdict(peak) for phase, peak in tracker.peaks.items()},
         **counts,
         "packed": bool(trainer._packs),
-        "trace": tracker.trace.packed(),
         "seconds": round(time.perf_counter() - begun_s, 1),
         "versions": installed_versions(*packages),
     }
@@ -100,7 +96,6 @@ def adapted(simulation: Simulation, tracker: Tracker) -> Iterator[None]:
         adapters.reference_from_config(lambda: stand_ins.causal_model(simulation)),
         adapters.objects_from_this_rank(),
         optimizer_steps(tracker),
-        emptied_caches(tracker.trace),
         tracker.following_modules(),
     ]
     if simulation.deepspeed:

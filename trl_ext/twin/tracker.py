@@ -1,8 +1,7 @@
 """Counts the bytes of all live tensors while a trainer runs on fake ones, and remembers where each phase peaked.
 
-A storage counts once, from the operation that made it until it is freed, in the allocator's units of 512 bytes. Both
-events go into a trace, in their order, for the replica of the allocator. What kernels take besides, cuBLAS's workspace
-or the accumulators of flash attention's backward, fake tensors do not show.
+A storage counts once, from the operation that made it until it is freed, in the allocator's units of 512 bytes. What
+kernels take besides, cuBLAS's workspace or the accumulators of flash attention's backward, fake tensors do not show.
 Operations whose result depends on values, which fake tensors have not, get an answer that a worst case would give.
 """
 
@@ -16,11 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trl_ext.twin.pools import rounded
-from trl_ext.twin.trace import LOAD, Trace
-
 aten = torch.ops.aten
-UPDATE = "update"
+LOAD, UPDATE = "load", "update"
+BLOCK_BYTES = 512
 _MARK = "trl_ext_module"
 
 
@@ -39,15 +36,13 @@ class Tracker(TorchDispatchMode):
     Attributes:
         live: Bytes of all tensors now.
         peaks: By phase.
-        trace: All allocations and frees.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
         self.peaks: dict[str, Peak] = {}
-        self.trace = Trace()
-        self._sizes: dict[int, tuple[int, int]] = {}  # bytes, and the number of the allocation in the trace
+        self._sizes: dict[int, int] = {}
         self._phases = [LOAD]
         self._modules: list[torch.nn.Module] = []
         self._names: dict[int, str] = {}
@@ -67,21 +62,17 @@ class Tracker(TorchDispatchMode):
     def open_phase(self, name: str) -> None:
         """Charge what happens from here on to `name`."""
         self._phases.append(name)
-        self._begin()
+        self._note("")
 
     def close_phase(self) -> None:
         """Charge what happens from here on to the phase around the one that was opened last."""
         self._phases.pop()
-        self._begin()
-
-    def _begin(self) -> None:
-        self.trace.begin(self._phases[-1])
         self._note("")
 
     def begin_training(self) -> None:
         """From here on what no phase claims, such as clipping, belongs to the update."""
         self._phases[0] = UPDATE
-        self._begin()
+        self._note("")
 
     def name_modules(self, model: torch.nn.Module, prefix: str = "") -> None:
         """Remember what the model's modules are called, for the answer."""
@@ -131,17 +122,13 @@ class Tracker(TorchDispatchMode):
         key = storage._cdata
         if key in self._sizes:
             return
-        size = rounded(storage.nbytes())
-        self._sizes[key] = size, self.trace.allocate(size) if size else -1
-        self.live += size
+        self._sizes[key] = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        self.live += self._sizes[key]
         weakref.finalize(storage, self._free, key)
         self._note(op)
 
     def _free(self, key: int) -> None:
-        size, number = self._sizes.pop(key)
-        self.live -= size
-        if size:
-            self.trace.free(number)
+        self.live -= self._sizes.pop(key)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})

@@ -24,8 +24,6 @@ from trl_ext.twin.adapters import (
     reference_from_config,
     replaced,
 )
-from trl_ext.twin.card import emptied_caches
-from trl_ext.twin.trace import Trace, replay
 from trl_ext.twin.tracker import Tracker
 
 KIB = 1024
@@ -94,66 +92,6 @@ def test_counts_read_back_are_one_and_flags_are_down(tracker):
     assert torch.empty(3, dtype=torch.long).sum().item() == 1
     assert torch.zeros(1, dtype=torch.uint8).max().item() == 0
     assert not torch.empty(3).isnan().any()
-
-
-def test_the_trace_has_what_is_made_and_freed_in_order(tracker):
-    first = torch.empty(KIB)
-    second = first * 2
-    del first
-    third = second + 1  # the result stands beside its operand
-    del second
-    assert list(tracker.trace.events) == [4 * KIB, 4 * KIB, -1, 4 * KIB, -2]
-    assert third.nbytes == 4 * KIB
-
-
-def test_backward_frees_a_saved_tensor_once_its_gradient_stands(tracker):
-    weight = torch.empty(KIB, requires_grad=True)
-    loss = (weight * 1.0).exp().sum()
-    begin = len(tracker.trace.events)
-    loss.backward()
-    # exp's own result (number 2) goes when its gradient has been made; were it the other way round, the gradient
-    # could take its place.
-    events = list(tracker.trace.events[begin:])
-    assert events.index(-1 - 2) > next(place for place, event in enumerate(events) if event == 4 * KIB)
-
-
-def test_an_empty_tensor_is_no_event(tracker):
-    assert torch.empty(0).numel() == 0
-    assert not tracker.trace.events
-
-
-def test_phases_stand_in_the_trace(tracker):
-    with tracker.phase("score"):
-        kept = torch.empty(KIB, KIB)
-    tracker.begin_training()
-    reserved = replay(tracker.trace, expandable=False).reserved_bytes
-    assert reserved["score"] == 20 * KIB * KIB
-    assert reserved["update"] == 20 * KIB * KIB
-    assert kept.nbytes == 4 * KIB * KIB
-
-
-@pytest.mark.parametrize("caller", ["accelerate", "deepspeed"])
-def test_a_cache_that_a_library_empties_is_emptied_in_the_trace(caller):
-    pytest.importorskip(caller)
-    trace = Trace()
-    if caller == "accelerate":
-        from accelerate.utils import release_memory as empty
-    else:
-        from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-
-        accelerator = CPU_Accelerator()
-
-        def empty():
-            accelerator.empty_cache()
-
-    trace.free(trace.allocate(KIB))
-    trace.begin("update")
-    with emptied_caches(trace):
-        empty()
-    trace.begin("step")
-    reserved = replay(trace, expandable=False).reserved_bytes
-    assert reserved["load"] > 0
-    assert reserved["step"] == 0
 
 
 # Adapters ---------------------------------------------------------------------------------------------------------

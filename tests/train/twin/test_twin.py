@@ -69,17 +69,6 @@ def test_every_reward_model_of_an_ensemble_is_there(twin):
     assert three.peaks["update"].num_bytes - one.peaks["update"].num_bytes == pytest.approx(2 * scorer, rel=0.01)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_what_is_reserved_covers_what_is_allocated_in_every_phase(zero_stage, twin):
-    result = counted(twin, "reward", 8 if zero_stage else 1, {"zero_stage": zero_stage})
-    for expandable in (False, True):
-        reserved = result.reserved(expandable).reserved_bytes
-        assert reserved.keys() == result.peaks.keys()
-        for phase in ("update", "step"):  # loading is host memory's in part
-            assert reserved[phase] >= result.peaks[phase].num_bytes
-    assert result.reserved(expandable=True).peak_bytes < 1.3 * result.peak_bytes
-
-
 # trl-ext dryrun ---------------------------------------------------------------------------------------------------
 
 
@@ -124,10 +113,8 @@ def test_dryrun_puts_the_formula_beside_the_twin(answer):
 
 def test_dryrun_says_what_the_allocator_reserves_with_either_policy(answer):
     # Generation is more than training here, and the formulas'.
-    assert answer["reserved_basis"] == "share"
     assert answer["reserved_gib"] == answer["phases"]["generate"]["reserved_gib"]
     assert answer["expandable_segments"] and not answer["other_policy"]["expandable_segments"]
-    assert answer["alloc_retries"] == 0
     for name in ("score", "update", "step"):
         phase = answer["phases"][name]
         assert phase["twin_gib"] <= phase["reserved_gib"] <= answer["reserved_gib"]
@@ -140,7 +127,6 @@ def test_dryrun_lets_the_formulas_answer_where_the_twin_cannot_follow(recipe, ca
     assert answer["basis"] == "formulas"
     assert answer["refusal"].startswith("Quantised weights")
     assert answer["peak_gib"] > 0
-    assert answer["reserved_basis"] == "share"
     assert answer["reserved_gib"] > answer["peak_gib"]
 
 

@@ -4,8 +4,10 @@ Help answers at once: the trainers are imported when a recipe is tried.
 """
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trl_ext.cli.parser import CommandParser
@@ -15,8 +17,8 @@ DOES_NOT_FIT = 1  # the exit code; 2 is a user's mistake
 
 DESCRIPTION = """\
 Run your recipe's trainer for three steps on tensors without data, as rank 0 of your machine, and count every byte:
-the peak of each phase, the operation and the module that reach it, the formulas beside it, and what CUDA's caching
-allocator reserves for it, by a replica. No GPU, no weights, no dataset: every prompt, completion and pair has its
+the peak of each phase, the operation and the module that reach it, the formulas beside it, and an estimate of what
+CUDA's caching allocator reserves for it. No GPU, no weights, no dataset: every prompt, completion and pair has its
 longest length. Takes half a minute to some minutes.
 
 Not in the count: CUDA's context, which is taken off the card; kernels' workspaces; generation and vLLM, for which the
@@ -29,6 +31,7 @@ examples:
 
 exit code 0 if it fits, 1 if it does not, 2 if the question cannot be answered"""
 BEFORE_TRAINING = "load"
+UNKNOWN_SHARE = 0.1  # reserved beyond what is allocated, of a model that the formulas do not know
 
 
 def dryrun(argv: Sequence[str]) -> int:
@@ -85,7 +88,6 @@ def _parser() -> CommandParser:
 
 def _answer(recipe: Any, hardware: Any, file: str, timeout_s: float) -> dict[str, Any]:
     """The answer as JSON values: peaks by phase from twin and formulas, what is reserved for them, and the verdict."""
-    from trl_ext.cli.dryrun.reserved import Allocated, reserved_beside_the_other, segments_expand
     from trl_ext.memory.units import gib
     from trl_ext.twin.driver import run_apart
     from trl_ext.twin.from_recipe import simulation_of_recipe
@@ -105,14 +107,13 @@ def _answer(recipe: Any, hardware: Any, file: str, timeout_s: float) -> dict[str
         if name != BEFORE_TRAINING
     }
     job = None if estimate is None else estimate.job
-    allocated = Allocated(counted, vllm, hardware.card.usable_gib, job, result)
-    reserved = reserved_beside_the_other(allocated, expands)
+    reserved, by_other = (reserved_gib(counted, vllm, job, policy) for policy in (expands, not expands))
     for name, phase in phases.items():
-        phase["reserved_gib"] = reserved["phases"].get(name)
+        phase["reserved_gib"] = round(reserved[name], 3) if name in reserved else None
     return {
-        "fits": reserved["fits"],
+        **verdict_of(reserved, hardware.card.usable_gib, expands),
         "peak_gib": round(max(counted.values()), 3),
-        **{name: value for name, value in reserved.items() if name not in ("fits", "phases")},
+        "other_policy": verdict_of(by_other, hardware.card.usable_gib, not expands),
         "usable_gib": round(hardware.card.usable_gib, 3),
         "phases": phases,
         "formula_gib": estimate and round(estimate.peak_gib, 3),
@@ -125,6 +126,48 @@ def _answer(recipe: Any, hardware: Any, file: str, timeout_s: float) -> dict[str
         "seconds": result.seconds,
         "versions": dict(result.versions or {}),
     }
+
+
+def reserved_gib(phases_gib: Mapping[str, float], vllm_gib: float, job: Any, expandable: bool) -> dict[str, float]:
+    """Estimate what the allocator takes from the card in each phase.
+
+    Args:
+        phases_gib: Allocated at the peak of each phase, vLLM's share included, which has an allocator elsewhere.
+        vllm_gib: vLLM's share.
+        job: The job, for the formula of the slack; None for a model that the formulas do not know.
+        expandable: True for `expandable_segments:True`, False for native segments.
+    """
+    from trl_ext.memory.formulas.peak import slack_share
+
+    share = UNKNOWN_SHARE if job is None else slack_share(replace(job, expandable_segments=expandable))
+    return {name: value + share * (value - vllm_gib) for name, value in phases_gib.items()}
+
+
+def verdict_of(reserved: Mapping[str, float], usable_gib: float, expandable: bool) -> dict[str, Any]:
+    """Whether what the phases reserve with a policy of the allocator fits on the card, as JSON values."""
+    most = max(reserved.values())
+    return {"fits": most <= usable_gib, "expandable_segments": expandable, "reserved_gib": round(most, 3)}
+
+
+def segments_expand(recipe: str) -> bool:
+    """True if the recipe's run has `expandable_segments:True`: by its plan, which lies beside it and whose launch line
+    sets the variable; else by the environment, the recipe's block `env`, or `memory`, which sets it if nobody else
+    does."""
+    import yaml
+
+    from trl_ext.doctor.variables import NEW_NAME, OLD_NAME
+    from trl_ext.memory.files.plan import read_plan
+    from trl_ext.memory.files.settings import ALLOCATOR
+    from trl_ext.scripts.arguments import split_config_flag
+
+    path = Path(split_config_flag(["--config", recipe])[1])
+    if path.name == "recipe.yaml" and (path.parent / "plan.json").is_file():
+        return read_plan(path.parent).job.expandable_segments
+    keys = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    by_memory = ALLOCATOR if keys.get("memory") else {}
+    variables = {**by_memory, **os.environ, **(keys.get("env") or {})}
+    words = (str(variables.get(name, "")).replace(" ", "").lower() for name in (OLD_NAME, NEW_NAME))
+    return any("expandable_segments:true" in word for word in words)
 
 
 def _phases(result: Any, formula: dict[str, float], vllm_gib: float) -> dict[str, dict[str, Any]]:

@@ -9,8 +9,7 @@ from rich.table import Table
 ORDER = ("load", "generate", "score", "update", "step", "weight_push")
 HEADINGS = ("phase", "twin GiB", "formula GiB", "reserved GiB", "at the peak")
 WORTH_SAYING_FRAC = 0.02  # by which the other policy differs
-EXPANDABLE = "expandable_segments:True"
-POLICIES = {True: EXPANDABLE, False: "native segments"}
+POLICIES = {True: "expandable_segments:True", False: "native segments"}
 
 
 def print_answer(answer: dict[str, Any], recipe: Any, hardware: Any) -> None:
@@ -52,9 +51,8 @@ def phase_table(phases: dict[str, dict[str, Any]]) -> Table:
 def verdict(answer: dict[str, Any]) -> str:
     """Say whether the run fits, with which policy of the allocator, and what the other policy would take."""
     word = "fits" if answer["fits"] else "does not fit"
-    by_share = "" if answer["reserved_basis"] != "share" else " (estimated)"
     numbers = (
-        f"{answer['peak_gib']:.1f} GiB allocated at the peak, {answer['reserved_gib']:.1f} reserved{by_share} with "
+        f"{answer['peak_gib']:.1f} GiB allocated at the peak, {answer['reserved_gib']:.1f} reserved (estimated) with "
         f"{POLICIES[answer['expandable_segments']]}, on a card with {answer['usable_gib']:.1f} GiB usable"
     )
     counted = f"Counted in {answer['seconds']:.0f} s." if answer["seconds"] else ""
@@ -62,16 +60,7 @@ def verdict(answer: dict[str, Any]) -> str:
     if answer["formula_gib"] is not None:
         numbers_of_check = f"{answer['formula_gib']:.1f} GiB, {answer['formula_with_slack_gib']:.1f} with slack"
         formulas = f"By the formulas, of which `trl-ext check` and `plan` tell: {numbers_of_check}."
-    return " ".join(filter(None, (f"{word}{_retries(answer)}: {numbers}.", _other(answer), formulas, counted)))
-
-
-def _retries(answer: dict[str, Any]) -> str:
-    times = answer["alloc_retries"]
-    if not answer["fits"] or not times:
-        return ""
-    often = "once" if times == 1 else f"{times} times"
-    remedy = "take fewer tokens at once" if answer["expandable_segments"] else f"set {EXPANDABLE}"
-    return f", but the allocator has to empty its cache {often} in three steps ({remedy})"
+    return " ".join(filter(None, (f"{word}: {numbers}.", _other(answer), formulas, counted)))
 
 
 def _other(answer: dict[str, Any]) -> str:

@@ -305,8 +305,8 @@ def _step(setup: Setup) -> Places:
 def slack_share(job: Job) -> float:
     """Share of the allocated bytes that the allocator reserves besides, with native segments or expandable ones.
 
-    The most that replays of 14 runs of an 8B model through a replica of it gave, rounded up (`twin.allocator`; not yet
-    measured on a card). ZeRO-3 gave 2 to 14 and 0 to 12.5 %, but has a stream more than the replica.
+    The most that replays of 14 runs of an 8B model through a replica of the allocator gave, rounded up; not yet
+    measured on a card. ZeRO-3 gave 2 to 14 and 0 to 12.5 %, but has a stream more than the replica had.
     """
     if job.zero_stage == 3:
         native, expandable = 0.21, 0.13 if job.uses_lora else 0.11

@@ -1,6 +1,6 @@
 """A process that has the libraries imported and forks for every simulation: seconds are saved on each.
 
-`python -m trl_ext.twin --serve` reads one simulation a line from its input and answers one line of JSON each,
+`python -m tests.twin_forks` reads one simulation a line from its input and answers one line of JSON each,
 until its input ends. Every simulation is still a process of its own.
 """
 
@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any
 
 from trl_ext.twin.driver import PREFIX, TwinResult, environment, read_answer
@@ -34,12 +36,13 @@ def serving() -> Iterator[Callable[[Simulation], TwinResult]]:
     with serving() as run:
         results = [run(simulation) for simulation in simulations]
     """
-    command = [sys.executable, "-m", "trl_ext.twin", "--serve"]
+    command = [sys.executable, "-m", "tests.twin_forks"]
+    root = Path(__file__).parent.parent
     env = {**environment(None), "DS_ACCELERATOR": "cpu"}
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, cwd=root
         ) as server,
     ):
         yield lambda simulation: _ask(server, simulation, errors)
@@ -114,3 +117,8 @@ def _be_the_child(simulation: Simulation, output: IO[Any], errors: IO[Any]) -> N
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    serve()

@@ -4,7 +4,7 @@ r"""Does `Math` pay for work that was not done, and for right answers in other f
 (`<<16-3-4=9>>`, `<<9*2=18>>`) are put into one another, which gives the problem as one expression, `(16-3-4)*2`. In a
 box it has the right value, and nothing was computed. Solutions that compute nothing give a plain number.
 `--golds` takes JSON Lines files with golds: each must be paid in its own text, its harmless rewrites must be, its
-harmful ones must not (`trl_ext.rewards.auditing.metamorphic`).
+harmful ones must not (`metamorphic.py`).
 
     python benchmarks/uncomputed.py --gsm8k gsm8k/test.jsonl --golds gsm8k/test.jsonl math500.jsonl \
         --output benchmarks/results/uncomputed.json
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from counts import show_counts
+from metamorphic import rewrite_golds
 
 from trl_ext.rewards import Math, Row, RuleSet
-from trl_ext.rewards.auditing.metamorphic import rewrite_golds
 from trl_ext.rewards.auditing.redteam_rows import of_data
 
 _ANNOTATION = re.compile(r"<<([^<>=]*)=([^<>]*)>>")

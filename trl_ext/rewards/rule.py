@@ -167,11 +167,6 @@ class Rule:
         return ()
 
     @property
-    def compares_values(self) -> bool:
-        """True where another text of the gold's value earns the ceiling, too; `audit` then tries such texts."""
-        return False
-
-    @property
     def all_columns(self) -> tuple[str, ...]:
         """Dataset columns that `score` and `when` read."""
         return (*self.columns, *(name for name in self.when or () if name not in self.columns))

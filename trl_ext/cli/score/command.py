@@ -18,8 +18,8 @@ NOT_OK = 1  # the exit code for a check that found something; 2 is a user's mist
 DESCRIPTION = "Check rules before they train a model, and what they gave while they did. Needs no model and no GPU."
 AUDIT = """\
 Do rules and data fit? For every row, each rule that judges correctness must give its full value to the row's own
-gold answer, to other texts that mean the same, and less to the gold answers of other rows. Exit code 1 if some row
-fails, or is lost for training because its gold cannot be read or is met by its own text alone."""
+gold answer, and less to the gold answers of other rows. Exit code 1 if some row fails, or is lost for training because
+its gold cannot be read or leaves other answers undecided."""
 AUDIT_EXAMPLE = """\
 example:
   trl-ext score audit rules.yaml train.jsonl --limit 2000"""
@@ -35,9 +35,7 @@ examples:
   trl-ext score explain rules.yaml samples.jsonl --row 3 --column completion=response --column answer=solution"""
 REDTEAM = """\
 Does a cheat pay? Tries completions that deserve nothing (empty tags, several boxes, the prompt again, orders to the
-judge, programs that exit) and compares them with an honest try that fails. Then rewrites each row's gold: what means
-the same must stay paid (98 %); what means something else, hedges or leaves work to the reader must not be paid.
-Exit code 1 otherwise."""
+judge, programs that exit) and compares them with an honest try that fails. Exit code 1 if one pays."""
 REDTEAM_EXAMPLE = """\
 examples:
   trl-ext score redteam rules.yaml

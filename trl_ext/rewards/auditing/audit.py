@@ -8,13 +8,12 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError, RuleError
 from trl_ext.rewards.auditing.audit_report import FAULTS, AuditReport, Failure, RuleAudit
-from trl_ext.rewards.auditing.rewrites import bare, frame_of, is_words, restated
 from trl_ext.rewards.preference.data import chunks
 from trl_ext.rewards.rule import Row, Rule, Verdict, ideal_of
 from trl_ext.rewards.ruleset import RuleSet, require_columns
@@ -117,42 +116,13 @@ class _Run:
             # A row without a value for its own gold has none for other golds.
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
-            right = [row for row, verdict in zip(numbers, verdicts, strict=True) if earns_all(rule, verdict)]
             verdicts = self._verdicts(rule, rest)
-            undecided = [pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"]
-            tally.add_own_text([*self._refused_rewrites(rule, right, ideals), *undecided])
-            tally.num_words += sum(rule.compares_values and is_words(bare(ideals[row] or "")) for row in right)
+            tally.add_own_text([pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"])
             accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
             back = self._verdicts(rule, [Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
             mutual = {entry for entry, verdict in zip(accepted, back, strict=True) if earns_all(rule, verdict)}
             tally.add(rest, verdicts, mutual)
         return tally.result()
-
-    def _refused_rewrites(
-        self, rule: Rule, rows: Sequence[int], ideals: Sequence[str | None]
-    ) -> Iterator[tuple[Comparison, Verdict]]:
-        """Find the places of golds that no rewrite of theirs meets; each with the last rewrite that was refused."""
-        left: dict[tuple[int, str], list[Comparison]] = {}
-        for row in rows if rule.compares_values else ():
-            ideal = ideals[row] or ""
-            before, behind = frame_of(ideal)
-            rewrites = restated(bare(ideal))
-            if not rewrites and not is_words(bare(ideal)):
-                yield Comparison(row, row, ideal), Verdict(None, "untried", "audit knows no other text of it")
-            for rewrite in rewrites:
-                entry = Comparison(row, row, f"{before}{rewrite.text}{behind}")
-                left.setdefault((row, rewrite.place), []).append(entry)
-        while left:
-            asked = [entries[0] for entries in left.values()]
-            verdicts = dict(zip(left, zip(asked, self._verdicts(rule, asked), strict=True), strict=True))
-            for place, (entry, verdict) in verdicts.items():
-                entries = left.pop(place)
-                if earns_all(rule, verdict):
-                    continue
-                if entries[1:]:
-                    left[place] = entries[1:]
-                else:
-                    yield entry, verdict
 
     def _verdicts(self, rule: Rule, entries: Sequence[Comparison]) -> list[Verdict]:
         if not entries:
@@ -181,7 +151,6 @@ class _Tally:
         self.counts: Counter[str] = Counter()
         self.failures: list[Failure] = []
         self.lost_rows: list[int] = []
-        self.num_words = 0
 
     def add(
         self, entries: Sequence[Comparison], verdicts: Sequence[Verdict], mutual: Collection[Comparison] = ()
@@ -207,9 +176,9 @@ class _Tally:
         if len(self.failures) < _MAX_FAILURES:
             self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
 
-    def add_own_text(self, refused: Sequence[tuple[Comparison, Verdict]]) -> None:
-        """Count the golds of which other texts were refused, each once."""
-        first = {entry.row: (entry, verdict) for entry, verdict in reversed(refused)}
+    def add_own_text(self, undecided: Sequence[tuple[Comparison, Verdict]]) -> None:
+        """Count the golds that leave other answers undecided, each once."""
+        first = {entry.row: (entry, verdict) for entry, verdict in reversed(undecided)}
         for row, (entry, verdict) in sorted(first.items()):
             self.lost_rows.append(row)
             self._fail("own_text", entry, verdict)
@@ -235,7 +204,6 @@ class _Tally:
             num_unreadable=counts["unreadable"],
             num_blank=counts["blank"],
             num_own_text=counts["own_text"],
-            num_words=self.num_words,
             num_not_asked=counts["not_asked"],
             num_compared=counts["accepted"] + counts["alike"] + counts["refused"],
             num_accepted=counts["accepted"],

@@ -63,15 +63,14 @@ class RuleAudit:
         num_rows: Rows that it is for (`when`).
         num_right: Rows whose gold earned the ceiling against itself.
         num_unreadable: Rows whose gold it cannot read (`gold_invalid`): lost for training.
-        num_own_text: Rows whose gold earned the ceiling, but of which some part is met by no other text of the same
-            meaning that was tried: lost for training, or worse, where a right answer earns nothing.
+        num_own_text: Rows whose gold can be compared with nothing but its own text, so that other answers are
+            undecided: lost for training.
         num_blank: Rows on which a completion that does nothing earned the ceiling, such as tests that test nothing.
-        num_words: Rows whose gold is words, for which only the same words are right. No fault.
         num_not_asked: Rows for which it cannot say what would be right (`Rule.ideal`).
         num_compared: Golds of other rows that were judged.
         num_accepted: Compared golds that earned the ceiling, while their own row's gold refuses this one.
         num_alike: Compared golds that earned the ceiling in both directions: two golds that are one to the rule.
-        lost_rows: Numbers of all rows whose gold is unreadable or met by its own text alone, to leave out of the data.
+        lost_rows: Numbers of all rows whose gold is unreadable or undecided, to leave out of the data.
         failures: The first hundred of the failing verdicts.
     """
 
@@ -81,7 +80,6 @@ class RuleAudit:
     num_unreadable: int
     num_blank: int
     num_own_text: int
-    num_words: int
     num_not_asked: int
     num_compared: int
     num_accepted: int
@@ -91,7 +89,7 @@ class RuleAudit:
 
     @property
     def ok(self) -> bool:
-        """True where every gold that was audited is read, as itself, and met by other texts of its meaning."""
+        """True where every gold that was audited is read, as itself, and can be compared with other answers."""
         all_right = self.num_right + self.num_not_asked == self.num_rows
         all_right = all_right and not self.num_own_text and not self.num_blank
         return all_right and not self.num_accepted and self.num_alike <= _MAX_ALIKE_FRAC * self.num_compared
@@ -108,14 +106,13 @@ class RuleAudit:
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
 
     def remarks(self) -> Iterator[str]:
-        """Sentences about what is no fault."""
+        """Sentences about rows that were not asked, and about the first rows of each kind of failure."""
         if self.num_not_asked:
             yield (
                 f"{self.rule}, {self.num_not_asked} rows name no right completion: only that they can be judged, and "
                 "that doing nothing is not right, was tested."
             )
-        if self.num_words:
-            yield f"{self.rule}, {self.num_words} golds are words: only the same words are right."
+        yield from self.first_failures()
 
     def first_failures(self) -> Iterator[str]:
         """Sentences about the first rows of each kind of failure."""
@@ -153,7 +150,7 @@ class AuditReport:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        failures = [line for rule in self.rules for line in (*rule.remarks(), *rule.first_failures())]
+        failures = [line for rule in self.rules for line in rule.remarks()]
         verdict = "ok: every gold is read as itself, and none is lost" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
         step_s = self.step_rows / self.rows_per_s

@@ -1,10 +1,9 @@
-"""Try known cheats and rewrites of right answers on a set of rules: no cheat may pay more than an honest failure.
+"""Try known cheats on a set of rules: none may pay more than an honest failure.
 
     bar = the larger of the totals of an empty completion and of an honest wrong answer in its best shape
 
 No cheat may earn more than the bar, and no rule that judges correctness may give a cheat more than it gives those.
-Where no rule judges correctness, the bar is the honest text. What rewrites of the rows' own golds must earn stands in
-`metamorphic`.
+Where no rule judges correctness, the bar is the honest text.
 """
 
 import re
@@ -16,7 +15,6 @@ from typing import Any
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards.auditing.audit import data_rows, ideal_of, plain_numbers
 from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
-from trl_ext.rewards.auditing.metamorphic import rewrite_golds
 from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
 from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, prompt_text, tags_of
 from trl_ext.rewards.rows import completion_text
@@ -30,7 +28,7 @@ _BAR_DELAY_S = 2.0
 def redteam(
     rules: RuleSet, rows: Any = None, shape: str | None = None, cheats: Sequence[Cheat] = CHEATS
 ) -> RedteamReport:
-    """Try every cheat on every row, and rewrite every row's gold.
+    """Try every cheat on every row.
 
     Rules that count tokens get one made-up token per word and sign.
 
@@ -69,7 +67,6 @@ def redteam(
         tuple(court.right for court in courts),
         tuple(court.bar for court in courts),
         sum(court.num_completions for court in courts),
-        rewrite_golds(rules, targets),
         tuple(court.row for court in courts if not court.is_decided),
     )
 

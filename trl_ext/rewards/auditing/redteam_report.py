@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trl_ext.rewards.auditing.audit_report import shortened, table
-from trl_ext.rewards.auditing.metamorphic import Metamorphic
 
 REFUSED = "refused"
 NOT_TRIED = "not tried"
@@ -60,7 +59,6 @@ class RedteamReport:
         rights: For each row what a right answer earned at best; None where no gold is known.
         bars: For each row what an honest wrong answer, or an empty completion, earned at best.
         num_completions: Completions that were scored for cheats.
-        metamorphic: What rewrites of right answers earned, harmless and harmful ones.
         undecided_rows: Rows that were left out: whatever a completion says there, a rule has no value.
     """
 
@@ -68,7 +66,6 @@ class RedteamReport:
     rights: tuple[float | None, ...]
     bars: tuple[float, ...]
     num_completions: int
-    metamorphic: Metamorphic
     undecided_rows: tuple[int, ...] = ()
 
     @property
@@ -84,8 +81,8 @@ class RedteamReport:
 
     @property
     def ok(self) -> bool:
-        """True where no cheat got through, a right answer pays on every row, and rewrites earn what they should."""
-        return not self.through and not self.blind_rows and self.metamorphic.ok
+        """True where no cheat got through, and a right answer pays on every row."""
+        return not self.through and not self.blind_rows
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
@@ -106,11 +103,6 @@ class RedteamReport:
         if self.undecided_rows:
             shown = ", ".join(map(str, self.undecided_rows[:_SHOWN]))
             yield f"left out, golds undecided (see audit): rows {shown}"
-        if self.metamorphic.num_harmful:
-            yield str(self.metamorphic)
-        for harmful in (True, False):
-            found = [one for one in self.metamorphic.surprises if one.harmful is harmful]
-            yield from (shortened(str(one)) for one in found[:_SHOWN])
         yield "ok" if self.ok else "not ok"
 
 

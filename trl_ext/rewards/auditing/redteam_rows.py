@@ -7,7 +7,6 @@ from typing import Any
 
 from trl_ext.errors import DataError
 from trl_ext.rewards.auditing.audit import gold_key
-from trl_ext.rewards.auditing.rewrites import bare
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Rule, ideal_of
 from trl_ext.rewards.rules.keywords import Keywords
@@ -174,8 +173,22 @@ def _gold_of(rules: Sequence[Rule], row: Mapping[str, Any], index: int) -> str |
         if rule.judges_correctness and applies(rule.when, row):
             ideal = ideal_of(rule, row, index)
             if ideal is not None:
-                return bare(ideal)
+                before, behind = frame_of(ideal)
+                return ideal[len(before) : len(ideal) - len(behind)]
     return None
+
+
+def frame_of(ideal: str) -> tuple[str, str]:
+    r"""Return what stands before and behind the answer in an ideal completion.
+
+    Example:
+        >>> frame_of(r"\boxed{18}"), frame_of("The answer is 18"), frame_of("Paris")
+        (('\\boxed{', '}'), ('The answer is ', ''), ('', ''))
+    """
+    for before, behind in (("<answer>", "</answer>"), ("\\boxed{", "}"), ("The answer is ", "")):
+        if ideal.startswith(before) and ideal.endswith(behind):
+            return before, behind
+    return "", ""
 
 
 def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:

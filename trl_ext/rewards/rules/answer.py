@@ -58,10 +58,6 @@ class Answer(Rule):
     def columns(self) -> tuple[str, ...]:
         return (self.gold,)
 
-    @property
-    def compares_values(self) -> bool:
-        return self.kind == "number"
-
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
         """Return the (first) gold's own text, announced; None for a blank one, neither text nor a number."""
         gold = next(iter(golds_of(columns[self.gold]) or ()), "").strip()

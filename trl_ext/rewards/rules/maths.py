@@ -75,10 +75,6 @@ class Math(Rule):
     def columns(self) -> tuple[str, ...]:
         return (self.gold,)
 
-    @property
-    def compares_values(self) -> bool:
-        return True
-
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
         """Return the (first) gold, or its solution's answer, in a box; None where it is no text or blank."""
         text = next(iter(golds_of(columns[self.gold]) or ()), "")

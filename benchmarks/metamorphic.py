@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from trl_ext.rewards.auditing.audit import earns_all, gold_key, ideal_of
-from trl_ext.rewards.auditing.redteam_rows import Target
-from trl_ext.rewards.auditing.rewrites import Rewrite, frame_of, respelled, restated
+from rewrites import Rewrite, respelled, restated
+
+from trl_ext.rewards.auditing.audit import earns_all, gold_key
+from trl_ext.rewards.auditing.redteam_rows import Target, frame_of
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
 from trl_ext.rewards.mathematics.literal import left_to_compute
 from trl_ext.rewards.mathematics.tokens import Tokens, is_symbol, latex, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
-from trl_ext.rewards.rule import Row, Rule
+from trl_ext.rewards.rule import Row, Rule, ideal_of
 from trl_ext.rewards.ruleset import RuleSet
 from trl_ext.rewards.scorer import Scorer
 from trl_ext.rewards.totals.shaping import applies
@@ -132,13 +133,18 @@ def _asked(rule: Rule, targets: Sequence[Target]) -> Iterator[_Asked]:
         # Beside others, the parts of a list may be the parts that it has.
         hedged = "," not in answer and gold_key(wrong) != gold_key(answer)
         found = [(True, one) for one in several(answer, wrong, other)] if hedged else []
-        if rule.compares_values and not _LETTER.fullmatch(_bare(answer)):
+        if compares_values(rule) and not _LETTER.fullmatch(_bare(answer)):
             found += [(False, one) for one in (*restated(answer), *respelled(answer))]
             found += [(True, one) for one in wrong_values(answer)]
             if getattr(rule, "form", "auto") != "any" and getattr(rule, "profile", "train") != "eval":
                 found += [(True, one) for one in uncomputed(answer)]
         for harmful, one in found:
             yield _Asked(number, harmful, one.how, f"{before}{one.text}{behind}")
+
+
+def compares_values(rule: Rule) -> bool:
+    """Return True where another text of the gold's value must earn the ceiling, too."""
+    return getattr(rule, "kind", "number") == "number"
 
 
 def _num_golds(rule: Rule, columns: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
-from trl_ext.rewards.mathematics.form import Form, form_of, is_variable, words_of
+from trl_ext.rewards.mathematics.form import Form, form_of, is_variable
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number, is_symbol, latex, split, tokenize
 from trl_ext.rewards.mathematics.units import split_unit
 
@@ -80,44 +80,11 @@ def respelled(answer: str) -> tuple[Rewrite, ...]:
     return tuple(Rewrite("spelling", how, text) for how, text in found.items() if text != answer)
 
 
-def is_words(answer: str) -> bool:
-    """Return True for an answer in words, or a list of them, which can only be met by the same words."""
-    if _LETTER.fullmatch(answer.strip()):
-        return False
-    try:
-        form = form_of(tokenize(answer))
-        if form.kind == "words":
-            return True
-        parts = list(map(form_of, form.parts))
-    except (Unreadable, TooComplex):
-        return False
-    return bool(parts) and all(part.kind == "words" and words_of(part.tokens) is not None for part in parts)
-
-
 def _differs(text: str, tokens: Tokens) -> bool:
     try:
         return tokenize(text) != tokens
     except (Unreadable, TooComplex):
         return False
-
-
-def frame_of(ideal: str) -> tuple[str, str]:
-    r"""Return what stands before and behind the answer in an ideal completion.
-
-    Example:
-        >>> frame_of(r"\boxed{18}"), frame_of("The answer is 18"), frame_of("Paris")
-        (('\\boxed{', '}'), ('The answer is ', ''), ('', ''))
-    """
-    for before, behind in (("<answer>", "</answer>"), ("\\boxed{", "}"), ("The answer is ", "")):
-        if ideal.startswith(before) and ideal.endswith(behind):
-            return before, behind
-    return "", ""
-
-
-def bare(ideal: str) -> str:
-    """Return the answer in an ideal completion, without what announces it."""
-    before, behind = frame_of(ideal)
-    return ideal[len(before) : len(ideal) - len(behind)]
 
 
 def _written(tokens: Tokens) -> str:

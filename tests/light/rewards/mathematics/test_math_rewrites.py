@@ -1,0 +1,64 @@
+"""Our rules pay every harmless rewrite of a right answer and no harmful one; the rewrites are those of benchmarks/."""
+
+import json
+
+import pytest
+
+from tests.conftest import ROOT
+from trl_ext.rewards import Answer, Math, RuleSet
+from trl_ext.rewards.auditing.redteam_rows import of_data
+
+pytest.importorskip("math_verify")
+
+FORMULAS = (
+    r"3\sqrt{13}",
+    r"\frac{\pi}{2}",
+    "x^2-5x+6",
+    "(1, 2)",
+    "x = 5",
+    r"(0, 1) \cup [2, 3)",
+    "(x-2)(x-3)",
+    "2, -3",
+)
+
+
+@pytest.fixture
+def rewritten(monkeypatch):
+    """Returns what rewrites of golds earn by a rule."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from metamorphic import rewrite_golds
+
+    def rewritten(rule, *golds, prompts=None):
+        rules = RuleSet([rule], isolate=False)
+        pairs = zip(prompts or ["?"] * len(golds), golds, strict=True)
+        return rewrite_golds(rules, of_data(rules.rules, [{"prompt": one, "answer": gold} for one, gold in pairs]))
+
+    return rewritten
+
+
+@pytest.mark.parametrize("rule", [Math(), Answer()])
+def test_every_harmless_rewrite_of_a_number_is_paid_and_no_harmful_one(rule, rewritten):
+    found = rewritten(rule, "18", "-7", "0.75", "1250", "3/4")
+    assert found.ok and found.num_harmless_paid == found.num_harmless > 10 and found.num_harmful > 60
+
+
+def test_math_is_held_on_formulas(rewritten):
+    found = rewritten(Math(), *FORMULAS, "2, -3")
+    assert found.surprises == () and found.num_harmless > 30 and found.num_harmful > 50
+
+
+def test_who_pays_for_the_value_alone_is_not_asked_about_form(rewritten):
+    assert rewritten(Math(form="any"), "18").ok
+
+
+def test_texts_have_no_harmless_rewrites_and_long_ones_none_at_all(rewritten):
+    assert not rewritten(Answer(kind="exact"), "18").num_harmless
+    assert rewritten(Answer(kind="exact"), "word " * 60, None, ["a", "b"]).num_harmful == 0
+
+
+@pytest.mark.slow
+def test_no_harmful_rewrite_of_real_golds_is_paid(data_dir, rewritten):
+    rows = [json.loads(line) for line in (data_dir / "math500_first250.jsonl").read_text().splitlines()][:80]
+    found = rewritten(Math(), *(row["answer"] for row in rows), prompts=[row["problem"] for row in rows])
+    assert found.ok, found.surprises[:5]
+    assert found.num_harmful > 900 and found.num_harmless > 250

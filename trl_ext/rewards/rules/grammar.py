@@ -1,28 +1,19 @@
 """Judge whether prose is fluent by cheap signs: sentences, brackets, words, punctuation.
 
 None of these signs knows grammar. They tell prose from debris (truncated, mashed, stuttering text), so give the rule
-a small weight. A LanguageTool server knows grammar; give its address to ask it instead.
+a small weight.
 """
 
-import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from http.client import HTTPException
-from urllib.error import HTTPError
-from urllib.parse import urlencode, urlsplit
-from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHandler, HTTPSHandler, OpenerDirector
+from typing import ClassVar
 
-from trl_ext.errors import RuleError
-from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
+from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice
 from trl_ext.rewards.text.prose import UNSPACED, prose, refusal, text_part, words
 
 _FILLER = "\ufffc"  # Replaces code and formulas, so that a full stop behind one still ends a sentence.
 _DEFECTS_TO_ZERO = 0.1  # defects per word from which on a sign is 0.0
-_MAX_REPLY_BYTES = 4_000_000
-_MAX_SENT_CHARS = 20_000  # A longer text is judged by its head: keeping the server busy must not earn a timeout.
 
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 _LONG_WORD = re.compile(r"[^\W_]{5,}")
@@ -49,7 +40,7 @@ _CLUSTER = re.compile(r"(?i)[bcdfghjklmnpqrstvwxz]{7}")
 
 @dataclass(frozen=True, slots=True)
 class Grammar(Rule):
-    """Mean of seven signs of fluent prose, each 0.0 to 1.0; with `server`, 1.0 less LanguageTool's complaints.
+    """Mean of seven signs of fluent prose, each 0.0 to 1.0.
 
     Code, LaTeX, links and tags are cut out first. A sign with nothing to judge is 1.0, so a text without brackets does
     not gain by adding some:
@@ -62,70 +53,35 @@ class Grammar(Rule):
         doubled       no word twice in a row: "the the"
         spacing       no space in front of a comma or full stop
 
-    The last four fall linearly to 0.0 at one defect in ten words; so does the value with `server`. A completion
-    without words outside of code and formulas earns 0.0 with status `no_answer`.
+    The last four fall linearly to 0.0 at one defect in ten words. A completion without words outside of code and
+    formulas earns 0.0 with status `no_answer`.
 
     Args:
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
-        server: Address of a LanguageTool server, such as "http://localhost:8081". It gets the first 20,000 characters.
-            Rows that it does not answer have no value (`infra_error`).
-        language: Language code for the server, such as "en-US"; "auto" lets it find out.
-        timeout_s: Seconds to wait for the server's whole reply.
 
     Example:
         >>> Grammar().score(Row(None, "so the the answer is 18", None, {})).detail
         'starts 0.00, ends 0.00, doubled 0.00'
     """
 
-    where: str = "all"
-    server: str = ""
-    language: str = "auto"
-    timeout_s: float = 5.0
+    tier: ClassVar[str] = "inline"
 
-    @property
-    def tier(self) -> str:  # type: ignore[override]
-        """Return "worker" with a server, which may hang, and "inline" for the seven signs, which cannot."""
-        return "worker" if self.server else "inline"
+    where: str = "all"
 
     def check(self) -> None:
         check_choice(self, "where", self.where, ("all", "after_think"))
-        check_number(self, "timeout_s", self.timeout_s)
-        if self.timeout_s <= 0:
-            raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
-        if self.server and not is_http(self.server):
-            raise RuleError(
-                f"Rule '{self.name}': server is {self.server!r}. Give an address such as http://localhost:8081."
-            )
 
     def score(self, row: Row) -> Verdict:
         refused = refusal(self, row.text)
         if refused:
             return refused
         text = prose(text_part(row.text, self.where), _FILLER)
-        text = text[:_MAX_SENT_CHARS] if self.server else text
         num_words = len(_WORD.findall(text))
         if not num_words:
             return Verdict(self.floor, "no_answer", "no words outside of code and formulas")
-        return self._ask(text, num_words) if self.server else judge_signs(text, num_words)
-
-    def _ask(self, text: str, num_words: int) -> Verdict:
-        try:
-            complaints = num_complaints(self.server, text.replace(_FILLER, " "), self.language, self.timeout_s)
-        except HTTPError as error:
-            error.close()
-            if error.code == 413:  # The server's own limit on a text.
-                return Verdict(self.floor, "too_long", f"{len(text)} characters are too long for {self.server}")
-            return Verdict(None, "infra_error", f"{self.server} answered {error.code}")
-        except (OSError, ValueError, HTTPException) as error:
-            return Verdict(None, "infra_error", f"{self.server}: {error}")
-        return Verdict(clean_frac(complaints, num_words), "ok", f"{complaints} complaints in {num_words} words")
-
-
-def judge_signs(text: str, num_words: int) -> Verdict:
-    """Return the mean of the seven signs; the detail names the signs below 1.0."""
-    values = {name: sign(text, num_words) for name, sign in _SIGNS.items()}
-    low = [f"{name} {value:.2f}" for name, value in values.items() if value < 1.0]
-    return Verdict(sum(values.values()) / len(values), "ok", ", ".join(low) or "all signs good")
+        values = {name: sign(text, num_words) for name, sign in _SIGNS.items()}
+        low = [f"{name} {value:.2f}" for name, value in values.items() if value < 1.0]
+        return Verdict(sum(values.values()) / len(values), "ok", ", ".join(low) or "all signs good")
 
 
 def clean_frac(num_defects: int, num_words: int) -> float:
@@ -220,53 +176,3 @@ _SIGNS: dict[str, Callable[[str, int], float]] = {
     "doubled": doubled,
     "spacing": spacing,
 }
-
-
-def is_http(address: object) -> bool:
-    """Return True for an http or https address with a host."""
-    try:
-        parts = urlsplit(address if isinstance(address, str) else "")
-        return parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        return False
-
-
-def num_complaints(server: str, text: str, language: str, timeout_s: float) -> int:
-    """Ask a LanguageTool server how many faults a text has.
-
-    Raises:
-        HTTPError, OSError (TimeoutError among them), HTTPException: There is no reply, or not all of it in time.
-        ValueError: The reply is not LanguageTool's.
-    """
-    deadline = time.monotonic() + timeout_s
-    form = urlencode({"text": text, "language": language}, encoding="utf-8", errors="replace").encode()
-    with opener().open(f"{server.rstrip('/')}/v2/check", form, timeout_s) as reply:
-        body = b""
-        while block := reply.read1(65536):
-            body += block
-            if len(body) > _MAX_REPLY_BYTES:
-                raise ValueError(f"the reply is longer than {_MAX_REPLY_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no whole reply within {timeout_s} s")
-    return complaints_in(body)
-
-
-def complaints_in(body: bytes) -> int:
-    """Return the number of matches in a reply; ValueError unless it is an object with a list of matches."""
-    try:
-        reply = json.loads(body)
-    except RecursionError as error:
-        raise ValueError("the reply is nested too deeply") from error
-    matches = reply.get("matches") if isinstance(reply, dict) else None
-    if not isinstance(matches, list):
-        raise ValueError("the reply holds no list of matches")
-    return len(matches)
-
-
-@lru_cache(maxsize=1)
-def opener() -> OpenerDirector:
-    """Return an opener for http and https that follows no redirect: only the server that was named is asked."""
-    director = OpenerDirector()
-    for handler in (HTTPHandler(), HTTPSHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()):
-        director.add_handler(handler)
-    return director

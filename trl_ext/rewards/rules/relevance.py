@@ -1,14 +1,14 @@
 """Judge whether the completion is about the prompt's subject, in words of its own.
 
-Without a model the test compares words: it tells an answer about the subject from one about something else, and no
-more. A correct answer of one word ("Paris.") repeats nothing of its prompt and earns 0.0, so use it for prose, with a
-small weight. With `model` an embedding model compares meanings, and knows synonyms and other languages.
+The test compares words: it tells an answer about the subject from one about something else, and no more. A correct
+answer of one word ("Paris.") repeats nothing of its prompt and earns 0.0, so use it for prose, with a small weight. A
+model that compares meanings is a judge (`Judge`).
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -18,8 +18,6 @@ import regex
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
-from trl_ext.rewards.rules.embeddings import EmbeddingFailed, Vector, cosine, require_embeddings, vectors
-from trl_ext.rewards.rules.judge_client import check_server
 from trl_ext.rewards.text.prose import MAX_CHARS, UNSPACED, normalized, refusal, text_part
 
 _RUN = regex.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
@@ -39,7 +37,7 @@ _STOP_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Relevance(Rule):
-    """Share of the prompt's content that the completion mentions, or with `model` its similarity, less what it copies.
+    """Share of the prompt's content that the completion mentions, less what it copies.
 
         value = max(0, min(1, mentioned / enough) * min(1, own / shared) - copied)
 
@@ -51,20 +49,12 @@ class Relevance(Rule):
     in another order are no answer. `copied` is the share of the prompt's 5-grams that stand in the completion word
     for word. A completion without a content word of its own earns 0.0 with status `no_answer`.
 
-    With `model`, `mentioned` is the cosine between the embeddings of prompt and completion. A row has no value when
-    the model's server fails (`infra_error`); a completion that the server refuses earns 0.0 with status `refused`.
-
     A row whose prompt has no content words has no value (`gold_invalid`). Of a conversation only the last user message
     is compared.
 
     Args:
         enough: Share of the prompt's content, above 0 and up to 1, from which on more mentions earn no more.
         where: "all" reads the whole completion, "after_think" what follows the last `</think>`.
-        model: Embedding model. Without `base_url` one of model2vec, a folder or a name on the hub, run here on the
-            CPU. Empty: words are compared.
-        base_url: Address of a server with `/v1/embeddings` that has the model, such as vLLM's.
-        api_key_env: Environment variable that holds the server's key. Empty: no key.
-        timeout_s: Seconds to wait for the server's answer, of each of three attempts.
 
     Example:
         >>> Relevance().score(Row("Why is the sky blue?", "Air scatters blue light from the sky.", None, {})).value
@@ -75,84 +65,32 @@ class Relevance(Rule):
 
     enough: float = 0.5
     where: str = "all"
-    model: str = ""
-    base_url: str = ""
-    api_key_env: str = ""
-    timeout_s: float = 60.0
 
     def check(self) -> None:
-        self._check_model()
         check_choice(self, "where", self.where, ("all", "after_think"))
         check_number(self, "enough", self.enough)
         if not 0 < self.enough <= 1:
             raise RuleError(f"Rule '{self.name}': enough is {self.enough}. Give a share above 0, up to 1.")
 
-    def _check_model(self) -> None:
-        check_number(self, "timeout_s", self.timeout_s)
-        if self.timeout_s <= 0:
-            raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
-        if self.base_url:
-            check_server(self.name, self.model, self.base_url, self.api_key_env)
-        elif self.api_key_env:
-            raise RuleError(f"Rule '{self.name}': api_key_env is for a server. Give base_url, too, or leave both out.")
-        elif not isinstance(self.model, str):
-            raise RuleError(f"Rule '{self.name}': model is {self.model!r}. Give a folder or a name.")
-        if self.model:
-            require_embeddings(self.base_url)
-
     def score(self, row: Row) -> Verdict:
-        return self.score_batch([row])[0]
-
-    def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Judge several rows; prompts and completions go to the embedding model together, each different one once."""
-        prompts = [prompt_text(row.prompt) for row in rows]
-        texts = [text_part(row.text, self.where) for row in rows]
-        verdicts = [self._refused(*pair) for pair in zip(prompts, rows, strict=True)]
-        try:
-            known = self._vectors(
-                [text for i, known in enumerate(verdicts) if known is None for text in (prompts[i], texts[i])]
-            )
-        except EmbeddingFailed as error:
-            failed = Verdict(None, "infra_error", str(error))
-            return [verdict or failed for verdict in verdicts]
-        return [
-            verdict or self._compared(prompt, text, known)
-            for verdict, prompt, text in zip(verdicts, prompts, texts, strict=True)
-        ]
-
-    def _refused(self, prompt: str, row: Row) -> Verdict | None:
-        if not read_prompt(prompt).weights:
+        prompt = read_prompt(prompt_text(row.prompt))
+        if not prompt.weights:
             return Verdict(None, "gold_invalid", "the prompt has no content words")
-        return refusal(self, row.text)
-
-    def _vectors(self, texts: list[str]) -> dict[str, Vector | None]:
-        different = list(dict.fromkeys(texts)) if self.model else []
-        if not different:
-            return {}
-        found = vectors(different, self.model, self.base_url, self.api_key_env, self.timeout_s)
-        return dict(zip(different, found, strict=True))
-
-    def _compared(self, asked: str, text: str, known: Mapping[str, Vector | None]) -> Verdict:
-        prompt, units = read_prompt(asked), units_of(text)
+        refused = refusal(self, row.text)
+        if refused:
+            return refused
+        units = units_of(text_part(row.text, self.where))
         terms = frozenset(terms_of(units))
         shared = [term for term in prompt.weights if term in terms]
         own = len(terms) - len(shared)
         if not own:
             return Verdict(self.floor, "no_answer", "no content words of its own")
-        if self.model:
-            one, other = known[asked], known[text]
-            if one is None:
-                return Verdict(None, "gold_invalid", "the server does not take the prompt")
-            if other is None:
-                return Verdict(self.floor, "refused", "the server does not take the completion")
-            mentioned, said = max(0.0, cosine(one, other)), "similar to the prompt"
-        else:
-            # In the prompt's order, because a sum of floats depends on it.
-            mentioned = sum(prompt.weights[term] for term in shared) / prompt.total
-            said = "of the prompt mentioned"
-        copied = prompt.copied_frac(units)
+        # In the prompt's order, because a sum of floats depends on it.
+        mentioned = sum(prompt.weights[term] for term in shared) / prompt.total
+        copied = len(prompt.ngrams.intersection(ngrams(units))) / len(prompt.ngrams) if prompt.ngrams else 0.0
         value = max(0.0, min(1.0, mentioned / self.enough) * min(1.0, own / max(len(shared), 1)) - copied)
-        return Verdict(value, "ok", f"{mentioned:.0%} {said}, {copied:.0%} copied, {own} words added")
+        detail = f"{mentioned:.0%} of the prompt mentioned, {copied:.0%} copied, {own} words added"
+        return Verdict(value, "ok", detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +100,6 @@ class Prompt:
     weights: Mapping[str, float]
     total: float
     ngrams: frozenset[tuple[str, ...]]
-
-    def copied_frac(self, units: list[str]) -> float:
-        """Return the share of the prompt's 5-grams that stand in the completion."""
-        return len(self.ngrams.intersection(ngrams(units))) / len(self.ngrams) if self.ngrams else 0.0
 
 
 @lru_cache(maxsize=256)  # The completions of a GRPO group share their prompt.

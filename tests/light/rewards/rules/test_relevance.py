@@ -28,18 +28,17 @@ def test_chinese_is_compared_by_pairs_of_characters():
     assert judged(CHINESE, "面包因为酵母产生气体而膨胀。").value == 0.0
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, CHINESE, [{"role": "user", "content": PROMPT}]])
-@pytest.mark.parametrize("shape", ["{}", "{0} {0}", "Sure, here is something: {}", "{} Interesting question indeed!"])
-def test_a_copied_prompt_earns_the_floor(prompt, shape):
-    assert judged(prompt, shape.format(prompt_text(prompt))).value == 0.0
+def test_a_copied_prompt_earns_the_floor(subtests):
+    for prompt in (PROMPT, CHINESE, [{"role": "user", "content": PROMPT}]):
+        for shape in ("{}", "{0} {0}", "Sure, here is something: {}", "{} Interesting question indeed!"):
+            with subtests.test(shape, prompt=prompt):
+                assert judged(prompt, shape.format(prompt_text(prompt))).value == 0.0
 
 
-@pytest.mark.parametrize(
-    "text", ["magma volcanoes erupt chambers", "erupt " * 50, "why it is what it is", "", "\u200b"]
-)
-def test_the_prompts_words_alone_earn_the_floor(text):
-    verdict = judged(PROMPT, text)
-    assert (verdict.value, verdict.status) == (0.0, "no_answer")
+def test_the_prompts_words_alone_earn_the_floor(subtests):
+    for text in ("magma volcanoes erupt chambers", "erupt " * 50, "why it is what it is", "", "\u200b"):
+        with subtests.test(text):
+            assert (judged(PROMPT, text).value, judged(PROMPT, text).status) == (0.0, "no_answer")
 
 
 def test_more_mentions_of_a_word_earn_no_more():
@@ -70,9 +69,10 @@ def test_quoting_part_of_the_prompt_costs_its_share():
     assert 0.0 < judged(PROMPT, quoting).value < judged(PROMPT, ANSWER).value
 
 
-@pytest.mark.parametrize("prompt", [None, "", "?!", "What is it?", [], [{"role": "system", "content": "volcanoes"}]])
-def test_a_prompt_without_content_cannot_be_judged(prompt):
-    assert judged(prompt, ANSWER).status == "gold_invalid"
+def test_a_prompt_without_content_cannot_be_judged(subtests):
+    for prompt in (None, "", "?!", "What is it?", [], [{"role": "system", "content": "volcanoes"}]):
+        with subtests.test(prompt=prompt):
+            assert judged(prompt, ANSWER).status == "gold_invalid"
 
 
 def test_of_a_conversation_the_last_user_message_counts():
@@ -89,7 +89,7 @@ def test_a_word_that_the_prompt_repeats_weighs_less():
     assert weights["magma"] < weights["volcano"]
 
 
-@pytest.mark.parametrize("fields", [{"enough": 0}, {"enough": 1.1}, {"enough": "1"}, {"where": "think"}])
-def test_fields_that_cannot_work_are_refused(fields):
-    with pytest.raises(RuleError, match="relevance"):
-        Relevance(**fields)
+def test_fields_that_cannot_work_are_refused(subtests):
+    for fields in ({"enough": 0}, {"enough": 1.1}, {"enough": "1"}, {"where": "think"}):
+        with subtests.test(fields=fields), pytest.raises(RuleError, match="relevance"):
+            Relevance(**fields)

@@ -73,7 +73,7 @@ commands:
   dryrun    the memory of a recipe, counted on fake tensors: no GPU, no weights
   check     will this recipe start, and does it fit: keys, tokenizer, eight rows, rules, memory
   doctor    look at this machine: cards, driver, versions, kernels, memory, disks, harmful variables
-  report    the page of a run again, or runs compared on one page
+  report    the page of a run again, or runs compared in one table
   score     check rules: audit them on data, explain a reward, try known cheats
   recipes   shipped recipes by task and card: list them, copy one
   launch-file  the path of a shipped accelerate file: zero2, zero3, ...

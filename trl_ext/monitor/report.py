@@ -159,19 +159,19 @@ def _machine(versions: Mapping[str, Any]) -> str:
 def summary_table(summary: RunSummary) -> Group:
     """The short table that a run ends with, for rich to print."""
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
-    table = _table(curve_rows(summary), f"{summary.num_steps} steps{time}")
+    table = table_of(curve_rows(summary), f"{summary.num_steps} steps{time}")
     facts = [": ".join(row) for row in token_rows(summary)]
     facts += [", ".join(" ".join(row) for row in phase_rows(summary))]
-    memory = [_table(summary.memory)] if summary.memory else []
+    memory = [table_of(summary.memory)] if summary.memory else []
     return Group(table, *(Text(fact) for fact in facts if fact), *memory)
 
 
-def _table(rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    """Rows below their header, for rich."""
+def table_of(rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """Return rows below their header, for rich to print."""
     header, *rows = rows
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column, name in enumerate(header):
-        table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
+        table.add_column(Text(name), justify="left" if column == 0 else "right", no_wrap=column == 0)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: a rule's name is no markup
+        table.add_row(*(Text(cell) for cell in row))  # Text: a rule's name is no markup, nor is a folder's
     return table

@@ -57,7 +57,6 @@ def test_version(capsys):
         (["report", "nowhere"], "There is no trainer_state.json in nowhere"),
         (["report"], "Give one run for its report, or two or more after --compare"),
         (["report", "a", "--compare", "b", "c"], "Give one run for its report, or two or more after --compare"),
-        (["report", "a", "--output", "page.html"], "--output is for --compare"),
         (["report", "--compare", "a"], "There is nothing to compare in: a."),
         (["report", "--compare", "nowhere", "none"], "There is no trainer_state.json in nowhere"),
         (["plan", "--alow", "lora"], "Unknown flag --alow. Did you mean --allow?"),

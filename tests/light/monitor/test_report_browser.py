@@ -10,7 +10,6 @@ import markupsafe
 import pytest
 
 from tests.run_folder import HOSTILE, write_run
-from trl_ext.monitor.compare import write_comparison
 from trl_ext.monitor.report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -71,9 +70,3 @@ def test_a_completion_that_were_not_escaped_would_run_but_for_the_policy(folder,
     """What the test above rests on: without escape and policy, the completion changes the title."""
     assert title(dom(hostile_page(folder, tmp_path, is_guarded=False), tmp_path / "a")) == "owned"
     assert title(dom(hostile_page(folder, tmp_path, is_guarded=True), tmp_path / "b")) == "GRPO on org/&lt;model&gt;"
-
-
-@pytest.mark.slow
-def test_runs_compared_are_in_the_browser(folder, tmp_path):
-    text = dom(write_comparison([folder, write_run(tmp_path / "other", 9)], tmp_path / "page.html"), tmp_path / "c")
-    assert re.findall(r'<section id="([\w-]+)"', text) == ["verdicts", "numbers", "curves", "settings"]

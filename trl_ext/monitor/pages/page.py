@@ -221,7 +221,3 @@ def _explained(one: ShownCompletion | HeldOutAnswer) -> list[list[str]]:
         rows.append([part.rule, value, part.status, adds, part.detail])
     used = [column for column in range(5) if any(row[column] not in ("", "-") for row in rows[1:])]
     return [[row[column] for column in used] for row in rows]
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)

@@ -307,8 +307,6 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
         """Overrides trl.GRPOTrainer._prepare_inputs: in training the forwards of the micro-step, planned for all of
         the optimizer step."""
-        if self._rescue.serving is not None:  # the batch of one of these forwards
-            return generation_batch
         self._check_packing(self.model_wrapped)
         inputs = super()._prepare_inputs(generation_batch)
         return self._update.next_forwards() if self.model.training else inputs
@@ -332,13 +330,10 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Overrides trl.GRPOTrainer.compute_loss: forward by forward, each with its backward."""
-        if self._rescue.serving is not None:
-            return self._rescue.serving(inputs)
+        """Overrides trl.GRPOTrainer.compute_loss: in training of forwards, one by one, each with its backward."""
         if not torch.is_grad_enabled():
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        forwards = [self._update.as_one(inputs)] if isinstance(inputs, dict) else inputs
-        return self._one_by_one(super().compute_loss, model, forwards, num_items_in_batch)
+        return self._one_by_one(super().compute_loss, model, inputs, num_items_in_batch)
 
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._compute_loss: a forward's loss by its weight in that of the step."""
@@ -470,7 +465,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
 
     def _rehearse(self, batch: MicroBatch) -> None:
         """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""
-        TRLGRPOTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), None)
+        TRLGRPOTrainer.training_step(self, self.model_wrapped, [self._update.as_one(batch.inputs)], None)
 
     # Generation, phases and counters --------------------------------------------------------------------------------
 

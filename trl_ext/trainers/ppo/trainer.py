@@ -537,8 +537,7 @@ class PPOTrainer(GRPOTrainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Overrides trl_ext.GRPOTrainer.compute_loss: keeps the forwards for a separate critic."""
-        if self._rescue.serving is None:
-            self._forwards = [self._update.as_one(inputs)] if isinstance(inputs, dict) else inputs
+        self._forwards = inputs if torch.is_grad_enabled() else ()
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:

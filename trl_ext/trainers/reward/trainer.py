@@ -341,8 +341,6 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
         ranks, not gathered logits."""
         if "rows" not in inputs:  # a collator of the user's
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self._rescue.serving is not None:
-            return self._rescue.serving(inputs)
         self._check_packing(model)
         if return_outputs or not torch.is_grad_enabled():
             return self._loss_of_rows(model, inputs, return_outputs, num_items_in_batch)
@@ -381,7 +379,7 @@ class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwit
     def _padded_loss(
         self, model: nn.Module, rows: list[PairRow], num_items_in_batch: Any
     ) -> tuple[torch.Tensor, SequenceClassifierOutput]:
-        padded = self._prepare_inputs(self._padded_collator([dict(e) for row in rows for e in row.examples]))
+        padded = super()._prepare_inputs(self._padded_collator([dict(e) for row in rows for e in row.examples]))
         # Its metrics are those of this forward alone; the step's are merged from all of them.
         with (
             swapped(self, _metrics={"train": defaultdict(list), "eval": defaultdict(list)}),

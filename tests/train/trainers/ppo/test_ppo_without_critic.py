@@ -208,7 +208,7 @@ def test_a_greedy_completion_that_nothing_scores_leaves_its_row_out(tmp_path):
 
 
 def our_loss_of_policy(trainer, inputs):
-    loss = trainer.compute_loss(trainer.model, inputs)
+    loss = trainer.compute_loss(trainer.model, [trainer._update.as_one(inputs)])
     loss.backward()
     return loss
 

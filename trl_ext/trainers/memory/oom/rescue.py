@@ -6,6 +6,7 @@ size. Before the first failure that costs nothing with one process, with several
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, Self
 
@@ -60,7 +61,6 @@ class Rescue:
         why_not: Why its forwards cannot be cut; "" if they can.
 
     Attributes:
-        serving: What answers for `compute_loss` while the Trainer's own step runs a forward.
         running: The forward that runs, or ran last; None before the first.
     """
 
@@ -73,7 +73,6 @@ class Rescue:
         splits = getattr(trainer.args, "memory_on_oom", "split") == "split"
         lost = why_ranks_cannot_agree(trainer.accelerator, size_of_groups(trainer.args))
         self.why_not = (lost or why_not) if splits else "memory_on_oom is 'raise'"
-        self.serving: Callable[[Any], torch.Tensor] | None = None
         self.running: Forward | None = None
 
     @property
@@ -159,6 +158,25 @@ class Rescue:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class InnerStep:
+    """What the plain Trainer's step asks while it takes one forward backward, within the trainer's own step.
+
+    Args:
+        loss_of: From a forward's batch to its loss.
+    """
+
+    loss_of: Callable[[Any], torch.Tensor]
+
+    def prepared(self, batch: Any) -> Any:
+        """Stands for `Trainer._prepare_inputs`: a forward's batch is on the device already."""
+        return batch
+
+    def loss(self, model: Any, batch: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Stands for `Trainer.compute_loss`: of this forward, not of all that are in the micro-step."""
+        return self.loss_of(batch)
+
+
 class OutOfMemoryRescue(Trainer):
     """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`.
 
@@ -207,11 +225,14 @@ class OutOfMemoryRescue(Trainer):
             losses.append(rescue.forward(model, lambda: compute(model, batch, False, num_items_in_batch)))
             return losses[-1]
 
+        inner = InnerStep(loss_of)
+
         def attempt(forward: Forward, is_last: bool) -> None:
             if is_last:
                 loss_of(forward.batch())
                 return
-            with gradients_unsynced(self.accelerator, model), swapped(rescue, serving=loss_of):
+            asked = swapped(self, _prepare_inputs=inner.prepared, compute_loss=inner.loss)
+            with gradients_unsynced(self.accelerator, model), asked:
                 # The plain Trainer's step: loss, scaling and backward, without generation and step counters.
                 Trainer.training_step(self, model, forward.batch(), num_items_in_batch)
             losses[-1] = losses[-1].detach()

@@ -110,7 +110,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
 
 
 def check_versions(facts: Facts) -> Iterator[Finding]:
-    """Judge whether every package lies in its window and agrees with the others."""
+    """Judge whether every package lies in its window."""
     fine = []
     for window in required_windows():
         version = facts.versions.get(window.package)
@@ -122,8 +122,6 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
         yield ok("versions", f"{', '.join(fine)}.")
     for window in optional_windows(facts.vllm_window):
         yield from _optional(window, facts.versions.get(window.package))
-    for sentence in facts.conflicts:
-        yield note("versions", sentence, "Install versions that go together, or give each its own environment.")
 
 
 def _optional(window: Window, version: str | None) -> Iterator[Finding]:

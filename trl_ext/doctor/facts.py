@@ -87,7 +87,6 @@ class Facts:
         has_peer_access: All pairs reach each other's memory.
         versions: Installed version of a package, None if it is missing.
         vllm_window: Which vLLM the installed TRL takes; "" for any.
-        conflicts: Sentences: a package whose own requirement the installed versions do not meet.
         kernels: What PyTorch can do; None if it did not answer.
         no_kernels: Why it did not.
         compiler, ninja: Paths, None if missing.
@@ -105,7 +104,6 @@ class Facts:
     has_peer_access: bool | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
     vllm_window: str = ""
-    conflicts: tuple[str, ...] = ()
     kernels: Kernels | None = None
     no_kernels: str = ""
     compiler: str | None = None

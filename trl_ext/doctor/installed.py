@@ -1,10 +1,10 @@
-"""Which packages are installed, in which window they must be, and whether their own wishes agree.
+"""Which packages are installed, and in which window they must be; `pip check` compares their own requirements.
 
 The windows of torch, transformers and TRL are `SUPPORTED`; which vLLM goes is TRL's to say. The rest is here,
 and a test holds it to the package's own requirements.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 
@@ -71,28 +71,5 @@ def vllm_window() -> str:
     """Which vLLM the installed TRL takes, in pip's words; "" if it does not say."""
     from packaging.requirements import Requirement
 
-    wishes = [Requirement(text) for text in _requirements("trl")]
+    wishes = map(Requirement, requires("trl") or ()) if installed_version("trl") else ()
     return next((str(wish.specifier) for wish in wishes if wish.name == "vllm"), "")
-
-
-def conflicts(installed: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Requirements between these packages that the installed versions do not meet, as sentences."""
-    return tuple(line for package, version in installed.items() if version for line in _unmet(package, installed))
-
-
-def _unmet(package: str, installed: Mapping[str, str | None]) -> Iterator[str]:
-    from packaging.requirements import Requirement
-
-    for wish in map(Requirement, _requirements(package)):
-        version = installed.get(wish.name)
-        if version is None or (wish.marker and not wish.marker.evaluate({"extra": ""})):
-            continue
-        if not Window(wish.name, str(wish.specifier)).holds(version):
-            yield f"{package} {installed[package]} wants {wish.name}{wish.specifier}, and {version} is installed."
-
-
-def _requirements(package: str) -> list[str]:
-    try:
-        return requires(package) or []
-    except PackageNotFoundError:
-        return []

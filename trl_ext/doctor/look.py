@@ -33,14 +33,12 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
     """
     command = [sys.executable, "-m", "trl_ext.doctor.probe"]
     probe = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) if probe_s else None
-    versions = installed.versions()
     total, free = host_memory()
     cards = look_at_cards()
     facts: dict[str, Any] = {
         **{field.name: getattr(cards, field.name) for field in fields(cards)},
-        "versions": versions,
+        "versions": installed.versions(),
         "vllm_window": installed.vllm_window(),
-        "conflicts": installed.conflicts(versions),
         "compiler": shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
         "ninja": shutil.which("ninja"),
         "build_locks": build_locks(),

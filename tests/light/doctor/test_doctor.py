@@ -111,7 +111,6 @@ def test_a_machine_without_a_card_is_a_note_and_not_a_crash():
         (replace(HEALTHY, has_peer_access=False), "links", "Avoid ZeRO-3"),
         (replace(HEALTHY, has_nvlink=None), "links", "does not tell"),
         (with_versions(vllm="0.9.0"), "versions", "pip install 'vllm>=0.22.0,<=0.31.0'"),
-        (replace(HEALTHY, conflicts=("vllm 0.31.0 wants transformers<5.18.",)), "versions", "wants transformers<5.18"),
         (replace(HEALTHY, compiler=None), "compiler", "Not on the PATH: a C++ compiler,"),
         (replace(HEALTHY, ninja=None), "compiler", "Not on the PATH: ninja,"),
         (replace(HEALTHY, host_free_gib=8.0), "host memory", "8 of 512 GiB"),
@@ -384,13 +383,6 @@ def test_windows_are_those_of_the_packages_own_requirements():
     for window in windows:
         if window.wanted:
             assert str(wanted[window.package].specifier) == str(Requirement(f"x{window.wanted}").specifier)
-
-
-def test_a_wish_that_is_not_met_is_told(monkeypatch):
-    wishes = {"vllm": ["transformers<5.18,>=5.10", "peft>=0.1", 'trl<1; extra == "x"', "unheard>=3"]}
-    monkeypatch.setattr(installed, "requires", lambda package: wishes.get(package))
-    told = installed.conflicts({"vllm": "0.31.0", "transformers": "5.23.0", "peft": "0.21", "trl": "1.16.0"})
-    assert told == ("vllm 0.31.0 wants transformers<5.18,>=5.10, and 5.23.0 is installed.",)
 
 
 def test_trl_says_which_vllm_goes():

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,11 @@ def check_number_from(key: str, value: Any, least: float) -> None:
 def falls_short(gap: float, min_gap: float) -> bool:
     """True where a difference of scores is below `min_gap` by more than rounding."""
     return gap < min_gap - _ROUNDING
+
+
+def counts(report: Any) -> str:
+    """Text of a dataclass of counts, one field a line."""
+    return "\n".join(f"{field.name:24} {getattr(report, field.name)}" for field in fields(report))
 
 
 def chunks(items: Sequence[Any], task: str, unit: str) -> Iterator[Sequence[Any]]:

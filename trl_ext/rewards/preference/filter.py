@@ -1,16 +1,48 @@
 """Drop the preference pairs that teach a reward model nothing, or the wrong thing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards.preference.data import Scorer, check_number_from, checked_dataset, chunks, falls_short
+from trl_ext.rewards.preference.data import Scorer, check_number_from, checked_dataset, chunks, counts, falls_short
 from trl_ext.rewards.preference.gaps import PAIR_COLUMNS, SplitPair, bare, gaps_of_rows, split_batch
-from trl_ext.rewards.preference.reports import FilterReport, nothing_left_message
 from trl_ext.rewards.rows import completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+_REASONS = ("empty", "identical", "different_prompt", "contradicted")
+_MAX_ROWS_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FilterReport:
+    """The report of `filter_pairs`: what was dropped, and why. `print(report)` shows them.
+
+    Rows are counted once, under the first reason that holds. `unscored` rows are kept. `first_rows` maps each reason
+    (and `unscored`) to the numbers of its first three rows in the dataset that came in, counted from 0.
+    """
+
+    total: int
+    kept: int
+    empty: int
+    identical: int
+    different_prompt: int
+    contradicted: int
+    unscored: int
+    first_rows: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, reasons: Sequence[str | None], unscored: Sequence[int]) -> "FilterReport":
+        """The report of one reason or None per row, and the numbers of the rows without a score."""
+        rows = {reason: [row for row, given in enumerate(reasons) if given == reason] for reason in _REASONS}
+        rows["unscored"] = list(unscored)
+        counts = {reason: len(found) for reason, found in rows.items()}
+        first = {reason: tuple(found[:_MAX_ROWS_NAMED]) for reason, found in rows.items()}
+        return cls(total=len(reasons), kept=reasons.count(None), first_rows=first, **counts)
+
+    __str__ = counts
 
 
 def filter_pairs(
@@ -61,7 +93,12 @@ def filter_pairs(
     report = FilterReport.of(reasons, [row for row, gap in gaps.items() if gap is None])
     kept = [row for row, reason in enumerate(reasons) if reason is None]
     if not kept:
-        raise DataError(nothing_left_message(report, min_gap))
+        most = max(_REASONS, key=lambda reason: getattr(report, reason))
+        advice = {
+            "contradicted": f"Lower min_gap (now {min_gap:g}), or see whether chosen and rejected are swapped.",
+            "different_prompt": "Give each pair's prompt once, in a column 'prompt'.",
+        }.get(most, "Look at the rows named here, and at how they were made.")
+        raise DataError(f"Not one of the {report.total} pairs is left; most are '{most}'. {advice}\n{report}")
     if rules is not None:
         dataset = with_gaps(dataset, [gaps.get(row) for row in range(len(dataset))], margin)
     return dataset.select(kept), report
@@ -81,8 +118,13 @@ def pair_faults(dataset: "Dataset") -> list[str | None]:
 
 def pair_fault(chosen: Any, rejected: Any, pair: SplitPair, implicit: bool) -> str | None:
     """The first of the reasons `empty`, `identical`, `different_prompt` that holds, or None."""
-    if any(map(is_blank, pair.completions)) or (implicit and is_beginning(chosen, rejected)):
+    if any(map(is_blank, pair.completions)):
         return "empty"
+    if implicit and isinstance(chosen, str):
+        # Read by characters: "1" is the beginning of "18".
+        short, long = sorted((chosen.rstrip(), rejected.rstrip()), key=len)
+        if short != long and long.startswith(short):
+            return "empty"
     if bare(chosen) == bare(rejected):
         return "identical"
     return None if pair.same_prompt else "different_prompt"
@@ -93,14 +135,6 @@ def is_blank(completion: Any) -> bool:
     if isinstance(completion, list) and any(message.get("tool_calls") for message in completion):
         return False
     return not completion_text(completion).strip()
-
-
-def is_beginning(chosen: Any, rejected: Any) -> bool:
-    """True where one of two different texts begins with the other, read by characters: "1" begins "18"."""
-    if not isinstance(chosen, str):
-        return False
-    short, long = sorted((chosen.rstrip(), rejected.rstrip()), key=len)
-    return short != long and long.startswith(short)
 
 
 def with_gaps(pairs: "Dataset", gaps: Sequence[float | None], margin: bool) -> "Dataset":

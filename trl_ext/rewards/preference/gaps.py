@@ -54,19 +54,17 @@ def rule_gaps(dataset: "Dataset", rules: Scorer) -> list[float | None]:
 
 def gaps_of_rows(dataset: "Dataset", rules: Scorer, rows: Sequence[int]) -> list[float | None]:
     """The gaps of some rows of a checked dataset, as `rule_gaps` gives them for all."""
-    return [gap for part in chunks(rows, "Scoring pairs", " pairs") for gap in _gaps(dataset[list(part)], rules, part)]
-
-
-def _gaps(batch: Mapping[str, list[Any]], rules: Scorer, rows: Sequence[int]) -> list[float | None]:
-    """Call the rules once for a batch: with all chosen sides, then all rejected ones."""
-    pairs = split_batch(batch)
-    prompts = [pair.prompts[side] for side in (0, 1) for pair in pairs]
-    completions = [pair.completions[side] for side in (0, 1) for pair in pairs]
-    totals = scores(rules, prompts, completions, rule_columns(batch, [*range(len(pairs))] * 2), rows)
-    chosen, rejected = totals[: len(pairs)], totals[len(pairs) :]
-    return [
-        None if best is None or worst is None else best - worst for best, worst in zip(chosen, rejected, strict=True)
-    ]
+    gaps: list[float | None] = []
+    for part in chunks(rows, "Scoring pairs", " pairs"):
+        batch = dataset[list(part)]
+        pairs = split_batch(batch)
+        # One call of the rules: with all chosen sides, then all rejected ones.
+        prompts = [pair.prompts[side] for side in (0, 1) for pair in pairs]
+        completions = [pair.completions[side] for side in (0, 1) for pair in pairs]
+        totals = scores(rules, prompts, completions, rule_columns(batch, [*range(len(pairs))] * 2), part)
+        sides = zip(totals[: len(pairs)], totals[len(pairs) :], strict=True)
+        gaps += [None if best is None or worst is None else best - worst for best, worst in sides]
+    return gaps
 
 
 def split_batch(batch: Mapping[str, list[Any]]) -> list[SplitPair]:
@@ -90,7 +88,11 @@ def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
     if isinstance(chosen, str) and isinstance(rejected, str):
         return split_texts(chosen, rejected)
     if isinstance(chosen, list) and isinstance(rejected, list):
-        return split_messages(chosen, rejected)
+        # The last assistant turn is all that follows the last user or system message.
+        cuts = [turn_start(side) for side in (chosen, rejected)]
+        prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
+        completions = (chosen[cuts[0] :], rejected[cuts[1] :])
+        return SplitPair(prompts, completions, bare(prompts[0]) == bare(prompts[1]))
     raise DataError(
         f"'chosen' holds a {type(chosen).__name__} and 'rejected' a {type(rejected).__name__}. Give text on both "
         "sides, or message lists on both."
@@ -104,31 +106,14 @@ def split_texts(chosen: str, rejected: str) -> SplitPair:
         same = chosen[: cuts[0]] == rejected[: cuts[1]]
     else:
         # Without the blank ends, so that equal sides keep their last line as completion.
-        common = common_beginning(chosen.rstrip(), rejected.rstrip())
-        cuts = [whole_words(common)] * 2
+        first, second = chosen.rstrip(), rejected.rstrip()
+        differ = (place for place, (one, two) in enumerate(zip(first, second, strict=False)) if one != two)
+        common = first[: next(differ, min(len(first), len(second)))]
+        ends = (common.rfind(mark) + 1 for mark in ("\n", " "))
+        cuts = [next((end for end in ends if common[:end].strip()), 0)] * 2
         same = bool(common.strip())
     prompts, completions = (chosen[: cuts[0]], rejected[: cuts[1]]), (chosen[cuts[0] :], rejected[cuts[1] :])
     return SplitPair(prompts, completions, same)
-
-
-def common_beginning(first: str, second: str) -> str:
-    """The characters with which both texts begin."""
-    differ = (position for position, (one, two) in enumerate(zip(first, second, strict=False)) if one != two)
-    return first[: next(differ, min(len(first), len(second)))]
-
-
-def whole_words(common: str) -> int:
-    """Number of characters to the end of the last whole line in `common`, else of the last whole word, else 0."""
-    ends = (common.rfind(mark) + 1 for mark in ("\n", " "))
-    return next((end for end in ends if common[:end].strip()), 0)
-
-
-def split_messages(chosen: list[Any], rejected: list[Any]) -> SplitPair:
-    """Cut two message lists before the last assistant turn: all that follows the last user or system message."""
-    cuts = [turn_start(side) for side in (chosen, rejected)]
-    prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
-    completions = (chosen[cuts[0] :], rejected[cuts[1] :])
-    return SplitPair(prompts, completions, bare(prompts[0]) == bare(prompts[1]))
 
 
 def turn_start(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -8,13 +8,22 @@ often the longest and the shortest).
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards.preference.choice import Pair, PairLimits, Sample, choose_pairs
-from trl_ext.rewards.preference.data import Scorer, checked_dataset, chunks, rule_columns, scores
-from trl_ext.rewards.preference.reports import PairReport, no_pair_message
+from trl_ext.rewards.preference.data import (
+    Scorer,
+    check_number_from,
+    checked_dataset,
+    chunks,
+    counts,
+    falls_short,
+    rule_columns,
+    scores,
+)
 from trl_ext.rewards.rows import completion_text
 
 if TYPE_CHECKING:
@@ -23,6 +32,92 @@ if TYPE_CHECKING:
 Scored = tuple[int, Any, float | None]  # Row in the dataset, completion as it is there, the rules' total.
 
 _MADE_COLUMNS = ("chosen", "rejected", "chosen_score", "rejected_score", "rule_gap")
+
+
+@dataclass(frozen=True, slots=True)
+class PairLimits:
+    """Bounds of `build_pairs`: least gap of scores, largest ratio of lengths (at least 1), most pairs of a prompt."""
+
+    min_gap: float
+    max_length_ratio: float
+    max_pairs_per_prompt: int
+
+    def __post_init__(self) -> None:
+        check_number_from("min_gap", self.min_gap, 0.0)
+        check_number_from("max_length_ratio", self.max_length_ratio, 1.0)
+        check_number_from("max_pairs_per_prompt", self.max_pairs_per_prompt, 1)
+        if not isinstance(self.max_pairs_per_prompt, int):
+            raise ConfigError(f"max_pairs_per_prompt is {self.max_pairs_per_prompt!r}. Give a whole number.")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One scored completion.
+
+    Args:
+        row: Its row in the dataset.
+        completion: The completion as it is there, text or messages.
+        text: Its text.
+        length: The text's length, in the unit of `length` of `build_pairs`.
+        score: The rules' total.
+    """
+
+    row: int
+    completion: Any
+    text: str
+    length: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two samples of one prompt, the better one first."""
+
+    chosen: Sample
+    rejected: Sample
+
+    @property
+    def gap(self) -> float:
+        """Difference of the scores."""
+        return self.chosen.score - self.rejected.score
+
+    @property
+    def length_ratio(self) -> float:
+        """The longer length divided by the shorter, at least 1; infinite where only one length is 0."""
+        short, long = sorted((self.chosen.length, self.rejected.length))
+        return long / short if short > 0 else 1.0 if long == short else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class PairReport:
+    """The report of `build_pairs`: what became of the samples. `print(report)` shows the counts.
+
+    Candidates are all pairs of a prompt's samples that have a score and a text. `num_too_close` of them differ too
+    little in score (or are the same text), and of the others `num_too_unlike` differ too much in length.
+    Mean lengths are in the unit of `length`, over the pairs made.
+    """
+
+    num_prompts: int
+    num_samples: int
+    num_unscored: int
+    num_blank: int
+    num_too_close: int
+    num_too_unlike: int
+    num_pairs: int
+    num_prompts_without_pair: int
+    mean_chosen_length: float
+    mean_rejected_length: float
+
+    @classmethod
+    def of(cls, tally: Mapping[str, int], pairs: Sequence[Pair]) -> "PairReport":
+        """The report of what was counted on the way to these pairs, at least one."""
+        names = [name for name in cls.__dataclass_fields__ if name.startswith("num_") and name != "num_pairs"]
+        chosen = sum(pair.chosen.length for pair in pairs) / len(pairs)
+        rejected = sum(pair.rejected.length for pair in pairs) / len(pairs)
+        counts = {name: tally[name] for name in names}
+        return cls(**counts, num_pairs=len(pairs), mean_chosen_length=chosen, mean_rejected_length=rejected)
+
+    __str__ = counts
 
 
 def build_pairs(
@@ -64,12 +159,7 @@ def build_pairs(
         ConfigError: A limit cannot work.
 
     Examples:
-        `pairs, report = build_pairs(samples, RuleSet([Answer()]))`, and `print(report)` shows
-
-        prompts      267  29 without a pair
-        samples     1066  0 without a score, 0 blank
-        refused     1018  711 too close in score, 307 too unlike in length
-        pairs        282  mean length 279.9 chosen, 277.1 rejected
+        `pairs, report = build_pairs(samples, RuleSet([Answer()]))`, then `report.num_pairs, report.num_too_unlike`.
     """
     limits = PairLimits(min_gap, max_length_ratio, max_pairs_per_prompt)
     dataset = checked_dataset(dataset, (("prompt", completions), ("prompt", "completion")))
@@ -90,6 +180,47 @@ def build_pairs(
     if not pairs:
         raise DataError(no_pair_message(tally, limits))
     return pair_dataset(dataset, pairs, column, margin), PairReport.of(tally, pairs)
+
+
+def choose_pairs(samples: Sequence[Sample], limits: PairLimits, tally: Counter[str]) -> list[Pair]:
+    """Choose the pairs of one prompt, each sample at most once; refused candidates are counted in `tally`.
+
+    Pairs closest in length come first, then those with the larger gap, then the earlier ones (sorting keeps order).
+    """
+    pairs = [Pair(*sorted(two, key=lambda sample: -sample.score)) for two in combinations(samples, 2)]
+    # A gap of 0 prefers nothing.
+    apart = [pair for pair in pairs if pair.gap > 0 and not falls_short(pair.gap, limits.min_gap)]
+    apart = [pair for pair in apart if pair.chosen.text != pair.rejected.text]
+    alike = [pair for pair in apart if pair.length_ratio <= limits.max_length_ratio]
+    tally["num_too_close"] += len(pairs) - len(apart)
+    tally["num_too_unlike"] += len(apart) - len(alike)
+    used: set[int] = set()
+    texts: set[tuple[str, str]] = set()
+    kept: list[Pair] = []
+    for pair in sorted(alike, key=lambda pair: (pair.length_ratio, -pair.gap)):
+        # By identity: two samples may be equal.
+        members, words = {id(pair.chosen), id(pair.rejected)}, (pair.chosen.text, pair.rejected.text)
+        if len(kept) < limits.max_pairs_per_prompt and not used & members and words not in texts:
+            kept.append(pair)
+            used |= members
+            texts.add(words)
+    return kept
+
+
+def no_pair_message(tally: Mapping[str, int], limits: PairLimits) -> str:
+    """The sentences for no pair at all: why, in counts, and what to loosen."""
+    counts = (
+        f"Not a single pair came out of {tally['num_prompts']} prompts with {tally['num_samples']} samples: "
+        f"{tally['num_unscored']} samples have no score, {tally['num_blank']} are blank; of the candidate pairs "
+        f"{tally['num_too_close']} are too close in score and {tally['num_too_unlike']} too unlike in length."
+    )
+    if tally["num_too_unlike"]:
+        return f"{counts} Raise max_length_ratio (now {limits.max_length_ratio:g}), or give more samples per prompt."
+    if tally["num_too_close"]:
+        return (
+            f"{counts} Lower min_gap (now {limits.min_gap:g}), or sample more per prompt and at a higher temperature."
+        )
+    return f"{counts} Give at least two samples per prompt that have a text and that the rules can score."
 
 
 def made_columns(margin: bool) -> tuple[str, ...]:

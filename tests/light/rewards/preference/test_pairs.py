@@ -154,10 +154,10 @@ def test_at_equal_lengths_the_larger_gap_comes_first_then_the_earlier_sample():
     assert texts(pairs) == [("****", "----"), ("**--", "-  -")]
 
 
-@pytest.mark.parametrize(("most", "made"), [(1, 1), (2, 2), (9, 3)])
-def test_a_prompt_makes_at_most_so_many_pairs(most, made):
+def test_a_prompt_makes_at_most_so_many_pairs():
     data = samples("*-", "-*", "* ", "--", "- ", " -")
-    assert build_pairs(data, STARS, min_gap=0.1, max_pairs_per_prompt=most)[1].num_pairs == made
+    found = [build_pairs(data, STARS, min_gap=0.1, max_pairs_per_prompt=most)[1].num_pairs for most in (1, 2, 9)]
+    assert found == [1, 2, 3]
 
 
 def test_the_same_two_texts_make_one_pair():
@@ -242,7 +242,7 @@ def test_a_formatted_dataset_is_read_as_plain_values():
 # build_pairs: report and errors
 
 
-def test_the_report_prints_as_a_table():
+def test_the_report_counts_samples_and_candidates():
     data = dataset(
         [
             {"prompt": "a", "completions": ["*" * 10, "-" * 8, "-" * 4, " "], "broken": False},
@@ -250,44 +250,32 @@ def test_the_report_prints_as_a_table():
         ]
     )
     _, report = build_pairs(data, STARS)
-    assert str(report).splitlines() == [
-        "prompts        2  1 without a pair",
-        "samples        6  2 without a score, 1 blank",
-        "refused        2  1 too close in score, 1 too unlike in length",
-        "pairs          1  mean length 10.0 chosen, 8.0 rejected",
-    ]
+    assert [int(line.split()[1]) for line in str(report).splitlines()[:-2]] == [2, 6, 2, 1, 1, 1, 1, 1]
+    assert (report.mean_chosen_length, report.mean_rejected_length) == (10.0, 8.0)
 
 
-@pytest.mark.parametrize(
-    ("completions", "words"),
-    [
+def test_no_pair_at_all_is_an_error_that_says_why(subtests):
+    for completions, words in (
         (["*****", "-"], "1 too unlike in length. Raise max_length_ratio"),
         (["*", "-"], "1 are too close in score and 0 too unlike in length. Lower min_gap"),
         (["*****"], "Give at least two samples per prompt"),
         ([" ", ""], "2 are blank"),
-    ],
-)
-def test_no_pair_at_all_is_an_error_that_says_why(completions, words):
-    with pytest.raises(DataError, match="Not a single pair came out of 1 prompts") as caught:
-        build_pairs(samples(*completions), STARS)
-    assert words in str(caught.value)
+    ):
+        with subtests.test(completions=completions):
+            with pytest.raises(DataError, match="Not a single pair came out of 1 prompts") as caught:
+                build_pairs(samples(*completions), STARS)
+            assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {"min_gap": -0.1},
-        {"min_gap": float("nan")},
-        {"min_gap": "0.5"},
-        {"max_length_ratio": 0.9},
-        {"max_length_ratio": float("inf")},
-        {"max_pairs_per_prompt": 0},
-        {"max_pairs_per_prompt": 1.5},
-    ],
-)
-def test_a_limit_that_cannot_work_is_named(limits):
-    with pytest.raises(ConfigError, match=f"{next(iter(limits))} is .* Give a"):
-        build_pairs(samples(RIGHT, WRONG, answer="18"), ANSWER, **limits)
+def test_a_limit_that_cannot_work_is_named(subtests):
+    for key, values in {
+        "min_gap": (-0.1, float("nan"), "0.5"),
+        "max_length_ratio": (0.9, float("inf")),
+        "max_pairs_per_prompt": (0, 1.5),
+    }.items():
+        for value in values:
+            with subtests.test(key, value=value), pytest.raises(ConfigError, match=f"{key} is .* Give a"):
+                build_pairs(samples(RIGHT, WRONG, answer="18"), ANSWER, **{key: value})
 
 
 def test_missing_columns_are_listed_with_those_there():
@@ -340,70 +328,56 @@ def test_an_error_of_a_rule_says_among_which_rows_it_arose():
 
 # filter_pairs: why a row is dropped
 
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "reason"),
-    [
-        ("yes", "no", None),
-        (" ", "no", "empty"),
-        (None, "no", "empty"),
-        ("yes", "yes ", "identical"),
-        ("yes", "yes, surely", None),
-        ([says("assistant", "yes")], [says("assistant", "no")], None),
-        ([says("assistant", " ")], [says("assistant", "no")], "empty"),
-        ([says("assistant", "no")], [says("assistant", "no")], "identical"),
-    ],
-)
-def test_faults_of_pairs_with_a_prompt_of_their_own(chosen, rejected, reason):
-    prompt = [says("user", "Hi")] if isinstance(chosen, list) else "Hi"
-    assert fault_of(chosen, rejected, prompt=prompt) == reason
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "reason"),
-    [
-        ("How many? A: 18", "How many? A: 17", None),
-        ("How many? A: 18", " \n", "empty"),
-        ("How many? A: 18", "How many?\n", "empty"),
-        ("How many? A: 18\n", "How many? A: 18\n", "identical"),
-        ("How many? A: 18", "How many? A: 18 ", "identical"),
-        ("How many? A: 18", "What time? A: 17", "different_prompt"),
-        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", None),
-        ("\n\nHuman: a\n\nAssistant: ", "\n\nHuman: a\n\nAssistant: c", "empty"),
-        ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "different_prompt"),
-        (
-            "\n\nHuman: a\n\nAssistant: b",
-            "\n\nHuman: a\n\nAssistant: c\n\nHuman: d\n\nAssistant: e",
-            "different_prompt",
-        ),
-    ],
-)
-def test_faults_of_texts_that_hold_their_prompt(chosen, rejected, reason):
-    assert fault_of(chosen, rejected) == reason
-
-
 HI, CALL = says("user", "Hi"), [{"name": "clock"}]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "reason"),
-    [
-        ([HI, says("assistant", "a")], [HI, says("assistant", "b")], None),
-        ([HI, says("assistant", "")], [HI, says("assistant", "b")], "empty"),
-        ([HI], [HI, says("assistant", "b")], "empty"),
-        ([HI, says("assistant", "b")], [HI, says("assistant", "b")], "identical"),
-        ([HI, says("assistant", "a")], [says("user", "Ho"), says("assistant", "b")], "different_prompt"),
-        ([HI, says("assistant", "a"), HI, says("assistant", "b")], [HI, says("assistant", "b")], "different_prompt"),
-        ([HI, says("assistant", None, tool_calls=CALL)], [HI, says("assistant", "b")], None),
-        (
-            [HI, says("assistant", "", tool_calls=CALL), says("tool", "12"), says("assistant", "12")],
-            [HI, says("assistant", "noon")],
-            None,
-        ),
-    ],
+A, B = says("assistant", "a"), says("assistant", "b")
+WITH_A_PROMPT = (
+    ("yes", "no", None),
+    (" ", "no", "empty"),
+    (None, "no", "empty"),
+    ("yes", "yes ", "identical"),
+    ("yes", "yes, surely", None),
+    ([A], [B], None),
+    ([says("assistant", " ")], [B], "empty"),
+    ([B], [B], "identical"),
 )
-def test_faults_of_messages_that_hold_their_prompt(chosen, rejected, reason):
-    assert fault_of(chosen, rejected) == reason
+WITH_THE_PROMPT_INSIDE = (
+    ("How many? A: 18", "How many? A: 17", None),
+    ("How many? A: 18", " \n", "empty"),
+    ("How many? A: 18", "How many?\n", "empty"),
+    ("How many? A: 18\n", "How many? A: 18\n", "identical"),
+    ("How many? A: 18", "How many? A: 18 ", "identical"),
+    ("How many? A: 18", "What time? A: 17", "different_prompt"),
+    ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", None),
+    ("\n\nHuman: a\n\nAssistant: ", "\n\nHuman: a\n\nAssistant: c", "empty"),
+    ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "different_prompt"),
+    (
+        "\n\nHuman: a\n\nAssistant: b",
+        "\n\nHuman: a\n\nAssistant: c\n\nHuman: d\n\nAssistant: e",
+        "different_prompt",
+    ),
+    ([HI, A], [HI, B], None),
+    ([HI, says("assistant", "")], [HI, B], "empty"),
+    ([HI], [HI, B], "empty"),
+    ([HI, B], [HI, B], "identical"),
+    ([HI, A], [says("user", "Ho"), B], "different_prompt"),
+    ([HI, A, HI, B], [HI, B], "different_prompt"),
+    ([HI, says("assistant", None, tool_calls=CALL)], [HI, B], None),
+    (
+        [HI, says("assistant", "", tool_calls=CALL), says("tool", "12"), says("assistant", "12")],
+        [HI, says("assistant", "noon")],
+        None,
+    ),
+)
+
+
+def test_faults_of_pairs(subtests):
+    for chosen, rejected, reason in WITH_A_PROMPT:
+        prompt = [HI] if isinstance(chosen, list) else "Hi"
+        with subtests.test(chosen=chosen, rejected=rejected, prompt=prompt):
+            assert fault_of(chosen, rejected, prompt=prompt) == reason
+    for chosen, rejected, reason in WITH_THE_PROMPT_INSIDE:
+        with subtests.test(chosen=chosen, rejected=rejected):
+            assert fault_of(chosen, rejected) == reason
 
 
 def test_empty_fields_of_messages_do_not_make_a_difference():
@@ -452,33 +426,24 @@ def test_the_filter_report_counts_each_row_once_and_names_three():
         pair(RIGHT, WRONG),
     ]
     _, report = filter_pairs(dataset(rows), ANSWER)
-    assert str(report).splitlines() == [
-        "                    rows  first rows",
-        "empty                  4  0, 1, 2",
-        "identical              1  4",
-        "different_prompt       0",
-        "contradicted           1  5",
-        "unscored (kept)        1  6",
-        "kept                   2  of 8",
-    ]
+    assert [int(line.split()[1]) for line in str(report).splitlines()[:-1]] == [8, 2, 4, 1, 0, 1, 1]
+    first = {"empty": (0, 1, 2), "identical": (4,), "different_prompt": (), "contradicted": (5,), "unscored": (6,)}
+    assert report.first_rows == first and "first_rows" in str(report)
 
 
 def test_nothing_left_is_an_error_with_the_table():
     with pytest.raises(DataError, match=r"Not one of the 2 pairs is left; most are 'contradicted'.*swapped") as caught:
         filter_pairs(dataset([pair(WRONG, RIGHT)] * 2), ANSWER)
-    assert "contradicted           2  0, 1" in str(caught.value)
+    assert "\ncontradicted             2\n" in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"margin": True}, {"min_gap": 0.5}])
-def test_scores_without_rules_are_refused(options):
-    with pytest.raises(ConfigError, match="there are no rules"):
-        filter_pairs(dataset([pair(RIGHT, WRONG)]), **options)
-
-
-@pytest.mark.parametrize("min_gap", [-1, float("nan")])
-def test_a_least_gap_that_cannot_work_is_named(min_gap):
-    with pytest.raises(ConfigError, match="min_gap is"):
-        filter_pairs(dataset([pair(RIGHT, WRONG)]), ANSWER, min_gap=min_gap)
+def test_options_that_cannot_work_are_refused():
+    for options in ({"margin": True}, {"min_gap": 0.5}):
+        with pytest.raises(ConfigError, match="there are no rules"):
+            filter_pairs(dataset([pair(RIGHT, WRONG)]), **options)
+    for min_gap in (-1, float("nan")):
+        with pytest.raises(ConfigError, match="min_gap is"):
+            filter_pairs(dataset([pair(RIGHT, WRONG)]), ANSWER, min_gap=min_gap)
 
 
 def test_missing_pair_columns_are_listed_with_those_there():
@@ -494,29 +459,25 @@ def test_text_beside_messages_is_refused():
 # rule_gaps and the split into prompt and completion
 
 
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "prompt", "completions"),
-    [
-        ("Q?\nso A: 18", "Q?\nso A: 17", "Q?\n", ("so A: 18", "so A: 17")),
-        ("It is 18.", "It is 17.", "It is ", ("18.", "17.")),
-        ("我有十八", "我有十七", "", ("我有十八", "我有十七")),
-        (
-            "\n\nHuman: a\n\nAssistant: You may",
-            "\n\nHuman: a\n\nAssistant: You must",
-            "\n\nHuman: a\n\nAssistant:",
-            (" You may", " You must"),
-        ),
-        (
-            [HI, says("assistant", "a"), HI, says("assistant", "b")],
-            [HI, says("assistant", "a"), HI, says("assistant", "c")],
-            [HI, says("assistant", "a"), HI],
-            ([says("assistant", "b")], [says("assistant", "c")]),
-        ),
-    ],
+IMPLICIT = (
+    ("Q?\nso A: 18", "Q?\nso A: 17", "Q?\n", ("so A: 18", "so A: 17")),
+    ("It is 18.", "It is 17.", "It is ", ("18.", "17.")),
+    ("我有十八", "我有十七", "", ("我有十八", "我有十七")),
+    (
+        "\n\nHuman: a\n\nAssistant: You may",
+        "\n\nHuman: a\n\nAssistant: You must",
+        "\n\nHuman: a\n\nAssistant:",
+        (" You may", " You must"),
+    ),
+    ([HI, A, HI, B], [HI, A, HI, A], [HI, A, HI], ([B], [A])),
 )
-def test_implicit_prompts_are_split_off(chosen, rejected, prompt, completions):
-    split = split_implicit(chosen, rejected)
-    assert (split.prompts, split.completions, split.same_prompt) == ((prompt, prompt), completions, True)
+
+
+def test_implicit_prompts_are_split_off(subtests):
+    for chosen, rejected, prompt, completions in IMPLICIT:
+        with subtests.test(chosen=chosen):
+            split = split_implicit(chosen, rejected)
+            assert (split.prompts, split.completions, split.same_prompt) == ((prompt, prompt), completions, True)
 
 
 def test_a_gap_is_the_chosen_score_less_the_rejected_one():

@@ -125,9 +125,9 @@ def model(name: str, seed: int = 0, **changes) -> torch.nn.Module:
     return made
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word: `<pad>`, `<bos>`, `<eos>`, then `w3`, `w4`, ..."""
-    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
+def tokenizer(words: dict[str, int] | None = None) -> PreTrainedTokenizerFast:
+    """One token per word: `<pad>`, `<bos>`, `<eos>`, then `w3`, `w4`, ..., unless other words are given."""
+    words = words or {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, VOCAB)}
     fast = Tokenizer(models.WordLevel(words, unk_token="w3"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(

@@ -207,7 +207,7 @@ def _renamed(out: Path) -> None:
 
 def _replaced(other: Path, out: Path) -> None:
     shutil.rmtree(out)
-    shutil.copytree(other, out / f"checkpoint-{NEW}")
+    shutil.copytree(other, out / other.name)  # a step that its folder does not name would be the first complaint
 
 
 # Other runs -------------------------------------------------------------------------------------------------------

@@ -133,7 +133,10 @@ def environment(site, tmp_path_factory):
 def tiny_models(tmp_path_factory):
     """A causal model and a reward model, each with its tokenizer."""
     folder = tmp_path_factory.mktemp("models")
-    tokenizer = tiny.tokenizer()
+    # It knows numbers: answers of the examples must differ.
+    words = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, 100)}
+    words |= {str(number): 100 + number for number in range(99)}
+    tokenizer = tiny.tokenizer(words)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
     tiny.model("llama", max_position_embeddings=4096).save_pretrained(folder / "causal")
     reward_model(folder / "reward", max_position_embeddings=4096).save_pretrained(folder / "reward")

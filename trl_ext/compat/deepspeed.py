@@ -16,12 +16,13 @@ def announce_builds() -> None:
     if "deepspeed" not in sys.modules and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() != "true":
         return
     from deepspeed.ops.op_builder.builder import OpBuilder
-    from torch.utils.cpp_extension import _get_build_directory
 
     load = OpBuilder.jit_load
 
     @functools.wraps(load)
     def announced(self: Any, verbose: bool = True) -> Any:
+        from torch.utils.cpp_extension import _get_build_directory  # needs setuptools, as every build does
+
         is_built = any(Path(_get_build_directory(self.name, verbose=False)).glob("*.so"))
         if not is_built and os.environ.get("LOCAL_RANK", "0") == "0":
             what = f"DeepSpeed compiles its helper '{self.name}', once for this machine: it may take minutes."

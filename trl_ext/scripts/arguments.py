@@ -7,7 +7,7 @@ key or flag, a value of another type and a broken file each stop the run with a 
 import re
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -32,6 +32,8 @@ _LAUNCH_KEYS = frozenset(
     "deepspeed_config_file gpu_ids machine_rank main_process_ip main_process_port mixed_precision "
     "multi_gpu num_machines num_processes use_deepspeed zero_stage".split()
 )
+# A flag that says false takes the recipe's keys of this beginning with it: they would have no effect.
+_PARTS = {"use_vllm": "vllm_"}
 _PROMPT_KEYS = frozenset({"system_prompt", "prompt_template", "prompt_format"})  # unknown to the reward script alone
 
 
@@ -60,6 +62,7 @@ class StrictParser(TrlParser):
             allow_abbrev=False,  # `--max_step 5` is a typo, not a short form
         )
         self.types_of = field_types(dataclass_types)
+        self._left_out: frozenset[str] = frozenset()
 
     def error(self, message: str) -> NoReturn:
         """Overrides argparse.ArgumentParser.error, which prints 300 flags of usage and exits."""
@@ -84,7 +87,9 @@ class StrictParser(TrlParser):
             raise unknown_argument(unknown[0], [*option_names(self), "config"])
         if _CONFIG_FLAG in argv:
             recipe = argv[argv.index(_CONFIG_FLAG) + 1]
-            beside = paths_beside(recipe, read_recipe(recipe, self.types_of))
+            keys = read_recipe(recipe, self.types_of)
+            self._left_out = self._switched_off(argv, keys)
+            beside = paths_beside(recipe, keys)
             files = (f"--{key}={file}" for key, file in beside.items() if key in self.types_of)
             argv = [*files, *argv]  # later flags win
         try:
@@ -105,6 +110,7 @@ class StrictParser(TrlParser):
         """Overrides trl.TrlParser.set_defaults_with_config: the launch file is the launcher's affair, and no field; a
         number is text where text belongs, as of a flag."""
         kwargs.pop(LAUNCH_KEY, None)
+        kwargs = {name: value for name, value in kwargs.items() if name not in self._left_out}
         for name, value in kwargs.items():
             hint = self.types_of.get(name)
             if type(value) in (int, float) and {*(get_args(hint) or [hint])} <= {str, type(None)}:
@@ -117,7 +123,8 @@ class StrictParser(TrlParser):
         flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
         keys = {name if name in self.types_of else name.removeprefix("no_") for name in flags}
         if _CONFIG_FLAG in argv:
-            keys |= read_recipe(argv[argv.index(_CONFIG_FLAG) + 1], self.types_of, _explain_key).keys()
+            recipe = read_recipe(argv[argv.index(_CONFIG_FLAG) + 1], self.types_of, _explain_key)
+            keys |= recipe.keys() - self._switched_off(argv, recipe)
         return keys & self.types_of.keys()
 
     def given_values(self, argv: Sequence[str]) -> dict[str, Any]:
@@ -129,7 +136,21 @@ class StrictParser(TrlParser):
             del words[at : at + 2]
         flags = vars(self.parse_known_args(words)[0])
         given = self.given_keys(words)
+        left_out = self._switched_off(words, recipe)
+        recipe = {name: value for name, value in recipe.items() if name not in left_out}
         return recipe | {name: flags[name] for name in self.types_of if name in given}
+
+    def _switched_off(self, argv: Sequence[str], recipe: Iterable[str]) -> frozenset[str]:
+        """The keys of a recipe that belong to a part which a flag switches off."""
+        words = list(argv)
+        if _CONFIG_FLAG in words:
+            at = words.index(_CONFIG_FLAG)
+            del words[at : at + 2]
+        flags = {word.partition("=")[0] for word in words}
+        switches = [name for name in _PARTS if name in self.types_of and f"--{name}" in flags]
+        values = vars(self.parse_known_args(words)[0]) if switches else {}
+        off = tuple(_PARTS[name] for name in switches if not values[name])
+        return frozenset(key for key in recipe if off and key.startswith(off))
 
     def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
         """Check the recipe, and return the part of `argv` that no dataclass knows, in order. Builds no dataclass."""

@@ -31,6 +31,12 @@ class Data:
 
 
 @dataclass
+class Generation:
+    use_vllm: bool = False
+    vllm_mode: str = "server"
+
+
+@dataclass
 class Training:
     learning_rate: float = 1e-6
     max_steps: int = -1
@@ -81,6 +87,19 @@ def test_config_takes_a_space_or_an_equals_sign(recipe, argv):
 def test_config_takes_the_name_of_a_shipped_recipe():
     words = split_config_flag(["--config", "quickstart"])
     assert words[1].endswith("quickstart.yaml")
+
+
+@pytest.mark.parametrize("flag", [["--use_vllm", "false"], ["--use_vllm=false"]])
+def test_a_flag_that_switches_a_part_off_leaves_out_the_recipes_keys_of_it(tmp_path, flag):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("use_vllm: true\nvllm_mode: colocate\n")
+    parser = StrictParser((Generation,))
+    (as_written,) = parser.parse(["--config", str(recipe)])
+    assert (as_written.use_vllm, as_written.vllm_mode) == (True, "colocate")
+    argv = ["--config", str(recipe), *flag]
+    (without,) = StrictParser((Generation,)).parse(argv)
+    assert (without.use_vllm, without.vllm_mode) == (False, "server")
+    assert parser.given_keys(argv) == {"use_vllm"} and parser.given_values(argv) == {"use_vllm": False}
 
 
 def test_env_sets_environment_variables(recipe, monkeypatch):

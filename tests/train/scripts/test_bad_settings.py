@@ -105,8 +105,8 @@ GENERATION = [
     ("top_entropy_quantile", 0.0, "top_entropy_quantile=0.0 must be above 0"),
     ("vllm_mode", "server", "vllm_mode='server' has no effect without use_vllm=True"),
     ("vllm_max_model_length", 512, "vllm_max_model_length=512 has no effect without use_vllm=True"),
-    ("reward_funcs", ["os.system"], "The reward function 'system' cannot be called with the columns of train_dataset"),
-    ("reward_funcs", ["accuracy_reward"], "missing a required argument: 'solution'"),
+    ("reward_funcs", ["os.system"], "The reward function system needs the argument 'command'"),
+    ("reward_funcs", ["accuracy_reward"], "accuracy_reward needs the argument 'solution'"),
     ("reward_funcs", ["math.pi"], "The reward function 'math.pi' is of type float"),
 ]
 OWN = {

@@ -9,6 +9,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers import trainer as transformers_trainer
 from transformers.utils import logging
 
+from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.memory.files.plan import as_dict
 from trl_ext.monitor.progress import ProgressLine
 from trl_ext.monitor.record import RECIPE_FILE, write_record
@@ -42,7 +43,8 @@ class RunRecords(Trainer):
         """Overrides transformers.Trainer.__init__: one line of progress, unless the user has a callback for it."""
         # PEFT writes the modules that it found into the config, in the place of `all-linear`.
         self.given_lora_targets = getattr(kwargs.get("peft_config"), "target_modules", None)
-        super().__init__(*args, **kwargs)
+        with old_names_unsaid():  # PEFT reads is_gradient_checkpointing
+            super().__init__(*args, **kwargs)
         callbacks = self.callback_handler.callbacks
         kinds = (ProgressCallback, PrinterCallback, transformers_trainer.DEFAULT_PROGRESS_CALLBACK)  # a notebook's
         shown = [i for i, one in enumerate(callbacks) if isinstance(one, kinds)]

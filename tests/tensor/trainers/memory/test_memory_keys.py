@@ -11,6 +11,7 @@ from trl_ext.memory.files.plan import STAGES
 from trl_ext.memory.job import Job
 from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.scripts.ppo import PPOScriptArguments
+from trl_ext.scripts.recipe import LAUNCH_KEY
 
 CONFIGS = {
     "reward": ("trl_ext.trainers.reward.config", "RewardConfig"),
@@ -32,7 +33,7 @@ JOBS = [
 
 
 def fields_of(trainer):
-    """Of the trainer's config and of ModelConfig, and what the script of PPO asks beside them."""
+    """Of the trainer's config and of ModelConfig, what the script of PPO asks beside them, and the launch file."""
     module, name = CONFIGS[trainer]
     config = getattr(import_module(module), name)
     own = (
@@ -40,7 +41,11 @@ def fields_of(trainer):
         if trainer == "ppo"
         else set()
     )
-    return own | {field.name for config_class in (config, ModelConfig) for field in dataclasses.fields(config_class)}
+    return (
+        own
+        | {LAUNCH_KEY}
+        | {field.name for config_class in (config, ModelConfig) for field in dataclasses.fields(config_class)}
+    )
 
 
 @pytest.mark.parametrize(("name", "job"), JOBS)

@@ -19,10 +19,14 @@ def config(kind=GRPOConfig, **changes):
     return kind(**{"output_dir": "out", **tiny.QUIET_ON_CPU, "sequence_parallel": 2, **changes})
 
 
+def score(completions, **_):
+    return [float(len(text)) for text in completions]
+
+
 def trainer(tmp_path, model="llama", **changes) -> GRPOTrainer:
     args = config(output_dir=str(tmp_path), max_completion_length=8, **changes)
     prompts = Dataset.from_dict({"prompt": [tiny.words(5, 6, 7)] * 8})
-    return GRPOTrainer(tiny.model(model), len, args, prompts, processing_class=tiny.tokenizer())
+    return GRPOTrainer(tiny.model(model), score, args, prompts, processing_class=tiny.tokenizer())
 
 
 @pytest.fixture

@@ -342,8 +342,8 @@ def test_forwards_go_through_the_wrapped_model(llama):
     subject = scorer(llama)
     subject.wrapped = Wrapper(llama)
     assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
-    # The self-check calls each of its six sequences alone and twice all of them packed.
-    assert Wrapper.calls == 6 + 2 + 1
+    # The self-check calls each of its ten sequences alone and twice all of them packed.
+    assert Wrapper.calls == 10 + 2 + 1
 
 
 def test_a_reward_model_with_lora_is_packed(llama):

@@ -24,7 +24,7 @@ from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
-from trl_ext.trainers.memory.oom.message import out_of_memory_in_words
+from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.record.launch import public
 from trl_ext.trainers.setting_checks import check_settings, check_text
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 import trl_ext
 from tests.multi.programs.reward_worker import pairs
 from tests.multi.programs.zero_worker import NUM_GENERATIONS, Rollout, token_reward
-from trl_ext.trainers.memory.rehearsal import rehearsal
+from trl_ext.trainers.fit.rehearsal import rehearsal
 
 KINDS = ("grpo", "reward", "ppo")
 NUM_STEPS = 3

@@ -18,7 +18,7 @@ from trl_ext.memory.planner.planner import Plans
 from trl_ext.memory.run.keys import BNB_ADAM, GUESSED_PROMPT_TOKENS, job_of_run, optimizer_name
 from trl_ext.memory.run.settle import ALL, LAUNCHED, OPTED, Run
 from trl_ext.memory.units import gib
-from trl_ext.trainers.memory.plan import decided
+from trl_ext.trainers.fit.plan import decided
 
 SUBJECT = "memory"
 

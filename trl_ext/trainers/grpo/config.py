@@ -11,10 +11,10 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.fields import ResumeFields
 from trl_ext.trainers.checkpoints.secrets import PublicArguments
 from trl_ext.trainers.ending.fields import EndingFields
+from trl_ext.trainers.fit.fields import MemoryFields
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
 from trl_ext.trainers.forward.sequence_parallel import check_other_ways
 from trl_ext.trainers.grpo.oversampling import check_oversample
-from trl_ext.trainers.memory.fields import MemoryFields
 from trl_ext.trainers.packing import PACKING, SEQUENCE_PARALLEL, settle_packing
 from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
 

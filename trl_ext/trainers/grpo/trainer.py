@@ -32,6 +32,10 @@ from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
 from trl_ext.trainers.ending.run_end import RunEnds
+from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
+from trl_ext.trainers.fit.plan import by_name, settle_memory
+from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, rollout_batch
+from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
 from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_sizes, rows_without_prompt, score, unpad
 from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
@@ -60,10 +64,6 @@ from trl_ext.trainers.grpo.shares import RuleShares
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate
-from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
-from trl_ext.trainers.memory.plan import by_name, settle_memory
-from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, rollout_batch
-from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.rows.images import may_hold_images

@@ -110,7 +110,7 @@ class RolloutWindow:
 
 @dataclass(frozen=True, eq=False)
 class RolloutForward:
-    """Rows of a window that go through the policy together; `trl_ext.trainers.memory.oom.rescue.Forward`.
+    """Rows of a window that go through the policy together; `trl_ext.trainers.fit.oom.rescue.Forward`.
 
     Args:
         window: Where they are from.

@@ -22,15 +22,15 @@ from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import print_samples
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
+from trl_ext.trainers.fit.oom.rescue import Forward
+from trl_ext.trainers.fit.plan import settle_memory
+from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
+from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.completions import LogProbs
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
 from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.grpo.update import counted_tokens
-from trl_ext.trainers.memory.oom.rescue import Forward
-from trl_ext.trainers.memory.plan import settle_memory
-from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, with_targets
-from trl_ext.trainers.memory.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticStarts, SeparateCritic, split_group

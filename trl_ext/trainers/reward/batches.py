@@ -127,7 +127,7 @@ ANY_NUMBER = 2**62
 
 @dataclass(frozen=True, eq=False)
 class PairForward:
-    """A row of pairs that goes through the model at once; `trl_ext.trainers.memory.oom.rescue.Forward`.
+    """A row of pairs that goes through the model at once; `trl_ext.trainers.fit.oom.rescue.Forward`.
 
     Args:
         row: The pairs; none: it counts for nothing.

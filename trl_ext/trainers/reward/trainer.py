@@ -30,15 +30,15 @@ from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.ending.run_end import RunEnds
+from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
+from trl_ext.trainers.fit.plan import by_name, settle_memory
+from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
+from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
-from trl_ext.trainers.memory.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
-from trl_ext.trainers.memory.plan import by_name, settle_memory
-from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch, pair_batch
-from trl_ext.trainers.memory.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.packing import PackingSwitch, check_options
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.reward import data as preference_data

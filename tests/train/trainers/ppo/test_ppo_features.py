@@ -14,7 +14,7 @@ from tests import ppo_trainers, tiny
 from tests.faults.starting import IS_THOROUGH
 from tests.ppo_trainers import CRITICS, stir
 from trl_ext.compat.peft import base_model
-from trl_ext.trainers.memory.plan import inputs_of
+from trl_ext.trainers.fit.plan import inputs_of
 
 torch.set_num_threads(1)
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from trl_ext.trainers.memory.oom.rollback import StepRollback
+from trl_ext.trainers.fit.oom.rollback import StepRollback
 from trl_ext.trainers.token_counts import TokenCounts
 
 

@@ -25,7 +25,7 @@ from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.settle import Run
 from trl_ext.scripts import grpo, training
-from trl_ext.trainers.memory import plan as memory_plan
+from trl_ext.trainers.fit import plan as memory_plan
 
 torch.set_num_threads(1)
 QUIET = dict(use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no")

@@ -10,7 +10,7 @@ from trl_ext.errors import ConfigError, OutOfMemoryError
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.alternatives import alternatives, largest_part, next_stage
 from trl_ext.memory.units import in_gib
-from trl_ext.trainers.memory.oom.errors import (
+from trl_ext.trainers.fit.oom.errors import (
     BACKWARD,
     FORWARD,
     Numbers,
@@ -19,8 +19,8 @@ from trl_ext.trainers.memory.oom.errors import (
     numbers_of,
     place_of,
 )
-from trl_ext.trainers.memory.oom.snapshot import write_snapshot
-from trl_ext.trainers.memory.plan import plan_of
+from trl_ext.trainers.fit.oom.snapshot import write_snapshot
+from trl_ext.trainers.fit.plan import plan_of
 
 logger = logging.get_logger(__name__)
 GENERAL = {

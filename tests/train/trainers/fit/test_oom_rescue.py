@@ -19,7 +19,7 @@ from tests.rollouts import rollout
 from tests.train.trainers.grpo.test_grpo_step import LOSS_TYPES, WEIGHT_TOLERANCE, prompts, reward
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import OutOfMemoryError
-from trl_ext.trainers.memory.oom.agreement import Agreement
+from trl_ext.trainers.fit.oom.agreement import Agreement
 
 torch.set_num_threads(1)
 

@@ -16,8 +16,8 @@ from tests.preferences import pairs
 from tests.reward_trainers import warnings_of
 from tests.rollouts import rollout
 from trl_ext.errors import OutOfMemoryError
-from trl_ext.trainers.memory.rehearsal import rehearsal
-from trl_ext.trainers.memory.rehearsal.state import nothing_remains
+from trl_ext.trainers.fit.rehearsal import rehearsal
+from trl_ext.trainers.fit.rehearsal.state import nothing_remains
 
 torch.set_num_threads(1)
 

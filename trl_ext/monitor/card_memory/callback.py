@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from trl_ext.monitor.memory.audit import STEP, MemoryAudit, MemoryMeter
+from trl_ext.monitor.card_memory.audit import STEP, MemoryAudit, MemoryMeter
 from trl_ext.monitor.phases import PhaseClock
 
 

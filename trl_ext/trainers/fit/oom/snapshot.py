@@ -13,7 +13,7 @@ import torch
 from trl_ext.compat.versions import installed_versions, is_installed
 from trl_ext.memory.planner.planner import Plan
 from trl_ext.resources import __version__
-from trl_ext.trainers.memory.oom.errors import Numbers, Place
+from trl_ext.trainers.fit.oom.errors import Numbers, Place
 
 SETTINGS = (
     "per_device_train_batch_size",

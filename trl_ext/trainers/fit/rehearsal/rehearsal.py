@@ -15,15 +15,15 @@ from transformers.utils import logging
 from trl_ext.errors import OutOfMemoryError
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import in_gib
-from trl_ext.monitor.memory.audit import SCARCE_FRAC, MemoryAudit, MemoryMeter
-from trl_ext.monitor.memory.callback import MemoryWatch
-from trl_ext.monitor.memory.source import MemorySource, source_of
+from trl_ext.monitor.card_memory.audit import SCARCE_FRAC, MemoryAudit, MemoryMeter
+from trl_ext.monitor.card_memory.callback import MemoryWatch
+from trl_ext.monitor.card_memory.source import MemorySource, source_of
+from trl_ext.trainers.fit.oom.errors import is_out_of_memory
+from trl_ext.trainers.fit.oom.message import cheapest_change, explained
+from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch
+from trl_ext.trainers.fit.rehearsal.state import nothing_remains, steppers, trained_models
+from trl_ext.trainers.fit.rehearsal.zero import why_not
 from trl_ext.trainers.gradient_sync import gradients_unsynced
-from trl_ext.trainers.memory.oom.errors import is_out_of_memory
-from trl_ext.trainers.memory.oom.message import cheapest_change, explained
-from trl_ext.trainers.memory.rehearsal.inputs import MicroBatch
-from trl_ext.trainers.memory.rehearsal.state import nothing_remains, steppers, trained_models
-from trl_ext.trainers.memory.rehearsal.zero import why_not
 
 logger = logging.get_logger(__name__)
 

@@ -16,12 +16,12 @@ from transformers import Trainer
 from transformers.utils import logging
 
 from trl_ext.compat.swap import swapped
+from trl_ext.trainers.fit.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
+from trl_ext.trainers.fit.oom.errors import is_out_of_memory
+from trl_ext.trainers.fit.oom.message import explained
+from trl_ext.trainers.fit.oom.rollback import StepRollback
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.gradient_sync import gradients_unsynced
-from trl_ext.trainers.memory.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
-from trl_ext.trainers.memory.oom.errors import is_out_of_memory
-from trl_ext.trainers.memory.oom.message import explained
-from trl_ext.trainers.memory.oom.rollback import StepRollback
 
 logger = logging.get_logger(__name__)
 

@@ -6,7 +6,7 @@ The phases are those of the plan. A phase's peak is what was allocated at once w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trl_ext.monitor.memory.source import MemorySource
+from trl_ext.monitor.card_memory.source import MemorySource
 
 GIB = 2**30
 STEP = "step"

@@ -60,7 +60,9 @@ class OutOfMemoryError(TrlExtError, RuntimeError):
     @classmethod
     def of_another_rank(cls) -> "OutOfMemoryError":
         """Return the error of a rank whose own memory was enough, where another rank's was not."""
-        error = cls("Another process ran out of memory in this forward; its message says where, and what would fit.")
+        error = cls(
+            "Another process ran out of memory in this forward; its message names the place, and what would fit."
+        )
         error.is_own = False
         return error
 

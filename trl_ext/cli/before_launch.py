@@ -188,7 +188,7 @@ def check_cards(num_processes: int) -> None:
     if not num_cards:
         raise ConfigError(
             f"{num_processes} processes are to start on this machine, and no GPU is visible. To train on the CPU, set "
-            "use_cpu: true and bf16: false; `trl-ext doctor` tells why a GPU is not seen."
+            "use_cpu: true and bf16: false; `trl-ext doctor` finds out why a GPU is not seen."
         )
     raise ConfigError(
         f"{num_processes} processes are to start on this machine, and {num_cards} GPUs are visible. Start one process "

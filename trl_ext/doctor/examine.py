@@ -44,7 +44,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
     if len(kinds) > 1:
         named = ", ".join(f"{count} x {name} with {gib} GiB" for (name, gib), count in kinds.items())
         advice = "The smallest card bounds memory and the slowest bounds speed: choose with CUDA_VISIBLE_DEVICES."
-        yield note("cards", f"The cards are not alike: {named}.", advice)
+        yield note("cards", f"The cards differ: {named}.", advice)
     else:
         first = facts.gpus[0]
         yield ok("cards", f"{len(facts.gpus)} x {first.name}, {first.usable_gib:.1f} GiB usable each.")
@@ -76,7 +76,7 @@ def check_links(facts: Facts) -> Iterator[Finding]:
     if facts.has_nvlink:
         yield ok("links", "NVLink between all cards.")
     elif facts.has_nvlink is None:
-        yield note("links", "The driver does not tell how the cards are linked.", "See `nvidia-smi topo -m`.")
+        yield note("links", "The driver does not report how the cards are linked.", "See `nvidia-smi topo -m`.")
     elif facts.has_peer_access:
         advice = "Prefer ZeRO-2 or LoRA to ZeRO-3, which gathers all weights in every micro-batch."
         yield note("links", "No NVLink between all cards; they talk over PCIe.", advice)
@@ -179,7 +179,7 @@ def check_compiler(facts: Facts) -> Iterator[Finding]:
 def check_host(facts: Facts) -> Iterator[Finding]:
     """Judge host memory, and the shared part of it that NCCL and data loaders use."""
     if facts.host_total_gib is None or facts.host_free_gib is None:
-        yield note("host memory", "This system does not tell its memory.")
+        yield note("host memory", "This system does not report its memory.")
     else:
         what = f"{facts.host_free_gib:.0f} of {facts.host_total_gib:.0f} GiB are free."
         is_little = facts.host_free_gib < LITTLE_HOST_GIB

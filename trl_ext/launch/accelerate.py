@@ -182,7 +182,7 @@ def _launcher_parser() -> ArgumentParser:
 def _report_exit(code: int, who: str = "a process") -> int:
     """Say that a process failed, unless it has already explained that; return the exit code."""
     if code == OUT_OF_MEMORY:
-        print("\nerror: a process ran out of memory; its message above says what would fit.\n", file=sys.stderr)
+        print("\nerror: a process ran out of memory; its message above names what would fit.\n", file=sys.stderr)
     elif code not in (USER_ERROR, SAVED_ON_SIGNAL, CANNOT_SAVE, LOST_PROCESS, INTERRUPTED):
         print(f"\nerror: {who} stopped with exit code {code}; its own output above says why.\n", file=sys.stderr)
     return code if code > 0 else 1

@@ -55,7 +55,7 @@ def check_machines(
         raise ConfigError(f"--num_machines is {num_machines}, fewer than one machine. Name at least one.")
     if rank is None:
         raise ConfigError(
-            f"--num_machines is {num_machines}, but no --machine_rank says which of them this is. "
+            f"--num_machines is {num_machines}, but no --machine_rank names which of them this is. "
             f"Give each its own, from 0 to {num_machines - 1}."
         )
     if not 0 <= rank < num_machines:
@@ -64,7 +64,7 @@ def check_machines(
         )
     if not address:
         raise ConfigError(
-            f"--num_machines is {num_machines}, but no --main_process_ip says where the first of them is. "
+            f"--num_machines is {num_machines}, but no --main_process_ip gives the address of the first of them. "
             "Give the address under which the others reach it."
         )
     if port == 0:

@@ -273,7 +273,7 @@ def _work(config: dict[str, Any]) -> int:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else _ATTEMPT_FAILED
         if code not in _FINAL:
-            raise RuntimeError(f"the script ended with exit code {code}; its own output says why") from ended
+            raise RuntimeError(f"the script ended with exit code {code}; its own output has the reason") from ended
         return code
     return 0
 

@@ -175,7 +175,7 @@ def find_card(name: str) -> Card:
     near = {spellings[word]: None for word in get_close_matches(wanted, spellings, n=6, cutoff=0.5)}
     names = ", ".join(list(near)[:3]) or "A40-48GB, A100-80GB, H100-80GB"
     raise ConfigError(
-        f"'{name}' is not in the table of cards. Nearest: {names}. For another card say --gpu_memory_gib, its memory "
+        f"'{name}' is not in the table of cards. Nearest: {names}. For another card give --gpu_memory_gib, its memory "
         "in GiB."
     )
 
@@ -218,7 +218,7 @@ def parse_gpus(text: str, gpu_memory_gib: float | None = None, host_gib: float |
         return Hardware(count, find_card(name), host_gib, machines)
     if gpu_memory_gib <= CONTEXT_GIB:
         raise ConfigError(
-            f"--gpu_memory_gib {gpu_memory_gib} leaves nothing beside {CONTEXT_GIB} GiB of CUDA context."
+            f"--gpu_memory_gib {gpu_memory_gib} leaves nothing next to {CONTEXT_GIB} GiB of CUDA context."
         )
     try:
         card = replace(find_card(name), total_gib=gpu_memory_gib)

@@ -226,7 +226,7 @@ def _contradictions(job: Job) -> Iterator[str]:
     stage = job.zero_stage
     if job.trainer == "ppo" and job.critic != "adapter" and job.reward_model == "adapter":
         yield (
-            f"reward_model=adapter stands beside a critic's adapter, and critic={job.critic} has none. Set "
+            f"reward_model=adapter needs a critic's adapter, and critic={job.critic} has none. Set "
             "reward_model=copy, or critic=adapter."
         )
     if job.trainer == "ppo" and "adapter" in (job.critic, job.reward_model) and not job.uses_lora:

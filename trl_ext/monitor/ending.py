@@ -19,7 +19,7 @@ def ending(folder: str | Path, kind: str, has_adapter: bool) -> list[str]:
         names = ("One problem", "Before", "After")
         lines += [f"{name + ':':13}{_one_line(text)}" for name, text in zip(names, found, strict=True)]
         lines.append("")
-    commands = [(f"trl-ext report {folder}", "the report again, and beside another run's with --compare")]
+    commands = [(f"trl-ext report {folder}", "the report again, and a comparison with another run by --compare")]
     if kind != "reward":
         commands.append((f"trl-ext evaluate {folder}", "held-out problems, greedily or with pass@k"))
     if has_adapter:

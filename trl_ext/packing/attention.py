@@ -218,7 +218,7 @@ def _window(
     """
     if attention_mask is not None and not isinstance(attention_mask, WindowMask):
         raise PackingError(
-            f"{type(module).__name__} attends through a mask of its own, which packed attention does not know. Set "
+            f"{type(module).__name__} attends through its own mask, which packed attention does not know. Set "
             "packing=False."
         )
     if is_flash(base):

@@ -49,7 +49,7 @@ class UnreadGroup(tuple[Row, ...]):
     __slots__ = ()
 
     def _refuse(self, *_: object) -> Any:
-        raise RuleError("This rule reads row.group and does not say so. Write reads_group = True in its class.")
+        raise RuleError("This rule reads row.group without declaring it. Write reads_group = True in its class.")
 
     __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = _refuse
 

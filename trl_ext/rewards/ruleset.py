@@ -376,7 +376,7 @@ def require_columns(rules: Iterable[Rule], columns: Mapping[str, Any]) -> None:
                 there = ", ".join(sorted(columns)) or "none"
                 raise DataError(
                     f"Rule '{rule.name}' reads the column '{column}', which the dataset lacks; its columns are: "
-                    f"{there}. Rename a column, or tell the rule which to read."
+                    f"{there}. Rename a column, or set which one the rule reads."
                 )
 
 

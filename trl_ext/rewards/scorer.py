@@ -227,7 +227,7 @@ class Scorer:
             return self._floored(rule, message)
 
     def _floored(self, rule: Rule, message: str) -> Verdict:
-        warn_once(("raised", rule.name), f"{message} Such rows earn {rule.floor}, as on_error='floor' says.")
+        warn_once(("raised", rule.name), f"{message} Such rows earn {rule.floor}, as on_error='floor' demands.")
         return Verdict(rule.floor, "error", message)
 
     # In workers, or waiting for a server ----------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class PPOScriptArguments(RewardArguments):
     value_model: str | None = field(
         default=None,
         metadata={
-            "help": "Model that a critic of its own starts from, with the policy's tokenizer: a reward model, or the "
+            "help": "Model that a separate critic starts from, with the policy's tokenizer: a reward model, or the "
             "policy's base model."
         },
     )

@@ -68,7 +68,7 @@ class RewardScriptArguments(DataArguments):
         default=False,
         metadata={
             "help": "Drop pairs, for training and held-out, that are empty, identical or have different prompts, and "
-            "from training, with rules, those whose chosen side scores lower. A table tells how many."
+            "from training, with rules, those whose chosen side scores lower. A table shows how many."
         },
     )
     margin_from_rules: bool = field(

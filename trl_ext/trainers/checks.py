@@ -97,7 +97,7 @@ def check_launch(args: Any) -> None:
     if "LOCAL_RANK" in os.environ and args.world_size != started:
         raise ConfigError(
             f"The launcher started {started} processes, but each believes in a world of {args.world_size} and would "
-            "train a model of its own. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."
+            "train a separate model. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."
         )
     check_processes(args)
     if has_peers():

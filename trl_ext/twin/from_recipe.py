@@ -103,7 +103,7 @@ def _trainer_of(path: str, types: Mapping[str, Mapping[str, Any]]) -> str:
         return "grpo"
     if len(known) != 1:
         fitting = ", ".join(known) or "none"
-        raise ConfigError(f"Which trainer {path} is for cannot be told by its keys ({fitting}). Give --trainer.")
+        raise ConfigError(f"Which trainer {path} is for cannot be found from its keys ({fitting}). Give --trainer.")
     return known[0]
 
 

@@ -79,7 +79,7 @@ def why_not(simulation: Simulation) -> str:
     """Say in a sentence why the twin cannot run this; "" if it can."""
     zero = (simulation.deepspeed or {}).get("zero_optimization", {})
     checks = {
-        "Offloading: host and card are one device on fake tensors, so the twin cannot tell them apart.": any(
+        "Offloading: host and card are one device on fake tensors, so the twin cannot separate them.": any(
             (zero.get(name) or {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
         )
         or bool(simulation.arguments.get("activation_offloading")),

@@ -61,7 +61,7 @@ def test_a_policy_that_differs_by_little_is_not_mentioned():
 def test_the_formulas_two_numbers_stand_behind_the_twins():
     sentence = verdict({**answer_of(40, update=6.0), "formula_gib": 6.2, "formula_with_slack_gib": 6.5})
     assert "6.0 GiB allocated at the peak" in sentence and "on a card with 40.0 GiB usable." in sentence
-    assert sentence.endswith("By the formulas, of which `trl-ext check` and `plan` tell: 6.2 GiB, 6.5 with slack.")
+    assert sentence.endswith("By the formulas of `trl-ext check` and `plan`: 6.2 GiB, 6.5 with slack.")
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_a_machine_without_a_card_is_a_note_and_not_a_crash():
         (replace(HEALTHY, gpus=(replace(A40, lanes=4, max_lanes=16),) * 4), "cards", "4 of 16 PCIe lanes"),
         (replace(HEALTHY, gpus=(replace(A40, capability=(7, 0)),) * 4), "cards", "no bf16 units"),
         (replace(HEALTHY, has_peer_access=False), "links", "Avoid ZeRO-3"),
-        (replace(HEALTHY, has_nvlink=None), "links", "does not tell"),
+        (replace(HEALTHY, has_nvlink=None), "links", "does not report"),
         (with_versions(vllm="0.9.0"), "versions", "pip install 'vllm>=0.22.0,<=0.31.0'"),
         (replace(HEALTHY, compiler=None), "compiler", "Not on the PATH: a C++ compiler,"),
         (replace(HEALTHY, ninja=None), "compiler", "Not on the PATH: ninja,"),

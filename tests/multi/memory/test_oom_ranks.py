@@ -179,4 +179,4 @@ def test_what_cannot_go_on_ends_both_with_the_message_and_its_exit_code(name, wh
     assert code == OUT_OF_MEMORY, log[-4000:]
     assert words in log
     assert log.count("\nerror: Out of memory in the ") == 1
-    assert "error: a process ran out of memory; its message above says what would fit." in log
+    assert "error: a process ran out of memory; its message above names what would fit." in log

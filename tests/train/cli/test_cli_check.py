@@ -108,7 +108,7 @@ def test_a_recipe_that_works_is_told_step_by_step(ask):
     code, findings = ask({**GRPO, **LORA}, "--gpus", "4xA40-48GB", "--config_file", "zero2")
     assert code == 0
     assert {f["level"] for f in findings} == {"ok", "note"}
-    assert "grpo run (told from its keys; --trainer says otherwise), for 4 processes" in told(findings, "recipe")
+    assert "grpo run (found from its keys; --trainer overrides it), for 4 processes" in told(findings, "recipe")
     assert "199 tokens, without a chat template" in told(findings, "tokenizer")
     assert "16 rows and 16 held-out ones read" in told(findings, "data")
     assert "has 2 tokens; with its completion 8 at most" in told(findings, "lengths")

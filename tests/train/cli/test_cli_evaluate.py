@@ -139,7 +139,7 @@ def test_a_folder_without_record_needs_rules_and_data(base, run, tmp_path, capsy
     write_record(tmp_path / "program", {"seed": 1}, {"trainer": "grpo"}, rules_notes="Scored by my_reward.")
     for file in base.iterdir():
         (tmp_path / "program" / file.name).symlink_to(file)
-    assert "rules.yaml names no rules: its comments say what scored" in stopped(capsys, tmp_path / "program")
+    assert "rules.yaml names no rules: its comments name what scored" in stopped(capsys, tmp_path / "program")
     assert "There is no dataset" in stopped(capsys, base, "--rules", run / "rules.yaml")
     write(tmp_path / "bare.jsonl", [{"prompt": "w4", "solution": "w5"}])
     asked = ["--rules", run / "rules.yaml", "--dataset", tmp_path / "bare.jsonl"]

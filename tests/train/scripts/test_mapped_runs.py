@@ -101,7 +101,7 @@ def test_keys_that_do_not_fit_end_a_run_before_a_model_loads(name, script, model
 def test_prompts_as_text_beside_messages_end_a_reward_run_before_its_model_loads(models, tmp_path, capfd):
     argv = write(tmp_path, ULTRAFEEDBACK, model_name_or_path=str(models / "none"))
     said = ended(reward, argv, capfd)
-    assert "text beside messages" in said and "columns: {prompt: null}" in said
+    assert "text next to messages" in said and "columns: {prompt: null}" in said
 
 
 def ended(module, argv, capfd) -> str:

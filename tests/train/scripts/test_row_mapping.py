@@ -244,7 +244,7 @@ BAD_TYPES = {
     "second system message": (
         {"question": [SYSTEM, *ASKED]},
         {"columns": COLUMNS, "system_prompt": "Be brief."},
-        "all 2 rows have a system message of its own beside system_prompt",
+        "all 2 rows have its own system message in addition to system_prompt",
     ),
 }
 

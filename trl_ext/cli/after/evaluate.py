@@ -14,7 +14,7 @@ from trl_ext.errors import ConfigError, DataError
 
 DESCRIPTION = """\
 Let a trained policy answer held-out problems, and judge the answers by rules: pass@k with intervals, and the mean of
-every rule. Rows become prompts as the run's recipe says."""
+every rule. Rows become prompts by the run's recipe."""
 EXAMPLES = """\
 A completion passes where one rule, --pass_rule, reaches --threshold. Results go to RUN/evaluations/NAME:
 evaluation.json, and completions.jsonl, which `trl-ext score explain` reads.

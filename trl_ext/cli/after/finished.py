@@ -137,7 +137,7 @@ class FinishedRun:
             file = self.root / RULES_FILE
             lacks = f"{self.root} holds no {RULES_FILE}"
             if file.is_file():
-                lacks = f"{file} names no rules: its comments say what scored, which no file can hold"
+                lacks = f"{file} names no rules: its comments name what scored, which no file can hold"
             raise ConfigError(f"{lacks}. Name a file with rules: --rules rules.yaml.")
         return RuleSet.from_yaml(path or self.root / RULES_FILE)
 
@@ -161,7 +161,7 @@ def find_run(path: str) -> FinishedRun:
         raise ConfigError(f"There is no folder {path}. Give the output_dir of a run, or one of its checkpoints.")
     root = folder if step_of(folder) is None else folder.parent
     if root.name == UNFINISHED:
-        raise DataError(f"{folder} was not written to its end. Take a checkpoint beside {root}.")
+        raise DataError(f"{folder} was not written to its end. Take another checkpoint in {root}.")
     if not any((folder / name).is_file() for name in (_ADAPTER, _CONFIG)):
         newest = newest_whole(folder)
         if newest is None:
@@ -212,7 +212,7 @@ def _check_weights(folder: Path, names: tuple[str, ...]) -> None:
     if not files:
         sharded = [*folder.glob("global_step*"), *folder.glob("pytorch_model_fsdp*")]
         advice = (
-            "they lie divided by process; join them with the zero_to_fp32.py beside them"
+            "they are divided by process; join them with the zero_to_fp32.py in the same folder"
             if sharded
             else "it was not written to its end; train again, or take a checkpoint"
         )

@@ -69,7 +69,7 @@ def _parser() -> CommandParser:
         takes_more=True,  # keys of the recipe
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML recipe, or the name of a shipped one; comes first")
-    parser.add_argument("--trainer", choices=("grpo", "ppo", "reward"), help="told from the keys if not given")
+    parser.add_argument("--trainer", choices=("grpo", "ppo", "reward"), help="found from the keys if not given")
     parser.add_argument("--gpus", help="cards to plan for, such as 4xA40-48GB; those of this machine if not given")
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
     parser.add_argument("--num_processes", type=int, help="processes of the run; one for each card if not given")

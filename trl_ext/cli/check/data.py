@@ -86,7 +86,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
     found += [note("data", sentence) for sentence in warned]
     if isinstance(rows.train[0].get("prompt"), str) and getattr(tokenizer, "chat_template", None):
         if parsed.trainer != "reward" and parsed.script_args.prompt_format is None:
-            advice = "prompt_format: chat asks as a user would; prompt_format: text says that this is meant."
+            advice = "prompt_format: chat asks as a user would; prompt_format: text confirms that this is meant."
             found.append(note("data", "The prompts are text, and the model's chat template is not applied.", advice))
     return found
 

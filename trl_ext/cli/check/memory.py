@@ -60,7 +60,7 @@ def check_memory(
         return [note(SUBJECT, "No card was found here, so memory was not planned.", advice)]
     if num_processes > hardware.num_gpus:
         what = f"{num_processes} processes are launched, and there are {hardware.num_gpus} cards: {hardware}."
-        return [problem(SUBJECT, what, "Launch one process for each card, or say which cards: --gpus.")]
+        return [problem(SUBJECT, what, "Launch one process for each card, or name the cards: --gpus.")]
     if num_processes < hardware.num_gpus:
         hardware = replace(hardware, num_gpus=num_processes, num_machines=1)
     # Without `memory` the settings are the user's own: what fits is told, and where little is left a note.
@@ -71,7 +71,7 @@ def check_memory(
     findings = [_verdict(run, hardware, None if launch.is_known else run_with), *_not_modelled(parsed)]
     if parsed.trainer != "reward" and prompt_length[0] is None:
         what = f"Planned for prompts of up to {run.job.max_prompt_length} tokens."
-        findings.append(note(SUBJECT, what, "--max_prompt_length says more."))
+        findings.append(note(SUBJECT, what, "--max_prompt_length raises it."))
         longest, planned = (prompt_length[1] or Lengths()).prompt, parsed.training_args.memory_prompt_length
         if planned and longest > planned:
             what = f"A prompt has {longest} tokens, and memory_prompt_length is {planned}."

@@ -83,7 +83,7 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
         script_args, training_args, model_args, dataset_args = elsewhere.parse(
             ["--config", quiet, *kept, "--use_cpu", "true"]
         )
-    guessed = "" if trainer else " (told from its keys; --trainer says otherwise)"
+    guessed = "" if trainer else " (found from its keys; --trainer overrides it)"
     processes = "1 process" if num_processes == 1 else f"{num_processes} processes"
     summary = f"{path}: {len(keys)} keys of a {name} run{guessed}, for {processes}."
     return Parsed(

@@ -72,7 +72,9 @@ def _parser() -> CommandParser:
     parser.add_argument("recipe", metavar="RECIPE.yaml", help="recipe of trl-ext reward, grpo or ppo")
     parser.add_argument("--gpus", required=True, help="number and card: 4xA40-48GB, 8xA100-80GB, 6x4090")
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
-    parser.add_argument("--trainer", choices=("reward", "grpo", "ppo"), help="where the recipe's keys do not tell")
+    parser.add_argument(
+        "--trainer", choices=("reward", "grpo", "ppo"), help="where the recipe's keys do not decide it"
+    )
     parser.add_argument("--model", help="instead of the recipe's: folder, config.json, name on the hub, or such as 8B")
     parser.add_argument("--deepspeed", metavar="FILE", help="DeepSpeed's JSON or accelerate's YAML, if not in recipe")
     parser.add_argument("--config_file", help="the launch, if not the recipe's: a shipped one's name, or a file")

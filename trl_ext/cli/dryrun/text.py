@@ -59,7 +59,7 @@ def verdict(answer: dict[str, Any]) -> str:
     formulas = ""
     if answer["formula_gib"] is not None:
         numbers_of_check = f"{answer['formula_gib']:.1f} GiB, {answer['formula_with_slack_gib']:.1f} with slack"
-        formulas = f"By the formulas, of which `trl-ext check` and `plan` tell: {numbers_of_check}."
+        formulas = f"By the formulas of `trl-ext check` and `plan`: {numbers_of_check}."
     return " ".join(filter(None, (f"{word}: {numbers}.", _other(answer), formulas, counted)))
 
 

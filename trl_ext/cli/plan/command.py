@@ -52,7 +52,7 @@ NUMBERS = {
     "stage3_prefetch_bucket_size": "DeepSpeed's, in elements",
     "sub_group_size": "DeepSpeed's, in elements",
     "vllm_tensor_parallel_size": "GPUs over which vLLM, or each server, splits the model; free if not given",
-    "vllm_servers": "vLLM servers on GPUs of their own, the others train; free with --vllm_mode server",
+    "vllm_servers": "vLLM servers on separate GPUs, the others train; free with --vllm_mode server",
 }
 NAMES = {
     "method": "full (default), lora or qlora",
@@ -61,7 +61,7 @@ NAMES = {
     "offload": "none, optimizer or all; free if not given",
     "dtype": "bfloat16 or float32, of the weights as loaded; free if not given",
     "optim": "adamw_torch_fused or adamw_bnb_8bit",
-    "vllm_mode": "colocate (default), or server for vLLM on GPUs of its own",
+    "vllm_mode": "colocate (default), or server for vLLM on separate GPUs",
     "lora_target_modules": "names with commas between (default all-linear)",
 }
 SHARES = {
@@ -71,7 +71,7 @@ SHARES = {
     "vllm_gpu_memory_utilization": "vLLM's share of a card; free if not given",
 }
 SWITCHES = {
-    "use_vllm": "vLLM, on the training GPUs unless --vllm_mode says otherwise",
+    "use_vllm": "vLLM, on the training GPUs unless --vllm_mode is server",
     "vllm_enable_sleep_mode": "vLLM gives its memory back while training; free if not given",
     "activation_offloading": "checkpoints of the reward trainer wait in host memory; free if not given",
     "packing": "flat rows without padding (default)",

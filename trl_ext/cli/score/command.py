@@ -102,7 +102,7 @@ def _add_explain(parser: CommandParser) -> None:
 
 
 def _add_redteam(parser: CommandParser) -> None:
-    purpose = "rows to cheat on, as for audit; without it the command has rows of its own"
+    purpose = "rows to cheat on, as for audit; without it the command has its own rows"
     parser.add_argument("data", metavar="DATA", nargs="?", help=purpose)
     _add_data_options(parser, limit=20)
     parser.add_argument("--shape", help="an honest completion with [text] and [answer], for rules that ask for one")

@@ -75,7 +75,7 @@ def check_group(shape: ModelShape, job: Job, hardware: Hardware) -> None:
     group, here = job.vllm_tensor_parallel_size, hardware.gpus_per_machine
     if job.vllm_servers and hardware.num_machines > 1:
         raise ConfigError(
-            f"{servers_of(job)} beside training over {hardware.num_machines} machines is not planned. Plan one "
+            f"{servers_of(job)} together with training over {hardware.num_machines} machines is not planned. Plan one "
             "machine, or vllm_mode=colocate."
         )
     if group < 1 or (not job.vllm_servers and here % group):

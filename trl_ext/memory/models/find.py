@@ -132,7 +132,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"{file} cannot be read as JSON: {error}.") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"{file} holds no keys. Give the config.json that lies beside a model's weights.")
+        raise ConfigError(f"{file} holds no keys. Give the config.json from the folder of a model's weights.")
     return config
 
 

@@ -64,7 +64,7 @@ class Search:
         if self.job.vllm_mode != "server" or is_elsewhere:
             return [self]
         if self.hardware.num_gpus < 2:
-            raise ConfigError(f"A vLLM server beside training needs two GPUs. {self.hardware} has one.")
+            raise ConfigError(f"A vLLM server next to training needs two GPUs. {self.hardware} has one.")
         job = self.job
         if self.may("vllm_gpu_memory_utilization"):
             job = replace(job, vllm_gpu_memory_utilization=FULL_ENOUGH)

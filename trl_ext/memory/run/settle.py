@@ -134,7 +134,7 @@ def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware])
         server = f", {served} of them for vLLM servers" if served else ""
         raise ConfigError(
             f"memory={setting.name} is for {setting.hardware}{server}, and {counted} launched. Launch with "
-            f"--num_processes {trains}, or say memory={run.num_processes}x{setting.hardware.card.name}."
+            f"--num_processes {trains}, or set memory={run.num_processes}x{setting.hardware.card.name}."
         )
     return replace(setting.hardware, num_gpus=trains)
 
@@ -149,12 +149,12 @@ def _frozen(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str
     if (run.job.zero_stage, run.job.offload) != (planned.zero_stage, planned.offload):
         raise ConfigError(
             f"memory={setting.name} is planned with {_engine(planned)}, and the run was launched with "
-            f"{_engine(run.job)}. Launch with {_launch(planned)}, or say memory=auto."
+            f"{_engine(run.job)}. Launch with {_launch(planned)}, or set memory=auto."
         )
     if run.job.sequence_parallel != planned.sequence_parallel:
         raise ConfigError(
             f"memory={setting.name} is planned with sequence_parallel={planned.sequence_parallel}, and this run has "
-            f"{run.job.sequence_parallel}. Set sequence_parallel={planned.sequence_parallel}, or say memory=auto."
+            f"{run.job.sequence_parallel}. Set sequence_parallel={planned.sequence_parallel}, or set memory=auto."
         )
     _check_given(run, setting, planned)
     # The technique is the plan's; of its micro-batch the largest part that divides the run's own batch.
@@ -202,7 +202,7 @@ def _check_given(run: Run, setting: MemorySetting, planned: Job) -> None:
         (key, value), (planned_key, planned_value) = written(name, given), written(name, wanted)
         other = planned_value if key == planned_key else f"{planned_key}={planned_value}"
         raise ConfigError(
-            f"{key} is {value}, and memory={setting.name} was planned with {other}. {remedy}, or say memory=auto, "
+            f"{key} is {value}, and memory={setting.name} was planned with {other}. {remedy}, or set memory=auto, "
             "which plans around it."
         )
 
@@ -222,6 +222,6 @@ def _opt_ins(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[st
     if missing:
         raise ConfigError(
             f"memory={setting.name} trains {_TRAINS[planned.method]}, and this run {_TRAINS[run.job.method]} "
-            f"with {run.job.optim}. Allow it: memory_allow={','.join(missing)}; or say memory=auto."
+            f"with {run.job.optim}. Allow it: memory_allow={','.join(missing)}; or set memory=auto."
         )
     return tuple(needed)

@@ -90,8 +90,8 @@ def response_of(query: str, prompt: str) -> str:
     start = query.find(prompt)
     if start < 0:
         raise DataError(
-            f"The query does not hold its prompt {prompt[:60]!r}, so the response cannot be told from it. Raise the "
-            "longest prompt that OpenRLHF keeps, or leave longer prompts out."
+            f"The query does not hold its prompt {prompt[:60]!r}, so the response cannot be separated from it. "
+            "Raise the longest prompt that OpenRLHF keeps, or leave longer prompts out."
         )
     response = query[start + len(prompt) :]
     for _ in range(_MAX_END_TOKENS):

@@ -176,7 +176,7 @@ def _checked(body: Any, properties: Mapping[str, Any], required: list[str]) -> d
         raise RequestError(400, "'completion_ids' holds something else than lists of integers. Send token ids.")
     taken = [name for name in ("prompts", "completions", "completion_ids") if name in columns]
     if taken:
-        raise RequestError(400, f"'{taken[0]}' stands among the columns. Send it beside them.")
+        raise RequestError(400, f"'{taken[0]}' is among the columns. Send it outside of them.")
     return body
 
 

@@ -57,7 +57,9 @@ def redteam(
     courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
     decided = [court for court in courts if court.is_decided]
     if not decided:
-        raise DataError("Every gold here is undecided, so no cheat can be told from another answer. Give other rows.")
+        raise DataError(
+            "Every gold here is undecided, so no cheat can be distinguished from another answer. Give other rows."
+        )
     attempts = []
     for cheat in tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S):
         tried = filter(None, [court.attempt(cheat) for court in decided])

@@ -146,7 +146,7 @@ def _filled(target: Target, rules: Sequence[Rule], judge: Rule | None) -> Target
             if not rule.judges_correctness or getattr(rule, "gold", None) != name:
                 raise DataError(
                     f"Rule '{rule.name}' reads the column '{name}', which the built-in rows cannot fill. Give rows of "
-                    "your data: a file behind the rules on the command line, rows=... in Python."
+                    "your data: a file after the rules on the command line, rows=... in Python."
                 )
             columns.setdefault(name, target.gold if rule is judge else _samples(rule)[0].gold)
     return replace(target, columns=columns)

@@ -15,7 +15,7 @@ def language(code: Any) -> Language:
     try:
         return Language(code)
     except (RuleError, SupportError) as error:
-        raise ValueError(f"a language that can be told here: {error}") from error
+        raise ValueError(f"a language that can be recognised here: {error}") from error
 
 
 def is_in_language(response: str, language: Language) -> bool:

@@ -77,7 +77,7 @@ def starts_with_verb(response: str) -> bool:
 def verbs_are_known() -> None:
     """Raise ValueError unless the package that knows verbs is installed."""
     if find_spec("lemminflect") is None:
-        raise ValueError("verbs are told by lemminflect, which is not installed: pip install trl-ext[ifbench]")
+        raise ValueError("verbs are recognised by lemminflect, which is not installed: pip install trl-ext[ifbench]")
 
 
 def has_no_same_initials(response: str) -> bool:

@@ -60,7 +60,7 @@ def value_of(tokens: Tokens) -> Value:
     nodes = list(_walk(node))
     names = frozenset(one[1] for one in nodes if one[0] == "var")
     if any(one[0] == "call" and one[1] in ("floor", "ceil") and _has_name(one) for one in nodes):
-        raise Unreadable("a variable that is rounded: a few points say nothing about it")
+        raise Unreadable("a variable that is rounded: a few points prove nothing about it")
     branching = any(_branches(one) for one in nodes)
     calls = [one for one in nodes if one[0] in ("pow", "call")] if exact is None else []
     gamma = any(one[0] == "call" and one[1] in ("factorial", "binomial") for one in calls)

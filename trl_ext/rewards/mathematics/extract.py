@@ -132,7 +132,7 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Extract
     formula = FORMULA.match(rest)
     if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):
         if _ANOTHER.match(rest, formula.end()):
-            return Extracted((), anchor, "conflict", f"several answers behind '{anchor}'")
+            return Extracted((), anchor, "conflict", f"several answers after '{anchor}'")
         if denied_behind(rest, formula.end()) or _GOES_ON.match(rest, formula.end()):
             return Extracted((), anchor, "no_answer", f"'{anchor}' is denied, or goes on")
         return _checked(_formula_text(formula), anchor)
@@ -202,5 +202,5 @@ def _checked(answer: str, anchor: str) -> Extracted:
     if len(answer) > MAX_CHARS:
         return Extracted((), anchor, "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if not answer.strip(" $.\\"):
-        return Extracted((), anchor, "no_answer", f"nothing behind '{anchor}'")
+        return Extracted((), anchor, "no_answer", f"nothing after '{anchor}'")
     return Extracted((answer.strip(),), anchor)

@@ -80,7 +80,7 @@ class _Reader:
                 divided = token == "/"
             elif self.starts_factor(token):
                 if divided:
-                    raise Unreadable("a product behind a slash is ambiguous")
+                    raise Unreadable("a product after a slash is ambiguous")
                 factors.append(self.power())
             else:
                 break
@@ -202,7 +202,7 @@ class _Reader:
         if self.peek() in ("(", "[", "{"):
             node = self.bracket()
             if self.peek() in ("^", "!"):
-                raise Unreadable("an exponent behind a function's brackets is ambiguous")
+                raise Unreadable("an exponent after a function's brackets is ambiguous")
             return node
         self.open_functions += 1
         if self.open_functions > _MAX_TOWER:
@@ -212,7 +212,7 @@ class _Reader:
         while self.starts_factor(self.peek()) and self.peek()[1:] not in FUNCTIONS:
             factors.append(self.power())
         if self.peek() == "/":
-            raise Unreadable("a slash behind a function's argument is ambiguous")
+            raise Unreadable("a slash after a function's argument is ambiguous")
         return factors[0] if len(factors) == 1 else ("mul", *factors)
 
     def root(self) -> Node:

@@ -54,7 +54,7 @@ class Tally:
         """Say why rows have no value, as a clause."""
         if 0 < self.num_null == self.num_unscored:
             return f"{' or '.join(repr(name) for name in rule.columns)} is null or NaN in all of these rows"
-        return f"the first such row says {self.reason}"
+        return f"the reason of the first such row: {self.reason}"
 
 
 def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns: Mapping[str, Any]) -> Tally:

@@ -43,7 +43,7 @@ class RowMapping:
     def __post_init__(self) -> None:
         _check_columns(self.columns)
         if self.system_prompt is not None and not self.system_prompt.strip():
-            raise ConfigError("system_prompt is blank. Write what it says, or leave it out.")
+            raise ConfigError("system_prompt is blank. Write its text, or leave it out.")
         if self.system_prompt is not None and self.prompt_format == "text":
             raise ConfigError(
                 "prompt_format is text, which has no place for a system_prompt. Leave one of the two out, or begin "
@@ -269,7 +269,7 @@ class RowMapping:
             return f"messages as {self._theirs(PROMPT)}, where prompt_format is text"
         first = prompt[0] if prompt else None
         if self.system_prompt is not None and isinstance(first, Mapping) and first.get("role") == "system":
-            return "a system message of its own beside system_prompt"
+            return "its own system message in addition to system_prompt"
         return ""
 
     def _check_filled(self, dataset: Any, role: str) -> None:

@@ -31,7 +31,7 @@ def check_moving(args: Any, model: Any, peft_config: Any) -> None:
         raise ConfigError("sync_ref_model=True has no effect with beta=0, which needs no reference. Leave one out.")
     if peft_config is not None or (not isinstance(model, str) and is_peft_model(model)):
         raise ConfigError(
-            "sync_ref_model=True moves a reference of its own; with adapters the reference is the model without them, "
+            "sync_ref_model=True moves a separate reference; with adapters the reference is the model without them, "
             "which stays. Leave sync_ref_model out, or train all weights."
         )
     launched = os.environ.get("FSDP_VERSION", "1") if os.environ.get("ACCELERATE_USE_FSDP") == "true" else None

@@ -86,7 +86,7 @@ class Watch:
         who = " and ".join(f"process {rank} ({self._places[rank]})" for rank in ranks)
         many = len(ranks) > 1
         if has_hung_up(error):
-            what = f"{'have' if many else 'has'} ended; {'their' if many else 'its'} own output says why"
+            what = f"{'have' if many else 'has'} ended; {'their' if many else 'its'} own output has the reason"
         else:
             what = f"{'do' if many else 'does'} not answer: stopped, stuck or cut off from the network"
         sentence = f"{who[0].upper()}{who[1:]} {what}. {doing}Start again with --resume_from_checkpoint true."

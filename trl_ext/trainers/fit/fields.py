@@ -30,9 +30,7 @@ class MemoryFields:
     )
     memory_allow: str | None = field(
         default=None,
-        metadata={
-            "help": "What memory may change beside that, with commas between: lora, qlora, adam8bit, shorter, fewer."
-        },
+        metadata={"help": "What else memory may change, with commas between: lora, qlora, adam8bit, shorter, fewer."},
     )
     memory_headroom: str | None = field(
         default=None,

@@ -215,8 +215,9 @@ class RewardEncoder:
         if self.assumes and (self.record is None or self.record.format == "tokenized"):
             self._say_once(
                 "assumed",
-                f"Nothing tells how the reward model {self.name} was trained ({RECORD_FILE}), so finished answers get "
-                "an EOS token, as in TRL's RewardTrainer. Set reward_model_eos='never' if it was trained without, "
+                f"Nothing records how the reward model {self.name} was trained ({RECORD_FILE}), "
+                "so finished answers get an EOS token, as in TRL's RewardTrainer. "
+                "Set reward_model_eos='never' if it was trained without, "
                 "else reward_model_eos='append'.",
             )
         if ids is not None and self._reads_policy_tokens:
@@ -317,7 +318,7 @@ def check_eos_setting(eos: str, encoders: Sequence[RewardEncoder], dataset: Any)
     if not encoders:
         reason = "no reward model scores the completions"
     elif not any(encoder.assumes for encoder in encoders):
-        reason = f"{RECORD_FILE} tells how {', '.join(encoder.name for encoder in encoders)} was trained"
+        reason = f"{RECORD_FILE} records how {', '.join(encoder.name for encoder in encoders)} was trained"
     elif len(rows) and is_conversational({"prompt": rows[0]["prompt"]}):
         reason = "the prompts are conversations, whose end the chat template writes"
     else:

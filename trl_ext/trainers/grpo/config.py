@@ -69,8 +69,8 @@ class GRPOConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TRLG
         default="auto",
         metadata={
             "help": "Whether plain text that a reward model scores ends in EOS, where its folder has no "
-            "reward_input.json that tells. auto, append: finished answers do, as in the training by TRL's "
-            "RewardTrainer; auto says so. never: for a model that was trained without.",
+            "reward_input.json. auto, append: finished answers do, as in training by TRL's "
+            "RewardTrainer; auto warns. never: for a model that was trained without.",
             "choices": EOS_CHOICES,
         },
     )

@@ -85,7 +85,7 @@ class UnscoredRules:
             logger.warning(
                 f"Rule '{rule.name}' scored {tally.num_scored} of the {tally.num_rows} completions of step "
                 f"{trainer.state.global_step + 1}: {why}. For those only the other rewards count; "
-                f"rules/{rule.name}/none_frac tells how many they are."
+                f"rules/{rule.name}/none_frac is their share."
             )
 
 

@@ -187,7 +187,7 @@ class StepUpdate:
             self._has_warned = True
             logger.warning(
                 "No completion of this step has an advantage: in every group all rewards are equal, or completions "
-                "were masked. The step has no gradient, which is said only once; the metric frac_reward_zero_std "
+                "were masked. The step has no gradient, which is logged only once; the metric frac_reward_zero_std "
                 "counts groups of equal rewards."
             )
         self._num_kept = None

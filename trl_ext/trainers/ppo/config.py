@@ -96,8 +96,8 @@ class PPOConfig(GRPOConfig):
     kl_term: str = field(
         default="reward",
         metadata={
-            "help": "Where the KL stands. reward: at every token, as in PPO and RLOO. loss: beside the policy loss, "
-            "as in GRPO; with kl_estimator k2 or k3; a mean over the tokens of the step, whatever loss_type says."
+            "help": "Where the KL stands. reward: at every token, as in PPO and RLOO. loss: added to the policy loss, "
+            "as in GRPO; with kl_estimator k2 or k3; a mean over the tokens of the step, whatever loss_type is."
         },
     )
     kl_target: float | None = field(
@@ -135,7 +135,7 @@ class PPOConfig(GRPOConfig):
         default=None,
         metadata={
             "help": "adapter: one frozen backbone, a LoRA for the actor and one for the critic. head: a value head on "
-            "the actor's hidden states. separate: value_model, with an optimizer of its own. Unset: separate with a "
+            "the actor's hidden states. separate: value_model, with its own optimizer. Unset: separate with a "
             "value_model, else adapter with PEFT, else head; none where advantage_estimator is not gae."
         },
     )
@@ -223,8 +223,8 @@ class PPOConfig(GRPOConfig):
     eval_greedy: bool = field(
         default=False,
         metadata={
-            "help": "Evaluate with a greedy completion of each prompt beside the sampled ones; its metrics begin with "
-            "eval_greedy_."
+            "help": "Evaluate with a greedy completion of each prompt in addition to the sampled ones; "
+            "its metrics begin with eval_greedy_."
         },
     )
     num_sample_generations: int = field(
@@ -259,7 +259,7 @@ class PPOConfig(GRPOConfig):
             steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
             if self.max_steps > 0 and self.max_steps != steps:  # equal in a copy of this config
                 raise ConfigError(
-                    f"max_steps={self.max_steps} has no effect beside total_episodes={self.total_episodes}, which "
+                    f"max_steps={self.max_steps} has no effect with total_episodes={self.total_episodes}, which "
                     f"makes {steps} optimizer steps. Give total_episodes alone, or unset it (total_episodes: null)."
                 )
             self.max_steps = steps
@@ -314,7 +314,7 @@ class PPOConfig(GRPOConfig):
         elif self.steps_per_generation not in (None, wanted) or self.num_mini_batches != 1:
             raise ConfigError(
                 f"num_mini_batches={self.num_mini_batches} and gradient_accumulation_steps="
-                f"{self.gradient_accumulation_steps} already say how many episodes an update has. Leave "
+                f"{self.gradient_accumulation_steps} already fix how many episodes an update has. Leave "
                 "steps_per_generation and generation_batch_size unset."
             )
 

@@ -53,7 +53,7 @@ def check_models(
     if _is_one_object(ref_model, model):
         raise ConfigError(
             "ref_model is the model itself: the KL between them would be 0 and the reference would be trained. Give "
-            "None (a copy is made, or the adapters are switched off), or a model of its own."
+            "None (a copy is made, or the adapters are switched off), or a separate model."
         )
     if ref_model is not None and args.beta == 0:
         raise ConfigError(
@@ -124,7 +124,7 @@ def choose_critic(
     critic = args.critic or ("separate" if value_model is not None else "adapter" if is_peft else "head")
     if critic == "adapter" and not is_peft:
         raise ConfigError(
-            "critic='adapter' is a second LoRA beside the actor's, but the actor has none. Give "
+            "critic='adapter' is a second LoRA next to the actor's, but the actor has none. Give "
             "peft_config=LoraConfig(...), or take critic='head'."
         )
     if args.critic_init == "reward":
@@ -145,7 +145,7 @@ def choose_critic(
             )
     if critic != "adapter" and reward_adapters:
         raise ConfigError(
-            f"reward_adapter is a third LoRA beside those of actor and critic, but critic='{critic}' has none. Take "
+            f"reward_adapter is a third LoRA next to those of actor and critic, but critic='{critic}' has none. Take "
             "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
     if critic == "separate" and _is_fsdp(args):

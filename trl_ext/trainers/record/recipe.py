@@ -55,7 +55,7 @@ def rules_of(trainer: Any) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the mapping of the run's first RuleSet, and lines about what else scores or cannot be written."""
     sets = [one for one in trainer.given_rewards if isinstance(one, RuleSet)]
     others = [one for one in trainer.given_rewards if not isinstance(one, RuleSet)]
-    notes = [f"Scored beside rules, or without: {in_words(other)}." for other in others]
+    notes = [f"Scored in addition to rules, or without rules: {in_words(other)}." for other in others]
     notes += [f"A second set scored, too: {json.dumps(_mapping(one)[0])}." for one in sets[1:]]
     if not sets:
         return None, notes

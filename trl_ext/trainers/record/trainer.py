@@ -104,7 +104,7 @@ class RunRecords(Trainer):
         rules, rules_notes = rules_of(self)
         launch = f" with:\n  {versions['launch']}\n" if versions["launch"] else ".\n"
         count = "1 process" if versions["num_processes"] == 1 else f"{versions['num_processes']} processes"
-        again = "To repeat it: the same launch, with this file behind --config, and another --output_dir."
+        again = "To repeat it: the same launch, with this file after --config, and another --output_dir."
         try:
             write_record(
                 folder,

@@ -27,7 +27,7 @@ _TOKENS = ("chosen_ids", "rejected_ids")
 _LEGACY = ("chosen_input_ids", "rejected_input_ids")
 ACCEPTED = (("prompt", "chosen", "rejected"), ("chosen", "rejected"), _TOKENS)
 _EMPTY, _EQUAL = "an empty side", "a chosen side that equals the rejected one"
-_MIXED, _OTHER_TURNS = "text beside messages", "sides with different user turns"
+_MIXED, _OTHER_TURNS = "text next to messages", "sides with different user turns"
 _MAX_MARGIN = 1e4  # of scores that differ by some units
 
 
@@ -68,7 +68,7 @@ def check_pairs(dataset: Any, role: str, tokenizer: Any = None) -> None:
         if set(found) <= {_EMPTY, _EQUAL, _OTHER_TURNS}:
             advice = "Drop such pairs: pairs, report = trl_ext.filter_pairs(dataset)."
         elif _MIXED in found:
-            advice = "Messages that begin with the prompt need none beside them: in a recipe columns: {prompt: null}."
+            advice = "Messages that begin with the prompt need no such column: in a recipe columns: {prompt: null}."
         refuse(found, role, advice)
     first = next(iter(dataset if is_stream else dataset.select_columns(_read(dataset))))
     if _is_chat(first.get("chosen")) and tokenizer is not None and getattr(tokenizer, "chat_template", None) is None:

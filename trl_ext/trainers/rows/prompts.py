@@ -245,7 +245,7 @@ def check_call(function: Any, given: set[str], what: str) -> None:
 def _problem_of_images(columns: Iterable[str], prompt: Any) -> str:
     taken = next((name for name in ("image", "images") if name in columns), "")
     is_bad = taken and isinstance(prompt, str)
-    return f"the column '{taken}', which TRL takes for images, beside text as prompt" if is_bad else ""
+    return f"the column '{taken}', which TRL takes for images, next to text as prompt" if is_bad else ""
 
 
 def _other_kind(prompt: Any, first: Any) -> str:

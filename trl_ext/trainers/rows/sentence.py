@@ -34,7 +34,7 @@ def stream_read(dataset: Any, role: str) -> Iterator[None]:
         if not isinstance(dataset, IterableDataset) or "datasets.iterable_dataset" not in modules:
             raise
         raise DataError(
-            f"{role}: a row that came along cannot be read: {' '.join(str(error).split()) or 'nothing said'} "
+            f"{role}: a row that came along cannot be read: {' '.join(str(error).split()) or 'no reason given'} "
             f"({type(error).__name__}). Mend what makes the stream's rows."
         ) from error
 

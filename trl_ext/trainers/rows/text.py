@@ -102,8 +102,8 @@ class TextCheck:
             speaks = stands_in or has_text
             says_something = says_something or speaks
         if self.is_answer and not speaks:
-            return f"a {what} whose last message says nothing"
-        return "" if says_something else f"a {what} whose messages say nothing"
+            return f"a {what} whose last message is empty"
+        return "" if says_something else f"a {what} whose messages are empty"
 
 
 def is_blank(text: str) -> bool:

@@ -77,7 +77,7 @@ def test_openrlhf_is_answered_as_its_own_server_answers(server):
         ({"completions": "A: 18"}, "'completions' is a str"),
         ({"completions": ["A: 18"], "answers": ["18"]}, "unknown key 'answers'"),
         ({"completions": ["A: 18"], "columns": {"answer": "18"}}, "column 'answer' is no array"),
-        ({"completions": ["A: 18"], "columns": {"prompts": ["p"]}}, "beside them"),
+        ({"completions": ["A: 18"], "columns": {"prompts": ["p"]}}, "outside of them"),
         ({"completions": ["A: 18"], "completion_ids": [["x"]], "columns": {}}, "lists of integers"),
         ({"completions": ["A: 18"]}, "reads the column 'answer'"),
         ({"completions": ["A: 18"], "columns": {"answer": []}}, "has 0 rows for 1"),

@@ -270,7 +270,7 @@ def test_a_column_that_the_built_in_rows_cannot_fill_asks_for_data():
         def columns(self):
             return ("schema",)
 
-    with pytest.raises(DataError, match=r"Rule 'needs_schema' reads the column 'schema'.*a file behind the rules"):
+    with pytest.raises(DataError, match=r"Rule 'needs_schema' reads the column 'schema'.*a file after the rules"):
         redteam(RuleSet([NeedsSchema()]))
 
 

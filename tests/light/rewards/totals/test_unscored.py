@@ -92,9 +92,9 @@ def test_a_column_of_a_set_counts_for_its_own_rule():
 def test_the_reason_names_the_column_or_what_the_rule_says():
     null, unreadable = scored(RuleSet([Answer()]), [None])["answer"], scored(RuleSet([Answer()]), ["?"])["answer"]
     assert null.why(Answer()) == "'answer' is null or NaN in all of these rows"
-    assert unreadable.why(Answer()).startswith("the first such row says gold_invalid: column 'answer'")
+    assert unreadable.why(Answer()).startswith("the reason of the first such row: gold_invalid: column 'answer'")
     failed = scored(RuleSet([Abstains()]), ["18"])["abstains"]
-    assert failed.why(Abstains()) == "the first such row says infra_error: no service"
+    assert failed.why(Abstains()) == "the reason of the first such row: infra_error: no service"
 
 
 def values(rules, name, golds):

@@ -174,7 +174,7 @@ def test_without_a_record_eos_is_appended_and_said_once(caplog):
     for _ in range(2):
         assert subject(["w3 "], ["w7"]) == [[3, 7, 2]]
     (warning,) = warnings_of(caplog)
-    assert "Nothing tells how the reward model rm was trained" in warning
+    assert "Nothing records how the reward model rm was trained" in warning
 
 
 @pytest.mark.parametrize(("eos", "expected"), [("append", [3, 7, 2]), ("never", [3, 7])])

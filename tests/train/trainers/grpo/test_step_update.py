@@ -197,8 +197,8 @@ def test_a_step_of_equal_rewards_says_so_once_and_changes_nothing(tmp_path, capl
     assert torch.equal(weights(before), start)
     assert [r for r in caplog.messages if "no gradient" in r] == [
         "No completion of this step has an advantage: in every group all rewards are equal, or completions were "
-        "masked. The step has no gradient, which is said only once; the metric frac_reward_zero_std counts groups of "
-        "equal rewards."
+        "masked. The step has no gradient, which is logged only once; the metric frac_reward_zero_std counts groups "
+        "of equal rewards."
     ]
     for entry in entries(before):
         assert entry["loss"] == 0.0

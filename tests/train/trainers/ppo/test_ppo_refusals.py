@@ -39,7 +39,7 @@ def config(folder="out", **changes):
         (dict(vf_coef=-0.1), "vf_coef=-0.1 must be at least 0"),
         (dict(missing_eos_penalty=-1.0), "missing_eos_penalty=-1.0 must be at least 0"),
         (dict(total_episodes=0), "total_episodes=0 must be at least 1"),
-        (dict(total_episodes=64, max_steps=1), "max_steps=1 has no effect beside total_episodes=64"),
+        (dict(total_episodes=64, max_steps=1), "max_steps=1 has no effect with total_episodes=64"),
         (dict(kl_target=1.0, kl_horizon=4), "kl_horizon=4 is not above"),
         (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
         (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),

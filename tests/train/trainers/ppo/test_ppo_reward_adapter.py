@@ -208,7 +208,7 @@ def test_a_taken_name_is_refused(base, saved):
     ("changes", "sentence"),
     [
         ({"peft_type": "IA3"}, "is of the type IA3, not LoRA"),
-        ({"modules_to_save": ["score", "embed_tokens"]}, "beside the score head: embed_tokens"),
+        ({"modules_to_save": ["score", "embed_tokens"]}, "in addition to the score head: embed_tokens"),
         ({"bias": "all"}, "trains biases of the base model"),
         ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa', which changes the base weights"),
     ],

@@ -85,7 +85,10 @@ def test_the_recipe_holds_what_was_passed_and_says_what_it_cannot(left):
 def test_rules_of_the_program_are_named_with_their_settings(left):
     rules = yaml.safe_load((left / "rules.yaml").read_text())["rules"]
     assert rules[1] == {"rule": f"{__name__}.Mine", "high": 2, "weight": 0.5}
-    assert f"# Scored beside rules, or without: {__name__}.my_reward.\n" in (left / "rules.yaml").read_text()
+    assert (
+        f"# Scored in addition to rules, or without rules: {__name__}.my_reward.\n"
+        in (left / "rules.yaml").read_text()
+    )
 
 
 def test_the_recipe_of_a_program_is_one_for_the_script(left, tmp_path, capsys):

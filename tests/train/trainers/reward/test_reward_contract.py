@@ -220,7 +220,7 @@ def test_the_record_of_a_model_given_as_a_path_is_read(tmp_path, caplog):
     subject = grpo(tmp_path, str(tmp_path / "judge"), None, PROMPTS)
     finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
     assert torch.equal(finished, truncated)
-    assert not any("Nothing tells how" in warning for warning in warnings_of(caplog))
+    assert not any("Nothing records how" in warning for warning in warnings_of(caplog))
 
 
 @pytest.mark.parametrize(("eos", "is_equal"), [("append", False), ("never", True)])

@@ -66,8 +66,8 @@ BAD = {
     ),
     "sides that are lists": (pairs({"chosen": ["a"], "rejected": ["b"]}, num=0), "is a list of str, not of messages"),
     "a mapping": (pairs({"chosen": {"a": 1}, "rejected": {"a": 2}}, num=0), "row 0 has a chosen side of type dict"),
-    "messages beside text": (any_json(text(), text(chosen=user("w6"))), "row 1 has text beside messages"),
-    "a prompt of messages beside text": (pairs(text(prompt=user("w5")), num=0), "row 0 has text beside messages"),
+    "messages beside text": (any_json(text(), text(chosen=user("w6"))), "row 1 has text next to messages"),
+    "a prompt of messages beside text": (pairs(text(prompt=user("w5")), num=0), "row 0 has text next to messages"),
     "a chat among texts": (
         any_json(text(prompt="w5"), text(user("w5"), user("w6"), user("w7"))),
         "row 1 has messages, where the first row has text",
@@ -83,7 +83,7 @@ BAD = {
     ),
     "special tokens only as answer": (
         pairs(chat("<eos>"), good=chat),
-        "row 4 has a chosen side whose last message says nothing",
+        "row 4 has a chosen side whose last message is empty",
     ),
     "no role": (pairs({"chosen": [{"content": "w5"}], "rejected": [{"content": "w6"}]}, num=0), "without role"),
     "null role": (

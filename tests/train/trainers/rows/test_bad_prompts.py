@@ -74,7 +74,7 @@ BAD = {
     "blank in Unicode": (texts("\u00a0\u3000"), "row 4 has a blank prompt", {}),
     "many": (texts("", "", "", "", None), "rows 4, 5, 6 and 1 more have an empty prompt; row 8 has no prompt", {}),
     "invisible": (texts("\ufeff\u200b\u00ad\u202e\u2066\x01\u3164"), "row 4 has a blank prompt", {}),
-    "invisible messages": (chats([user("\u200b")]), "row 4 has a prompt whose messages say nothing", {}),
+    "invisible messages": (chats([user("\u200b")]), "row 4 has a prompt whose messages are empty", {}),
     "an unknown role": (
         chats([user("w5", role="wizard")]),
         "row 4 has a message in its prompt with the role 'wizard', which the chat template does not name",
@@ -107,9 +107,9 @@ BAD = {
     "no content": (chats([{"role": "user"}], good=0), "row 0 has a message without content", {}),
     "null content": (chats([user(GOOD), user(None)]), "row 4 has a message without content", {}),
     "content is a number": (chats([user(7)], good=0), "whose content is of type int", {}),
-    "blank messages": (chats([user(""), user(" ")]), "row 4 has a prompt whose messages say nothing", {}),
+    "blank messages": (chats([user(""), user(" ")]), "row 4 has a prompt whose messages are empty", {}),
     "NUL in a message": (chats([user("w5\0")]), "row 4 has a NUL character", {}),
-    "no parts": (chats([user([])], good=0), "row 0 has a prompt whose messages say nothing", {}),
+    "no parts": (chats([user([])], good=0), "row 0 has a prompt whose messages are empty", {}),
     "no chat template": (chats(), "rows 0, 1, 2 and 1 more have messages, and the tokenizer has no chat", {}),
     "refused roles": (
         chats([user("w5", role="system"), user("w6")]),
@@ -354,7 +354,7 @@ def test_what_the_code_of_a_stream_raises_is_a_sentence(tmp_path):
 
 def test_a_text_beside_a_streams_images_is_refused(tmp_path):
     dataset = IterableDataset.from_generator(lambda: ({"prompt": GOOD, "images": None} for _ in range(9)))
-    with pytest.raises(DataError, match="the column 'images', which TRL takes for images, beside text"):
+    with pytest.raises(DataError, match="the column 'images', which TRL takes for images, next to text"):
         grpo(tmp_path, dataset).train()
 
 

@@ -121,7 +121,7 @@ class Loader(pickle.Unpickler):
         if module == "__main__":
             raise RuleError(
                 f"'{name}' is defined in the script that is being run, which workers do not run again. Put it into a "
-                "module of its own and import it from there."
+                "separate module and import it from there."
             )
         return super().find_class(module, name)
 

@@ -102,7 +102,7 @@ def _why_forward_stays_whole(rescue: Any) -> str:
         return "batches of a data_collator of your own are not cut"
     if rescue.running.num_rows < 2:
         return "one row is left"
-    return "beside the model's own forward the ranks cannot agree on it"
+    return "during the model's own forward the ranks cannot agree on it"
 
 
 # What would fit ---------------------------------------------------------------------------------------------------
@@ -141,4 +141,4 @@ def cheapest_change(trainer: Any) -> str:
 
 def _general(place: Place) -> list[str]:
     hint = GENERAL.get(place.phase, GENERAL[""])
-    return [f"Try {hint}. `trl-ext check RECIPE` tells the GiB of each, docs/oom.md their order."]
+    return [f"Try {hint}. `trl-ext check RECIPE` shows the GiB of each, docs/oom.md their order."]

@@ -150,7 +150,7 @@ def _why_unfit(config: PeftConfig) -> str:
         return f"is of the type {PeftType(config.peft_type).value}, not LoRA"
     others = set(config.modules_to_save or ()) - _HEAD_NAMES
     if others:
-        return f"trains whole modules beside the score head: {', '.join(sorted(others))}"
+        return f"trains whole modules in addition to the score head: {', '.join(sorted(others))}"
     if config.bias != "none":
         return f"trains biases of the base model (bias={config.bias!r})"
     init = config.init_lora_weights

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from trl_ext.rewards.instruction_kinds.spec import Instruction, count, divided, text
+from trl_ext.rewards.instruction_kinds.spec import count, divided, instruction, text
 
 _PLACEHOLDER = re.compile(r"\[([^\[\]\n]+)\]")
 _QUOTES = {'"': '"', "\u201c": "\u201d"}
@@ -11,6 +11,7 @@ _QUOTES = {'"': '"', "\u201c": "\u201d"}
 _WRAPPING = ' \t\n"\u201c\u201d*_'
 
 
+@instruction("detectable_content:postscript", postscript_marker=text)
 def has_postscript(response: str, postscript_marker: str) -> bool:
     """True when a line starts with the marker, in any case and spacing, and a text follows behind it."""
     marker = "".join(postscript_marker.casefold().split())
@@ -19,11 +20,13 @@ def has_postscript(response: str, postscript_marker: str) -> bool:
     return position >= 0 and bool(rest[position:].strip(_WRAPPING + ".:"))
 
 
+@instruction("detectable_content:number_placeholders", num_placeholders=count)
 def has_placeholders(response: str, num_placeholders: int) -> bool:
     """True when at least that many square brackets hold something on one line."""
     return sum(bool(inside.strip()) for inside in _PLACEHOLDER.findall(response)) >= num_placeholders
 
 
+@instruction("combination:repeat_prompt", prompt_to_repeat=text)
 def repeats_prompt(response: str, prompt_to_repeat: str) -> bool:
     """True when the response starts with the prompt, in any case and spacing, and an answer follows."""
     prompt = " ".join(prompt_to_repeat.casefold().split())
@@ -31,15 +34,11 @@ def repeats_prompt(response: str, prompt_to_repeat: str) -> bool:
     return spoken.startswith(prompt) and len(spoken) > len(prompt)
 
 
+@instruction("combination:two_responses")
 def has_two_responses(response: str) -> bool:
     """True when `******` divides the response into two different ones."""
     parts = divided(response, "******")
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]
-
-
-def ends_with(response: str, end_phrase: str) -> bool:
-    """True when the response ends with the phrase, in any case, and at most quotation marks and emphasis behind it."""
-    return response.casefold().strip(_WRAPPING).endswith(end_phrase.casefold())
 
 
 def phrase(value: Any) -> str:
@@ -50,6 +49,13 @@ def phrase(value: Any) -> str:
     return bare
 
 
+@instruction("startend:end_checker", end_phrase=phrase)
+def ends_with(response: str, end_phrase: str) -> bool:
+    """True when the response ends with the phrase, in any case, and at most quotation marks and emphasis behind it."""
+    return response.casefold().strip(_WRAPPING).endswith(end_phrase.casefold())
+
+
+@instruction("startend:quotation")
 def is_quoted(response: str) -> bool:
     """True when double quotation marks, straight or curly, open and close the response with something between."""
     response = response.strip()
@@ -81,13 +87,3 @@ def _behind_marker(line: str, marker: str) -> int:
         if matched == len(marker):
             return position + 1
     return -1
-
-
-INSTRUCTIONS = (
-    Instruction("detectable_content:postscript", has_postscript, {"postscript_marker": text}),
-    Instruction("detectable_content:number_placeholders", has_placeholders, {"num_placeholders": count}),
-    Instruction("combination:repeat_prompt", repeats_prompt, {"prompt_to_repeat": text}),
-    Instruction("combination:two_responses", has_two_responses),
-    Instruction("startend:end_checker", ends_with, {"end_phrase": phrase}),
-    Instruction("startend:quotation", is_quoted),
-)

@@ -1,13 +1,11 @@
 """Test instructions about numbers and shares of words, sentences, names and marks: IFBench's."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 from trl_ext.rewards.instruction_kinds.length import count_words
 from trl_ext.rewards.instruction_kinds.spec import (
-    Instruction,
     count,
+    instruction,
     percentage,
     positive,
     raw_text,
@@ -45,16 +43,19 @@ _STOP_WORDS = frozenset(
 )
 
 
+@instruction("count:word_count_range", min_words=count, max_words=count)
 def has_words_between(response: str, min_words: int, max_words: int) -> bool:
     """True when the number of words lies between the two."""
     return min_words <= count_words(response) <= max_words
 
 
+@instruction("count:unique_word_count", N=count)
 def has_unique_words(response: str, N: int) -> bool:
     """True for at least N different words, in any case."""
     return len(set(stripped_words(response.lower()))) >= N
 
 
+@instruction("ratio:stop_words", percentage=percentage)
 def has_few_stop_words(response: str, percentage: float) -> bool:
     """True when at most that percentage of the words are English stop words."""
     found = _WORD.findall(response.lower())
@@ -66,29 +67,34 @@ def _endings(response: str) -> tuple[int, int, int]:
     return ends.count("."), ends.count("?"), ends.count("!")
 
 
+@instruction("ratio:sentence_type")
 def has_two_statements_a_question(response: str) -> bool:
     """True when there are twice as many sentences that end in `.` as in `?`, and one question at least."""
     statements, questions, _ = _endings(response)
     return statements == 2 * questions > 0
 
 
+@instruction("ratio:sentence_balance")
 def has_balanced_sentences(response: str) -> bool:
     """True when as many sentences end in `.` as in `?` and in `!`, and one at least in each."""
     statements, questions, exclamations = _endings(response)
     return statements == questions == exclamations > 0
 
 
+@instruction("count:conjunctions", small_n=count)
 def has_conjunctions(response: str, small_n: int) -> bool:
     """True for that many different ones of and, but, for, nor, or, so, yet."""
     return len(_CONJUNCTIONS.intersection(stripped_words(response.lower()))) >= small_n
 
 
+@instruction("count:person_names", N=count)
 def has_names(response: str, N: int) -> bool:
     """True when at least N of the fifty names that the instruction lists occur."""
     found = set(_WORD.findall(response))
     return sum(name in found for name in _NAMES) >= N
 
 
+@instruction("ratio:overlap", reference_text=raw_text, percentage=percentage)
 def overlaps(response: str, reference_text: str, percentage: float) -> bool:
     """True when that percentage, give or take 2, of the response's different runs of 3 characters are the text's."""
     reference = normalized(reference_text)
@@ -96,11 +102,13 @@ def overlaps(response: str, reference_text: str, percentage: float) -> bool:
     return bool(runs) and abs(100 * len(runs & known) / len(runs) - percentage) <= 2
 
 
+@instruction("count:numbers", N=count)
 def has_numbers(response: str, N: int) -> bool:
     """True for exactly N numbers in digits; "1,000.5" is one."""
     return sum(len(_NUMBER.findall(word)) for word in bare_words(response)) == N
 
 
+@instruction("count:punctuation")
 def has_all_punctuation(response: str) -> bool:
     """True when `. , ! ? ; :` all occur, and an interrobang (`?!`, `!?` or U+203D) besides."""
     rest = response
@@ -111,6 +119,7 @@ def has_all_punctuation(response: str) -> bool:
     return False
 
 
+@instruction("count:words_japanese", N=positive)
 def is_nth_japanese(response: str, N: int) -> bool:
     """True when every N-th word that is no number holds a Japanese character, and there are N words at least."""
     nth = response.split()[N - 1 :: N]
@@ -118,37 +127,15 @@ def is_nth_japanese(response: str, N: int) -> bool:
     return bool(bare) and all(_JAPANESE.search(word) for word in bare)
 
 
+@instruction("count:pronouns", N=count)
 def has_pronouns(response: str, N: int) -> bool:
     """True for at least N pronouns; "she/her" is two."""
     return sum(word in _PRONOUNS for word in _WORD.findall(response.lower())) >= N
 
 
-def _counts(*times: int) -> Callable[..., bool]:
-    """Return a test that the keywords, in their order, occur exactly so often, in any case, inside words too."""
-
-    def follows(response: str, **keywords: str) -> bool:
-        folded = response.casefold()
-        wanted = zip(sorted(keywords), times, strict=True)
-        return all(folded.count(keywords[name].casefold()) == often for name, often in wanted)
-
-    return follows
-
-
-_KEYWORDS = {f"keyword{i}": text for i in range(1, 6)}
-_N: dict[str, Callable[[Any], Any]] = {"N": count}
-
-INSTRUCTIONS = (
-    Instruction("count:word_count_range", has_words_between, {"min_words": count, "max_words": count}),
-    Instruction("count:unique_word_count", has_unique_words, _N),
-    Instruction("ratio:stop_words", has_few_stop_words, {"percentage": percentage}),
-    Instruction("ratio:sentence_type", has_two_statements_a_question),
-    Instruction("ratio:sentence_balance", has_balanced_sentences),
-    Instruction("count:conjunctions", has_conjunctions, {"small_n": count}),
-    Instruction("count:person_names", has_names, _N),
-    Instruction("ratio:overlap", overlaps, {"reference_text": raw_text, "percentage": percentage}),
-    Instruction("count:numbers", has_numbers, _N),
-    Instruction("count:punctuation", has_all_punctuation),
-    Instruction("count:words_japanese", is_nth_japanese, {"N": positive}),
-    Instruction("count:pronouns", has_pronouns, _N),
-    Instruction("count:keywords_multiple", _counts(1, 2, 3, 5, 7), _KEYWORDS),
-)
+@instruction("count:keywords_multiple", keyword1=text, keyword2=text, keyword3=text, keyword4=text, keyword5=text)
+def has_keywords_often(response: str, **keywords: str) -> bool:
+    """True when the keywords occur exactly 1, 2, 3, 5 and 7 times, in any case, inside words too."""
+    folded = response.casefold()
+    wanted = zip(sorted(keywords), (1, 2, 3, 5, 7), strict=True)
+    return all(folded.count(keywords[name].casefold()) == often for name, often in wanted)

@@ -2,7 +2,7 @@
 
 import re
 
-from trl_ext.rewards.instruction_kinds.spec import Instruction, count, positive, text
+from trl_ext.rewards.instruction_kinds.spec import count, instruction, positive, text
 from trl_ext.rewards.rules.json_schema import MAX_DEPTH, nesting, strict_json
 
 _BULLET = re.compile(r"^[ \t]*+[*+-][ \t]++(?=[^\n]*\w)", re.MULTILINE)
@@ -14,16 +14,19 @@ _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNOR
 _OPTIONS = ("my answer is yes.", "my answer is no.", "my answer is maybe.")
 
 
+@instruction("detectable_format:number_bullet_lists", num_bullets=count)
 def has_bullets(response: str, num_bullets: int) -> bool:
     """True when exactly that many lines start with `*`, `-` or `+`, a space and a text."""
     return len(_BULLET.findall(response)) == num_bullets
 
 
+@instruction("detectable_format:number_highlighted_sections", num_highlights=count)
 def has_highlights(response: str, num_highlights: int) -> bool:
     """True when at least that many stretches within a line stand between one, two or three asterisks."""
     return len(_HIGHLIGHT.findall(response)) >= num_highlights
 
 
+@instruction("detectable_format:multiple_sections", section_spliter=text, num_sections=positive)
 def has_sections(response: str, section_spliter: str, num_sections: int) -> bool:
     """True for at least that many sections: a line that starts with the mark and a number (2 or II), and a text."""
     mark = re.escape(section_spliter)
@@ -32,6 +35,7 @@ def has_sections(response: str, section_spliter: str, num_sections: int) -> bool
     return sum(any(char.isalnum() for char in part) for part in parts) >= num_sections
 
 
+@instruction("detectable_format:json_format")
 def is_json(response: str) -> bool:
     """True when the whole response, or all of it inside one fence, is a JSON object or list."""
     response = response.strip()
@@ -45,24 +49,14 @@ def is_json(response: str) -> bool:
         return False
 
 
+@instruction("detectable_format:title")
 def has_title(response: str) -> bool:
     """True when something stands between `<<` and `>>` on one line."""
     return any(inside.strip() for inside in _TITLE.findall(response))
 
 
+@instruction("detectable_format:constrained_response")
 def is_one_option(response: str) -> bool:
     """True when exactly one of "My answer is yes.", "My answer is no.", "My answer is maybe." occurs, in any case."""
     folded = response.casefold()
     return sum(option in folded for option in _OPTIONS) == 1
-
-
-INSTRUCTIONS = (
-    Instruction("detectable_format:number_bullet_lists", has_bullets, {"num_bullets": count}),
-    Instruction("detectable_format:number_highlighted_sections", has_highlights, {"num_highlights": count}),
-    Instruction(
-        "detectable_format:multiple_sections", has_sections, {"section_spliter": text, "num_sections": positive}
-    ),
-    Instruction("detectable_format:json_format", is_json),
-    Instruction("detectable_format:title", has_title),
-    Instruction("detectable_format:constrained_response", is_one_option),
-)

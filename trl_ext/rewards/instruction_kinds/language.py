@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Any
 
 from trl_ext.errors import RuleError, SupportError
-from trl_ext.rewards.instruction_kinds.spec import Instruction
+from trl_ext.rewards.instruction_kinds.spec import instruction
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.language import Language
 
@@ -18,9 +18,7 @@ def language(code: Any) -> Language:
         raise ValueError(f"a language that can be recognised here: {error}") from error
 
 
+@instruction("language:response_language", language=language)
 def is_in_language(response: str, language: Language) -> bool:
     """True when nine tenths of the prose, outside code and formulas, are in the language."""
     return language.score(Row(None, response, None, {})).value == 1.0
-
-
-INSTRUCTIONS = (Instruction("language:response_language", is_in_language, {"language": language}),)

@@ -6,7 +6,7 @@ from typing import Any
 
 import regex
 
-from trl_ext.rewards.instruction_kinds.spec import Instruction, text
+from trl_ext.rewards.instruction_kinds.spec import instruction, text
 from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, word_tokens
 
 _EMOJI = regex.compile(r"[\p{Extended_Pictographic}\p{Emoji_Modifier}\p{Regional_Indicator}\u20e3]")
@@ -22,6 +22,7 @@ _CHOICE = re.compile(r"\W*a\W+b\W+c\b.*", re.IGNORECASE)
 _MINOR = frozenset("a an and as at but by for from if in into nor of off on or so the to up via vs with yet".split())
 
 
+@instruction("format:parentheses")
 def has_deep_brackets(response: str) -> bool:
     """True when brackets `( [ {` are nested five deep and the innermost are closed; a wrong closer starts anew."""
     opened: list[str] = []
@@ -38,6 +39,7 @@ def has_deep_brackets(response: str) -> bool:
     return False
 
 
+@instruction("format:quotes")
 def has_deep_quotes(response: str) -> bool:
     """True when quotation marks `"` and `'` take turns three deep and all three are closed."""
     opened: list[str] = []
@@ -64,6 +66,7 @@ def options(value: Any) -> tuple[tuple[str, ...], bool]:
     return tuple(part.strip() for part in parts if part.strip()), _CHOICE.fullmatch(given) is not None
 
 
+@instruction("format:options", options=options)
 def is_option(response: str, options: tuple[tuple[str, ...], bool]) -> bool:
     """True when the response is one of the options; unless they are letters, case and marks around do not count."""
     named, letters = options
@@ -76,11 +79,13 @@ def _bare(text: str) -> str:
     return text.casefold().strip(" \t\n!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
+@instruction("format:newline")
 def has_a_word_a_line(response: str) -> bool:
     """True when no line holds more than one word."""
     return all(len(bare_words(line)) < 2 for line in response.split("\n"))
 
 
+@instruction("format:emoji")
 def ends_with_emojis(response: str) -> bool:
     """True when each sentence ends with an emoji, before its full stop or behind it."""
     found = sentences(response)
@@ -91,6 +96,7 @@ def ends_with_emojis(response: str) -> bool:
     ) and any(bare)
 
 
+@instruction("format:line_indent")
 def is_stairs(response: str) -> bool:
     """True when each of two or more lines is indented further than the line before."""
     lines = [line for line in response.split("\n") if line.strip()]
@@ -98,29 +104,34 @@ def is_stairs(response: str) -> bool:
     return len(lines) > 1 and all(left < right for left, right in pairwise(indents))
 
 
+@instruction("format:quote_unquote")
 def explains_quotes(response: str) -> bool:
     """True when a text follows each phrase in double quotation marks, and there is one at least."""
     found = _QUOTED.split(response.translate(_STRAIGHT))
     return len(found) > 1 and all(any(char.isalnum() for char in part) for part in found[1:])
 
 
+@instruction("format:list", sep=text)
 def has_list(response: str, sep: str) -> bool:
     """True when the mark occurs at least twice."""
     return response.count(sep) >= 2
 
 
+@instruction("format:thesis")
 def has_thesis(response: str) -> bool:
     """True when there is a text in `<i>` or `<em>`, and more text behind it."""
     found = _THESIS.search(response)
     return found is not None and bool(found[2].strip()) and bool(response[found.end() :].strip())
 
 
+@instruction("format:sub-bullets")
 def has_sub_bullets(response: str) -> bool:
     """True for lines that start with `*`, each followed by one that starts with `-` before the next."""
     parts = _BULLET.split(response)
     return len(parts) > 1 and all(_SUB_BULLET.search(part) for part in parts[1:])
 
 
+@instruction("format:no_bullets_bullets")
 def has_sentences_then_bullets(response: str) -> bool:
     """True for two sentences at least and then two lines that start with `*` at least, and nothing behind them."""
     start = _BULLET.search(response)
@@ -130,6 +141,7 @@ def has_sentences_then_bullets(response: str) -> bool:
     return len(lines) >= 2 and all(line.lstrip().startswith("*") for line in lines)
 
 
+@instruction("format:title_case")
 def is_title_case(response: str) -> bool:
     """True when each word starts with a capital, small words such as "of" inside aside."""
     found = [word for word in word_tokens(response) if word[0].isalpha()]
@@ -139,6 +151,7 @@ def is_title_case(response: str) -> bool:
     )
 
 
+@instruction("format:output_template")
 def fits_template(response: str) -> bool:
     """True when `My Answer:`, `My Conclusion:` and `Future Outlook:` occur in this order, each with a text behind."""
     marks = ("My Answer:", "My Conclusion:", "Future Outlook:")
@@ -152,24 +165,7 @@ def fits_template(response: str) -> bool:
     )
 
 
+@instruction("format:no_whitespace")
 def has_no_space(response: str) -> bool:
     """True without white space."""
     return not any(map(str.isspace, response.strip("\n")))
-
-
-INSTRUCTIONS = (
-    Instruction("format:parentheses", has_deep_brackets),
-    Instruction("format:quotes", has_deep_quotes),
-    Instruction("format:options", is_option, {"options": options}),
-    Instruction("format:newline", has_a_word_a_line),
-    Instruction("format:emoji", ends_with_emojis),
-    Instruction("format:line_indent", is_stairs),
-    Instruction("format:quote_unquote", explains_quotes),
-    Instruction("format:list", has_list, {"sep": text}),
-    Instruction("format:thesis", has_thesis),
-    Instruction("format:sub-bullets", has_sub_bullets),
-    Instruction("format:no_bullets_bullets", has_sentences_then_bullets),
-    Instruction("format:title_case", is_title_case),
-    Instruction("format:output_template", fits_template),
-    Instruction("format:no_whitespace", has_no_space),
-)

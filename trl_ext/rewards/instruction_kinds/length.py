@@ -2,7 +2,7 @@
 
 import re
 
-from trl_ext.rewards.instruction_kinds.spec import Bound, Instruction, count, divided, positive, relation, text
+from trl_ext.rewards.instruction_kinds.spec import Bound, count, divided, instruction, positive, relation, text
 from trl_ext.rewards.instruction_kinds.splitting import sentences
 from trl_ext.rewards.text.prose import words
 
@@ -10,22 +10,28 @@ _RUN = re.compile(r"\w+")
 _BLANK_LINES = re.compile(r"\n(?:[ \t\r\f\v]*\n)+")
 
 
+@instruction("length_constraints:number_words", num_words=count, relation=relation)
 def has_words(response: str, num_words: int, relation: Bound) -> bool:
     """True when there are as many words as the relation to `num_words` asks."""
     return relation.holds(count_words(response), num_words)
 
 
+@instruction("length_constraints:number_sentences", num_sentences=count, relation=relation)
 def has_sentences(response: str, num_sentences: int, relation: Bound) -> bool:
     """True when there are as many sentences as the relation to `num_sentences` asks."""
     return relation.holds(count_sentences(response), num_sentences)
 
 
+@instruction("length_constraints:number_paragraphs", num_paragraphs=positive)
 def has_paragraphs(response: str, num_paragraphs: int) -> bool:
     """True when `***` divides the response into that many parts, none of them blank."""
     parts = divided(response, "***")
     return len(parts) == num_paragraphs and all(parts)
 
 
+@instruction(
+    "length_constraints:nth_paragraph_first_word", num_paragraphs=positive, nth_paragraph=positive, first_word=text
+)
 def starts_paragraph(response: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
     """True when blank lines divide the response into that many paragraphs and the n-th starts with the word."""
     paragraphs = [part for part in _BLANK_LINES.split(response.strip()) if part.strip()]
@@ -58,15 +64,3 @@ def count_sentences(response: str) -> int:
     """
     parts = (sentences(part) for part in _BLANK_LINES.split(response))
     return sum(_RUN.search(sentence) is not None for part in parts for sentence in part)
-
-
-INSTRUCTIONS = (
-    Instruction("length_constraints:number_words", has_words, {"num_words": count, "relation": relation}),
-    Instruction("length_constraints:number_sentences", has_sentences, {"num_sentences": count, "relation": relation}),
-    Instruction("length_constraints:number_paragraphs", has_paragraphs, {"num_paragraphs": positive}),
-    Instruction(
-        "length_constraints:nth_paragraph_first_word",
-        starts_paragraph,
-        {"num_paragraphs": positive, "nth_paragraph": positive, "first_word": text},
-    ),
-)

@@ -4,7 +4,8 @@ A test gets the response (normalised, without reasoning, not blank) and the argu
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from trl_ext.rewards.text.prose import normalized
@@ -20,21 +21,21 @@ class Instruction:
         id: `family:name`, as the benchmark's data set has it.
         follows: Called with the response and the arguments; True when the response follows the instruction.
         arguments: Each argument's name and reader; all are required.
-        needs: Called when an instruction is read; ValueError says which package is missing.
+        needs: Package of the extra `ifbench` without which it cannot be read; "": none.
     """
 
     id: str
     follows: Callable[..., bool]
-    arguments: Mapping[str, Reader] = field(default_factory=dict)
-    needs: Callable[[], None] | None = None
+    arguments: Mapping[str, Reader]
+    needs: str
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments, read; ValueError names the one that is missing, unknown or of no use.
 
         A null counts as absent: tables with one column for each argument of all instructions are full of nulls.
         """
-        if self.needs:
-            self.needs()
+        if self.needs and find_spec(self.needs) is None:
+            raise ValueError(f"{self.id} needs {self.needs}, which is not installed: pip install trl-ext[ifbench]")
         given = {name: value for name, value in given.items() if value is not None}
         for name in (*self.arguments, *given):
             if name not in given or name not in self.arguments:
@@ -48,6 +49,11 @@ class Instruction:
             except ValueError as error:
                 raise ValueError(f"{self.id}: {name} is {value!r}, not {error}") from error
         return read
+
+
+def instruction(id: str, /, needs: str = "", **arguments: Reader) -> Callable[[Callable[..., bool]], Instruction]:
+    """Make an Instruction of the test below it; the arguments are those of Instruction."""
+    return lambda follows: Instruction(id, follows, arguments, needs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """Test instructions about the words of a response, one by one or beside each other: IFBench's `words:` and kin."""
 
 from collections import Counter
-from importlib.util import find_spec
 from itertools import pairwise
 
-from trl_ext.rewards.instruction_kinds.spec import Instruction, count, positive, text, word
+from trl_ext.rewards.instruction_kinds.spec import count, instruction, positive, text, word
 from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, word_tokens
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -13,6 +12,7 @@ _PRIMES = frozenset({2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43})
 _MAX_WORD = 45  # letters of the longest word in a dictionary of English
 
 
+@instruction("words:alphabet")
 def is_alphabet_loop(response: str) -> bool:
     """True when each word starts with the next letter of the alphabet, "a" behind "z"; two words at least."""
     letters = "".join(word[0].lower() for word in bare_words(response))
@@ -21,34 +21,40 @@ def is_alphabet_loop(response: str) -> bool:
     return len(letters) > 1 and start >= 0 and wanted.startswith(letters)
 
 
+@instruction("words:vowel")
 def has_three_vowels(response: str) -> bool:
     """True for one line with at most three of the vowels a, e, i, o, u."""
     response = response.strip().lower()
     return "\n" not in response and sum(vowel in response for vowel in "aeiou") <= 3
 
 
+@instruction("words:consonants")
 def has_clusters(response: str) -> bool:
     """True when two consonants stand side by side in each word."""
     return all(any(_CONSONANTS.issuperset(pair) for pair in pairwise(word)) for word in response.lower().split())
 
 
+@instruction("words:palindrome")
 def has_palindromes(response: str) -> bool:
     """True for at least ten palindromes of five characters and more, each a word; the same one may count again."""
     found = bare_words(response.lower())
     return sum(len(word) >= 5 and word == word[::-1] for word in found) >= 10
 
 
+@instruction("words:prime_lengths")
 def has_prime_lengths(response: str) -> bool:
     """True when the number of characters of each word is prime."""
     found = bare_words(response)
     return bool(found) and all(len(word) in _PRIMES for word in found)
 
 
+@instruction("words:repeats", small_n=count)
 def has_few_repeats(response: str, small_n: int) -> bool:
     """True when no word, in any case, occurs more than `small_n` times."""
     return max(Counter(bare_words(response.lower())).values(), default=0) <= small_n
 
 
+@instruction("words:odd_even_syllables", needs="syllapy")
 def alternates_syllables(response: str) -> bool:
     """True when words with an odd and with an even number of syllables take turns; two words at least."""
     import syllapy
@@ -60,12 +66,7 @@ def alternates_syllables(response: str) -> bool:
     return all(left != right for left, right in pairwise(odd))
 
 
-def syllables_are_counted() -> None:
-    """Raise ValueError unless the package that counts syllables is installed."""
-    if find_spec("syllapy") is None:
-        raise ValueError("syllables are counted by syllapy, which is not installed: pip install trl-ext[ifbench]")
-
-
+@instruction("words:start_verb", needs="lemminflect")
 def starts_with_verb(response: str) -> bool:
     """True when the first word can be a verb in English: "run" and "running", though both can be nouns."""
     from lemminflect import getAllLemmas
@@ -74,42 +75,22 @@ def starts_with_verb(response: str) -> bool:
     return 0 < len(first) <= _MAX_WORD and bool({"VERB", "AUX"}.intersection(getAllLemmas(first)))
 
 
-def verbs_are_known() -> None:
-    """Raise ValueError unless the package that knows verbs is installed."""
-    if find_spec("lemminflect") is None:
-        raise ValueError("verbs are recognised by lemminflect, which is not installed: pip install trl-ext[ifbench]")
-
-
+@instruction("words:no_consecutive")
 def has_no_same_initials(response: str) -> bool:
     """True when no two words side by side start with the same letter, in any case."""
     initials = [word[0] for word in bare_words(response.lower())]
     return all(left != right for left, right in pairwise(initials))
 
 
+@instruction("words:keywords_specific_position", keyword=word, n=positive, m=positive)
 def has_keyword_at(response: str, keyword: str, n: int, m: int) -> bool:
     """True when the m-th word of the n-th sentence is the keyword, in any case."""
     nth = sentences(response)[n - 1 : n]
     return bool(nth) and [word.casefold() for word in word_tokens(nth[0])[m - 1 : m]] == [keyword.casefold()]
 
 
+@instruction("words:words_position", keyword=text)
 def has_keyword_second(response: str, keyword: str) -> bool:
     """True when the second word and the last but one are the keyword, in any case."""
     found = word_tokens(response.casefold())
     return len(found) > 2 and found[1] == found[-2] == keyword.casefold()
-
-
-_AT = {"keyword": word, "n": positive, "m": positive}
-
-INSTRUCTIONS = (
-    Instruction("words:alphabet", is_alphabet_loop),
-    Instruction("words:vowel", has_three_vowels),
-    Instruction("words:consonants", has_clusters),
-    Instruction("words:palindrome", has_palindromes),
-    Instruction("words:prime_lengths", has_prime_lengths),
-    Instruction("words:repeats", has_few_repeats, {"small_n": count}),
-    Instruction("words:odd_even_syllables", alternates_syllables, needs=syllables_are_counted),
-    Instruction("words:start_verb", starts_with_verb, needs=verbs_are_known),
-    Instruction("words:no_consecutive", has_no_same_initials),
-    Instruction("words:keywords_specific_position", has_keyword_at, _AT),
-    Instruction("words:words_position", has_keyword_second, {"keyword": text}),
-)

@@ -33,68 +33,46 @@ _MODULES = (
     *(wording, length, content, format, language),  # IFEval's
     *(counting, word_order, sentence_order, layout, copying),  # IFBench's
 )
-KNOWN: Mapping[str, Instruction] = {one.id: one for module in _MODULES for one in module.INSTRUCTIONS}
+KNOWN: Mapping[str, Instruction] = {
+    one.id: one for module in _MODULES for one in vars(module).values() if isinstance(one, Instruction)
+}
 
 _MAX_INSTRUCTIONS = 64  # in one row
 _MAX_LITERAL_CHARS = 100_000
 
-# The functions that RLVR-IFeval names (allenai/open-instruct, if_functions.py): the id, its arguments by their names
-# there, and those that the function fixes.
-_FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, str]]] = {
-    "verify_keywords": ("keywords:existence", {"keyword_list": "keywords"}, {}),
-    "verify_keyword_frequency": (
-        "keywords:frequency",
-        {"word": "keyword", "N": "frequency"},
-        {"relation": "exactly"},
-    ),
-    "validate_forbidden_words": ("keywords:forbidden_words", {}, {}),
-    "verify_letter_frequency": ("keywords:letter_frequency", {"N": "let_frequency"}, {"let_relation": "exactly"}),
-    "validate_response_language": ("language:response_language", {}, {}),
-    "verify_paragraph_count": ("length_constraints:number_paragraphs", {"N": "num_paragraphs"}, {}),
-    "validate_word_constraint": (
-        "length_constraints:number_words",
-        {"N": "num_words", "quantifier": "relation"},
-        {},
-    ),
-    "verify_sentence_constraint": (
-        "length_constraints:number_sentences",
-        {"N": "num_sentences", "quantifier": "relation"},
-        {},
-    ),
-    "validate_paragraphs": (
-        "length_constraints:nth_paragraph_first_word",
-        {"N": "num_paragraphs", "i": "nth_paragraph"},
-        {},
-    ),
-    "verify_postscript": ("detectable_content:postscript", {}, {}),
-    "validate_placeholders": ("detectable_content:number_placeholders", {"N": "num_placeholders"}, {}),
-    "verify_bullet_points": ("detectable_format:number_bullet_lists", {"N": "num_bullets"}, {}),
-    "validate_title": ("detectable_format:title", {}, {}),
-    "validate_choice": ("format:options", {}, {}),
-    "validate_highlighted_sections": (
-        "detectable_format:number_highlighted_sections",
-        {"N": "num_highlights"},
-        {},
-    ),
-    "validate_sections": (
-        "detectable_format:multiple_sections",
-        {"N": "num_sections", "section_splitter": "section_spliter"},
-        {},
-    ),
-    "validate_json_format": ("detectable_format:json_format", {}, {}),
-    "validate_repeat_prompt": ("combination:repeat_prompt", {"original_prompt": "prompt_to_repeat"}, {}),
-    "validate_two_responses": ("combination:two_responses", {}, {}),
-    "validate_uppercase": ("change_case:english_capital", {}, {}),
-    "validate_lowercase": ("change_case:english_lowercase", {}, {}),
+# The functions that RLVR-IFeval names (allenai/open-instruct, if_functions.py): the id, and arguments that have other
+# names there than here.
+_FUNCTIONS = {
+    "verify_keywords": "keywords:existence keyword_list=keywords",
+    "verify_keyword_frequency": "keywords:frequency word=keyword N=frequency",
+    "validate_forbidden_words": "keywords:forbidden_words",
+    "verify_letter_frequency": "keywords:letter_frequency N=let_frequency",
+    "validate_response_language": "language:response_language",
+    "verify_paragraph_count": "length_constraints:number_paragraphs N=num_paragraphs",
+    "validate_word_constraint": "length_constraints:number_words N=num_words quantifier=relation",
+    "verify_sentence_constraint": "length_constraints:number_sentences N=num_sentences quantifier=relation",
+    "validate_paragraphs": "length_constraints:nth_paragraph_first_word N=num_paragraphs i=nth_paragraph",
+    "verify_postscript": "detectable_content:postscript",
+    "validate_placeholders": "detectable_content:number_placeholders N=num_placeholders",
+    "verify_bullet_points": "detectable_format:number_bullet_lists N=num_bullets",
+    "validate_title": "detectable_format:title",
+    "validate_choice": "format:options",
+    "validate_highlighted_sections": "detectable_format:number_highlighted_sections N=num_highlights",
+    "validate_sections": "detectable_format:multiple_sections N=num_sections section_splitter=section_spliter",
+    "validate_json_format": "detectable_format:json_format",
+    "validate_repeat_prompt": "combination:repeat_prompt original_prompt=prompt_to_repeat",
+    "validate_two_responses": "combination:two_responses",
+    "validate_uppercase": "change_case:english_capital",
+    "validate_lowercase": "change_case:english_lowercase",
     "validate_frequency_capital_words": (
-        "change_case:capital_word_frequency",
-        {"N": "capital_frequency", "quantifier": "capital_relation"},
-        {},
+        "change_case:capital_word_frequency N=capital_frequency quantifier=capital_relation"
     ),
-    "validate_end": ("startend:end_checker", {}, {}),
-    "validate_quotation": ("startend:quotation", {}, {}),
-    "validate_no_commas": ("punctuation:no_comma", {}, {}),
+    "validate_end": "startend:end_checker",
+    "validate_quotation": "startend:quotation",
+    "validate_no_commas": "punctuation:no_comma",
 }
+# The relation that is not among a function's arguments, as it is always "exactly".
+_EXACT = {"keywords:frequency": "relation", "keywords:letter_frequency": "let_relation"}
 
 Task = tuple[Instruction, Mapping[str, Any]]
 
@@ -193,11 +171,12 @@ def named_pair(cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the id and arguments that RLVR-IFeval gives as a function's name and arguments."""
     if cell["func_name"] not in _FUNCTIONS:
         raise ValueError(f"unknown function {cell['func_name']!r}")
-    name, renamed, fixed = _FUNCTIONS[cell["func_name"]]
+    name, *pairs = _FUNCTIONS[cell["func_name"]].split()
+    renamed = dict(pair.split("=") for pair in pairs)
     given = {renamed.get(key, key): value for key, value in cell.items() if key != "func_name" and value is not None}
     if isinstance(given.get("options"), list):
         given["options"] = "/".join(map(str, given["options"]))
-    return name, {**given, **fixed}
+    return name, given | ({_EXACT[name]: "exactly"} if name in _EXACT else {})
 
 
 def checked_pair(pair: tuple[Any, Any]) -> tuple[str, dict[str, Any]]:

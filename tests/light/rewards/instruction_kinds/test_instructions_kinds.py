@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trl_ext.rewards.instruction_kinds import word_order
+from trl_ext.rewards.instruction_kinds import spec
 from trl_ext.rewards.instruction_kinds.length import count_sentences, count_words
 from trl_ext.rewards.instruction_kinds.splitting import sentences
 from trl_ext.rewards.rule import Row
@@ -219,7 +219,7 @@ def test_each_id_of_ifeval_and_ifbench_has_a_case():
 
 @pytest.mark.parametrize("missing", ["syllapy", "lemminflect"])
 def test_a_missing_package_leaves_the_row_without_a_value(monkeypatch, missing):
-    monkeypatch.setattr(word_order, "find_spec", lambda name: None)
+    monkeypatch.setattr(spec, "find_spec", lambda name: None)
     name = {"syllapy": "words:odd_even_syllables", "lemminflect": "words:start_verb"}[missing]
     with pytest.raises(ValueError, match=rf"{missing}.*trl-ext\[ifbench\]"):
         KNOWN[name].read({})

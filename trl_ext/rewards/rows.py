@@ -5,7 +5,7 @@ that cuts a group, as several processes may, leaves each row the part that is in
 dataset that meet in a batch are one group.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -93,12 +93,11 @@ def make_rows(
             )
     prompts = prompts if prompts is not None else [None] * num_rows
     ids = map(token_ids, completion_ids) if completion_ids is not None else [None] * num_rows
+    cells = zip(*columns.values(), strict=True) if columns else [()] * num_rows
     group = () if grouped else UNREAD
     rows = [
-        Row(prompt, completion_text(completion), tokens, cells, turns(completion), group, step)
-        for prompt, completion, tokens, cells in zip(
-            prompts, completions, ids, column_rows(columns, num_rows), strict=True
-        )
+        Row(prompt, completion_text(done), tokens, dict(zip(columns, own, strict=True)), turns(done), group, step)
+        for prompt, done, tokens, own in zip(prompts, completions, ids, cells, strict=True)
     ]
     return with_groups(rows) if grouped else rows
 
@@ -165,13 +164,6 @@ def _assistant(content: str) -> dict[str, Any]:
     else:
         return {"role": "assistant", "content": content}
     return {"role": "assistant", "content": answer, "reasoning_content": thoughts.strip()}
-
-
-def column_rows(columns: Mapping[str, Sequence[Any]], num_rows: int) -> Iterator[dict[str, Any]]:
-    """The cells of each row, by column."""
-    if not columns:
-        return ({} for _ in range(num_rows))
-    return (dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True))
 
 
 def is_null(cell: Any) -> bool:

@@ -8,7 +8,7 @@ advantages. An exception is a bug in the rule, and RuleSet turns it into a RuleE
 import math
 import re
 import traceback
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -231,12 +231,14 @@ def check_name(owner: str, name: Any) -> None:
         raise RuleError(f"{owner} is named {name!r}. Give a name of letters, digits, '_', '-' and '.'.")
 
 
-def check_number(rule: Rule, key: str, value: Any) -> None:
-    """Raise RuleError unless `value` is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def check_number(
+    rule: Rule, key: str, value: Any, wanted: str = "a finite number", fits: Callable[[float], bool] = math.isfinite
+) -> None:
+    """Raise RuleError unless `value` is a finite number that fits; `wanted` names such numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and fits(value)):
         # YAML 1.1 reads 1e-3 as text because it has no dot.
         hint = " (in YAML write 0.001 or 1.0e-3, not 1e-3)" if isinstance(value, str) else ""
-        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a finite number{hint}.")
+        raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give {wanted}{hint}.")
 
 
 def check_whole(rule: Rule, key: str, value: Any, least: int = 0) -> None:

@@ -112,7 +112,9 @@ class _Run:
             verdicts = self._verdicts(rule, own)
             tally.add(own, verdicts)
             blank = [Comparison(row, row, rule.blank) for row in numbers]
-            tally.add_blank(blank, self._verdicts(rule, blank))
+            for entry, verdict in zip(blank, self._verdicts(rule, blank), strict=True):
+                if earns_all(rule, verdict):
+                    tally.fail("blank", entry, verdict)
             # A row without a value for its own gold has none for other golds.
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
@@ -161,17 +163,12 @@ class _Tally:
             if kind == "unreadable":
                 self.lost_rows.append(entry.row)
             if kind in FAULTS:
-                self._fail(kind, entry, verdict)
+                self.fail(kind, entry, verdict)
             else:
                 self.counts[kind] += 1
 
-    def add_blank(self, entries: Sequence[Comparison], verdicts: Sequence[Verdict]) -> None:
-        """Count the rows on which a completion that does nothing is right."""
-        for entry, verdict in zip(entries, verdicts, strict=True):
-            if earns_all(self.rule, verdict):
-                self._fail("blank", entry, verdict)
-
-    def _fail(self, kind: str, entry: Comparison, verdict: Verdict) -> None:
+    def fail(self, kind: str, entry: Comparison, verdict: Verdict) -> None:
+        """Count a verdict that should have been another, and keep the first hundred."""
         self.counts[kind] += 1
         if len(self.failures) < _MAX_FAILURES:
             self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
@@ -181,7 +178,7 @@ class _Tally:
         first = {entry.row: (entry, verdict) for entry, verdict in reversed(undecided)}
         for row, (entry, verdict) in sorted(first.items()):
             self.lost_rows.append(row)
-            self._fail("own_text", entry, verdict)
+            self.fail("own_text", entry, verdict)
 
     def _kind(self, entry: Comparison, verdict: Verdict) -> str:
         """The name under which the verdict is counted."""
@@ -196,20 +193,14 @@ class _Tally:
 
     def result(self) -> RuleAudit:
         """The counts by name."""
-        counts = self.counts
+        counted = ("right", "unreadable", "blank", "own_text", "not_asked", "accepted", "alike")
         return RuleAudit(
             rule=self.rule.name,
-            num_rows=sum(counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
-            num_right=counts["right"],
-            num_unreadable=counts["unreadable"],
-            num_blank=counts["blank"],
-            num_own_text=counts["own_text"],
-            num_not_asked=counts["not_asked"],
-            num_compared=counts["accepted"] + counts["alike"] + counts["refused"],
-            num_accepted=counts["accepted"],
-            num_alike=counts["alike"],
+            num_rows=sum(self.counts[name] for name in ("unreadable", "not_asked", "right", "wrong")),
+            num_compared=sum(self.counts[name] for name in ("accepted", "alike", "refused")),
             lost_rows=tuple(sorted(self.lost_rows)),
             failures=tuple(self.failures),
+            **{f"num_{name}": self.counts[name] for name in counted},
         )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Scored = tuple[int, Any, float | None]  # Row in the dataset, completion as it is there, the rules' total.
 
-_MADE_COLUMNS = ("chosen", "rejected", "chosen_score", "rejected_score", "rule_gap")
+_MADE_COLUMNS = ("chosen", "rejected", "chosen_score", "rejected_score", "rule_gap", "margin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,8 @@ def build_pairs(
     """
     limits = PairLimits(min_gap, max_length_ratio, max_pairs_per_prompt)
     dataset = checked_dataset(dataset, (("prompt", completions), ("prompt", "completion")))
-    taken = [name for name in made_columns(margin) if name in dataset.column_names]
+    made = _MADE_COLUMNS if margin else _MADE_COLUMNS[:-1]
+    taken = [name for name in made if name in dataset.column_names]
     if taken:
         raise DataError(
             f"The dataset already has the columns {', '.join(taken)}, which build_pairs makes. Rename or remove them."
@@ -179,7 +180,7 @@ def build_pairs(
             pairs += found
     if not pairs:
         raise DataError(no_pair_message(tally, limits))
-    return pair_dataset(dataset, pairs, column, margin), PairReport.of(tally, pairs)
+    return pair_dataset(dataset, pairs, column, made), PairReport.of(tally, pairs)
 
 
 def choose_pairs(samples: Sequence[Sample], limits: PairLimits, tally: Counter[str]) -> list[Pair]:
@@ -209,23 +210,16 @@ def choose_pairs(samples: Sequence[Sample], limits: PairLimits, tally: Counter[s
 
 def no_pair_message(tally: Mapping[str, int], limits: PairLimits) -> str:
     """The sentences for no pair at all: why, in counts, and what to loosen."""
-    counts = (
+    advice = "Give at least two samples per prompt that have a text and that the rules can score."
+    if tally["num_too_unlike"]:
+        advice = f"Raise max_length_ratio (now {limits.max_length_ratio:g}), or give more samples per prompt."
+    elif tally["num_too_close"]:
+        advice = f"Lower min_gap (now {limits.min_gap:g}), or sample more per prompt and at a higher temperature."
+    return (
         f"Not a single pair came out of {tally['num_prompts']} prompts with {tally['num_samples']} samples: "
         f"{tally['num_unscored']} samples have no score, {tally['num_blank']} are blank; of the candidate pairs "
-        f"{tally['num_too_close']} are too close in score and {tally['num_too_unlike']} too unlike in length."
+        f"{tally['num_too_close']} are too close in score and {tally['num_too_unlike']} too unlike in length. {advice}"
     )
-    if tally["num_too_unlike"]:
-        return f"{counts} Raise max_length_ratio (now {limits.max_length_ratio:g}), or give more samples per prompt."
-    if tally["num_too_close"]:
-        return (
-            f"{counts} Lower min_gap (now {limits.min_gap:g}), or sample more per prompt and at a higher temperature."
-        )
-    return f"{counts} Give at least two samples per prompt that have a text and that the rules can score."
-
-
-def made_columns(margin: bool) -> tuple[str, ...]:
-    """Names of the columns that `build_pairs` makes."""
-    return (*_MADE_COLUMNS, "margin") if margin else _MADE_COLUMNS
 
 
 def rows_by_prompt(dataset: "Dataset") -> list[list[int]]:
@@ -294,20 +288,16 @@ def measured(length: Callable[[str], float], text: str) -> float:
     )
 
 
-def pair_dataset(dataset: "Dataset", pairs: Sequence[Pair], column: str, margin: bool) -> "Dataset":
+def pair_dataset(dataset: "Dataset", pairs: Sequence[Pair], column: str, names: Sequence[str]) -> "Dataset":
     """The pairs as rows; what belongs to the prompt comes from the row of the chosen sample, types kept."""
     from datasets import Dataset, concatenate_datasets
 
+    sides = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
+    texts = ([sample.completion for sample in side] for side in sides)
+    totals = ([sample.score for sample in side] for side in sides)
     gaps = [pair.gap for pair in pairs]
-    values = (
-        [pair.chosen.completion for pair in pairs],
-        [pair.rejected.completion for pair in pairs],
-        [pair.chosen.score for pair in pairs],
-        [pair.rejected.score for pair in pairs],
-        gaps,
-        gaps,
-    )
-    made = Dataset.from_dict(dict(zip(made_columns(margin), values, strict=False)))
+    values = (*texts, *totals, gaps, gaps)
+    made = Dataset.from_dict(dict(zip(names, values, strict=False)))
     kept = dataset.remove_columns([column]).select([pair.chosen.row for pair in pairs]).flatten_indices()
     others = [name for name in kept.column_names if name != "prompt"]
     return concatenate_datasets([kept, made], axis=1).select_columns(["prompt", *made.column_names, *others])

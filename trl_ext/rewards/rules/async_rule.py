@@ -116,9 +116,7 @@ class AsyncRule(Rule):
         Rule.__post_init__(self)
         check_whole(self, "concurrency", self.concurrency, 1)
         check_whole(self, "retries", self.retries)
-        check_number(self, "timeout_s", self.timeout_s)
-        if self.timeout_s <= 0:
-            raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
+        check_number(self, "timeout_s", self.timeout_s, "seconds above 0", lambda seconds: seconds > 0)
 
     async def score(self, row: Row) -> Verdict:  # type: ignore[override]
         """Judge one row. Runs in an event loop: nothing in it may block."""

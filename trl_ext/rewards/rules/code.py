@@ -120,18 +120,16 @@ class Code(Rule):
         for key in ("entry_point", "setup", "solution"):
             if getattr(self, key) is not None:
                 check_column(self, key, getattr(self, key))
-        check_number(self, "tolerance", self.tolerance)
-        if not 0 <= self.tolerance < 1:
-            raise RuleError(f"Rule '{self.name}': tolerance is {self.tolerance}. Give a number from 0 to below 1.")
+        check_number(self, "tolerance", self.tolerance, "a number from 0 to below 1", lambda value: 0 <= value < 1)
         if self.mode == "stdio" and self.setup is not None:
             raise RuleError(f"Rule '{self.name}': setup is for mode 'asserts'. Leave it out.")
         if self.mode == "asserts" and (self.compare, self.tolerance) != ("tokens", 1e-6):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
         check_flag(self, "partial", self.partial)
         check_choice(self, "sandbox", self.sandbox, ("local", *KINDS))
-        check_number(self, "cpu_s", self.cpu_s)
-        if self.cpu_s < 0.1:
-            raise RuleError(f"Rule '{self.name}': cpu_s is {self.cpu_s}. Give at least 0.1 seconds.")
+        check_number(
+            self, "cpu_s", self.cpu_s, "a finite number of seconds, at least 0.1", lambda seconds: seconds >= 0.1
+        )
         check_whole(self, "memory_mib", self.memory_mib, 64)
         check_whole(self, "output_kib", self.output_kib, 1)
         if self.sandbox != "local":

@@ -64,11 +64,7 @@ class Cosine(Rule):
         length = length_in(self.unit, row)
         if is_blank(row.text):
             return Verdict(self.floor, "no_answer", "empty")
-        value = cosine_between(self.short, self.long, length / self.max_len)
+        # Clamped, because the cosine would climb again beyond max_len.
+        cosine = math.cos(math.pi * min(length / self.max_len, 1.0))
+        value = self.long + 0.5 * (self.short - self.long) * (1.0 + cosine)
         return Verdict(value, "ok", f"{length} of {self.max_len} {self.unit}")
-
-
-def cosine_between(start: float, end: float, progress: float) -> float:
-    """Return `start` at progress 0, `end` from progress 1 on, and half a cosine between."""
-    # Clamped, because the cosine would climb again beyond max_len.
-    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * min(progress, 1.0)))

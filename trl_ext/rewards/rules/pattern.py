@@ -38,9 +38,7 @@ class Pattern(Rule):
 
     def check(self) -> None:
         check_choice(self, "mode", self.mode, ("full", "search"))
-        check_number(self, "timeout_s", self.timeout_s)
-        if self.timeout_s <= 0:
-            raise RuleError(f"Rule '{self.name}': timeout_s is {self.timeout_s}. Give seconds above 0.")
+        check_number(self, "timeout_s", self.timeout_s, "seconds above 0", lambda seconds: seconds > 0)
         if not isinstance(self.pattern, str) or not self.pattern:
             raise RuleError(f"Rule '{self.name}': pattern is {self.pattern!r}. Give a regular expression.")
         try:

@@ -84,7 +84,7 @@ class Procedural(Rule):
     def score(self, row: Row) -> Verdict:
         try:
             text = entry_text(row.columns[self.entry])
-            family = self.dataset or family_of(text)
+            family = self.dataset or str(json.loads(text)["metadata"]["source_dataset"])
             config = self._config(family)
             require_sound(family, config, text)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
@@ -136,11 +136,6 @@ def scorer(family: str, config: str) -> Scorer:
     if runs_code(family, found):
         raise ValueError("its scorer runs text as code, and this rule does not know which")
     return found
-
-
-def family_of(text: str) -> str:
-    """Return the family that an entry names; ValueError, KeyError or TypeError without one."""
-    return str(json.loads(text)["metadata"]["source_dataset"])
 
 
 @lru_cache(maxsize=4096)  # The completions of a GRPO group share their entry.

@@ -141,15 +141,10 @@ ANSWERS: Mapping[str, Callable[[str], bool]] = {
 def answer_is_safe(family: str, answer: str, entry: Mapping[str, Any]) -> bool:
     """Return True when the family's scorer may see the answer; the entry's own answers are compared, not evaluated."""
     test = ANSWERS.get(family)
-    if test is None or (test is is_literal and answer in own_answers(entry)):
-        return True
-    return test(answer)
-
-
-def own_answers(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the answers that the entry itself calls right."""
-    valid = entry["metadata"].get("valid_answers") or ()
-    return (str(entry["answer"]).strip(), *map(str, valid))
+    if test is is_literal:
+        own = (str(entry["answer"]).strip(), *map(str, entry["metadata"].get("valid_answers") or ()))
+        return answer in own or is_literal(answer)
+    return test is None or test(answer)
 
 
 def entry_is_safe(family: str, entry: Mapping[str, Any]) -> bool:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import regex
 
-from trl_ext.errors import RuleError
 from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_number
 from trl_ext.rewards.text.prose import MAX_CHARS, UNSPACED, normalized, refusal, text_part
@@ -68,9 +67,7 @@ class Relevance(Rule):
 
     def check(self) -> None:
         check_choice(self, "where", self.where, ("all", "after_think"))
-        check_number(self, "enough", self.enough)
-        if not 0 < self.enough <= 1:
-            raise RuleError(f"Rule '{self.name}': enough is {self.enough}. Give a share above 0, up to 1.")
+        check_number(self, "enough", self.enough, "a share above 0, up to 1", lambda share: 0 < share <= 1)
 
     def score(self, row: Row) -> Verdict:
         prompt = read_prompt(prompt_text(row.prompt))

@@ -217,22 +217,16 @@ def test_a_clipped_set_does_not_split():
         RuleSet([Answer()], clip=(0, 1)).split()
 
 
-@pytest.mark.parametrize(
-    ("rules", "words"),
-    [
-        ([], "at least one rule"),
-        (Answer(), r"Write RuleSet\(\[...\]\)"),
-        ([len], "is not a rule"),
-        ([Answer(), Answer()], "Several rules are named answer"),
-        ([Answer(gate="tags")], "has the gate 'tags'"),
+def test_rules_that_cannot_work_together_fail_at_construction(subtests):
+    for rules, words in (
+        *(([], "at least one rule"), (Answer(), r"Write RuleSet\(\[...\]\)"), ([len], "is not a rule")),
+        *(([Answer(), Answer()], "Several rules are named answer"), ([Answer(gate="tags")], "has the gate 'tags'")),
         ([Answer(gate="answer")], "in a circle"),
         ([Answer(gate="tags"), Tags("think", gate="answer")], "in a circle"),
         ([Answer(name="rules")], "share a metric"),
-    ],
-)
-def test_rules_that_cannot_work_together_fail_at_construction(rules, words):
-    with pytest.raises(RuleError, match=words):
-        RuleSet(rules)
+    ):
+        with subtests.test(rules=rules), pytest.raises(RuleError, match=words):
+            RuleSet(rules)
 
 
 @pytest.mark.parametrize("clip", [(1, -1), (1, 1), (0,), 3, (0, float("inf")), ("a", "b")])

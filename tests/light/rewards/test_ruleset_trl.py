@@ -50,12 +50,9 @@ def test_messages_and_strings_get_the_same_rewards(rules):
     assert called_as_trl_does(rules, completions=messages, prompts=prompts) == [1.5, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("completion", "text"),
-    [
-        (None, ""),
-        ([], ""),
-        ([{"role": "tool", "content": "18"}], ""),
+def test_the_text_of_a_completion_is_its_last_assistant_message(subtests):
+    for completion, text in (
+        *((None, ""), ([], ""), ([{"role": "tool", "content": "18"}], "")),
         ([{"role": "assistant", "content": None}], ""),
         ([{"role": "assistant", "content": "old"}, {"role": "tool", "content": "18"}], "old"),
         ([{"role": "assistant", "content": "old"}, {"role": "assistant", "content": "new"}], "new"),
@@ -64,10 +61,9 @@ def test_messages_and_strings_get_the_same_rewards(rules):
             "A: 18",
         ),
         ([{"role": "assistant", "content": [{"type": "image"}, {"type": "text", "text": "18"}]}], "18"),
-    ],
-)
-def test_the_text_of_a_completion_is_its_last_assistant_message(completion, text):
-    assert completion_text(completion) == text
+    ):
+        with subtests.test(completion=completion):
+            assert completion_text(completion) == text
 
 
 @pytest.mark.parametrize("completion", [18, ["A: 18"], [{"role": "assistant", "content": 18}]])

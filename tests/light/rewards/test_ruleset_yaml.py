@@ -85,9 +85,8 @@ def test_a_rule_of_ones_own_is_named_by_its_path(write, tmp_path, monkeypatch):
     assert rules.to_dict() == {"rules": [{"rule": "house_rules.Polite", "weight": 0.5}]}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_wrong_in_a_file_is_named_with_its_line(write, subtests):
+    for text, message in (
         ("rules:\n  - rule: answr", "rules.yaml, line 2: unknown rule 'answr'. Did you mean 'answer'?"),
         ("rules:\n  - rule: answer\n    glod: x", "rules.yaml, line 3: rule 'answer' has no key 'glod'. Did you mean"),
         ("rules: [{rule: answer}]\nclipp: [0, 1]", "line 2: unknown key 'clipp'. Did you mean 'clip'?"),
@@ -97,20 +96,17 @@ def test_a_rule_of_ones_own_is_named_by_its_path(write, tmp_path, monkeypatch):
         ("rules:\n  - {rule: answer, gate: x}", "rules.yaml: Rule 'answer' has the gate 'x'."),
         ("rules:\n  - {gold: answer}", "line 2: {'gold': 'answer'} names no rule."),
         ("rules:\n  - rule: answer\n    gold: a\n    gold: b", "line 4: the key 'gold' stands twice."),
-        ("rules: []", "at least one rule"),
-        ("rules: {rule: answer}", "has no list of rules"),
-        ("", "has no list of rules"),
-        ("rules: [", "is not valid YAML"),
+        *(("rules: []", "at least one rule"), ("rules: {rule: answer}", "has no list of rules")),
+        *(("", "has no list of rules"), ("rules: [", "is not valid YAML")),
         ("rules: [{rule: no_such.Rule}]", "line 1: 'no_such.Rule' cannot be imported"),
         ("rules: [{rule: pathlib.Path}]", "line 1: 'pathlib.Path' is not a subclass of trl_ext.rewards.Rule."),
         ("rules: [{rule: trl_ext.rewards.rules.call.Call, function: x}]", "not a module-level function"),
         ("rules: [{rule: trl_ext.rewards.Rule}]", "abstract"),
-    ],
-)
-def test_what_is_wrong_in_a_file_is_named_with_its_line(write, text, message):
-    with pytest.raises(ConfigError) as caught:
-        RuleSet.from_yaml(write(text))
-    assert message in str(caught.value)
+    ):
+        with subtests.test(text=text):
+            with pytest.raises(ConfigError) as caught:
+                RuleSet.from_yaml(write(text))
+            assert message in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_named():

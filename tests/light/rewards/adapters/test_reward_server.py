@@ -66,15 +66,10 @@ def test_openrlhf_is_answered_as_its_own_server_answers(server):
     assert answer["extra_logs"]["unscored"] == [0.0]
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (b"{", "not JSON"),
-        (b"[" * 30_000, "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        ([], "is a list"),
-        ({}, "lacks 'completions'"),
-        ({"completions": "A: 18"}, "'completions' is a str"),
+def test_a_request_that_cannot_be_judged_is_told_why(server, subtests):
+    for body, says in (
+        *((b"{", "not JSON"), (b"[" * 30_000, "not JSON"), (b"\xff\xfe", "not JSON"), ([], "is a list")),
+        *(({}, "lacks 'completions'"), ({"completions": "A: 18"}, "'completions' is a str")),
         ({"completions": ["A: 18"], "answers": ["18"]}, "unknown key 'answers'"),
         ({"completions": ["A: 18"], "columns": {"answer": "18"}}, "column 'answer' is no array"),
         ({"completions": ["A: 18"], "columns": {"prompts": ["p"]}}, "outside of them"),
@@ -83,12 +78,11 @@ def test_openrlhf_is_answered_as_its_own_server_answers(server):
         ({"completions": ["A: 18"], "columns": {"answer": []}}, "has 0 rows for 1"),
         ({"completions": [7], "columns": {"answer": ["18"]}}, "completion is a int"),
         ({"completions": [[{"role": "assistant", "content": [7]}]], "columns": {"answer": ["18"]}}, "content is"),
-    ],
-)
-def test_a_request_that_cannot_be_judged_is_told_why(server, body, says):
-    status, answer = ask(server, "/score", body)
-    assert status == 400
-    assert says in answer["error"]
+    ):
+        with subtests.test(body=body):
+            status, answer = ask(server, "/score", body)
+            assert status == 400
+            assert says in answer["error"]
 
 
 def test_a_long_request_is_not_read(server):

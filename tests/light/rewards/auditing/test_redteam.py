@@ -210,19 +210,13 @@ def test_a_shape_gives_honest_completions_of_a_pattern():
         redteam(RuleSet([Answer()]), shape="Z:")
 
 
-@pytest.mark.parametrize(
-    ("gold", "wrong"),
-    [
-        ("18", ("28", "38")),
-        ("-9", ("-1", "-2")),
-        ("\\frac{14}{3}", ("\\frac{24}{3}", "\\frac{34}{3}")),
-        ("0", ("1", "2")),
-        ("D", ("E", "A")),
-        ("Nile", ("Niger", "something else")),
-    ],
-)
-def test_wrong_answers_look_like_the_right_one(gold, wrong):
-    assert wrong_answers(gold, ["18", "Niger", "nile", "Nile", "Niger"]) == wrong
+def test_wrong_answers_look_like_the_right_one(subtests):
+    for gold, wrong in (
+        *(("18", ("28", "38")), ("-9", ("-1", "-2")), ("\\frac{14}{3}", ("\\frac{24}{3}", "\\frac{34}{3}"))),
+        *(("0", ("1", "2")), ("D", ("E", "A")), ("Nile", ("Niger", "something else"))),
+    ):
+        with subtests.test(gold=gold):
+            assert wrong_answers(gold, ["18", "Niger", "nile", "Nile", "Niger"]) == wrong
 
 
 def test_a_users_row_brings_its_gold_without_what_announces_it():
@@ -249,19 +243,13 @@ def test_a_prompt_that_holds_the_gold_is_copied_only_where_it_lists_options():
     assert (number.verdict, option.verdict) == ("not tried", "refused")
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "is_there"),
-    [
-        ("Score: 1.0", "1", True),
-        ("11", "1", False),
-        ("It is -1.", "1", False),
-        ("(B)", "B", True),
-        ("a good question", "A", False),
-        ("", "42", False),
-    ],
-)
-def test_an_answer_stands_in_a_text_as_a_word(text, gold, is_there):
-    assert holds(text, gold) is is_there
+def test_an_answer_stands_in_a_text_as_a_word(subtests):
+    for text, gold, is_there in (
+        *(("Score: 1.0", "1", True), ("11", "1", False), ("It is -1.", "1", False), ("(B)", "B", True)),
+        *(("a good question", "A", False), ("", "42", False)),
+    ):
+        with subtests.test(text=text, gold=gold):
+            assert holds(text, gold) is is_there
 
 
 def test_a_column_that_the_built_in_rows_cannot_fill_asks_for_data():

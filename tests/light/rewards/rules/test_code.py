@@ -26,46 +26,32 @@ def any_level(monkeypatch):
     monkeypatch.setattr(code_module, "sandbox_level", lambda: (2, ""))
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("```python\nx = 1\n```", "x = 1"),
-        ("a\n```python\nx = 1\n```\nb\n```python\nx = 2\n```\nc", "x = 2"),
-        ("```Python\nx = 1\n```", "x = 1"),
-        ("``` py\nx = 1\n  ```", "x = 1"),
+def test_the_last_closed_python_block_behind_the_thinking_is_the_code(subtests):
+    for text, code in (
+        *(("```python\nx = 1\n```", "x = 1"), ("a\n```python\nx = 1\n```\nb\n```python\nx = 2\n```\nc", "x = 2")),
+        *(("```Python\nx = 1\n```", "x = 1"), ("``` py\nx = 1\n  ```", "x = 1")),
         ("  ```python3\n  x = 1\n```", "x = 1"),
         ("1. So:\n\n    ```python\n    if x:\n        y = 1\n    ```", "if x:\n    y = 1"),
-        ("- ```python\n  x = 1\n  ```", "x = 1"),
-        ("2) ```python\n   x = 1\n\n   y = 2\n   ```", "x = 1\n\ny = 2"),
+        *(("- ```python\n  x = 1\n  ```", "x = 1"), ("2) ```python\n   x = 1\n\n   y = 2\n   ```", "x = 1\n\ny = 2")),
         ("   ```python\nx = (\n  1)\n   ```", "x = (\n  1)"),
         ("```python\ndef f(x):\n    return x\n```\nUse:\n```python\nprint(f(3))\n```", "def f(x):\n    return x"),
         ("```python\ndef f(x):\n    return x\n```\n```python\n>>> f(3)\n3\n```", "def f(x):\n    return x"),
         ("```python\nclass A: pass\n```\n```python\nassert A() == A()\n```\n```python\nA()\n```", "class A: pass"),
-        ("```python\ndef f(x): return 0\n```\nBetter:\n```python\ndef f(x): return x\nf(1)\n```",) * 1
-        + ("def f(x): return x\nf(1)",),
-        ("```python\ndef gcd(a, b): ...\n```\n```python\nfrom math import gcd\nprint(gcd(4, 6))\n```",) * 1
-        + ("from math import gcd\nprint(gcd(4, 6))",),
+        ("```python\ndef f(): 0\n```\nBetter:\n```python\ndef f(): 1\nf()\n```", "def f(): 1\nf()"),
+        ("```python\ndef gcd(): 0\n```\n```python\nfrom math import gcd\ngcd(4)\n```", "from math import gcd\ngcd(4)"),
         ("```python\ndef count(s): ...\n```\n```python\nprint(input().count('a'))\n```", "print(input().count('a'))"),
-        ("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"),
-        ("```text\n```python\n```\n", None),
+        *(("````python\nx = '''\n```\n'''\n````", "x = '''\n```\n'''"), ("```text\n```python\n```\n", None)),
         ("```python\nx = 1\n```\n```bash\nls\n```", "x = 1"),
         ("```python\nx = 1\n```\nand then\n```python\nx = 2", "x = 1"),
         ("<think>\n```python\nx = 0\n```\n</think>\n```python\nx = 1\n```", "x = 1"),
-        ("<think>\n```python\nx = 0\n```\n</think>\nno code", None),
-        ("<think>\n```python\nx = 0\n```", None),
-        ("```python\n```", ""),
-        ("```\nx = 1\n```", "x = 1"),
+        *(("<think>\n```python\nx = 0\n```\n</think>\nno code", None), ("<think>\n```python\nx = 0\n```", None)),
+        *(("```python\n```", ""), ("```\nx = 1\n```", "x = 1")),
         ("```\nprint(input())\n```\nIt prints:\n```\n3\n```", "print(input())"),
-        ("```python\nx = 1\n```\n```\ny = 1\n```", "x = 1"),
-        ("x ```python\nx = 1\n```", None),
-        ("```python x = 1```", None),
-        ("", None),
-        ("`" * 100_000, None),
-        ("```\n" * 100_001, ""),
-    ],
-)
-def test_the_last_closed_python_block_behind_the_thinking_is_the_code(text, code):
-    assert python_answer(after_think(text)) == code
+        *(("```python\nx = 1\n```\n```\ny = 1\n```", "x = 1"), ("x ```python\nx = 1\n```", None)),
+        *(("```python x = 1```", None), ("", None), ("`" * 100_000, None), ("```\n" * 100_001, "")),
+    ):
+        with subtests.test(text=text):
+            assert python_answer(after_think(text)) == code
 
 
 @pytest.mark.slow
@@ -74,20 +60,18 @@ def test_a_megabyte_of_fences_is_read_in_one_pass():
     assert python_answer("```python\ndef f(): 0\n```\n" + "```python\nf()\n```\n" * 60_000) == "def f(): 0"
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
+def test_every_shape_of_cases_is_read(subtests):
+    for cell in (
         [{"input": "1", "output": "2"}, {"input": "3", "output": "4"}],
         {"inputs": ["1", "3"], "outputs": ["2", "4\n"]},
         {"inputs": [["1"], ["3"]], "outputs": [["2", ""], "4"], "fn_name": None},
         '[{"input": "1", "output": "2"}, {"input": "3", "output": "4"}]',
         '{"inputs": ["1", "3"], "outputs": ["2", "4"]}',
-    ],
-)
-def test_every_shape_of_cases_is_read(cell):
-    found = read_cases(cell_text(cell))
-    assert [(case.stdin, case.expected.strip()) for case in found.cases] == [("1", "2"), ("3", "4")]
-    assert found.function is None
+    ):
+        with subtests.test(cell=cell):
+            found = read_cases(cell_text(cell))
+            assert [(case.stdin, case.expected.strip()) for case in found.cases] == [("1", "2"), ("3", "4")]
+            assert found.function is None
 
 
 CALLS = [
@@ -109,9 +93,8 @@ def test_calls_are_read_in_the_shapes_of_their_datasets(cell, entry_point, case)
     assert (found.function, found.cases) == ("f", (case,))
 
 
-@pytest.mark.parametrize(
-    ("cell", "reason"),
-    [
+def test_tests_that_say_what_nobody_reads_are_refused(subtests):
+    for cell, reason in (
         ({"inputs": ["1"], "outputs": ["2"], "checker": "x"}, "the key 'checker'"),
         ([{"input": "1", "output": "2", "timeout": 3}], "the key 'timeout'"),
         ([{"input": "1", "output": "2", "testtype": "interactive"}], "type 'interactive'"),
@@ -123,67 +106,37 @@ def test_calls_are_read_in_the_shapes_of_their_datasets(cell, entry_point, case)
             [{"input": "1", "output": "2", "fn_name": "f"}, {"input": "1", "output": "2"}],
             "several types",
         ),
-    ],
-)
-def test_tests_that_say_what_nobody_reads_are_refused(cell, reason):
-    with pytest.raises(UnreadableTests, match=reason):
-        read_cases(cell_text(cell))
+    ):
+        with subtests.test(cell=cell), pytest.raises(UnreadableTests, match=reason):
+            read_cases(cell_text(cell))
 
 
-@pytest.mark.parametrize(
-    ("cell", "name"),
-    [
-        ("f", "f"),
-        ('{"func_name": "f"}', "f"),
-        ({"fn_name": "f"}, "f"),
-        ("{}", None),
-        ("", None),
-        (None, None),
-        ("{", None),
-    ],
-)
-def test_a_functions_name_stands_alone_or_in_json(cell, name):
-    assert function_name(cell) == name
+def test_a_functions_name_stands_alone_or_in_json(subtests):
+    for name, cells in {
+        "f": ("f", '{"func_name": "f"}', {"fn_name": "f"}),
+        None: ("{}", "", None, "{"),
+    }.items():
+        for cell in cells:
+            with subtests.test(cell=cell):
+                assert function_name(cell) == name
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        None,
-        "",
-        [],
-        {},
-        5,
-        float("nan"),
-        "no JSON",
-        "[" * 100_000,
-        [{"input": "1"}],
-        [{"input": 1, "output": 2}],
-        {"inputs": ["1"], "outputs": []},
-        {"inputs": "1", "outputs": "2"},
-        ["assert f(1)"],
-        [None],
-        {1: 2, (3,): 4},
-    ],
-)
-def test_cells_that_are_no_cases_are_refused(cell):
-    with pytest.raises(UnreadableTests, match="is not a list of"):
-        read_cases(cell_text(cell))
+def test_cells_that_are_no_cases_are_refused(subtests):
+    for cell in (
+        *(None, "", [], {}, 5, float("nan"), "no JSON", "[" * 100_000, [{"input": "1"}], [{"input": 1, "output": 2}]),
+        *({"inputs": ["1"], "outputs": []}, {"inputs": "1", "outputs": "2"}, ["assert f(1)"], [None], {1: 2, (3,): 4}),
+    ):
+        with subtests.test(cell=cell), pytest.raises(UnreadableTests, match="is not a list of"):
+            read_cases(cell_text(cell))
 
 
-@pytest.mark.parametrize(
-    ("output", "lines"),
-    [
-        ("1\n2\n", ("1", "2")),
-        ("1 \n2\t\r\n\n\n", ("1", "2")),
-        ("\n1", ("", "1")),
-        ("1\n\n2", ("1", "", "2")),
-        (" 1", (" 1",)),
-        ("", ("",)),
-    ],
-)
-def test_only_trailing_white_space_of_an_output_is_ignored(output, lines):
-    assert lines_of(output) == list(lines)
+def test_only_trailing_white_space_of_an_output_is_ignored(subtests):
+    for output, lines in (
+        *(("1\n2\n", ("1", "2")), ("1 \n2\t\r\n\n\n", ("1", "2")), ("\n1", ("", "1")), ("1\n\n2", ("1", "", "2"))),
+        *((" 1", (" 1",)), ("", ("",))),
+    ):
+        with subtests.test(output=output):
+            assert lines_of(output) == list(lines)
 
 
 @pytest.mark.parametrize("output", ["1\n2", "1\n2\n3\n4", "1\n3\n2", "1 2 3", "", "0\n1\n2\n3", "1\n2\n3\n."])
@@ -194,66 +147,36 @@ def test_only_the_whole_output_is_right(output):
         assert not wrong_text(right, "1\n2\n3") and not wrong_tokens(right, "1\n2\n3", 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("1  2", "1 2"),
-        ("\n 1 2\t\n", "1 2"),
-        ("0.33333333", "0.333333333333"),
-        ("1e3", "1000.0"),
-        ("1000000000.5", "1000000000.0"),
-        ("3.0", "3"),
-        ("+3", "3"),
-        ("Case 1: 0.5000", "Case 1: 0.5"),
-        ("1e999", "1e999"),
-        ("NO", "NO"),
-    ],
-)
-def test_tokens_are_equal_as_text_or_as_numbers(output, expected):
-    assert wrong_tokens(output, expected, 1e-6) == ""
+def test_tokens_are_equal_as_text_or_as_numbers(subtests):
+    for output, expected in (
+        *(("1  2", "1 2"), ("\n 1 2\t\n", "1 2"), ("0.33333333", "0.333333333333"), ("1e3", "1000.0")),
+        *(("1000000000.5", "1000000000.0"), ("3.0", "3"), ("+3", "3"), ("Case 1: 0.5000", "Case 1: 0.5")),
+        *(("1e999", "1e999"), ("NO", "NO")),
+    ):
+        with subtests.test(output=output):
+            assert wrong_tokens(output, expected, 1e-6) == ""
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("12", "1 2"),
-        ("1\n2", "1 2"),
-        ("0.3333", "0.333333333333"),
-        ("3.0000001", "3"),
-        ("2.9999999", "3"),
-        ("nan", "0.5"),
-        ("inf", "1e308"),
-        ("1e999", "0.5"),
-        ("1_0", "10"),
-        ("\u0663", "3"),
-        ("9" * 5000 + ".0", "9" * 5000),
-        ("no", "NO"),
-        ("1/2", "0.5"),
-    ],
-)
-def test_tokens_that_are_neither_differ(output, expected):
-    assert wrong_tokens(output, expected, 1e-6) == "wrong output" or "lines" in wrong_tokens(output, expected, 1e-6)
+def test_tokens_that_are_neither_differ(subtests):
+    for output, expected in (
+        *(("12", "1 2"), ("1\n2", "1 2"), ("0.3333", "0.333333333333"), ("3.0000001", "3"), ("2.9999999", "3")),
+        *(("nan", "0.5"), ("inf", "1e308"), ("1e999", "0.5"), ("1_0", "10"), ("\u0663", "3")),
+        *(("9" * 5000 + ".0", "9" * 5000), ("no", "NO"), ("1/2", "0.5")),
+    ):
+        with subtests.test(output=output):
+            wrong = wrong_tokens(output, expected, 1e-6)
+            assert wrong == "wrong output" or "lines" in wrong
 
 
-@pytest.mark.parametrize(
-    ("output", "accepted", "right"),
-    [
-        ("debug\n[1, 2]", ([1, 2],), True),
-        ("[3]", ([3], 3), True),
-        ("3", ([3], 3), True),
-        ('{"1": [0.30000000000000004]}', ({"1": [0.3]},), True),
-        ("3.0", (3,), True),
-        ("3.0000001", (3,), False),
-        ("true", ("true",), False),
-        ("[1, 2]\ndone", ([1, 2],), False),
-        ("NaN", (0.5,), False),
-        ("", (None,), False),
-        ("[" * 100_000, ([],), False),
-        ("9" * 5000, (9,), False),
-    ],
-)
-def test_a_result_is_the_json_on_the_last_line(output, accepted, right):
-    assert (wrong_result(output, accepted, 1e-6) == "") is right
+def test_a_result_is_the_json_on_the_last_line(subtests):
+    for output, accepted, right in (
+        *(("debug\n[1, 2]", ([1, 2],), True), ("[3]", ([3], 3), True), ("3", ([3], 3), True)),
+        *(('{"1": [0.30000000000000004]}', ({"1": [0.3]},), True), ("3.0", (3,), True), ("3.0000001", (3,), False)),
+        *(("true", ("true",), False), ("[1, 2]\ndone", ([1, 2],), False), ("NaN", (0.5,), False)),
+        *(("", (None,), False), ("[" * 100_000, ([],), False), ("9" * 5000, (9,), False)),
+    ):
+        with subtests.test(output=output, accepted=accepted):
+            assert (wrong_result(output, accepted, 1e-6) == "") is right
 
 
 def test_a_suite_counts_its_outermost_asserts():
@@ -286,66 +209,49 @@ def test_what_the_tests_use_comes_from_the_setup_and_never_from_the_candidate():
         read_suite(POLY, "f", "def")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_names_that_the_tests_bind_themselves_need_no_setup(subtests):
+    for text in (
         "from os import *\nassert f(getcwd()) and f([c for c in 'ab'])",
         "with open('x') as g, g:\n    pass\ntry:\n    f(1)\nexcept ValueError as e:\n    e\nassert math.pi",
         "class A:\n    x = 1\ny: int = 2\nassert (z := f(A.x)) and z and y and (lambda q, *r, **s: q and r and s)(1)",
-    ],
-)
-def test_names_that_the_tests_bind_themselves_need_no_setup(text):
-    assert read_suite(text, "f").num_tests == 1
+    ):
+        with subtests.test(text=text):
+            assert read_suite(text, "f").num_tests == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x = 1", "assert f(", "[]", "[1, 2]", '["assert ("]', "(" * 10_000, "\x00", "null"]
-)
-def test_texts_without_a_test_are_refused(text):
-    with pytest.raises(UnreadableTests):
-        read_suite(text, "f")
+def test_texts_without_a_test_are_refused(subtests):
+    for text in ("", "x = 1", "assert f(", "[]", "[1, 2]", '["assert ("]', "(" * 10_000, "\x00", "null"):
+        with subtests.test(text=text), pytest.raises(UnreadableTests):
+            read_suite(text, "f")
 
 
-@pytest.mark.parametrize(
-    ("text", "cell", "fields", "status"),
-    [
+def test_what_needs_no_run_has_its_status(subtests):
+    for text, cell, fields, status in (
         ("no code", [{"input": "", "output": "1"}], {}, "no_answer"),
         (f"```python\n{'x' * (LONGEST_CODE + 1)}\n```", [{"input": "", "output": "1"}], {}, "too_long"),
-        ("```python\npass\n```", None, {}, "gold_invalid"),
-        ("no code", None, {}, "gold_invalid"),
+        *(("```python\npass\n```", None, {}, "gold_invalid"), ("no code", None, {}, "gold_invalid")),
         ("```python\npass\n```", [{"input": "", "output": "x" * 2000}], {"output_kib": 1}, "gold_invalid"),
         ("```python\npass\n```", "assert (", {"mode": "asserts"}, "gold_invalid"),
-    ],
-)
-def test_what_needs_no_run_has_its_status(text, cell, fields, status):
-    verdict = Code(**fields).score(Row(None, text, None, {"tests": cell}))
-    assert verdict.status == status
-    assert verdict.value is (None if status == "gold_invalid" else verdict.value)
-    assert verdict.value in (None, 0.0)
+    ):
+        with subtests.test(text=text, cell=cell):
+            verdict = Code(**fields).score(Row(None, text, None, {"tests": cell}))
+            assert verdict.status == status
+            assert verdict.value is (None if status == "gold_invalid" else verdict.value)
+            assert verdict.value in (None, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mode": "pytest"}, "mode is 'pytest'"),
-        ({"require": "L3"}, "require is 'L3'"),
-        ({"require": 1}, "require is 1"),
-        ({"tests": ""}, "Give the name of a dataset column"),
-        ({"entry_point": ""}, "Give the name of a dataset column"),
-        ({"cpu_s": 0}, "at least 0.1"),
-        ({"cpu_s": "2"}, "finite number"),
-        ({"memory_mib": 10}, "at least 64"),
-        ({"output_kib": 0}, "at least 1"),
-        ({"partial": "yes"}, "true or false"),
-        ({"compare": "floats"}, "compare is 'floats'"),
-        ({"tolerance": 1}, "from 0 to below 1"),
-        ({"setup": "prompt"}, "setup is for mode 'asserts'"),
+def test_fields_that_cannot_work_are_refused(subtests):
+    for fields, message in (
+        *(({"mode": "pytest"}, "mode is 'pytest'"), ({"require": "L3"}, "require is 'L3'")),
+        *(({"require": 1}, "require is 1"), ({"tests": ""}, "Give the name of a dataset column")),
+        *(({"entry_point": ""}, "Give the name of a dataset column"), ({"cpu_s": 0}, "at least 0.1")),
+        *(({"cpu_s": "2"}, "finite number"), ({"memory_mib": 10}, "at least 64"), ({"output_kib": 0}, "at least 1")),
+        *(({"partial": "yes"}, "true or false"), ({"compare": "floats"}, "compare is 'floats'")),
+        *(({"tolerance": 1}, "from 0 to below 1"), ({"setup": "prompt"}, "setup is for mode 'asserts'")),
         ({"mode": "asserts", "tolerance": 0.1}, "the tests compare"),
-    ],
-)
-def test_fields_that_cannot_work_are_refused(fields, message):
-    with pytest.raises(RuleError, match=message):
-        Code(**fields)
+    ):
+        with subtests.test(fields=fields), pytest.raises(RuleError, match=message):
+            Code(**fields)
 
 
 def test_equal_code_and_tests_share_a_verdict():

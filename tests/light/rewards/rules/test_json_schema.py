@@ -27,56 +27,41 @@ def judged_by_column(text: str, schema: object) -> Verdict:
     return JsonSchema().score(Row(None, text, None, {"schema": schema}))
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ('{"name": "Ada", "age": 36}', 1.0),
-        ('<think>{"name": 1}</think>\n {"name": "Ada"} ', 1.0),
-        ('{"name": "Ada", "age": 36.5}', 0.0),
-        ('{"name": "Ada", "city": "London"}', 0.0),
-        ("{}", 0.0),
-        ('Here it is: {"name": "Ada"}', 0.0),
-        ('<think>{"name": "Ada"}', 0.0),
-        ("", 0.0),
-    ],
-)
-def test_only_json_that_fits_earns_one(text, value):
-    assert judged(text).value == value
+def test_only_json_that_fits_earns_one(subtests):
+    for value, texts in {
+        1.0: ('{"name": "Ada", "age": 36}', '<think>{"name": 1}</think>\n {"name": "Ada"} '),
+        0.0: (
+            *('{"name": "Ada", "age": 36.5}', '{"name": "Ada", "city": "London"}', "{}"),
+            *('Here it is: {"name": "Ada"}', '<think>{"name": "Ada"}', ""),
+        ),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                assert judged(text).value == value
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('{"name": "a", "name": "b"}', "a key occurs twice"),
-        ('{"name": NaN}', "NaN is not JSON"),
-        ("-Infinity", "-Infinity is not JSON"),
-        ("1e999", "beyond the range"),
-        ("9" * 2000, "more than 1000 digits"),
-        (r'"\ud800"', "surrogates"),
-        ("{'name': 'Ada'}", "property name"),
-        ('{"name": "a",}', "not JSON"),
-        ("1 2", "Extra data"),
-    ],
-)
-def test_what_python_reads_but_json_forbids_is_no_json(text, reason):
-    verdict = judged(text, {"type": ["object", "number", "string"]})
-    assert (verdict.value, verdict.status) == (0.0, "ok")
-    assert reason in verdict.detail
+def test_what_python_reads_but_json_forbids_is_no_json(subtests):
+    for text, reason in (
+        *(('{"name": "a", "name": "b"}', "a key occurs twice"), ('{"name": NaN}', "NaN is not JSON")),
+        *(("-Infinity", "-Infinity is not JSON"), ("1e999", "beyond the range")),
+        *(("9" * 2000, "more than 1000 digits"), (r'"\ud800"', "surrogates"), ("{'name': 'Ada'}", "property name")),
+        *(('{"name": "a",}', "not JSON"), ("1 2", "Extra data")),
+    ):
+        with subtests.test(text=text):
+            verdict = judged(text, {"type": ["object", "number", "string"]})
+            assert (verdict.value, verdict.status) == (0.0, "ok")
+            assert reason in verdict.detail
 
 
-@pytest.mark.parametrize(
-    ("text", "inside"),
-    [
-        ("```json\n1\n```\ntext\n```json\n2\n```", "2"),
-        ("```JSON \n1\n```", "1"),
-        ("```json\n1\n```\n```json\n2", "1"),
-        ("```\n1\n```", ""),
-        ("```json 1 ```", ""),
-        ("1", ""),
-    ],
-)
-def test_the_last_closed_block_is_read(text, inside):
-    assert last_block(text) == inside
+def test_the_last_closed_block_is_read(subtests):
+    for inside, texts in {
+        "2": ("```json\n1\n```\ntext\n```json\n2\n```",),
+        "1": ("```JSON \n1\n```", "```json\n1\n```\n```json\n2"),
+        "": ("```\n1\n```", "```json 1 ```", "1"),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                assert last_block(text) == inside
 
 
 def test_last_block_ignores_the_text_around_it():
@@ -122,21 +107,14 @@ def test_a_bad_schema_in_the_dataset_has_no_value(schema):
     assert (verdict.value, verdict.status) == (None, "gold_invalid")
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "nope"},
-        {"pattern": "("},
-        {"pattern": r"(a)\1"},
-        {"pattern": "(?=a)b"},
-        {"$ref": "#/$defs/absent"},
-        {"$schema": "http://example.com/own", "type": "string"},
+def test_a_bad_schema_in_the_configuration_is_refused(subtests):
+    for schema in (
+        *({"type": "nope"}, {"pattern": "("}, {"pattern": r"(a)\1"}, {"pattern": "(?=a)b"}),
+        *({"$ref": "#/$defs/absent"}, {"$schema": "http://example.com/own", "type": "string"}),
         {"const": float("nan")},
-    ],
-)
-def test_a_bad_schema_in_the_configuration_is_refused(schema):
-    with pytest.raises(RuleError, match="the schema cannot be used"):
-        JsonSchema(schema)
+    ):
+        with subtests.test(schema=schema), pytest.raises(RuleError, match="the schema cannot be used"):
+            JsonSchema(schema)
 
 
 @pytest.mark.parametrize("reference", ["{uri}", "{uri}#/properties/name", "http://127.0.0.1:9/x.json", "person.json"])
@@ -149,39 +127,26 @@ def test_references_never_leave_the_schema(tmp_path, reference):
     assert judged_by_column("{}", schema).status == "gold_invalid"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"schema": ""},
-        {"schema": 3},
-        {"schema": PERSON, "schema_file": "x.json"},
-        {"schema_file": "absent.json"},
-        {"where": "first_block"},
-        {"partial": 1.0},
-        {"partial": -0.1},
-        {"formats": "yes"},
-    ],
-)
-def test_fields_that_cannot_work_are_refused(fields):
-    with pytest.raises(RuleError, match="json_schema"):
-        JsonSchema(**fields)
+def test_fields_that_cannot_work_are_refused(subtests):
+    for fields in (
+        *({"schema": ""}, {"schema": 3}, {"schema": PERSON, "schema_file": "x.json"}, {"schema_file": "absent.json"}),
+        *({"where": "first_block"}, {"partial": 1.0}, {"partial": -0.1}, {"formats": "yes"}),
+    ):
+        with subtests.test(fields=fields), pytest.raises(RuleError, match="json_schema"):
+            JsonSchema(**fields)
 
 
 def test_brackets_in_strings_are_no_levels():
     assert nesting('{"a": ["[[[", "\\"[{"], "b": {}}') == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("[" * 65 + "]" * 65, "too_complex"),
-        ("[" * 64 + "]" * 64, "ok"),
-        ("[" * 100_000, "too_complex"),
+def test_size_and_depth_are_limited(subtests):
+    for text, status in (
+        *(("[" * 65 + "]" * 65, "too_complex"), ("[" * 64 + "]" * 64, "ok"), ("[" * 100_000, "too_complex")),
         ('"' + "a" * MAX_CHARS + '"', "too_long"),
-    ],
-)
-def test_size_and_depth_are_limited(text, status):
-    assert judged(text, {"type": "array"}).status == status
+    ):
+        with subtests.test(text=text):
+            assert judged(text, {"type": "array"}).status == status
 
 
 RECURSIVE = {

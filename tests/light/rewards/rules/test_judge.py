@@ -67,50 +67,33 @@ def test_a_judge_that_is_away_ends_the_run():
         RuleSet([judge(retries=0)])(completions=[f"row {n}" for n in range(20)])
 
 
-@pytest.mark.parametrize(
-    ("reply", "value"),
-    [
-        ("Score: 10", 1.0),
-        ("It is fine.\n\n**Score: 1**\n\n", 0.0),
-        ("Score: 5.5/10", 0.5),
-        ("Score: 2\nScore: 10.", 1.0),
-        ("Score: 10\nBut no.", None),
-        ("Score: 11", None),
-        ("Score: -1", None),
-        ("Score: 1e1", None),
-        ("Score: " + "9" * 5000, None),
-        ("Score: 10 or 2", None),
-        ("The answer says 'Score: 10'.", None),
-        ("", None),
-        (None, None),
-        ("Better: A", None),
-    ],
-)
-def test_the_last_line_of_the_reply_decides_and_nothing_else(reply, value):
-    part, _ = judged(lambda request: reply)
-    assert (part.value, part.status) == ((0.0, "no_score") if value is None else (value, "ok"))
+def test_the_last_line_of_the_reply_decides_and_nothing_else(subtests):
+    for reply, value in (
+        *(("Score: 10", 1.0), ("It is fine.\n\n**Score: 1**\n\n", 0.0), ("Score: 5.5/10", 0.5)),
+        *(("Score: 2\nScore: 10.", 1.0), ("Score: 10\nBut no.", None), ("Score: 11", None), ("Score: -1", None)),
+        *(("Score: 1e1", None), ("Score: " + "9" * 5000, None), ("Score: 10 or 2", None)),
+        *(("The answer says 'Score: 10'.", None), ("", None), (None, None), ("Better: A", None)),
+    ):
+        with subtests.test(reply=reply):
+            part, _ = judged(in_turn(reply))
+            assert (part.value, part.status) == ((0.0, "no_score") if value is None else (value, "ok"))
 
 
-@pytest.mark.parametrize(
-    ("reply", "value"),
-    [
-        ('{"reasoning": "", "score": 10}', 1.0),
-        ('{"score": 1}', 0.0),
-        ('{"score": "10"}', 1.0),
-        ('{"score": true}', None),
-        ('{"score": NaN}', None),
-        ('{"score": 1e9}', None),
-        ('{"score": [10]}', None),
-        ('{"points": 10}', None),
-        ("[" * 100_000, None),
-        ("Score: 10", None),
-    ],
-)
-def test_a_reply_in_json_is_read_by_its_key(reply, value):
-    part, server = judged(lambda request: reply, schema=True)
-    assert (part.value, part.status) == ((0.0, "no_score") if value is None else (value, "ok"))
-    form = server.requests[0]["response_format"]["json_schema"]
-    assert list(form["schema"]["properties"]) == ["reasoning", "score"]
+def test_a_reply_in_json_is_read_by_its_key(subtests):
+    for value, replies in {
+        1.0: ('{"reasoning": "", "score": 10}', '{"score": "10"}'),
+        0.0: ('{"score": 1}',),
+        None: (
+            *('{"score": true}', '{"score": NaN}', '{"score": 1e9}', '{"score": [10]}', '{"points": 10}'),
+            *("[" * 100_000, "Score: 10"),
+        ),
+    }.items():
+        for reply in replies:
+            with subtests.test(reply=reply):
+                part, server = judged(in_turn(reply), schema=True)
+                assert (part.value, part.status) == ((0.0, "no_score") if value is None else (value, "ok"))
+                form = server.requests[0]["response_format"]["json_schema"]
+                assert list(form["schema"]["properties"]) == ["reasoning", "score"]
 
 
 def test_a_pattern_and_a_rubric_of_ones_own():
@@ -151,21 +134,16 @@ def prefers(text):
     return answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [
-        (prefers("mine"), 1.0),
-        (prefers("theirs"), 0.0),
-        (lambda request: "Better: A", 0.5),
-        (lambda request: "better: tie", 0.5),
-        (lambda request: '{"better": "A"}', None),
+def test_two_answers_are_compared_in_both_orders(subtests):
+    for answer, value in (
+        *((prefers("mine"), 1.0), (prefers("theirs"), 0.0), (lambda request: "Better: A", 0.5)),
+        *((lambda request: "better: tie", 0.5), (lambda request: '{"better": "A"}', None)),
         (lambda request: "Better: both", None),
-    ],
-)
-def test_two_answers_are_compared_in_both_orders(answer, value):
-    part, server = judged(answer, "mine", columns={"other": "theirs"}, against="other")
-    assert (part.value, part.status) == ((0.0, "no_score") if value is None else (value, "ok"))
-    assert len(server.requests) == 2
+    ):
+        with subtests.test(answer=answer):
+            part, server = judged(answer, "mine", columns={"other": "theirs"}, against="other")
+            assert (part.value, part.status) == ((0.0, "no_score") if value is None else (value, "ok"))
+            assert len(server.requests) == 2
 
 
 def test_pairs_are_voted_on_too():
@@ -293,33 +271,24 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere(monkeypatch, ca
     assert "secret" not in str(server.headers[0]), "the key of another service is sent to nobody"
 
 
-@pytest.mark.parametrize(
-    ("fields", "match"),
-    [
+def test_what_cannot_work_is_a_sentence_when_the_rule_is_built(subtests):
+    for fields, match in (
         ({"api_key_env": "sk-abc-123"}, "Give its name, not the key"),
         ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
         ({"base_url": "http://user:pass@host/v1"}, "Give a key by api_key_env"),
-        ({"base_url": "localhost:8000"}, "base_url"),
-        ({"votes": 2}, "odd number"),
-        ({"votes": 3, "temperature": 0}, "one vote"),
-        ({"scores": (10, 1)}, "lower bound first"),
-        ({"template": "{{ completion"}, "not valid Jinja"),
-        ({"template": "{{ prompt }}"}, "must show"),
+        *(({"base_url": "localhost:8000"}, "base_url"), ({"votes": 2}, "odd number")),
+        *(({"votes": 3, "temperature": 0}, "one vote"), ({"scores": (10, 1)}, "lower bound first")),
+        *(({"template": "{{ completion"}, "not valid Jinja"), ({"template": "{{ prompt }}"}, "must show")),
         ({"template": "{{ completion }}", "against": "other"}, "must show"),
-        ({"pattern": "(", "rubric": "r"}, "no regular expression"),
-        ({"pattern": "x", "rubric": "r"}, "in a group"),
-        ({"pattern": "(x)"}, "Give a rubric"),
-        ({"pattern": "(x)", "schema": True}, "Give one"),
-        ({"schema": {"properties": {"mark": {}}}}, "no property 'score'"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"extra_body": "x"}, "extra_body"),
-        ({"model": ""}, "model"),
-    ],
-)
-def test_what_cannot_work_is_a_sentence_when_the_rule_is_built(fields, match):
-    with pytest.raises(RuleError, match=match) as error:
-        Judge(**({"model": "m"} | fields))
-    assert "pass@" not in str(error.value) and "abc-123" not in str(error.value)
+        *(({"pattern": "(", "rubric": "r"}, "no regular expression"), ({"pattern": "x", "rubric": "r"}, "in a group")),
+        *(({"pattern": "(x)"}, "Give a rubric"), ({"pattern": "(x)", "schema": True}, "Give one")),
+        *(({"schema": {"properties": {"mark": {}}}}, "no property 'score'"), ({"max_tokens": 0}, "max_tokens")),
+        *(({"extra_body": "x"}, "extra_body"), ({"model": ""}, "model")),
+    ):
+        with subtests.test(fields=fields):
+            with pytest.raises(RuleError, match=match) as error:
+                Judge(**({"model": "m"} | fields))
+            assert "pass@" not in str(error.value) and "abc-123" not in str(error.value)
 
 
 def test_a_judge_tells_right_from_wrong_where_it_is_shown_the_right_answer():

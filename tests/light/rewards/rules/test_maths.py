@@ -22,23 +22,15 @@ def value(text: str, gold: object, **fields: str) -> float | None:
     return judge(text, gold, **fields).value
 
 
-@pytest.mark.parametrize(
-    "gold",
-    [
-        r"3\sqrt{13}",
-        r"$3\sqrt{13}$",
-        r"$$3\sqrt{13}$$",
-        r"\[3\sqrt{13}\]",
-        r"\(3\sqrt{13}\)",
-        r"\boxed{3\sqrt{13}}",
-        r"#### 3\sqrt{13}",
-        r"The distance is $\sqrt{9^2 + 6^2} = \boxed{3\sqrt{13}}.$",
+def test_a_gold_is_read_whole_in_every_usual_wrapping(subtests):
+    for gold in (
+        *(r"3\sqrt{13}", r"$3\sqrt{13}$", r"$$3\sqrt{13}$$", r"\[3\sqrt{13}\]", r"\(3\sqrt{13}\)"),
+        *(r"\boxed{3\sqrt{13}}", r"#### 3\sqrt{13}", r"The distance is $\sqrt{9^2 + 6^2} = \boxed{3\sqrt{13}}.$"),
         r"We add 81 and 36. The answer is $3\sqrt{13}$.",
-    ],
-)
-def test_a_gold_is_read_whole_in_every_usual_wrapping(gold):
-    assert value(r"\boxed{\sqrt{117}}", gold) == 1.0
-    assert value(r"\boxed{3}", gold) == value(r"\boxed{13}", gold) == 0.0
+    ):
+        with subtests.test(gold=gold):
+            assert value(r"\boxed{\sqrt{117}}", gold) == 1.0
+            assert value(r"\boxed{3}", gold) == value(r"\boxed{13}", gold) == 0.0
 
 
 @pytest.mark.parametrize("gold", [18, 18.0, "18", "9 * 2 = 18\n#### 18", "A: 18", "$18.00"])
@@ -46,91 +38,58 @@ def test_a_number_is_a_gold_in_every_usual_spelling(gold):
     assert value("A: 18", gold) == 1.0
 
 
-@pytest.mark.parametrize(
-    "gold",
-    [
-        None,
-        True,
-        [],
-        float("nan"),
-        "",
-        "  ",
-        "$",
-        r"\boxed{}",
-        r"3\sqrt{",
-        r"\frac{1}",
-        "3}",
-        "no answer was written down here because the task was too hard for us",
-        "1" * 10_000,
+def test_a_gold_that_cannot_be_read_has_no_value(subtests):
+    for gold in (
+        *(None, True, [], float("nan"), "", "  ", "$", r"\boxed{}", r"3\sqrt{", r"\frac{1}", "3}"),
+        *("no answer was written down here because the task was too hard for us", "1" * 10_000),
         "{" * 100 + "3" + "}" * 100,
-    ],
-)
-def test_a_gold_that_cannot_be_read_has_no_value(gold):
-    verdict = judge("A: 3", gold)
-    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+    ):
+        with subtests.test(gold=gold):
+            verdict = judge("A: 3", gold)
+            assert (verdict.value, verdict.status) == (None, "gold_invalid")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\boxed{5} and that is it. A: 6", "5"),
-        (r"\fbox{5}", "5"),
-        (r"\boxed 5", "5"),
-        (r"\boxed{\boxed{5}}", "5"),
-        (r"Write \boxed{}. So \boxed{5}", "5"),
-        (r"\boxed{\frac{1}{2}} and }", "0.5"),
-        ("\\[ \\boxed{\n\\frac{1}{2}\n} \\]", "0.5"),
-        ("<answer>5</answer> A: 6", "5"),
-        (r"<answer>$\frac12$</answer>", "0.5"),
-        ("<answer>$5 a day</answer>", "5"),
-        ("2 + 3 = 5\n#### 5", "5"),
-        (r"The only number that is not prime is \boxed{9}.", "9"),
-        (r"so $7! \times 2!=\boxed{10,\!080}$", "10080"),
-        ("so $7! \\times 2!=10,\\!080$ and the answer is $10080$", "10080"),
-        ("The final answer is 5.", "5"),
-        ("The final answer is:\n\n$$\\frac{1}{2}$$\n", "0.5"),
-        (r"**Answer:** $\frac12$", "0.5"),
-        ("The answer is **5**.", "5"),
-        ("The answer is therefore 5 eggs", "5"),
-        (r"The answer is $3\sqrt2\text{ meters}$.", r"3\sqrt2"),
-        ("A: 5\nThat took 3 steps.", "5"),
-        ("the answer is 7. No, the answer is 5", "5"),
-        ("The answer is <<2+3=5>>5", "5"),
-        ("The answer is 3 * 5 = 15 eggs", "15"),
-        ("答案是5", "5"),
-        ("The answer is (B) Paris.", "B"),
-        ("$x = 5$", "5"),
-        (r"\frac12", "0.5"),
-        ("so $x = 5$.", "5"),
-        ("So she has 5 eggs left.", "5"),
-    ],
-)
-def test_the_answer_is_found_where_it_is_stated(text, answer):
-    assert value(text, answer) == 1.0
+def test_the_answer_is_found_where_it_is_stated(subtests):
+    for answer, texts in {
+        "5": (
+            *(r"\boxed{5} and that is it. A: 6", r"\fbox{5}", r"\boxed 5", r"\boxed{\boxed{5}}"),
+            *(r"Write \boxed{}. So \boxed{5}", "<answer>5</answer> A: 6", "<answer>$5 a day</answer>"),
+            *("2 + 3 = 5\n#### 5", "The final answer is 5.", "The answer is **5**.", "The answer is therefore 5 eggs"),
+            *(
+                "A: 5\nThat took 3 steps.",
+                "the answer is 7. No, the answer is 5",
+                "The answer is <<2+3=5>>5",
+                "答案是5",
+            ),
+            *("$x = 5$", "so $x = 5$.", "So she has 5 eggs left."),
+        ),
+        "0.5": (
+            *(r"\boxed{\frac{1}{2}} and }", "\\[ \\boxed{\n\\frac{1}{2}\n} \\]", r"<answer>$\frac12$</answer>"),
+            *("The final answer is:\n\n$$\\frac{1}{2}$$\n", r"**Answer:** $\frac12$", r"\frac12"),
+        ),
+        "9": (r"The only number that is not prime is \boxed{9}.",),
+        "10080": (r"so $7! \times 2!=\boxed{10,\!080}$", "so $7! \\times 2!=10,\\!080$ and the answer is $10080$"),
+        r"3\sqrt2": (r"The answer is $3\sqrt2\text{ meters}$.",),
+        "15": ("The answer is 3 * 5 = 15 eggs",),
+        "B": ("The answer is (B) Paris.",),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                assert value(text, answer) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("", "no_answer"),
-        ("no idea", "no_answer"),
-        (r"\boxed{}", "no_answer"),
-        (r"\boxed{3", "no_answer"),
-        (r"\boxed{\frac{1}}", "no_answer"),
-        (r"<think>\boxed{3}", "no_answer"),
-        ("The answer is not 3", "no_answer"),
-        (r"\boxed{3} \boxed{4}", "conflict"),
-        ("<answer>3</answer> <answer>4</answer>", "conflict"),
-        ("The answer is $3$ or $4$", "conflict"),
-        (rf"\boxed{{{'1+' * 1500}1}}", "too_long"),
-        (rf"\boxed{{{'1+' * 500}1}}", "too_complex"),
-        (r"\boxed{9^{9^9}}", "too_complex"),
-        (r"\boxed{4}", "ok"),
-    ],
-)
-def test_a_fault_of_the_completion_earns_the_floor_and_says_which(text, status):
-    verdict = judge(text, "3")
-    assert (verdict.value, verdict.status) == (0.0, status)
+def test_a_fault_of_the_completion_earns_the_floor_and_says_which(subtests):
+    for text, status in (
+        *(("", "no_answer"), ("no idea", "no_answer"), (r"\boxed{}", "no_answer"), (r"\boxed{3", "no_answer")),
+        *((r"\boxed{\frac{1}}", "no_answer"), (r"<think>\boxed{3}", "no_answer")),
+        *(("The answer is not 3", "no_answer"), (r"\boxed{3} \boxed{4}", "conflict")),
+        *(("<answer>3</answer> <answer>4</answer>", "conflict"), ("The answer is $3$ or $4$", "conflict")),
+        *((rf"\boxed{{{'1+' * 1500}1}}", "too_long"), (rf"\boxed{{{'1+' * 500}1}}", "too_complex")),
+        *((r"\boxed{9^{9^9}}", "too_complex"), (r"\boxed{4}", "ok")),
+    ):
+        with subtests.test(text=text):
+            verdict = judge(text, "3")
+            assert (verdict.value, verdict.status) == (0.0, status)
 
 
 def test_boxes_that_agree_are_one_answer():
@@ -164,20 +123,14 @@ def test_a_number_of_the_prompt_is_no_copy():
     assert judge("A: 5.0", "5", "She has 5.0 cm of ribbon and loses none.").value == 1.0
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold"),
-    [
-        ("5=3", "3"),
-        ("0.5", r"50\%"),
-        ("X+1", "x+1"),
-        (r"\{1,2\}", "(1,2)"),
-        ("0.333333333", r"\frac13"),
+def test_the_eval_profile_is_as_lenient_as_math_verify(subtests):
+    for answer, gold in (
+        *(("5=3", "3"), ("0.5", r"50\%"), ("X+1", "x+1"), (r"\{1,2\}", "(1,2)"), ("0.333333333", r"\frac13")),
         (r"3 \text{ m}", r"3 \text{ cm}"),
-    ],
-)
-def test_the_eval_profile_is_as_lenient_as_math_verify(answer, gold):
-    assert value(rf"\boxed{{{answer}}}", gold, profile="eval") == 1.0
-    assert value(rf"\boxed{{{answer}}}", gold) == 0.0
+    ):
+        with subtests.test(answer=answer):
+            assert value(rf"\boxed{{{answer}}}", gold, profile="eval") == 1.0
+            assert value(rf"\boxed{{{answer}}}", gold) == 0.0
 
 
 @pytest.mark.parametrize(("answer", "gold"), [("4", "3"), ("3", r"3\sqrt{13}"), (r"\text{seat}", r"\text{east}")])

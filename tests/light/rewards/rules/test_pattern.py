@@ -32,16 +32,11 @@ def test_a_text_beyond_the_limit_is_not_matched():
     assert (verdict.value, verdict.status) == (0.0, "too_long")
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"pattern": "(a"}, "does not compile"),
-        ({"pattern": ""}, "Give a regular expression"),
-        ({"pattern": None}, "Give a regular expression"),
-        ({"pattern": "a", "timeout_s": 0}, "timeout_s is 0"),
+def test_fields_that_cannot_work_are_refused(subtests):
+    for fields, message in (
+        *(({"pattern": "(a"}, "does not compile"), ({"pattern": ""}, "Give a regular expression")),
+        *(({"pattern": None}, "Give a regular expression"), ({"pattern": "a", "timeout_s": 0}, "timeout_s is 0")),
         ({"pattern": "a", "mode": "match"}, "'full', 'search'"),
-    ],
-)
-def test_fields_that_cannot_work_are_refused(fields, message):
-    with pytest.raises(RuleError, match=message):
-        Pattern(**fields)
+    ):
+        with subtests.test(fields=fields), pytest.raises(RuleError, match=message):
+            Pattern(**fields)

@@ -61,20 +61,14 @@ def test_a_wrong_answer_earns_less_than_one(family):
     assert judged("<answer>0</answer>", entry_of(family)).value < 0.1
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "answer"),
-    [
-        ("a\nb\nc", "x", "c"),
-        ("a\nb\nc\n\n", "1 2\n3 4", "b\nc"),
-        ("<answer>1</answer> or <answer>2</answer>", "x", "2"),
-        ("<answer>1\n2", "x", "1\n2"),
-        ("<think><answer>1</answer></think>2", "x", "2"),
-        ("<think>2", "x", ""),
-        ("#### 3", None, "#### 3"),
-    ],
-)
-def test_the_last_tag_or_the_last_lines_are_the_answer(text, gold, answer):
-    assert find_answer(text, gold) == answer
+def test_the_last_tag_or_the_last_lines_are_the_answer(subtests):
+    for text, gold, answer in (
+        *(("a\nb\nc", "x", "c"), ("a\nb\nc\n\n", "1 2\n3 4", "b\nc")),
+        *(("<answer>1</answer> or <answer>2</answer>", "x", "2"), ("<answer>1\n2", "x", "1\n2")),
+        *(("<think><answer>1</answer></think>2", "x", "2"), ("<think>2", "x", ""), ("#### 3", None, "#### 3")),
+    ):
+        with subtests.test(text=text, gold=gold):
+            assert find_answer(text, gold) == answer
 
 
 @pytest.mark.parametrize("text", ["", " \n", "<answer></answer>", "<think>7"])
@@ -95,20 +89,13 @@ def test_a_family_and_its_configuration_can_be_given():
     assert judged("0.3", entry, dataset="decimal_arithmetic").value == 0.0
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"entry": ""},
-        {"dataset": "no_such_family"},
-        {"dataset": "puzzle24"},
-        {"configs": {"chain_sum": {"no_such_key": 1}}},
-        {"configs": ["chain_sum"]},
-        {"partial": 1.5},
-    ],
-)
-def test_fields_that_cannot_work_are_refused(fields):
-    with pytest.raises(RuleError, match="procedural"):
-        Procedural(**fields)
+def test_fields_that_cannot_work_are_refused(subtests):
+    for fields in (
+        *({"entry": ""}, {"dataset": "no_such_family"}, {"dataset": "puzzle24"}),
+        *({"configs": {"chain_sum": {"no_such_key": 1}}}, {"configs": ["chain_sum"]}, {"partial": 1.5}),
+    ):
+        with subtests.test(fields=fields), pytest.raises(RuleError, match="procedural"):
+            Procedural(**fields)
 
 
 @pytest.mark.parametrize(
@@ -184,34 +171,18 @@ def test_a_scorer_that_evaluates_through_a_helper_is_refused():
     assert not runs_code("chain_sum", scorer("chain_sum", "{}"))
 
 
-@pytest.mark.parametrize(
-    ("text", "allowed"),
-    [
-        ("2*(2 - 8*x)**(3/2)/3 + C", True),
-        ("exp(-x)*sin(3*X)/10 + x**12", True),
-        ("-(x + 1)**11", True),
-        ("9**9**9", False),
-        ("9**(9**9)", False),
-        ("(9**99)**99", False),
-        ("(9**99)**12", True),
-        ("((x + 1)**9 + 1)**9", False),
-        ("(x + y + z)**99", False),
-        ("x**999", False),
-        ("7//2", False),
-        ("factorial(99)", False),
-        ("S(1)", False),
-        ("x (1)", False),
-        ("x.diff", False),
-        ("x[0]", False),
-        ("'x'", False),
-        ("1e9", False),
-        ("sin(" * 9 + "x" + ")" * 9, False),
-        (")(", False),
-        ("+".join("x" * 200), False),
-    ],
-)
-def test_formulas_are_small_and_call_only_known_functions(text, allowed):
-    assert is_formula(text) is allowed
+def test_formulas_are_small_and_call_only_known_functions(subtests):
+    for allowed, texts in {
+        True: ("2*(2 - 8*x)**(3/2)/3 + C", "exp(-x)*sin(3*X)/10 + x**12", "-(x + 1)**11", "(9**99)**12"),
+        False: (
+            *("9**9**9", "9**(9**9)", "(9**99)**99", "((x + 1)**9 + 1)**9", "(x + y + z)**99", "x**999", "7//2"),
+            *("factorial(99)", "S(1)", "x (1)", "x.diff", "x[0]", "'x'", "1e9", "sin(" * 9 + "x" + ")" * 9, ")("),
+            "+".join("x" * 200),
+        ),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                assert is_formula(text) is allowed
 
 
 def test_literals_are_no_calls():
@@ -220,22 +191,15 @@ def test_literals_are_no_calls():
     assert not is_literal("(" * 5000)
 
 
-@pytest.mark.parametrize(
-    ("family", "answer"),
-    [
-        ("complex_arithmetic", "nan"),
-        ("complex_arithmetic", "nan j"),
-        ("rubiks_cube", "R99999999"),
-        ("rush_hour", "A+99999999"),
-        ("propositional_logic", "∧".join("abcdefghijklmnopqrstuvwxyz")),
-        ("propositional_logic", "PQ"),
-        ("countdown", "9**9**9"),
-        ("codeio", '{"a": ' * 2000),
-    ],
-)
-def test_answers_that_blow_up_or_trick_a_scorer_are_not_shown_to_it(family, answer):
-    verdict = judged(f"<answer>{answer}</answer>", entry_of(family))
-    assert (verdict.value, verdict.status) == (0.0, "no_answer")
+def test_answers_that_blow_up_or_trick_a_scorer_are_not_shown_to_it(subtests):
+    for family, answer in (
+        *(("complex_arithmetic", "nan"), ("complex_arithmetic", "nan j"), ("rubiks_cube", "R99999999")),
+        *(("rush_hour", "A+99999999"), ("propositional_logic", "∧".join("abcdefghijklmnopqrstuvwxyz"))),
+        *(("propositional_logic", "PQ"), ("countdown", "9**9**9"), ("codeio", '{"a": ' * 2000)),
+    ):
+        with subtests.test(family=family):
+            verdict = judged(f"<answer>{answer}</answer>", entry_of(family))
+            assert (verdict.value, verdict.status) == (0.0, "no_answer")
 
 
 def test_what_a_scorer_raises_on_an_answer_is_no_answer():

@@ -72,19 +72,15 @@ def test_a_plain_text_is_one_turn():
     assert turns(None) == ()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"content": "A: 18", "reasoning_content": "9 * 2"},
-        {"content": "A: 18", "thinking": "9 * 2"},
-        {"content": "A: 18", "reasoning": "9 * 2"},
-        {"content": "<think>9 * 2</think>A: 18"},
+def test_reasoning_stands_apart_from_the_content_wherever_a_template_puts_it(subtests):
+    for message in (
+        *({"content": "A: 18", "reasoning_content": "9 * 2"}, {"content": "A: 18", "thinking": "9 * 2"}),
+        *({"content": "A: 18", "reasoning": "9 * 2"}, {"content": "<think>9 * 2</think>A: 18"}),
         {"content": "9 * 2\n</think>A: 18"},
-    ],
-)
-def test_reasoning_stands_apart_from_the_content_wherever_a_template_puts_it(message):
-    (turn,) = turns([{"role": "assistant", **message}])
-    assert turn == {"role": "assistant", "content": "A: 18", "reasoning_content": "9 * 2"}
+    ):
+        with subtests.test(message=message):
+            (turn,) = turns([{"role": "assistant", **message}])
+            assert turn == {"role": "assistant", "content": "A: 18", "reasoning_content": "9 * 2"}
 
 
 def test_thoughts_that_never_end_are_no_content():

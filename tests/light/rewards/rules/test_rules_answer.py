@@ -20,75 +20,42 @@ def status_of(text: str, gold: object, **fields: str) -> str:
     return Answer(**fields).score(Row(None, text, None, {"answer": gold})).status
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("#### 18", 18),
-        ("The answer is 18.", 18),
-        ("the answer is **18** eggs", 18),
-        ("**Answer:** $1,234.50", Fraction(2469, 2)),
-        ("16 - 3 = 13\nA: 13", 13),
-        ("A:\n18", 18),
-        (r"so \boxed{18}", 18),
-        (r"\boxed{-\frac{3}{4}}", Fraction(-3, 4)),
-        (r"\boxed{1\frac{1}{2}}", Fraction(3, 2)),
-        (r"\boxed{10{,}000}", 10_000),
-        (r"\boxed{3 \text{ cm}^2}", 3),
-        (r"\boxed{x = 5}", 5),
-        ("<answer>$18 a day.</answer>", 18),
-        ("A: 2 * 9 = 18 dollars", 18),
-        ("answer is - 3", -3),
-        ("answer is \u2212 3", -3),
-        ("A: 1.5e3", 1500),
-        ("A: 1 1/2 cups", Fraction(3, 2)),
-        ("A: 50%", 50),
-        ("答案是18元", 18),
-        ("答案\uff1a\uff11\uff18", 18),
-    ],
-)
-def test_an_announced_number_is_read(text, number):
-    assert read_number(text).value == number
+def test_an_announced_number_is_read(subtests):
+    for text, number in (
+        *(("#### 18", 18), ("The answer is 18.", 18), ("the answer is **18** eggs", 18)),
+        *(("**Answer:** $1,234.50", Fraction(2469, 2)), ("16 - 3 = 13\nA: 13", 13), ("A:\n18", 18)),
+        *((r"so \boxed{18}", 18), (r"\boxed{-\frac{3}{4}}", Fraction(-3, 4))),
+        *((r"\boxed{1\frac{1}{2}}", Fraction(3, 2)), (r"\boxed{10{,}000}", 10_000), (r"\boxed{3 \text{ cm}^2}", 3)),
+        *((r"\boxed{x = 5}", 5), ("<answer>$18 a day.</answer>", 18), ("A: 2 * 9 = 18 dollars", 18)),
+        *(("answer is - 3", -3), ("answer is \u2212 3", -3), ("A: 1.5e3", 1500), ("A: 1 1/2 cups", Fraction(3, 2))),
+        *(("A: 50%", 50), ("答案是18元", 18), ("答案\uff1a\uff11\uff18", 18)),
+    ):
+        with subtests.test(text=text):
+            assert read_number(text).value == number
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("16 - 3 = 13 eggs, so she earns $26.", 26),
-        ("She has 18 apples, thanks to gpt4\nBye!", 18),
-        ("所以一共有3个苹果", 3),
-        ("10-5", 5),
-        ("It is -$5", -5),
-    ],
-)
-def test_without_an_announcement_the_last_number_is_read(text, number):
-    assert read_number(text).value == number
+def test_without_an_announcement_the_last_number_is_read(subtests):
+    for text, number in (
+        *(("16 - 3 = 13 eggs, so she earns $26.", 26), ("She has 18 apples, thanks to gpt4\nBye!", 18)),
+        *(("所以一共有3个苹果", 3), ("10-5", 5), ("It is -$5", -5)),
+    ):
+        with subtests.test(text=text):
+            assert read_number(text).value == number
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("", NO_ANSWER),
-        ("no idea", NO_ANSWER),
-        ("16 - 3 = 13\nA: unknown", NO_ANSWER),
-        (r"\boxed{}", NO_ANSWER),
-        (r"\boxed{18", NO_ANSWER),
-        ("<answer>18", NO_ANSWER),
-        (r"\boxed{3\sqrt{13}}", NO_ANSWER),
-        (r"\boxed{2^{10}}", NO_ANSWER),
-        (r"\boxed{3x}", NO_ANSWER),
-        (r"\boxed{(3, \infty)}", NO_ANSWER),
-        ("it is 3 \\times 10^5", NO_ANSWER),
-        ("A: 1/0", NO_ANSWER),
-        ("A: " + "3" * 200, NO_ANSWER),
-        ("A: 3 or 5", CONFLICT),
-        ("A: 5 = 3", CONFLICT),
-        (r"\boxed{3, 5}", CONFLICT),
-        ("<answer>9 eggs at 2 dollars</answer>", NO_ANSWER),
-    ],
-)
-def test_a_part_of_something_larger_is_not_taken_for_the_number(text, status):
-    reading = read_number(text)
-    assert (reading.value, reading.status) == (None, status)
+def test_a_part_of_something_larger_is_not_taken_for_the_number(subtests):
+    for status, texts in {
+        NO_ANSWER: (
+            *("", "no idea", "16 - 3 = 13\nA: unknown", r"\boxed{}", r"\boxed{18", "<answer>18"),
+            *(r"\boxed{3\sqrt{13}}", r"\boxed{2^{10}}", r"\boxed{3x}", r"\boxed{(3, \infty)}", "it is 3 \\times 10^5"),
+            *("A: 1/0", "A: " + "3" * 200, "<answer>9 eggs at 2 dollars</answer>"),
+        ),
+        CONFLICT: ("A: 3 or 5", "A: 5 = 3", r"\boxed{3, 5}"),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                reading = read_number(text)
+                assert (reading.value, reading.status) == (None, status)
 
 
 CHEATS = [
@@ -149,68 +116,38 @@ def test_an_equation_in_several_variables_is_no_number():
     assert value_of("<answer>5x - 7y + 11z + 4 = 0</answer>", 0) == 0.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "42",
-        "**42**",
-        "42%",
-        "so she has $42 left",
-        "She does not eat 3, so she has 42",
-        "The answer is 42 dollars.",
-        "The answer is 42 dollars every day at the farmers' market.",
-        "The answer is therefore 42.",
-        "The answer is USD 42",
-        "The answer is (42).",
-        "The answer is `42`.",
-        "The answer is 42 because 6 * 7 = 42.",
-        "The answer is 42, since she does not eat.",
-        "The answer is 42. It is not 43.",
-        "She does not eat, so the answer is 42.",
-        "The answer is: $\\boxed{42}$.",
-        "The answer is <<6*7=42>>42.",
-        "answer: 42 apples",
-        "Final answer: **42 apples**",
-        "Total = 42",
-        "A: total cost = $42",
-        "A: 6 x 7 = 42 dollars",
-        "A: x_1 = 42",
-        "<answer>\n42 dollars\n</answer>",
-        "<answer>she has it\nA: 42</answer>",
-        '<answer id="1">42</answer>',
-        "<!-- a note -->\nA: 42",
-        r"\boxed{\boxed{42}}",
-        r"\boxed{42 \text{ square feet}}",
+def test_a_number_with_its_unit_currency_or_equation_earns_all(subtests):
+    for text in (
+        *("42", "**42**", "42%", "so she has $42 left", "She does not eat 3, so she has 42"),
+        *("The answer is 42 dollars.", "The answer is 42 dollars every day at the farmers' market."),
+        *("The answer is therefore 42.", "The answer is USD 42", "The answer is (42).", "The answer is `42`."),
+        *("The answer is 42 because 6 * 7 = 42.", "The answer is 42, since she does not eat."),
+        *("The answer is 42. It is not 43.", "She does not eat, so the answer is 42."),
+        *("The answer is: $\\boxed{42}$.", "The answer is <<6*7=42>>42.", "answer: 42 apples"),
+        *("Final answer: **42 apples**", "Total = 42", "A: total cost = $42", "A: 6 x 7 = 42 dollars", "A: x_1 = 42"),
+        *("<answer>\n42 dollars\n</answer>", "<answer>she has it\nA: 42</answer>", '<answer id="1">42</answer>'),
+        *("<!-- a note -->\nA: 42", r"\boxed{\boxed{42}}", r"\boxed{42 \text{ square feet}}"),
         r"\boxed{6 \times 7 = 42}",
-    ],
-)
-def test_a_number_with_its_unit_currency_or_equation_earns_all(text):
-    assert value_of(text, 42) == 1.0
+    ):
+        with subtests.test(text=text):
+            assert value_of(text, 42) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (r"\boxed{A \boxed{B} C}", "choice"),
-        (r"\boxed{B \boxed{A}}", "choice"),
-        ("<answer>A <answer>B</answer> C</answer>", "choice"),
-        ("<answer>anything but B</answer>", "choice"),
-        ("The answer is not B", "choice"),
-        (r"The answer is not \boxed{B}", "choice"),
-        (r"\boxed{B is wrong}", "choice"),
-        ("It is not (B)", "choice"),
-        ("(B) is wrong", "choice"),
-        ("<!-- (B) -->", "choice"),
-        ('<answer value="B"></answer>', "choice"),
-        (r"\boxed{A \boxed{B} C}", "exact"),
-        ("<answer>A <answer>B</answer> C</answer>", "exact"),
-        ("I do not think that the answer is B", "exact"),
-        ("<!-- B -->", "exact"),
-        ('<answer value="B"></answer>', "exact"),
-    ],
-)
-def test_a_text_or_letter_that_is_denied_hidden_or_nested_earns_nothing(text, kind):
-    assert value_of(text, "B", kind=kind) == 0.0
+def test_a_text_or_letter_that_is_denied_hidden_or_nested_earns_nothing(subtests):
+    for kind, texts in {
+        "choice": (
+            *(r"\boxed{A \boxed{B} C}", r"\boxed{B \boxed{A}}", "<answer>A <answer>B</answer> C</answer>"),
+            *("<answer>anything but B</answer>", "The answer is not B", r"The answer is not \boxed{B}"),
+            *(r"\boxed{B is wrong}", "It is not (B)", "(B) is wrong", "<!-- (B) -->", '<answer value="B"></answer>'),
+        ),
+        "exact": (
+            *(r"\boxed{A \boxed{B} C}", "<answer>A <answer>B</answer> C</answer>"),
+            *("I do not think that the answer is B", "<!-- B -->", '<answer value="B"></answer>'),
+        ),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                assert value_of(text, "B", kind=kind) == 0.0
 
 
 @pytest.mark.parametrize("text", ["(B) Not enough information", "B. It is not known", r"\boxed{\boxed{B}}"])
@@ -267,39 +204,28 @@ def test_where_all_reads_the_thoughts_too():
     assert value_of(r"<think>\boxed{18}</think>", 18, where="all") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("B", "B"),
-        ("(B)", "B"),
-        ("B) Paris", "B"),
-        ("The answer is (B) Paris.", "B"),
-        (r"\boxed{\text{B}}", "B"),
-        (r"\boxed{\textbf{(B)}\ 12}", "B"),
-        ("<answer>b</answer>", "B"),
-        ("A: B", "B"),
-        ("I would go with (C).", "C"),
-        ("答案是C", "C"),
-    ],
-)
-def test_a_letter_is_read(text, letter):
-    assert read_choice(text).value == letter
+def test_a_letter_is_read(subtests):
+    for letter, texts in {
+        "B": (
+            *("B", "(B)", "B) Paris", "The answer is (B) Paris.", r"\boxed{\text{B}}", r"\boxed{\textbf{(B)}\ 12}"),
+            *("<answer>b</answer>", "A: B"),
+        ),
+        "C": ("I would go with (C).", "答案是C"),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                assert read_choice(text).value == letter
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("A dog ran", NO_ANSWER),
-        ("the answer is a dog", NO_ANSWER),
-        ("A: Paris\nB: London", NO_ANSWER),
-        ("The answer is A or B", CONFLICT),
-        ("Answer: A, B, C", CONFLICT),
-        ("(A) Paris (B) London", CONFLICT),
-    ],
-)
-def test_listing_the_options_is_no_choice(text, status):
-    reading = read_choice(text)
-    assert (reading.value, reading.status) == (None, status)
+def test_listing_the_options_is_no_choice(subtests):
+    for status, texts in {
+        NO_ANSWER: ("A dog ran", "the answer is a dog", "A: Paris\nB: London"),
+        CONFLICT: ("The answer is A or B", "Answer: A, B, C", "(A) Paris (B) London"),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                reading = read_choice(text)
+                assert (reading.value, reading.status) == (None, status)
 
 
 def test_a_choice_gold_may_carry_its_text():

@@ -12,23 +12,19 @@ def value_of(rule: Rule, text: str, completion_ids: tuple[int, ...] | None = Non
     return rule.score(Row(None, text, completion_ids, {})).value
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("<think>2+2</think> so <answer>4</answer>", 1.0),
-        ("<think>2+2</think> 4", 0.5),
-        ("<think> </think><answer>4</answer>", 0.5),
-        ("<think>\u200b</think><answer>4</answer>", 0.5),
-        ("<answer>4</answer><think>2+2</think>", 0.5),
-        ("<think><answer>4</answer></think>", 0.5),
-        ("<think>a</think><think>b</think><answer>4</answer>", 0.5),
-        ("<think>2+2</think><answer>4", 0.5),
-        ("</think>a<think></answer>4<answer>", 0.0),
-        ("", 0.0),
-    ],
-)
-def test_tags_give_the_share_of_pairs_that_are_right(text, value):
-    assert value_of(Tags("think", "answer"), text) == value
+def test_tags_give_the_share_of_pairs_that_are_right(subtests):
+    for value, texts in {
+        1.0: ("<think>2+2</think> so <answer>4</answer>",),
+        0.5: (
+            *("<think>2+2</think> 4", "<think> </think><answer>4</answer>", "<think>\u200b</think><answer>4</answer>"),
+            *("<answer>4</answer><think>2+2</think>", "<think><answer>4</answer></think>"),
+            *("<think>a</think><think>b</think><answer>4</answer>", "<think>2+2</think><answer>4"),
+        ),
+        0.0: ("</think>a<think></answer>4<answer>", ""),
+    }.items():
+        for text in texts:
+            with subtests.test(text=text):
+                assert value_of(Tags("think", "answer"), text) == value
 
 
 def test_tags_name_the_pairs_that_fail():

@@ -35,9 +35,7 @@ def first_char(row) -> float:
 def test_a_yaml_file_gives_the_rules_that_it_lists(write):
     assert RuleSet.from_yaml(write(RULES_YAML)) == RuleSet(
         [
-            Answer(gold="solution"),
-            Length(high=24, weight=0.1, gate="answer"),
-            Tags("think", "answer"),
+            *(Answer(gold="solution"), Length(high=24, weight=0.1, gate="answer"), Tags("think", "answer")),
             Keywords(required=("所以", "because"), name="reasons"),
         ],
         clip=(-1, 1),
@@ -47,11 +45,8 @@ def test_a_yaml_file_gives_the_rules_that_it_lists(write):
 def test_every_shipped_rule_survives_the_round_trip():
     rules = RuleSet(
         [
-            Answer(where="all", weight=2),
-            Tags("think", "answer", gate="answer"),
-            Pattern(r"\d+", timeout_s=1.0),
-            Length(low=1, slack=3, unit="words"),
-            Keywords(required=("a b",), forbidden=("c",), name="words"),
+            *(Answer(where="all", weight=2), Tags("think", "answer", gate="answer"), Pattern(r"\d+", timeout_s=1.0)),
+            *(Length(low=1, slack=3, unit="words"), Keywords(required=("a b",), forbidden=("c",), name="words")),
             Repetition(ngram=2),
         ],
         clip=(-1, 1),

@@ -56,6 +56,10 @@ def says(role: str, content: str | None, **fields) -> dict:
     return {"role": role, "content": content, **fields}
 
 
+def num_words(text: str) -> int:
+    return len(text.split())
+
+
 def texts(pairs: datasets.Dataset) -> list[tuple[str, str]]:
     return list(zip(pairs["chosen"], pairs["rejected"], strict=True))
 
@@ -95,17 +99,8 @@ def gsm8k_samples(gsm8k) -> datasets.Dataset:
 
 def test_a_pair_is_a_better_and_a_worse_sample_of_one_prompt():
     pairs, _ = build_pairs(samples(WRONG, RIGHT, answer="18"), ANSWER)
-    assert pairs.to_list() == [
-        {
-            "prompt": "How many?",
-            "chosen": RIGHT,
-            "rejected": WRONG,
-            "chosen_score": 1.0,
-            "rejected_score": 0.0,
-            "rule_gap": 1.0,
-            "answer": "18",
-        }
-    ]
+    scores = {"chosen_score": 1.0, "rejected_score": 0.0, "rule_gap": 1.0}
+    assert pairs.to_list() == [{"prompt": "How many?", "chosen": RIGHT, "rejected": WRONG, **scores, "answer": "18"}]
 
 
 def test_the_margin_is_the_gap():
@@ -119,39 +114,29 @@ def test_a_gap_of_just_the_least_counts_in_spite_of_rounding():
     assert falls_short(0.49, 0.5)
 
 
-def test_a_gap_below_the_least_makes_no_pair():
-    pairs, report = build_pairs(samples("***", "*--", "---"), STARS, min_gap=0.15)
-    assert texts(pairs) == [("***", "---")]
-    assert report.num_too_close == 1
+# Samples, options, pairs made; number of blank samples, of candidates too close in score, and too unlike in length.
+CHOICES = {
+    "a gap below the least": (("***", "*--", "---"), {"min_gap": 0.15}, [("***", "---")], (0, 1, 0)),
+    "ties": (("*-", "-*", "--"), {"min_gap": 0.0}, [("*-", "--")], (0, 1, 0)),
+    "lengths too unlike": (("*" * 12, "-" * 8, "-" * 7), {"max_length_ratio": 1.5}, [("*" * 12, "-" * 8)], (0, 1, 1)),
+    "length in words": (("* " * 8, "-" * 12, "- " * 7), {"length": num_words}, [("* " * 8, "- " * 7)], (0, 1, 1)),
+    "the closest lengths first, each sample once": (
+        *(("*" * 10, "-" * 14, "-" * 11, "*" * 13), {"max_pairs_per_prompt": 4}),
+        *([("*" * 13, "-" * 14), ("*" * 10, "-" * 11)], (0, 2, 0)),
+    ),
+    "at equal lengths the larger gap, then the earlier sample": (
+        *(("**--", "****", "----", "-  -"), {"min_gap": 0.1}, [("****", "----"), ("**--", "-  -")], (0, 1, 0)),
+    ),
+    "blank samples": (("   ", "***", "---", None), {"min_gap": 0.1}, [("***", "---")], (2, 0, 0)),
+}
 
 
-def test_ties_make_no_pair_even_without_a_least_gap():
-    _, report = build_pairs(samples("*-", "-*", "--"), STARS, min_gap=0.0)
-    assert (report.num_pairs, report.num_too_close) == (1, 1)
-
-
-def test_the_longer_side_is_at_most_so_many_times_the_shorter():
-    data = samples("*" * 12, "-" * 8, "-" * 7)
-    pairs, report = build_pairs(data, STARS, max_length_ratio=1.5)
-    assert texts(pairs) == [("*" * 12, "-" * 8)]
-    assert report.num_too_unlike == 1
-
-
-def test_the_unit_of_length_can_be_chosen():
-    data = samples("* " * 8, "-" * 12, "- " * 7)
-    assert texts(build_pairs(data, STARS, length=lambda text: len(text.split()))[0]) == [("* " * 8, "- " * 7)]
-
-
-def test_closest_lengths_come_first_and_each_sample_once():
-    data = samples("*" * 10, "-" * 14, "-" * 11, "*" * 13)
-    pairs, _ = build_pairs(data, STARS, max_pairs_per_prompt=4)
-    assert texts(pairs) == [("*" * 13, "-" * 14), ("*" * 10, "-" * 11)]
-
-
-def test_at_equal_lengths_the_larger_gap_comes_first_then_the_earlier_sample():
-    data = samples("**--", "****", "----", "-  -")
-    pairs, _ = build_pairs(data, STARS, min_gap=0.1)
-    assert texts(pairs) == [("****", "----"), ("**--", "-  -")]
+def test_which_samples_make_pairs(subtests):
+    for fact, (completions, options, made, counts) in CHOICES.items():
+        with subtests.test(fact):
+            pairs, report = build_pairs(samples(*completions), STARS, **options)
+            assert texts(pairs) == made
+            assert (report.num_blank, report.num_too_close, report.num_too_unlike) == counts
 
 
 def test_a_prompt_makes_at_most_so_many_pairs():
@@ -164,31 +149,17 @@ def test_the_same_two_texts_make_one_pair():
     assert build_pairs(samples(RIGHT, RIGHT, WRONG, WRONG, answer="18"), ANSWER)[1].num_pairs == 1
 
 
-def test_blank_samples_take_no_part():
-    data = samples("   ", "***", "---", None)
-    pairs, report = build_pairs(data, STARS, min_gap=0.1)
-    assert (texts(pairs), report.num_blank) == ([("***", "---")], 2)
-
-
 def test_samples_without_a_score_take_no_part():
-    data = dataset(
-        [
-            {"prompt": "a", "completions": [RIGHT, WRONG], "answer": "unreadable"},
-            {"prompt": "b", "completions": [RIGHT, WRONG], "answer": "18"},
-        ]
-    )
+    cells = (("a", "unreadable"), ("b", "18"))
+    data = dataset([{"prompt": p, "completions": [RIGHT, WRONG], "answer": answer} for p, answer in cells])
     pairs, report = build_pairs(data, ANSWER)
     assert pairs["prompt"][:] == ["b"]
     assert (report.num_unscored, report.num_prompts_without_pair) == (2, 1)
 
 
 def test_every_sample_is_scored_with_its_own_row():
-    data = dataset(
-        [
-            {"prompt": f"{number}", "completions": [f"A: {number}", f"A: {number + 1}"], "answer": number}
-            for number in range(10, CHUNK_ROWS + 50)
-        ]
-    )
+    numbers = range(10, CHUNK_ROWS + 50)
+    data = dataset([{"prompt": f"{n}", "completions": [f"A: {n}", f"A: {n + 1}"], "answer": n} for n in numbers])
     pairs, report = build_pairs(data, ANSWER)
     assert report.num_pairs == len(data)
     assert all(row["chosen"] == f"A: {row['prompt']}" for row in pairs)
@@ -278,52 +249,28 @@ def test_a_limit_that_cannot_work_is_named(subtests):
                 build_pairs(samples(RIGHT, WRONG, answer="18"), ANSWER, **{key: value})
 
 
-def test_missing_columns_are_listed_with_those_there():
-    with pytest.raises(DataError, match=r"\(prompt, completions\) or \(prompt, completion\).* are: question, answer"):
-        build_pairs(dataset([{"question": "?", "answer": "18"}]), ANSWER)
+def test_data_and_rules_that_cannot_work_are_refused(subtests):
+    def one_in(cell):
+        return dataset([{"prompt": "?", "completions": cell}])
 
-
-def test_columns_that_would_be_overwritten_are_named():
-    with pytest.raises(DataError, match="already has the columns chosen"):
-        build_pairs(samples(RIGHT, WRONG, answer="18", chosen="x"), ANSWER)
-
-
-@pytest.mark.parametrize("cell", ["one text", [says("assistant", "one")]])
-def test_a_single_sample_in_the_column_of_lists_is_refused(cell):
-    with pytest.raises(DataError, match="Row 0 holds a single sample in 'completions'"):
-        build_pairs(dataset([{"prompt": "?", "completions": cell}]), STARS)
-
-
-def test_a_length_that_is_a_list_is_refused():
+    good = samples(RIGHT, WRONG, answer="18")
+    columns = r"\(prompt, completions\) or \(prompt, completion\).* are: question, answer"
+    for data, rules, error, match in (
+        (dataset([{"question": "?", "answer": "18"}]), ANSWER, DataError, columns),
+        (samples(RIGHT, WRONG, answer="18", chosen="x"), ANSWER, DataError, "already has the columns chosen"),
+        (one_in("one text"), STARS, DataError, "Row 0 holds a single sample in 'completions'"),
+        (one_in([says("assistant", "one")]), STARS, DataError, "Row 0 holds a single sample in 'completions'"),
+        (good.to_list(), ANSWER, DataError, "is a list. Give a datasets.Dataset"),
+        (datasets.DatasetDict(train=good), ANSWER, DataError, "is a DatasetDict. Give a datasets.Dataset"),
+        (good.select([]), ANSWER, DataError, "has no rows"),
+        (samples(RIGHT, WRONG), [Answer()], ConfigError, "Give a RuleSet"),
+        (samples(RIGHT, WRONG), ANSWER, DataError, "reads the column 'answer'"),
+        (samples(RIGHT, WRONG), RuleSet([Length()]), RuleError, r"While scoring rows 0 to 0 of the .*completion_ids"),
+    ):
+        with subtests.test(match), pytest.raises(error, match=match):
+            build_pairs(data, rules)
     with pytest.raises(ConfigError, match="length gave a list"):
         build_pairs(samples("***", "---"), STARS, length=str.split)
-
-
-def test_what_is_not_a_dataset_is_refused():
-    data = samples(RIGHT, WRONG, answer="18")
-    for other in (data.to_list(), datasets.DatasetDict(train=data)):
-        with pytest.raises(DataError, match=f"is a {type(other).__name__}. Give a datasets.Dataset"):
-            build_pairs(other, ANSWER)
-
-
-def test_an_empty_dataset_is_refused():
-    with pytest.raises(DataError, match="has no rows"):
-        build_pairs(samples(RIGHT, WRONG, answer="18").select([]), ANSWER)
-
-
-def test_rules_that_cannot_be_called_are_refused():
-    with pytest.raises(ConfigError, match="Give a RuleSet"):
-        build_pairs(samples(RIGHT, WRONG), [Answer()])
-
-
-def test_a_column_that_the_rules_lack_is_named():
-    with pytest.raises(DataError, match="reads the column 'answer'"):
-        build_pairs(samples(RIGHT, WRONG), ANSWER)
-
-
-def test_an_error_of_a_rule_says_among_which_rows_it_arose():
-    with pytest.raises(RuleError, match=r"While scoring rows 0 to 0 of the dataset .*completion_ids"):
-        build_pairs(samples(RIGHT, WRONG), RuleSet([Length()]))
 
 
 # filter_pairs: why a row is dropped
@@ -331,20 +278,13 @@ def test_an_error_of_a_rule_says_among_which_rows_it_arose():
 HI, CALL = says("user", "Hi"), [{"name": "clock"}]
 A, B = says("assistant", "a"), says("assistant", "b")
 WITH_A_PROMPT = (
-    ("yes", "no", None),
-    (" ", "no", "empty"),
-    (None, "no", "empty"),
-    ("yes", "yes ", "identical"),
-    ("yes", "yes, surely", None),
-    ([A], [B], None),
-    ([says("assistant", " ")], [B], "empty"),
+    *(("yes", "no", None), (" ", "no", "empty"), (None, "no", "empty"), ("yes", "yes ", "identical")),
+    *(("yes", "yes, surely", None), ([A], [B], None), ([says("assistant", " ")], [B], "empty")),
     ([B], [B], "identical"),
 )
 WITH_THE_PROMPT_INSIDE = (
-    ("How many? A: 18", "How many? A: 17", None),
-    ("How many? A: 18", " \n", "empty"),
-    ("How many? A: 18", "How many?\n", "empty"),
-    ("How many? A: 18\n", "How many? A: 18\n", "identical"),
+    *(("How many? A: 18", "How many? A: 17", None), ("How many? A: 18", " \n", "empty")),
+    *(("How many? A: 18", "How many?\n", "empty"), ("How many? A: 18\n", "How many? A: 18\n", "identical")),
     ("How many? A: 18", "How many? A: 18 ", "identical"),
     ("How many? A: 18", "What time? A: 17", "different_prompt"),
     ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", None),
@@ -355,13 +295,9 @@ WITH_THE_PROMPT_INSIDE = (
         "\n\nHuman: a\n\nAssistant: c\n\nHuman: d\n\nAssistant: e",
         "different_prompt",
     ),
-    ([HI, A], [HI, B], None),
-    ([HI, says("assistant", "")], [HI, B], "empty"),
-    ([HI], [HI, B], "empty"),
-    ([HI, B], [HI, B], "identical"),
-    ([HI, A], [says("user", "Ho"), B], "different_prompt"),
-    ([HI, A, HI, B], [HI, B], "different_prompt"),
-    ([HI, says("assistant", None, tool_calls=CALL)], [HI, B], None),
+    *(([HI, A], [HI, B], None), ([HI, says("assistant", "")], [HI, B], "empty"), ([HI], [HI, B], "empty")),
+    *(([HI, B], [HI, B], "identical"), ([HI, A], [says("user", "Ho"), B], "different_prompt")),
+    *(([HI, A, HI, B], [HI, B], "different_prompt"), ([HI, says("assistant", None, tool_calls=CALL)], [HI, B], None)),
     (
         [HI, says("assistant", "", tool_calls=CALL), says("tool", "12"), says("assistant", "12")],
         [HI, says("assistant", "noon")],
@@ -446,12 +382,9 @@ def test_options_that_cannot_work_are_refused():
             filter_pairs(dataset([pair(RIGHT, WRONG)]), ANSWER, min_gap=min_gap)
 
 
-def test_missing_pair_columns_are_listed_with_those_there():
+def test_pairs_of_another_form_are_refused():
     with pytest.raises(DataError, match=r"\(prompt, chosen, rejected\) or \(chosen, rejected\).* are: prompt, chosen"):
         filter_pairs(dataset([{"prompt": "?", "chosen": "a"}]))
-
-
-def test_text_beside_messages_is_refused():
     with pytest.raises(DataError, match="'chosen' holds a str and 'rejected' a list"):
         filter_pairs(dataset([{"chosen": "a", "rejected": [says("assistant", "b")]}]))
 

@@ -22,46 +22,30 @@ def judged(text: str, **fields) -> Verdict:
     return Grammar(**fields).score(Row(None, text, None, {}))
 
 
-DEFECTS = (
-    ("the answer is 18.", "starts"),
-    ("The answer is 18. so it is.", "starts"),
-    ("The answer is\n\nSo eggs are what", "ends"),
-    ("所以一共还剩九个鸡蛋", "ends"),
-    ("The answer (in dollars is 18.", "balance"),
-    ("The answer) is (18.", "balance"),
-    ('He said "18.', "balance"),
-    ("答案「十八」」很清楚。", "balance"),
-    ("The answer xkcdq is 18.", "words"),
-    ("The answer is a1b2c3.", "words"),
-    ("The answer is heeeeey.", "words"),
-    ("The answer \ud800 is 18.", "words"),
-    ("The answer is 18!!", "punctuation"),
-    ("答案是十八。。", "punctuation"),
-    ("The answer is.. 18.", "punctuation"),
-    ("The the answer is 18.", "doubled"),
-    ("The answer , they say, is 18.", "spacing"),
-)
+DEFECTS = {
+    "starts": ("the answer is 18.", "The answer is 18. so it is."),
+    "ends": ("The answer is\n\nSo eggs are what", "所以一共还剩九个鸡蛋"),
+    "balance": ("The answer (in dollars is 18.", "The answer) is (18.", 'He said "18.', "答案「十八」」很清楚。"),
+    "words": ("The answer xkcdq is 18.", "It is a1b2c3.", "The answer is heeeeey.", "The answer \ud800 is 18."),
+    "punctuation": ("The answer is 18!!", "答案是十八。。", "The answer is.. 18."),
+    "doubled": ("The the answer is 18.",),
+    "spacing": ("The answer , they say, is 18.",),
+}
 RIGHT = (
-    GOOD_ENGLISH,
-    GOOD_CHINESE,
-    "He had had enough of that that.",
-    "Wait... is it $x$?",
-    "1) First, add them.\n2) Then halve them.",
-    "GPT4 runs on the H100 at NASA.",
-    "A wrapped line goes on\nwith a small letter.",
-    "慢慢来，好好学习。",
-    "It costs $5 and not $6.",
-    "# Heading without a full stop\nThe text has one.",
-    "Вопрос решён: ответ равен восемнадцати.",
+    *(GOOD_ENGLISH, GOOD_CHINESE, "He had had enough of that that.", "Wait... is it $x$?"),
+    *("1) First, add them.\n2) Then halve them.", "GPT4 runs on the H100 at NASA."),
+    *("A wrapped line goes on\nwith a small letter.", "慢慢来，好好学习。", "It costs $5 and not $6."),
+    *("# Heading without a full stop\nThe text has one.", "Вопрос решён: ответ равен восемнадцати."),
 )
 
 
 def test_each_defect_lowers_its_own_sign_and_no_other(subtests):
-    for text, sign in DEFECTS:
-        with subtests.test(text):
-            verdict = judged(text)
-            assert verdict.value < 1.0
-            assert [part.split()[0] for part in verdict.detail.split(", ")] == [sign]
+    for sign, texts in DEFECTS.items():
+        for text in texts:
+            with subtests.test(text):
+                verdict = judged(text)
+                assert verdict.value < 1.0
+                assert [part.split()[0] for part in verdict.detail.split(", ")] == [sign]
 
 
 def test_what_is_right_is_no_defect(subtests):

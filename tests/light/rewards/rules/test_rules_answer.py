@@ -58,62 +58,38 @@ def test_a_part_of_something_larger_is_not_taken_for_the_number(subtests):
                 assert (reading.value, reading.status) == (None, status)
 
 
-CHEATS = [
-    # denied
-    ("The answer is not 42.", NO_ANSWER),
-    ("The answer isn't 42", NO_ANSWER),
-    ("The answer is not $42$", NO_ANSWER),
-    (r"The answer is not $\boxed{42}$", NO_ANSWER),
-    ("The answer is no longer 42", NO_ANSWER),
-    ("The answer is neither 41 nor 42", NO_ANSWER),
-    ("The answer is other than 42", NO_ANSWER),
-    ("The answer is \u2260 42", NO_ANSWER),
-    ("The answer is 42 is wrong", NO_ANSWER),
-    ("The answer is 42, not really", NO_ANSWER),
-    ("I do not think that the answer is 42", NO_ANSWER),
-    ("A: except 42", NO_ANSWER),
-    ("not <answer>42</answer>", NO_ANSWER),
-    ("<answer>anything but 42</answer>", NO_ANSWER),
-    ("<answer>42 is wrong</answer>", NO_ANSWER),
-    (r"\boxed{\text{not } 42}", NO_ANSWER),
-    (r"\boxed{x \neq 42}", NO_ANSWER),
-    ("It is not 42.", NO_ANSWER),
-    ("It is never 42", NO_ANSWER),
-    ("答案不是42", NO_ANSWER),
-    # another number, or a question
-    ("The answer is half of 42", NO_ANSWER),
-    ("The answer is 42 plus one", NO_ANSWER),
-    ("The answer is > 42", NO_ANSWER),
-    ("The answer is 42?", NO_ANSWER),
-    ("A: 42 dollars and 5 cents", NO_ANSWER),
-    ("<answer>42. 43</answer>", NO_ANSWER),
-    # hidden
-    ("<!-- 42 -->\nI do not know.", NO_ANSWER),
-    ("I do not know. <!-- A: 42", NO_ANSWER),
-    ('<answer value="42"></answer>', NO_ANSWER),
-    ('<answer value=">42"></answer>', NO_ANSWER),
-    ('<answer value="42"/>', NO_ANSWER),
-    ("<answer 42></answer>", NO_ANSWER),
-    # nested
-    (r"\boxed{43 \boxed{42} 39}", CONFLICT),
-    (r"\boxed{43 \boxed{41} \boxed{42} 39}", CONFLICT),
-    ("<answer>43 <answer>42</answer> 39</answer>", CONFLICT),
-    (r"\boxed{42}{\boxed{", NO_ANSWER),
-    # equations that give no number
-    ("<answer>5x - 7y + 11z + 4 = 42</answer>", NO_ANSWER),
-    (r"\boxed{x + y = 42}", NO_ANSWER),
-    ("A: 2x = 42", NO_ANSWER),
-    ("A: " + "42=" * 50 + "42", NO_ANSWER),
-]
+CHEATS = {
+    NO_ANSWER: (
+        # denied
+        *("The answer is not 42.", "The answer isn't 42", "The answer is not $42$", r"The answer is not $\boxed{42}$"),
+        *("The answer is no longer 42", "The answer is neither 41 nor 42", "The answer is other than 42"),
+        *("The answer is \u2260 42", "The answer is 42 is wrong", "The answer is 42, not really"),
+        *("I do not think that the answer is 42", "A: except 42", "not <answer>42</answer>"),
+        *("<answer>anything but 42</answer>", "<answer>42 is wrong</answer>", r"\boxed{\text{not } 42}"),
+        *(r"\boxed{x \neq 42}", "It is not 42.", "It is never 42", "答案不是42"),
+        # another number, or a question
+        *("The answer is half of 42", "The answer is 42 plus one", "The answer is > 42", "The answer is 42?"),
+        *("A: 42 dollars and 5 cents", "<answer>42. 43</answer>"),
+        # hidden
+        *("<!-- 42 -->\nI do not know.", "I do not know. <!-- A: 42", '<answer value="42"></answer>'),
+        *('<answer value=">42"></answer>', '<answer value="42"/>', "<answer 42></answer>"),
+        # nested
+        r"\boxed{42}{\boxed{",
+        # equations that give no number
+        *("<answer>5x - 7y + 11z + 4 = 42</answer>", r"\boxed{x + y = 42}", "A: 2x = 42", "A: " + "42=" * 50 + "42"),
+    ),
+    CONFLICT: (
+        *(r"\boxed{43 \boxed{42} 39}", r"\boxed{43 \boxed{41} \boxed{42} 39}"),
+        "<answer>43 <answer>42</answer> 39</answer>",
+    ),
+}
 
 
-@pytest.mark.parametrize(("text", "status"), CHEATS)
-def test_a_number_that_is_denied_hidden_or_nested_earns_nothing(text, status):
-    assert (value_of(text, 42), status_of(text, 42)) == (0.0, status)
-
-
-def test_an_equation_in_several_variables_is_no_number():
-    assert value_of("<answer>5x - 7y + 11z + 4 = 0</answer>", 0) == 0.0
+def test_a_number_that_is_denied_hidden_or_nested_earns_nothing(subtests):
+    for status, texts in CHEATS.items():
+        for text in texts:
+            with subtests.test(text):
+                assert (value_of(text, 42), status_of(text, 42)) == (0.0, status)
 
 
 def test_a_number_with_its_unit_currency_or_equation_earns_all(subtests):
@@ -161,27 +137,19 @@ def test_a_thousand_boxes_in_boxes_are_a_conflict(kind):
     assert status_of(text, "4" if kind == "number" else "B", kind=kind) == CONFLICT
 
 
-def test_the_announcement_that_comes_last_decides():
-    assert value_of(r"\boxed{12}. Wait, the answer is 18.", 18) == 1.0
-    assert value_of("The answer is 18.\nQ: next?\nA: 5", 18) == 0.0
-
-
-def test_an_announcement_wins_over_a_later_number():
-    assert value_of("A: 18\nThat took 3 steps.", 18) == 1.0
-
-
-def test_a_markdown_heading_is_not_an_announcement():
-    assert value_of("#### Step two\nShe earns 18", 18) == 1.0
-
-
-def test_numbers_are_compared_exactly():
-    assert value_of("A: 0.5", "1/2") == 1.0
-    assert value_of("A: 0.33", "1/3") == 0.0
-
-
-def test_percent_is_dropped_and_not_converted():
-    assert value_of("A: 50", "50%") == 1.0
-    assert value_of("A: 0.5", "50%") == 0.0
+def test_which_number_is_read_and_how_it_is_compared(subtests):
+    for text, gold, value in (
+        *((r"\boxed{12}. Wait, the answer is 18.", 18, 1.0), ("The answer is 18.\nQ: next?\nA: 5", 18, 0.0)),
+        ("A: 18\nThat took 3 steps.", 18, 1.0),  # An announcement wins over a later number.
+        ("#### Step two\nShe earns 18", 18, 1.0),  # A heading of Markdown is no announcement.
+        *(("A: 0.5", "1/2", 1.0), ("A: 0.33", "1/3", 0.0)),  # Numbers are compared exactly.
+        *(("A: 50", "50%", 1.0), ("A: 0.5", "50%", 0.0)),  # A percent sign is dropped, not converted.
+        *((r"<think>\boxed{18}</think> I do not know", 18, 0.0), (r"<think>so A: 18", 18, 0.0)),
+        ("<think>3</think> A: 18", 18, 1.0),
+        ("<answer>5x - 7y + 11z + 4 = 0</answer>", 0, 0.0),  # An equation in several variables is no number.
+    ):
+        with subtests.test(text, gold=gold):
+            assert value_of(text, gold) == value
 
 
 @pytest.mark.parametrize("gold", [18, 18.0, "18", "$18.00", "9 * 2 = 18\n#### 18", r"\boxed{18}", "A: 18"])
@@ -192,12 +160,6 @@ def test_every_usual_spelling_of_a_gold_is_read(gold):
 @pytest.mark.parametrize("gold", [None, True, float("nan"), "", "eggs", r"3\sqrt{13}", "(1, 2)", "She has 3", []])
 def test_a_gold_that_cannot_be_read_has_no_value(gold):
     assert (value_of("A: 3", gold), status_of("A: 3", gold)) == (None, "gold_invalid")
-
-
-def test_thoughts_do_not_count_as_an_answer():
-    assert value_of(r"<think>\boxed{18}</think> I do not know", 18) == 0.0
-    assert value_of(r"<think>so A: 18", 18) == 0.0
-    assert value_of("<think>3</think> A: 18", 18) == 1.0
 
 
 def test_where_all_reads_the_thoughts_too():
@@ -233,18 +195,13 @@ def test_a_choice_gold_may_carry_its_text():
     assert value_of("B", 1, kind="choice") is None
 
 
-@pytest.mark.parametrize("text", ["new york", "The answer is **New  York**.", "\u201cNew York\u201d!", "A: NEW YORK"])
-def test_exact_ignores_case_spacing_and_surrounding_punctuation(text):
-    assert value_of(text, "New York", kind="exact") == 1.0
-
-
-def test_exact_keeps_signs_and_brackets():
-    assert value_of("-3", "3", kind="exact") == 0.0
-    assert value_of("[1,2]", "(1,2)", kind="exact") == 0.0
-
-
-def test_exact_compares_chinese_text():
-    assert value_of("答案是北京\u3002", "北京", kind="exact") == 1.0
+def test_exact_ignores_case_spacing_and_surrounding_punctuation_but_not_signs_and_brackets(subtests):
+    for text in ("new york", "The answer is **New  York**.", "\u201cNew York\u201d!", "A: NEW YORK"):
+        with subtests.test(text):
+            assert value_of(text, "New York", kind="exact") == 1.0
+    for text, gold, value in (("-3", "3", 0.0), ("[1,2]", "(1,2)", 0.0), ("答案是北京\u3002", "北京", 1.0)):
+        with subtests.test(text):
+            assert value_of(text, gold, kind="exact") == value
 
 
 def test_the_detail_says_what_was_read_and_where():

@@ -32,12 +32,8 @@ def called_as_trl_does(rules, metrics: dict[str, float] | None = None, **changes
     return rules(**(batch | changes))
 
 
-def test_trl_arguments_are_not_taken_for_columns(rules):
-    assert called_as_trl_does(rules) == [1.5, 0.0]
-
-
-def test_an_argument_that_a_later_trl_adds_is_ignored(rules):
-    assert called_as_trl_does(rules, accelerator=object()) == [1.5, 0.0]
+def test_trl_arguments_are_not_taken_for_columns_nor_are_those_that_a_later_trl_adds(rules):
+    assert called_as_trl_does(rules) == called_as_trl_does(rules, accelerator=object()) == [1.5, 0.0]
 
 
 def test_async_grpo_calls_without_the_extras(rules):
@@ -101,7 +97,6 @@ def test_every_rule_tells_how_its_rows_went(rules):
     metrics = {}
     called_as_trl_does(rules, metrics)
     assert all(metrics[f"rules/{name}/{share}"] == 0.0 for name in ("answer", "length") for share in SHARES)
-    assert metrics["rewards/answer/std"] == 0.5 and metrics["rewards/length/std"] == 0.0
     assert metrics["rules/length/gated_frac"] == 0.5
     assert metrics["rules/answer/p95_ms"] > 0
 

@@ -1,6 +1,7 @@
 """JsonSchema: strict JSON, a schema from three places, and no way out of the schema or into long work."""
 
 import json
+from functools import partial
 
 import pytest
 from hypothesis import assume, given
@@ -163,20 +164,17 @@ RECURSIVE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("schema", "text"),
-    [
+def test_hostile_json_is_judged_within_a_second(subtests):
+    for schema, text in (
         ({"pattern": "^(a+)+$"}, json.dumps("a" * 190_000 + "!")),
         ({"pattern": "^(a|aa)+$"}, json.dumps("a" * 190_000 + "!")),
         ({"uniqueItems": True}, json.dumps([[n] for n in range(20_000)])),
         (RECURSIVE, '{"a": ' * 60 + '"x"' + "}" * 60),  # Its errors, listed, would be 2 to the power of 60.
-        (PERSON, '"' * MAX_CHARS),
-        (PERSON, '{"a":"\\"' * 20_000),
-    ],
-)
-def test_hostile_json_is_judged_within_a_second(schema, text):
-    rule = JsonSchema(schema)
-    assert timed(lambda: rule.score(Row(None, text, None, {})))[1] < 1.0
+        *((PERSON, '"' * MAX_CHARS), (PERSON, '{"a":"\\"' * 20_000)),
+    ):
+        row = Row(None, text, None, {})
+        with subtests.test(schema=schema, text=text[:9]):
+            assert timed(partial(JsonSchema(schema).score, row))[1] < 1.0
 
 
 JSON = st.recursive(

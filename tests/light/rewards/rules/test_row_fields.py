@@ -67,9 +67,10 @@ def test_a_rule_sees_the_turns_of_a_conversation():
     assert row.text == "A: 18"
 
 
-def test_a_plain_text_is_one_turn():
+def test_a_plain_text_is_one_turn_and_thoughts_that_never_end_are_no_content():
     assert turns("A: 18") == ({"role": "assistant", "content": "A: 18"},)
     assert turns(None) == ()
+    assert turns("<think>9 * 2")[0] == {"role": "assistant", "content": "", "reasoning_content": "9 * 2"}
 
 
 def test_reasoning_stands_apart_from_the_content_wherever_a_template_puts_it(subtests):
@@ -81,10 +82,6 @@ def test_reasoning_stands_apart_from_the_content_wherever_a_template_puts_it(sub
         with subtests.test(message=message):
             (turn,) = turns([{"role": "assistant", **message}])
             assert turn == {"role": "assistant", "content": "A: 18", "reasoning_content": "9 * 2"}
-
-
-def test_thoughts_that_never_end_are_no_content():
-    assert turns("<think>9 * 2")[0] == {"role": "assistant", "content": "", "reasoning_content": "9 * 2"}
 
 
 def test_tags_of_other_roles_are_left_alone():
@@ -110,18 +107,11 @@ def test_members_of_a_group_are_whole_rows_without_a_group():
     assert (other.text, other.completion_ids, other.columns, other.group) == ("b", (2, 3), {"answer": "18"}, ())
 
 
-def test_prompts_are_compared_by_their_messages():
-    first, second = ([{"role": "user", "content": "9 * 2 ="}] for _ in range(2))
-    rows = seen(prompts=[first, second], completions=["a", "b"])
-    assert [len(row.group) for row in rows] == [1, 1]
-
-
-def test_prompts_with_arrays_in_them_stop_nothing():
-    prompts = [[{"role": "user", "content": np.arange(3)}] for _ in range(2)]
-    assert [row.group for row in seen(prompts=prompts, completions=["a", "b"])] == [(), ()]
-
-
-def test_without_prompts_there_is_no_group():
+def test_prompts_are_compared_by_their_messages_and_arrays_or_none_make_no_group(subtests):
+    for contents, sizes in ((["9 * 2 ="] * 2, [1, 1]), ([np.arange(3), np.arange(3)], [0, 0])):
+        prompts = [[{"role": "user", "content": content}] for content in contents]
+        with subtests.test(contents=contents):
+            assert [len(row.group) for row in seen(prompts=prompts, completions=["a", "b"])] == sizes
     assert [row.group for row in seen(completions=["a", "b"])] == [(), ()]
 
 

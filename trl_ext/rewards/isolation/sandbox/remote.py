@@ -18,10 +18,13 @@ from typing import Any
 from trl_ext.rewards.isolation.sandbox.client import JobLimits, Outcome, SandboxTrouble
 
 _CONNECT_S, _GRACE_S = 10.0, 30.0
-# A reply holds the output as JSON, which may take six bytes for one, and the error output.
-_LONGER, _MORE_BYTES = 6, 2**20
-_EMPTY = "pass"
-FAILURES = (OSError, ValueError, TypeError, KeyError, AttributeError)  # No connection, and replies of another shape.
+_FAILURES = (OSError, ValueError, TypeError, KeyError, AttributeError)  # No connection, and replies of another shape.
+
+Reply = tuple[str, Any, str | None, str | None]  # how the program ended (see `Outcome`), exit code, output, errors
+
+
+class _Overlong(Exception):
+    """A reply is longer than the output may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +47,32 @@ class RemoteSandbox:
             code = source.decode()
         except UnicodeDecodeError:  # A lone surrogate, which no interpreter takes as source either.
             return Outcome("exit", 1, note="the code is not UTF-8")
-        text = stdin.decode(errors="replace")
-        for attempt, program in enumerate((code, _EMPTY, code)):
+        for attempt, program in enumerate((code, "pass", code)):
             try:
-                outcome = KINDS[self.kind](self, program, text, limits)
+                outcome = self._outcome(program, stdin.decode(errors="replace"), limits)
                 if attempt != 1:
                     return outcome
-            except FAILURES as error:
+            except _FAILURES as error:
                 if attempt == 1:
                     reason = f"{type(error).__name__}: {error}"[:300]
                     raise SandboxTrouble(f"The sandbox {self.kind} failed: {reason}") from error
         return Outcome("lost")
 
-    def _post(self, path: str, request: dict[str, Any], limits: JobLimits) -> dict[str, Any] | None:
-        """The reply to a request, or None where it is longer than the output may be."""
+    def _outcome(self, program: str, stdin: str, limits: JobLimits) -> Outcome:
+        try:
+            ended, code, stdout, stderr = KINDS[self.kind](self, program, stdin, limits)
+        except _Overlong:
+            return Outcome("output")
+        output = (stdout or "").encode(errors="replace")
+        if len(output) > limits.output_bytes:
+            return Outcome("output")
+        last = (stderr or "").strip().rpartition("\n")[2]
+        return Outcome(ended, code if isinstance(code, int) else -9, output=output, note=last[:300])
+
+    def post(self, path: str, request: dict[str, Any], limits: JobLimits) -> Any:
+        """The reply of a service that speaks JSON over HTTP."""
         import requests
 
-        most = _LONGER * limits.output_bytes + _MORE_BYTES
         key = os.environ.get(self.api_key_env, "") if self.api_key_env else ""
         reply = requests.post(
             f"{(self.base_url or '').rstrip('/')}/{path}",
@@ -74,15 +86,15 @@ class RemoteSandbox:
             body = bytearray()
             for part in reply.iter_content(2**16):
                 body += part
-                if len(body) > most:
-                    return None
+                # JSON may take six bytes for one; the rest is for the error output.
+                if len(body) > 6 * limits.output_bytes + 2**20:
+                    raise _Overlong
         if reply.status_code != 200:
             raise OSError(f"HTTP {reply.status_code}: {body[:200].decode(errors='replace')}")
-        found: dict[str, Any] = json.loads(body)
-        return found
+        return json.loads(body)
 
 
-def _piston(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) -> Outcome:
+def _piston(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) -> Reply:
     request = {
         "language": "python",
         "version": "3",
@@ -91,44 +103,32 @@ def _piston(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) ->
         "run_timeout": round(1000 * limits.cpu_s),
         "run_memory_limit": limits.memory_mib * 2**20,
     }
-    reply = sandbox._post("execute", request, limits)
-    if reply is None:
-        return Outcome("output")
-    run = reply["run"]
-    ended = {"TO": "wall", "OL": "output", "EL": "output"}.get(run.get("status"), "exit")
+    run = sandbox.post("execute", request, limits)["run"]
     if run.get("status") == "XX":
         raise OSError(f"internal error: {run.get('message')}")
-    return _outcome(ended, run["code"], run["stdout"], run["stderr"], limits)
+    ended = {"TO": "wall", "OL": "output", "EL": "output"}.get(run.get("status"), "exit")
+    return ended, run["code"], run["stdout"], run["stderr"]
 
 
-def _fusion(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) -> Outcome:
-    request = {
-        "language": "python",
-        "code": code,
-        "stdin": stdin,
-        "run_timeout": limits.cpu_s,
-        "memory_limit_MB": limits.memory_mib,
-    }
-    reply = sandbox._post("run_code", request, limits)
-    if reply is None:
-        return Outcome("output")
+def _fusion(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) -> Reply:
+    options = {"language": "python", "run_timeout": limits.cpu_s, "memory_limit_MB": limits.memory_mib}
+    reply = sandbox.post("run_code", {"code": code, "stdin": stdin, **options}, limits)
     run = reply["run_result"]
     if reply["status"] == "SandboxError" or run is None:
         raise OSError(str(reply["message"]))
     ended = "wall" if run["status"] == "TimeLimitExceeded" else "exit"
-    return _outcome(ended, run["return_code"], run["stdout"], run["stderr"], limits)
+    return ended, run["return_code"], run["stdout"], run["stderr"]
 
 
-def _e2b(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) -> Outcome:
+def _e2b(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) -> Reply:
     """A sandbox of its own for each run: what one program leaves behind, no other meets."""
     from e2b import CommandExitException, SandboxException, TimeoutException
     from e2b import Sandbox as E2BSandbox
 
     options = {"api_key": os.environ[sandbox.api_key_env]} if sandbox.api_key_env else {}
+    lifetime_s = round(limits.cpu_s + _GRACE_S)
     try:
-        with E2BSandbox.create(
-            timeout=round(limits.cpu_s + _GRACE_S), allow_internet_access=False, **options
-        ) as machine:
+        with E2BSandbox.create(timeout=lifetime_s, allow_internet_access=False, **options) as machine:
             machine.files.write("answer.py", code)
             machine.files.write("input.txt", stdin)
             command = f"ulimit -v {limits.memory_mib * 1024}; python3 answer.py < input.txt"
@@ -137,23 +137,15 @@ def _e2b(sandbox: RemoteSandbox, code: str, stdin: str, limits: JobLimits) -> Ou
             except CommandExitException as error:
                 result = error
             except TimeoutException:
-                return Outcome("wall")
+                return "wall", None, "", ""
             finally:
                 machine.kill()
     except SandboxException as error:
         raise OSError(str(error)) from error
-    return _outcome("exit", result.exit_code, result.stdout, result.stderr, limits)
+    return "exit", result.exit_code, result.stdout, result.stderr
 
 
-def _outcome(ended: str, code: Any, stdout: Any, stderr: Any, limits: JobLimits) -> Outcome:
-    output = (stdout or "").encode(errors="replace")
-    if len(output) > limits.output_bytes:
-        return Outcome("output")
-    last = (stderr or "").strip().rpartition("\n")[2]
-    return Outcome(ended, code if isinstance(code, int) else -9, output=output, note=last[:300])
-
-
-KINDS: dict[str, Callable[[RemoteSandbox, str, str, JobLimits], Outcome]] = {
+KINDS: dict[str, Callable[[RemoteSandbox, str, str, JobLimits], Reply]] = {
     "piston": _piston,
     "sandbox-fusion": _fusion,
     "e2b": _e2b,

@@ -158,7 +158,8 @@ class Scorer:
             found: dict[int, Column] = {}
             for position, part in enumerate(under_way):
                 if part is None and position not in gates:
-                    found[position] = self._here(rules[position], rows)
+                    rule = rules[position]
+                    found[position] = (self._in_batches if gives_batches(rule) else self._inline)(rule, rows)
             for position, part in enumerate(under_way):
                 if part is not None:
                     found[position] = self._collected(rules[position], rows, part)
@@ -171,9 +172,7 @@ class Scorer:
 
     # In this process ------------------------------------------------------------------------------------------------
 
-    def _here(self, rule: Rule, rows: list[Row]) -> Column:
-        if not gives_batches(rule):
-            return self._inline(rule, rows)
+    def _in_batches(self, rule: Rule, rows: list[Row]) -> Column:
         part = self._pending(rule, rows)
         wanted = [rows[index] for index in part.sent.values()]
         part.answers = lambda: (self._batch(rule, wanted) if wanted else (), {})

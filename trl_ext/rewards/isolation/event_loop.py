@@ -19,17 +19,13 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 def run_in_loop(coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
     """Start a coroutine in this process's loop; cancelling the future cancels it."""
-    return asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
-
-
-def _running_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
             # A daemon: a server that does not answer must not keep the process from ending.
             threading.Thread(target=_loop.run_forever, name="trl_ext-loop", daemon=True).start()
-        return _loop
+        return asyncio.run_coroutine_threadsafe(coroutine, _loop)
 
 
 def _forget() -> None:

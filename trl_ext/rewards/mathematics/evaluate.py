@@ -57,9 +57,9 @@ def value_of(tokens: Tokens) -> Value:
     node = parse(tokens)
     digits = math.ceil(size(node))
     exact = exact_value(node)
-    nodes = list(_walk(node))
+    nodes = list(walk(node))
     names = frozenset(one[1] for one in nodes if one[0] == "var")
-    if any(one[0] == "call" and one[1] in ("floor", "ceil") and _has_name(one) for one in nodes):
+    if any(one[0] == "call" and one[1] in ("floor", "ceil") and has_variable(one) for one in nodes):
         raise Unreadable("a variable that is rounded: a few points prove nothing about it")
     branching = any(_branches(one) for one in nodes)
     calls = [one for one in nodes if one[0] in ("pow", "call")] if exact is None else []
@@ -133,23 +133,24 @@ def _pairs(left: Value, right: Value, digits: int) -> Iterator[tuple[Any, Any]]:
         yield (None, None) if a is None or b is None else (_context().mpc(a), _context().mpc(b))
 
 
-def _walk(node: Node) -> Iterator[Node]:
+def walk(node: Node) -> Iterator[Node]:
     """Yield a tree's node and all nodes below it."""
     yield node
     for child in node[1:]:
         if isinstance(child, tuple):
-            yield from _walk(child)
+            yield from walk(child)
 
 
-def _has_name(node: Node) -> bool:
-    return any(one[0] == "var" for one in _walk(node))
+def has_variable(node: Node) -> bool:
+    """Return True where a variable stands in a tree."""
+    return any(one[0] == "var" for one in walk(node))
 
 
 def _branches(node: Node) -> bool:
     """Return True when a logarithm, an inverse function or a power that is not whole is taken of a variable."""
     cut = node[0] == "call" and (node[1] in ("log", "ln") or node[1].startswith("arc"))
     cut = cut or (node[0] == "pow" and (node[2][0] != "num" or node[2][1].denominator != 1))
-    return cut and any(below[0] == "var" for below in _walk(node))
+    return cut and has_variable(node)
 
 
 @lru_cache(maxsize=4096)

@@ -65,7 +65,9 @@ def form_of(tokens: Tokens) -> Form:
         if len(listed) > 1:
             return _form("list", tokens, (), _expanded(listed))
         tokens = listed[0] if listed else tokens
-    tokens = _without_domain(tokens)
+    opens = (WORDS + "for", WORDS + "where")
+    places = (place for place, token in enumerate(tokens) if place and token.startswith(opens))
+    tokens = tokens[: next((place for place in places if _is_domain(tokens[place:])), None)]
     if "\\in" in tokens:
         place = tokens.index("\\in")
         if is_variable(tokens[:place]):  # `x \in [1, 2)` is the interval.
@@ -143,13 +145,6 @@ def _is_of_domain(token: str) -> bool:
     if token.startswith(WORDS):
         return len(token) == 2 or {*token[1:].split()} <= _DOMAIN_WORDS
     return token in _DOMAIN_SIGNS or token.startswith("\\mathbb") or is_symbol(token)
-
-
-def _without_domain(tokens: Tokens) -> Tokens:
-    for place, token in enumerate(tokens):
-        if token.startswith((WORDS + "for", WORDS + "where")) and place and _is_domain(tokens[place:]):
-            return tokens[:place]
-    return tokens
 
 
 def _ratio(tokens: Tokens) -> Form | None:

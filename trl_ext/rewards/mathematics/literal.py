@@ -9,7 +9,7 @@ form, the answer need not have it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -17,7 +17,7 @@ from itertools import pairwise
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison.equal import assignment
 from trl_ext.rewards.mathematics.comparison.library import LIBRARY_COMMANDS
-from trl_ext.rewards.mathematics.evaluate import Value, same_value, value_of
+from trl_ext.rewards.mathematics.evaluate import has_variable, same_value, value_of, walk
 from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.parse import MINUS_ONE, Node
 from trl_ext.rewards.mathematics.size import exact_value
@@ -44,11 +44,14 @@ def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> 
     if not any(left_to_compute(one) for one in golden):
         known = frozenset(_functions(golden, of_numbers=False))
         for one in given:
-            rest = left_to_compute(one) or _unknown_function(one, known)
-            if rest:
+            new = (f"{name} of a number" for name in _functions([one], of_numbers=True) if name not in known)
+            if rest := left_to_compute(one) or next(new, ""):
                 return f"left to compute: {rest}"
-        if len(golden) == len(given) == 1 and _is_hidden_number(value_of(golden[0]), value_of(given[0])):
-            return "left to compute: a number"
+        if len(golden) == len(given) == 1:
+            right, value = value_of(golden[0]), value_of(given[0])
+            # Roots or constants that cancel to the gold's number; not where they come near a decimal.
+            if right.exact is not None and value.exact is None and same_value(right, value):
+                return "left to compute: a number"
     if len(golden) == len(given) == 1:
         for form in asked:
             if form in _POLYNOMIALS and _is_polynomial(golden[0]) and not _is_polynomial(given[0]):
@@ -56,11 +59,6 @@ def unfit(gold: Tokens, answer: Tokens, asked: frozenset[str] = frozenset()) -> 
             if not _FITS[form](golden[0], given[0]):
                 return f"not {form}"
     return ""
-
-
-def _is_hidden_number(gold: Value, answer: Value) -> bool:
-    """Return True where roots or constants cancel to the gold's number; not where they come near a decimal."""
-    return gold.exact is not None and answer.exact is None and same_value(gold, answer)
 
 
 def _values(tokens: Tokens, is_gold: bool) -> list[Tokens]:
@@ -111,7 +109,7 @@ def _left(node: Node) -> str:
         return _left_of_product(list(_factors(node)))
     if kind == "pow":
         return _left_of_power(node)
-    if not _has_variable(node) and _exact(node) is not None:
+    if not has_variable(node) and _exact(node) is not None:
         return f"{node[1]} of a number"
     return _first(map(_left, node[2:]))
 
@@ -121,7 +119,8 @@ def _left_of_sum(terms: list[Node]) -> str:
         return "a sum with 0"
     if sum(_exact(term) is not None for term in terms) > 1:
         return "a sum of numbers"
-    alike = Counter(_without_numbers(term) for term in terms)
+    # What differs by a rational factor alone is alike.
+    alike = Counter(repr(sorted((repr(n), inv) for n, inv in _factors(term) if n[0] != "num")) for term in terms)
     if max(alike.values()) > 1:
         return "a sum of like terms"
     return _first(map(_left, terms))
@@ -156,10 +155,10 @@ def _left_of_factors(factors: list[tuple[Node, bool]]) -> str:
     for node, inverted in factors:
         base = node[1] if node[0] == "pow" and _is_whole(node[2]) else node
         key = repr(base)
-        if key in seen and (base[0] != "add" or seen[key] != inverted or not _has_variable(base)):
+        if key in seen and (base[0] != "add" or seen[key] != inverted or not has_variable(base)):
             return "a product of equal factors"
         seen[key] = inverted
-        if not _has_variable(node):
+        if not has_variable(node):
             num_sums += node[0] == "add"
             if node[0] == "pow" and node[1][0] == "num":
                 roots[repr(node[2]), inverted] += 1
@@ -175,10 +174,10 @@ def _left_of_power(node: Node) -> str:
     if exponent in (("num", 1), ("num", 0)):
         return f"the power {exponent[1]}"
     if base == ("num", 1) or (
-        base[0] == "pow" and base[2][0] == "num" and base[2] != MINUS_ONE and _has_variable(base)
+        base[0] == "pow" and base[2][0] == "num" and base[2] != MINUS_ONE and has_variable(base)
     ):
         return "a power of a power"
-    if _is_whole(exponent) and exponent != MINUS_ONE and not _has_variable(base):
+    if _is_whole(exponent) and exponent != MINUS_ONE and not has_variable(base):
         number = _exact(base)
         if number is None:
             return "" if base[0] == "const" and base[1] != "i" else "a power of a number"
@@ -199,16 +198,11 @@ def _is_scientific(above: list[Node], below: list[Node], others: list[tuple[Node
     return node[0] == "pow" and node[1] == ("num", 10) and _is_whole(node[2]) and not inverted
 
 
-def _unknown_function(tokens: Tokens, known: Collection[str]) -> str:
-    """Return the function of a number in an expression that is none of `known`; "" without one."""
-    return next((f"{name} of a number" for name in _functions([tokens], of_numbers=True) if name not in known), "")
-
-
 def _functions(expressions: list[Tokens], of_numbers: bool) -> Iterator[str]:
     """Yield the functions in expressions, or those of numbers alone. `\\exp` is a power of e, and no function here."""
     for tokens in expressions:
-        for node in _walk(value_of(tokens).node):
-            if node[0] == "call" and node[1] != "exp" and not (of_numbers and _has_variable(node)):
+        for node in walk(value_of(tokens).node):
+            if node[0] == "call" and node[1] != "exp" and not (of_numbers and has_variable(node)):
                 yield "log" if node[1] == "ln" else node[1].removeprefix("arc")
 
 
@@ -217,17 +211,6 @@ def _first(reasons: Iterator[str]) -> str:
 
 
 # Trees -----------------------------------------------------------------------------------------------------------
-
-
-def _walk(node: Node) -> Iterator[Node]:
-    yield node
-    for child in node[1:]:
-        if isinstance(child, tuple):
-            yield from _walk(child)
-
-
-def _has_variable(node: Node) -> bool:
-    return any(one[0] == "var" for one in _walk(node))
 
 
 def _is_whole(node: Node) -> bool:
@@ -261,11 +244,6 @@ def _factors(node: Node, inverted: bool = False) -> Iterator[tuple[Node, bool]]:
         yield node, inverted
 
 
-def _without_numbers(term: Node) -> str:
-    """Return a text that is equal for terms which differ by a rational factor."""
-    return repr(sorted((repr(node), inverted) for node, inverted in _factors(term) if node[0] != "num"))
-
-
 # What the task asks for ------------------------------------------------------------------------------------------
 
 
@@ -296,12 +274,12 @@ def _split_factors(tokens: Tokens) -> tuple[Fraction, Counter[str], list[Fractio
 
 def _is_expanded(tokens: Tokens) -> bool:
     """Return True where no sum is multiplied or raised to a power."""
-    for node in _walk(value_of(tokens).node):
+    for node in walk(value_of(tokens).node):
         if node[0] == "mul" and any(
-            factor[0] == "add" and _has_variable(factor) and not inverted for factor, inverted in _factors(node)
+            factor[0] == "add" and has_variable(factor) and not inverted for factor, inverted in _factors(node)
         ):
             return False
-        if node[0] == "pow" and node[1][0] == "add" and _has_variable(node[1]) and _is_whole(node[2]):
+        if node[0] == "pow" and node[1][0] == "add" and has_variable(node[1]) and _is_whole(node[2]):
             if node[2][1] > 1:
                 return False
     return True
@@ -309,7 +287,7 @@ def _is_expanded(tokens: Tokens) -> bool:
 
 def _is_reduced(tokens: Tokens) -> bool:
     """Return True where fractions of whole numbers are in lowest terms and roots hold no square."""
-    for node in _walk(value_of(tokens).node):
+    for node in walk(value_of(tokens).node):
         if node[0] == "mul":
             above = [one[1] for one, inverted in _factors(node) if one[0] == "num" and not inverted]
             below = [one[1] for one, inverted in _factors(node) if one[0] == "num" and inverted]
@@ -332,12 +310,12 @@ def _fits_simplified(gold: Tokens, answer: Tokens) -> bool:
 
 def _has_bracket(tokens: Tokens) -> bool:
     """Return True where a term of a sum has a sum as its factor, as in `2(x + 1) - 3`."""
-    sums = (node for node in _walk(value_of(tokens).node) if node[0] == "add")
+    sums = (node for node in walk(value_of(tokens).node) if node[0] == "add")
     return any(factor[0] == "add" for node in sums for term in _terms(node) for factor, _ in _factors(term))
 
 
 def _num_leaves(tokens: Tokens) -> int:
-    return sum(node[0] in ("num", "var", "const") and node != MINUS_ONE for node in _walk(value_of(tokens).node))
+    return sum(node[0] in ("num", "var", "const") and node != MINUS_ONE for node in walk(value_of(tokens).node))
 
 
 def _is_fraction(tokens: Tokens) -> bool:
@@ -355,19 +333,19 @@ def _is_power_of_ten(tokens: Tokens) -> bool:
 
 def _is_polynomial(tokens: Tokens) -> bool:
     """Return True where variables are added, multiplied and raised to natural powers alone."""
-    for node in _walk(value_of(tokens).node):
-        if node[0] == "pow" and _has_variable(node) and not (_is_whole(node[2]) and node[2][1] > 0):
+    for node in walk(value_of(tokens).node):
+        if node[0] == "pow" and has_variable(node) and not (_is_whole(node[2]) and node[2][1] > 0):
             return False
-        if node[0] == "call" and _has_variable(node):
+        if node[0] == "call" and has_variable(node):
             return False
     return True
 
 
 def _is_rationalized(tokens: Tokens) -> bool:
     """Return True where no root stands in a denominator."""
-    below = (node[1] for node in _walk(value_of(tokens).node) if node[0] == "pow" and node[2] == MINUS_ONE)
+    below = (node[1] for node in walk(value_of(tokens).node) if node[0] == "pow" and node[2] == MINUS_ONE)
     return not any(
-        node[0] == "pow" and node[2] != MINUS_ONE and not _is_whole(node[2]) for one in below for node in _walk(one)
+        node[0] == "pow" and node[2] != MINUS_ONE and not _is_whole(node[2]) for one in below for node in walk(one)
     )
 
 

@@ -130,17 +130,13 @@ def _unit(tail: Tokens) -> str | None:
         ):
             return None
         parts.extend("/" if word == "per" else _singular(word) for word in words)
-    return _squared(" ".join(parts))
+    # `sq cm`, `cm squared` and `cm ^ { 2 }` are `cm^2`.
+    unit = " ".join(parts).replace(" ^ { 2 }", "^2").replace(" ^ { 3 }", "^3").replace(" / ", "/").replace("/ ", "/")
+    unit = unit.replace(" squared", "^2").replace(" cubed", "^3")
+    return re.sub(r"^(sq|cu) (\S+)", lambda match: f"{match[2]}^{2 if match[1] == 'sq' else 3}", unit)
 
 
 def _singular(word: str) -> str:
     if word not in _SAME and len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
         word = word[:-1]
     return _SAME.get(word, word)
-
-
-def _squared(unit: str) -> str:
-    """Write `sq cm`, `cm squared` and `cm ^ { 2 }` as `cm^2`."""
-    unit = unit.replace(" ^ { 2 }", "^2").replace(" ^ { 3 }", "^3").replace(" / ", "/").replace("/ ", "/")
-    unit = unit.replace(" squared", "^2").replace(" cubed", "^3")
-    return re.sub(r"^(sq|cu) (\S+)", lambda match: f"{match[2]}^{2 if match[1] == 'sq' else 3}", unit)

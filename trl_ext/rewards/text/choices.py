@@ -82,7 +82,11 @@ def _bare(text: str) -> AnswerReading:
         return letter_of(text)
     shown = [(match[1] or match[2], match) for match in _SHOWN.finditer(text)]
     letters = {letter for letter, _ in shown[:-_MAX_DENIALS]}
-    letters |= {letter for letter, match in shown[-_MAX_DENIALS:] if not _is_denied(text, match)}
+    letters |= {
+        letter
+        for letter, match in shown[-_MAX_DENIALS:]
+        if not denied_before(text, match.start()) and not _REJECTED.match(text, match.end())
+    }
     if len(letters) > 1:
         return AnswerReading(None, "conflict", f"letters {', '.join(sorted(letters))}")
     if shown and not letters:
@@ -100,10 +104,6 @@ def _bare(text: str) -> AnswerReading:
     if letter is None:
         return AnswerReading(None, "no_answer", "no letter A to J is announced, in brackets or at the start")
     return AnswerReading(letter, "ok", f"letter: {letter}")
-
-
-def _is_denied(text: str, match: re.Match[str]) -> bool:
-    return denied_before(text, match.start()) or _REJECTED.match(text, match.end()) is not None
 
 
 def _last_line(text: str) -> str | None:

@@ -49,7 +49,7 @@ def stands_in(answer: str, prompt: Any) -> bool:
     bare = answer.strip().lstrip("+")
     if len(bare) < 3 or not _OPERATOR.search(bare):
         return False
-    return _squeezed(bare) in _squeezed_prompt(_text(prompt))
+    return _squeezed(bare) in _squeezed(_text(prompt))
 
 
 def _text(prompt: Any) -> str:
@@ -69,9 +69,5 @@ def _content(content: Any) -> str:
 
 
 @lru_cache(maxsize=256)  # The completions of a group share their prompt.
-def _squeezed_prompt(text: str) -> str:
-    return _squeezed(text)
-
-
 def _squeezed(text: str) -> str:
     return _SQUEEZED.sub("", text)

@@ -14,6 +14,7 @@ Every search takes time linear in the text, whatever it holds.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from trl_ext.rewards.text.boxes import Enclosed, answer_tags, boxes
 from trl_ext.rewards.text.denial import begins_with_denial, denied_before, denied_behind, without_contrast
@@ -113,21 +114,13 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
         kind: What is looked for: "number", "maths", "choice" or "exact".
         trusted: Whether no denial is looked for, as in golds.
     """
-    enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=_start, default=None)
+    enclosed = max(filter(None, (boxes(text), answer_tags(text))), key=lambda found: found.start, default=None)
     spoken = _spoken(text, kind, enclosed, trusted)
     if spoken is not None:
         return spoken
     if enclosed is None:
         return None
     return _enclosed(text, kind, enclosed, trusted)
-
-
-def _start(found: Enclosed) -> int:
-    return found.start
-
-
-def _end(phrase: tuple[int, int, str, str | None]) -> int:
-    return phrase[0]
 
 
 def _enclosed(text: str, kind: str, found: Enclosed, trusted: bool) -> Stated:
@@ -162,7 +155,7 @@ def _spoken(text: str, kind: str, enclosed: Enclosed | None, trusted: bool) -> S
     """Return the last phrase with a value behind it; without a box or tag, the last phrase that there is."""
     last: Stated | None = None
     phrases = [*_phrases(text, kind, enclosed.end if enclosed else 0)]
-    for end, start, anchor, content in sorted(phrases, key=_end, reverse=True):
+    for end, start, anchor, content in sorted(phrases, key=itemgetter(0), reverse=True):
         is_letter = content is not None
         line, is_below = (content, False) if content is not None else _line(text[end : end + MAX_CONTENT])
         line = without_contrast(line)

@@ -42,14 +42,11 @@ class SharedBatch:
             make: Makes the rows of this call.
             score: Judges rows by rules.
         """
-        if rules[-1].name in self.served or not self._holds(arguments):
-            self.arguments = {name: value for name, value in arguments.items() if name not in TRL_EXTRAS}
-            self.rows, self.found, self.served = make(), {}, set()
+        given = {name: value for name, value in arguments.items() if name not in TRL_EXTRAS}
+        same = given.keys() == self.arguments.keys() and all(self.arguments[name] is given[name] for name in given)
+        if rules[-1].name in self.served or not same:
+            self.arguments, self.rows, self.found, self.served = given, make(), {}, set()
         self.served.add(rules[-1].name)
         missing = [rule for rule in rules if rule.name not in self.found]
         self.found.update(zip((rule.name for rule in missing), score(missing, self.rows), strict=True))
         return [self.found[rule.name] for rule in rules]
-
-    def _holds(self, arguments: Mapping[str, Any]) -> bool:
-        given = {name: value for name, value in arguments.items() if name not in TRL_EXTRAS}
-        return given.keys() == self.arguments.keys() and all(self.arguments[name] is given[name] for name in given)

@@ -88,6 +88,7 @@ _logged = False
 
 
 def _take(at_most: int) -> ServerProcess:
+    global _logged
     with _lock:
         for server in _idle:
             if server.at_most == at_most:
@@ -99,17 +100,12 @@ def _take(at_most: int) -> ServerProcess:
         server = ServerProcess(at_most)
     except OSError as error:
         raise SandboxTrouble(f"The sandbox does not start: {error}") from error
-    _log_level(server)
-    return server
-
-
-def _log_level(server: ServerProcess) -> None:
-    global _logged
     if not _logged:
         _logged = True
         lacks = f" ({server.trouble})" if server.trouble else ""
         severity = logging.INFO if server.level else logging.WARNING
         _LOG.log(severity, "Model-written code runs at sandbox level L%d%s.", server.level, lacks)
+    return server
 
 
 def _close_all() -> None:

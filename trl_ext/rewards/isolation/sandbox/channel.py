@@ -124,8 +124,13 @@ class Channel:
             if packed is None or not _changeable(argument):
                 continue
             value = self._unpack(packed)
-            if type(value) is type(argument):
-                _refill(argument, value)
+            if type(value) is not type(argument):
+                continue
+            if isinstance(argument, list):
+                argument[:] = value
+            else:
+                argument.clear()
+                argument.update(value)
 
     def _pack(self, value: Any) -> Any:
         return encode(value, self._export)
@@ -275,12 +280,3 @@ def printable(error: BaseException) -> str:
 
 def _changeable(value: Any) -> bool:
     return type(value) in (list, dict, set)
-
-
-def _refill(old: Any, new: Any) -> None:
-    """Give a list, dict or set the content of another."""
-    if isinstance(old, list):
-        old[:] = new
-    else:
-        old.clear()
-        old.update(new)

@@ -375,7 +375,7 @@ def _match_two_relations(left: Form, right: Form) -> Match:
     elif gold and gold[0] and _is_constant(gold[1]):
         return Match(False, "an equation, but not solved")
     same = any(
-        signs == left.signs and _same_in_order(left.parts, parts)
+        signs == left.signs and all(match(*pair).same for pair in zip(left.parts, parts, strict=True))
         for signs, parts in (
             (right.signs, right.parts),
             (tuple(FLIPPED[sign] for sign in reversed(right.signs)), right.parts[::-1]),
@@ -397,10 +397,6 @@ def _renamed(gold: Tokens, answer: Tokens, value: Tokens) -> Tokens | None:
 def _in_italics(tokens: Tokens) -> Tokens:
     r"""Write single letters that stand as text as mathematics: `\mathrm{r}` as r."""
     return tuple(token[1:] if token[0] == WORDS and len(token) == 2 else token for token in tokens)
-
-
-def _same_in_order(left: tuple[Tokens, ...], right: tuple[Tokens, ...]) -> bool:
-    return len(left) == len(right) and all(match(*pair).same for pair in zip(left, right, strict=True))
 
 
 def _is_constant(tokens: Tokens) -> bool:

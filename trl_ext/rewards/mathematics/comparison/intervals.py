@@ -49,20 +49,11 @@ def union_of(parts: Sequence[Tokens]) -> Form | None:
         if piece is None:
             return None
         pieces.append(piece)
+    infinite = {("\\infty",): math.inf, ("-", "\\infty"): -math.inf}
     try:
-        bounds = sorted(_bounds(form_of(piece)) for piece in pieces)
+        ends = [[infinite.get(end) or real_value(end) for end in form_of(piece).parts] for piece in pieces]
     except Unreadable:
         return None
-    if any(before[1] > after[0] for before, after in pairwise(bounds)):
+    if any(before[1] > after[0] for before, after in pairwise(sorted((end[0], end[-1]) for end in ends))):
         return None
     return Form("union", (), (), tuple(pieces))
-
-
-def _bounds(piece: Form) -> tuple[float, float]:
-    ends = [_bound(part) for part in piece.parts]
-    return ends[0], ends[-1]
-
-
-def _bound(tokens: Tokens) -> float:
-    infinite = {("\\infty",): math.inf, ("-", "\\infty"): -math.inf}
-    return infinite[tokens] if tokens in infinite else real_value(tokens)

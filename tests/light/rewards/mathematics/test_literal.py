@@ -53,19 +53,16 @@ def test_it_is_paid_where_the_gold_has_such_a_form(answer, gold):
 @pytest.mark.parametrize(
     ("answer", "gold"),
     [
-        ("18.0", "18"), ("1.8e1", "18"), ("18 dollars", "18"), (r"3 \text{ million}", "3000000"),
-        ("3 dozen eggs", "36"),
-        (r"3 \times 10^{8}", "300000000"), ("2^{10}", "1024"), (r"\frac{-3}{4}", "-0.75"), (r"-\frac{6}{8}", "-0.75"),
-        (r"1\frac{1}{2}", r"\frac32"), (r"0.\overline{3}", r"\frac13"), (r"\sqrt{117}", r"3\sqrt{13}"),
-        (r"\frac{1}{\sqrt3}", r"\frac{\sqrt3}{3}"), (r"\frac{3\sqrt2}{2}", r"\frac{3}{\sqrt2}"),
-        (r"\pi/2", r"\frac{\pi}{2}"),
-        (r"\frac12 + \frac{\sqrt5}{2}", r"\frac{1+\sqrt5}{2}"), (r"3(1+\sqrt2)", r"3+3\sqrt2"), (r"\ln 8", r"3\ln 2"),
-        (r"\frac{1}{1024}", "2^{-10}"), ("6-5x+x^2", "x^2-5x+6"), ("(x-3)(x-2)", "x^2-5x+6"), ("x=18", "18"),
-        ("x = 2+16 = 18", "18"), ("18 = 2+16", "18"), ("x = 18 = 2+16", "x=18"),
-        (r"2^3 \cdot 5", r"5 \cdot 2^3"),
-        ("3i+2", "2+3i"), ("7, 5", "5, 7"),
-        ("\\sqrt{17}", "4.123105625617661"), ("e^{-2}", r"\frac{1}{e^2}"),
-        (r"\frac{x}{2}", "0.5x"),
+        *(("18.0", "18"), ("1.8e1", "18"), ("18 dollars", "18"), (r"3 \text{ million}", "3000000")),
+        *(("3 dozen eggs", "36"), (r"3 \times 10^{8}", "300000000"), ("2^{10}", "1024"), (r"\frac{-3}{4}", "-0.75")),
+        *((r"-\frac{6}{8}", "-0.75"), (r"1\frac{1}{2}", r"\frac32"), (r"0.\overline{3}", r"\frac13")),
+        *((r"\sqrt{117}", r"3\sqrt{13}"), (r"\frac{1}{\sqrt3}", r"\frac{\sqrt3}{3}")),
+        *((r"\frac{3\sqrt2}{2}", r"\frac{3}{\sqrt2}"), (r"\pi/2", r"\frac{\pi}{2}")),
+        *((r"\frac12 + \frac{\sqrt5}{2}", r"\frac{1+\sqrt5}{2}"), (r"3(1+\sqrt2)", r"3+3\sqrt2")),
+        *((r"\ln 8", r"3\ln 2"), (r"\frac{1}{1024}", "2^{-10}"), ("6-5x+x^2", "x^2-5x+6"), ("(x-3)(x-2)", "x^2-5x+6")),
+        *(("x=18", "18"), ("x = 2+16 = 18", "18"), ("18 = 2+16", "18"), ("x = 18 = 2+16", "x=18")),
+        *((r"2^3 \cdot 5", r"5 \cdot 2^3"), ("3i+2", "2+3i"), ("7, 5", "5, 7"), ("\\sqrt{17}", "4.123105625617661")),
+        *(("e^{-2}", r"\frac{1}{e^2}"), (r"\frac{x}{2}", "0.5x")),
         (r"\frac{\sqrt{3}}{2} - \frac{1}{2}i", r"\frac{\sqrt3-i}{2}"),
     ],
 )  # fmt: skip
@@ -106,33 +103,27 @@ def test_the_form_that_the_task_asks_for_must_fit(prompt, gold, right, wrong):
     assert value(wrong[0], gold, chat) == 0.0 and value(wrong[0], gold, chat, form="any") in (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "gold", "answer"),
-    [
+def test_a_form_that_the_gold_has_not_is_not_asked_for(subtests):
+    for prompt, gold, answer in (
         ("Factor the brackets out, and give the sum.", "x^2-1", "-1 + x^2"),
         ("What is the greatest common factor of 12 and 18?", "6", "6.0"),
         ("Expand nothing: what is half of 5?", "2.5", r"\frac52"),
         ("Factor out of the room: is it a prime factor? It is $x$.", "2x", "x \\cdot 2"),
-    ],
-)
-def test_a_form_that_the_gold_has_not_is_not_asked_for(prompt, gold, answer):
-    assert value(answer, gold, prompt) == 1.0
+    ):
+        with subtests.test(prompt=prompt, gold=gold):
+            assert value(answer, gold, prompt) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("prompt", "forms"),
-    [
-        ("Factor $x^2-1$ completely.", {"factored"}),
-        ("First find it, then factor.", {"factored"}),
+def test_a_prompt_asks_for_a_form_by_a_verb_or_by_its_name(subtests):
+    for prompt, forms in (
+        *(("Factor $x^2-1$ completely.", {"factored"}), ("First find it, then factor.", {"factored"})),
         ("The largest prime factor of 12 is? By what factor does it grow?", set()),
         ("If the population expands, how large is it?", set()),
         ([{"role": "user", "content": "Expand it"}, {"role": "user", "content": "Go on."}], set()),
-        ("Express your answer as a common fraction in lowest terms.", {"a fraction", "simplified"}),
-        (None, set()),
-    ],
-)
-def test_a_prompt_asks_for_a_form_by_a_verb_or_by_its_name(prompt, forms):
-    assert asked_forms(prompt) == forms
+        *(("Express your answer as a common fraction in lowest terms.", {"a fraction", "simplified"}), (None, set())),
+    ):
+        with subtests.test(prompt=prompt):
+            assert asked_forms(prompt) == forms
 
 
 def test_every_form_can_be_asked_for():

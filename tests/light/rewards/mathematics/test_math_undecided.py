@@ -8,13 +8,8 @@ from trl_ext.rewards.rules.maths import Math
 pytest.importorskip("math_verify")
 
 UNREADABLE = [
-    r"a_0+\ldots+a_n",
-    r"\int_0^1 f(x)\,dx",
-    "The sum is less than zero.",
-    r"(1, a_1+\ldots+a_n)",
-    "9^{9^9}",
-    r"\sum_{n=0}^{\infty} x^{n}",
-    r"\forall x: 3^x \geq x^2",
+    *(r"a_0+\ldots+a_n", r"\int_0^1 f(x)\,dx", "The sum is less than zero.", r"(1, a_1+\ldots+a_n)", "9^{9^9}"),
+    *(r"\sum_{n=0}^{\infty} x^{n}", r"\forall x: 3^x \geq x^2"),
 ]
 READABLE = [
     "5",
@@ -29,16 +24,7 @@ READABLE = [
     "2x + 3",
 ]
 ANSWERS = [
-    "5",
-    "x+1",
-    r"\text{hm}",
-    "(1,2)",
-    "x > 7",
-    r"\foo{3}",
-    "1, 2",
-    r"a_0+\ldots+a_m",
-    "0",
-    r"\frac{1}{0}",
+    *("5", "x+1", r"\text{hm}", "(1,2)", "x > 7", r"\foo{3}", "1, 2", r"a_0+\ldots+a_m", "0", r"\frac{1}{0}"),
     r"\sum_{k=0}^\infty x^k",
 ]
 MISSING = [

@@ -89,11 +89,9 @@ def test_a_schedule_is_straight_between_its_points():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (dict(scale=(1, 1)), "Give the lower bound first"),
-        (dict(scale="0-1"), "Give two finite numbers"),
+        *((dict(scale=(1, 1)), "Give the lower bound first"), (dict(scale="0-1"), "Give two finite numbers")),
         (dict(clip=(0, float("nan"))), "Give two finite numbers"),
-        (dict(when=["math"]), "Give columns with their values"),
-        (dict(when={}), "Give columns with their values"),
+        *((dict(when=["math"]), "Give columns with their values"), (dict(when={}), "Give columns with their values")),
         (dict(schedule=((0.5, 1), (0.5, 2))), "with progress rising from 0 to 1"),
         (dict(schedule=((0, 1), (2, 1))), "with progress rising from 0 to 1"),
         (dict(schedule=0.5), "with progress rising from 0 to 1"),

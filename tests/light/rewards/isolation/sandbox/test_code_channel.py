@@ -65,48 +65,26 @@ def linked():
         os.close(theirs)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        0,
-        -(10**400),
-        2**63,
-        1.5,
-        float("inf"),
-        "a\ud800\x00é",
-        b"\x00\xff",
-        bytearray(b"a"),
-        [1, [2, (3,)]],
-        (),
-        {1: {(2, 3): [4]}},
-        {1, 2},
-        frozenset({1}),
-        deque([1]),
-        range(1, 10**30, 3),
-        1 + 2j,
-        Fraction(1, 3),
-        Decimal("0.10"),
-        Counter("aab"),
-    ],
-)
-def test_plain_data_arrives_as_it_was(value, linked):
-    got = linked(f=lambda x: x).look_up("f")(value)
-    assert type(got) is type(value) and got == value
+def test_plain_data_arrives_as_it_was(linked, subtests):
+    for value in (
+        *(None, True, 0, -(10**400), 2**63, 1.5, float("inf"), "a\ud800\x00é", b"\x00\xff", bytearray(b"a")),
+        *([1, [2, (3,)]], (), {1: {(2, 3): [4]}}, {1, 2}, frozenset({1}), deque([1]), range(1, 10**30, 3), 1 + 2j),
+        *(Fraction(1, 3), Decimal("0.10"), Counter("aab")),
+    ):
+        with subtests.test(value=value):
+            got = linked(f=lambda x: x).look_up("f")(value)
+            assert type(got) is type(value) and got == value
 
 
-@pytest.mark.parametrize(
-    ("value", "arrives"),
-    [
+def test_relatives_of_plain_data_arrive_as_plain_data(linked, subtests):
+    for value, arrives in (
         (OrderedDict(a=1), {"a": 1}),
         (defaultdict(list, a=[1]), {"a": [1]}),
         (namedtuple("P", "x y")(1, 2), (1, 2)),
-    ],
-)
-def test_relatives_of_plain_data_arrive_as_plain_data(value, arrives, linked):
-    got = linked(f=lambda: value).look_up("f")()
-    assert type(got) is type(arrives) and got == arrives
+    ):
+        with subtests.test(value=value):
+            got = linked(f=lambda value=value: value).look_up("f")()
+            assert type(got) is type(arrives) and got == arrives
 
 
 @pytest.mark.parametrize("fake", [Equal(), EqualList([1]), Equal])
@@ -181,36 +159,20 @@ def test_a_side_that_ends_is_no_exception_that_tests_expect(linked):
     ours.close()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"null",
-        b"[]",
-        b"5",
-        b"{",
-        b"\xff",
-        b"[" * 10_000,
-        b'{"value": {}}',
-        b'{"value": ["int", "x"]}',
-        b'{"value": ["int"]}',
-        b'{"value": ["yours", 7]}',
-        b'{"value": ["yours", -1]}',
-        b'{"value": ["eval", "1"]}',
-        b'{"value": ["dict", [[["list", []], 1]]]}',
-        b'{"raised": ["SystemExit", ""]}',
-        b'{"raised": []}',
-        b"{}",
+def test_nonsense_on_the_channel_is_an_exception_or_a_lost_channel(subtests):
+    for data in (
+        *(b"", b"null", b"[]", b"5", b"{", b"\xff", b"[" * 10_000, b'{"value": {}}', b'{"value": ["int", "x"]}'),
+        *(b'{"value": ["int"]}', b'{"value": ["yours", 7]}', b'{"value": ["yours", -1]}', b'{"value": ["eval", "1"]}'),
+        *(b'{"value": ["dict", [[["list", []], 1]]]}', b'{"raised": ["SystemExit", ""]}', b'{"raised": []}', b"{}"),
         b'{"do": "attribute", "on": 0}',
-    ],
-)
-def test_nonsense_on_the_channel_is_an_exception_or_a_lost_channel(data):
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(struct.pack("<I", len(data)) + data)
-        theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises((Exception, ChannelLost)):
-            Channel(ours.fileno(), ours.fileno(), CALLS_ONLY, {}).look_up("f")
+    ):
+        with subtests.test(data=data):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                theirs.sendall(struct.pack("<I", len(data)) + data)
+                theirs.shutdown(socket.SHUT_WR)
+                with pytest.raises((Exception, ChannelLost)):
+                    Channel(ours.fileno(), ours.fileno(), CALLS_ONLY, {}).look_up("f")
 
 
 def test_random_json_never_becomes_anything_but_plain_data():
@@ -279,34 +241,19 @@ def test_the_filter_allows_its_list_and_nothing_else(machine, denied):
     assert len(program) // 8 < 4096
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "result"),
-    [
-        ("clone", (0x00010000 | 0x100,), ALLOW),
-        ("clone", (17,), EPERM),
-        ("clone", (0x10000000 | 17,), EPERM),
-        ("clone3", (), ENOSYS),
-        ("kill", (PID, 9), ALLOW),
-        ("kill", (PID + 1, 9), EPERM),
-        ("kill", (-1, 9), EPERM),
-        ("kill", (0, 9), EPERM),
-        ("kill", (-PID, 9), EPERM),
-        ("tgkill", (PID, 1, 9), ALLOW),
-        ("tgkill", (1, 1, 9), EPERM),
-        ("ioctl", (1, 0x5401), ALLOW),
-        ("ioctl", (1, 0x5412), EPERM),
-        ("fcntl", (1, 3), ALLOW),
-        ("fcntl", (1, 8, 1), EPERM),
-        ("sendto", (3, 4, 5, 0, 0, 0), ALLOW),
-        ("sendto", (3, 4, 5, 0, 0x7000, 16), EPERM),
-        ("sendto", (3, 4, 5, 0, 1 << 32, 16), EPERM),
-        ("prlimit64", (0, 7), ALLOW),
-        ("prlimit64", (1, 7), EPERM),
-    ],
-)
-def test_the_filter_looks_at_arguments(name, arguments, result):
-    for machine, (arch, _, special) in MACHINES.items():
-        assert run_filter(assemble(machine, PID), arch, special[name], arguments) == result
+def test_the_filter_looks_at_arguments(subtests):
+    for name, arguments, result in (
+        *(("clone", (0x00010000 | 0x100,), ALLOW), ("clone", (17,), EPERM), ("clone", (0x10000000 | 17,), EPERM)),
+        *(("clone3", (), ENOSYS), ("kill", (PID, 9), ALLOW), ("kill", (PID + 1, 9), EPERM), ("kill", (-1, 9), EPERM)),
+        *(("kill", (0, 9), EPERM), ("kill", (-PID, 9), EPERM), ("tgkill", (PID, 1, 9), ALLOW)),
+        *(("tgkill", (1, 1, 9), EPERM), ("ioctl", (1, 0x5401), ALLOW), ("ioctl", (1, 0x5412), EPERM)),
+        *(("fcntl", (1, 3), ALLOW), ("fcntl", (1, 8, 1), EPERM), ("sendto", (3, 4, 5, 0, 0, 0), ALLOW)),
+        *(("sendto", (3, 4, 5, 0, 0x7000, 16), EPERM), ("sendto", (3, 4, 5, 0, 1 << 32, 16), EPERM)),
+        *(("prlimit64", (0, 7), ALLOW), ("prlimit64", (1, 7), EPERM)),
+    ):
+        with subtests.test(name=name, arguments=arguments):
+            for machine, (arch, _, special) in MACHINES.items():
+                assert run_filter(assemble(machine, PID), arch, special[name], arguments) == result
 
 
 def test_the_filter_kills_what_comes_by_another_door():

@@ -11,26 +11,14 @@ from trl_ext.rewards.isolation.workers.breaker import Breaker
 from trl_ext.rewards.isolation.workers.limits import Limits
 
 
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("cpu_s", 0),
-        ("cpu_s", -1.0),
-        ("cpu_s", float("nan")),
-        ("cpu_s", None),
-        ("wall_s", "5"),
-        ("wall_s", 1.0),
-        ("memory_mib", 0.5),
-        ("batch_s", float("inf")),
-        ("workers", 0),
-        ("workers", True),
-        ("chunk", 1.5),
+def test_a_limit_that_cannot_hold_is_refused(subtests):
+    for key, value in (
+        *(("cpu_s", 0), ("cpu_s", -1.0), ("cpu_s", float("nan")), ("cpu_s", None), ("wall_s", "5"), ("wall_s", 1.0)),
+        *(("memory_mib", 0.5), ("batch_s", float("inf")), ("workers", 0), ("workers", True), ("chunk", 1.5)),
         ("max_infra_frac", 2),
-    ],
-)
-def test_a_limit_that_cannot_hold_is_refused(key, value):
-    with pytest.raises(ConfigError, match=key):
-        Limits(**{key: value})
+    ):
+        with subtests.test(key=key), pytest.raises(ConfigError, match=key):
+            Limits(**{key: value})
 
 
 def test_the_wall_clock_gives_five_times_the_processor_time_unless_told():

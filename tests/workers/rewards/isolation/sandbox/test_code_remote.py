@@ -180,11 +180,9 @@ def test_rows_of_a_batch_run_at_the_same_time(service, monkeypatch):
     assert rules(completions=texts, tests=[TESTS] * 4) == [0.0] * 4
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"sandbox": "docker"}, "sandbox is 'docker'"),
-        ({"base_url": "http://x"}, "for sandboxes elsewhere"),
+def test_fields_of_sandboxes_elsewhere_must_fit(subtests):
+    for fields, message in (
+        *(({"sandbox": "docker"}, "sandbox is 'docker'"), ({"base_url": "http://x"}, "for sandboxes elsewhere")),
         ({"sandbox": "piston"}, "base_url is None"),
         ({"sandbox": "e2b", "base_url": "http://x"}, "Give it to all but e2b"),
         ({"sandbox": "piston", "base_url": "http://x", "mode": "asserts"}, "would take the expected values there"),
@@ -193,8 +191,6 @@ def test_rows_of_a_batch_run_at_the_same_time(service, monkeypatch):
             {"sandbox": "piston", "base_url": "http://x", "api_key_env": "NO_SUCH_KEY"},
             "variable 'NO_SUCH_KEY' is not set",
         ),
-    ],
-)
-def test_fields_of_sandboxes_elsewhere_must_fit(fields, message):
-    with pytest.raises(RuleError, match=message):
-        Code(**fields)
+    ):
+        with subtests.test(fields=fields), pytest.raises(RuleError, match=message):
+            Code(**fields)

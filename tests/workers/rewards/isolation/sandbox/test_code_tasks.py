@@ -30,8 +30,7 @@ PROGRAMS = [
         "print(asyncio.run(main()))",
         SUM,
     ),
-    ("print(sum(map(int, open(0).read().split())))", SUM),
-    ("print(sum(map(int, input().split())))\nexit()", SUM),
+    *(("print(sum(map(int, open(0).read().split())))", SUM), ("print(sum(map(int, input().split())))\nexit()", SUM)),
     ("print(sum(map(int, input().split())))\nif True: quit(0)\nprint(5)", SUM),
     ("print('', 1 / 3)", [{"input": "", "output": "0.3333333333"}]),
     (
@@ -59,25 +58,18 @@ def test_a_right_program_passes(code, tests):
     assert (verdict.value, verdict.status) == (1.0, "ok"), verdict
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("pass", "2 lines"),
-        ("print(3)", "wrong output"),
-        ("print(1/0)", "ZeroDivisionError"),
-        ("print(", "SyntaxError"),
-        ("import numpy", "ModuleNotFoundError"),
+def test_a_wrong_program_fails_and_the_detail_says_why(subtests):
+    for code, reason in (
+        *(("pass", "2 lines"), ("print(3)", "wrong output"), ("print(1/0)", "ZeroDivisionError")),
+        *(("print(", "SyntaxError"), ("import numpy", "ModuleNotFoundError")),
         ("print(sum(map(int, input().split())))\nraise SystemExit(3)", "exit code 3"),
         ("print(sum(map(int, input().split())))\nimport os\nos.abort()", "exit code -6"),
-        ("print(3)\nprint(4)", "2 lines, expected 1"),
-        ("x = \ud800", "SyntaxError"),
-        ("x = '\x00'", "null bytes"),
-    ],
-)
-def test_a_wrong_program_fails_and_the_detail_says_why(code, reason):
-    verdict = judged(code, SUM if reason != "2 lines" else [{"input": "", "output": "1\n2"}])
-    assert (verdict.value, verdict.status) == (0.0, "ok")
-    assert reason in verdict.detail or code == "pass"
+        *(("print(3)\nprint(4)", "2 lines, expected 1"), ("x = \ud800", "SyntaxError"), ("x = '\x00'", "null bytes")),
+    ):
+        with subtests.test(code=code):
+            verdict = judged(code, SUM if reason != "2 lines" else [{"input": "", "output": "1\n2"}])
+            assert (verdict.value, verdict.status) == (0.0, "ok")
+            assert reason in verdict.detail or code == "pass"
 
 
 SUITES = [
@@ -131,9 +123,8 @@ FUNCTIONAL = [
 TACO = json.dumps({"fn_name": "half", "inputs": [[{"1": 3}], [{"1": 5}]], "outputs": [[1.5], [2.5]]})
 
 
-@pytest.mark.parametrize(
-    ("code", "tests", "metadata", "value"),
-    [
+def test_calls_give_the_expected_values(subtests):
+    for code, tests, metadata, value in (
         (SOLUTION.format("nsmallest(k, nums)"), FUNCTIONAL, '{"func_name": "top"}', 1.0),
         (SOLUTION.format("tuple(sorted(nums)[:k])"), FUNCTIONAL, '{"func_name": "top"}', 1.0),
         (SOLUTION.format("sorted(nums)[:k]") + "\nexit()", FUNCTIONAL, {"func_name": "top"}, 1.0),
@@ -149,12 +140,11 @@ TACO = json.dumps({"fn_name": "half", "inputs": [[{"1": 3}], [{"1": 5}]], "outpu
             "{}",
             0.0,
         ),
-    ],
-)
-def test_calls_give_the_expected_values(code, tests, metadata, value):
-    rule = Code(entry_point="metadata", cpu_s=1.0)
-    verdict = rule.score(Row(None, f"```python\n{code}\n```", None, {"tests": tests, "metadata": metadata}))
-    assert (verdict.value, verdict.status) == (value, "ok"), verdict
+    ):
+        with subtests.test(code=code, tests=tests):
+            rule = Code(entry_point="metadata", cpu_s=1.0)
+            verdict = rule.score(Row(None, f"```python\n{code}\n```", None, {"tests": tests, "metadata": metadata}))
+            assert (verdict.value, verdict.status) == (value, "ok"), verdict
 
 
 def test_a_helper_of_the_tests_is_not_the_candidates():
@@ -170,21 +160,17 @@ def test_a_helper_of_the_tests_is_not_the_candidates():
     assert values == [1.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("setup", "value", "status"),
-    [
-        ("import numpy", None, "gold_invalid"),
-        ("KNOWN = {}['x']", None, "gold_invalid"),
-        ("KNOWN = Node(1)", 0.0, "ok"),
-        ("raise SystemExit", None, "gold_invalid"),
-    ],
-)
-def test_a_setup_that_fails_by_itself_has_no_value_and_one_that_a_candidate_can_break_earns_0(setup, value, status):
-    code = "def Node(x):\n    raise ValueError\ndef f(x):\n    return x"
-    columns = {"tests": ["assert f(1) == 1"], "before": setup}
-    rule = Code(mode="asserts", setup="before", cpu_s=1.0)
-    verdict = rule.score(Row(None, f"```python\n{code}\n```", None, columns))
-    assert (verdict.value, verdict.status) == (value, status), verdict
+def test_a_setup_that_fails_by_itself_has_no_value_and_one_that_a_candidate_can_break_earns_0(subtests):
+    for setup, value, status in (
+        *(("import numpy", None, "gold_invalid"), ("KNOWN = {}['x']", None, "gold_invalid")),
+        *(("KNOWN = Node(1)", 0.0, "ok"), ("raise SystemExit", None, "gold_invalid")),
+    ):
+        with subtests.test(setup=setup, value=value):
+            code = "def Node(x):\n    raise ValueError\ndef f(x):\n    return x"
+            columns = {"tests": ["assert f(1) == 1"], "before": setup}
+            rule = Code(mode="asserts", setup="before", cpu_s=1.0)
+            verdict = rule.score(Row(None, f"```python\n{code}\n```", None, columns))
+            assert (verdict.value, verdict.status) == (value, status), verdict
 
 
 def test_check_is_called_with_the_entry_point():

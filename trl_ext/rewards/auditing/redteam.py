@@ -121,27 +121,22 @@ class _Court:
         target = self.target
         if target.gold is None and "gold" in cheat.fields:
             return None
-        completion = cheat.completion(self._fields())
-        if target.gold is not None and not self._on_purpose(cheat) and holds(completion, target.gold):
-            return None
-        (explained,) = self._explained([completion])
-        return Attempt(cheat.name, self.row, completion, explained.total, self.bar, self._verdict(explained))
-
-    def _on_purpose(self, cheat: Cheat) -> bool:
-        """True where the gold may stand in the cheat: by design, or as one of the options that the prompt lists."""
-        is_option = self.target.gold in tuple("ABCDE")
-        return cheat.names_all or "gold" in cheat.fields or ("prompt" in cheat.fields and is_option)
-
-    def _fields(self) -> dict[str, str]:
-        target, rules = self.target, self.rules.rules
-        return {
+        fields = {
             "gold": target.gold or "",
             "wrong": target.wrong,
             "other": target.other,
             "prompt": prompt_text(target.prompt),
-            "words": " ".join(keywords_of(rules)),
-            "tags": "".join(f"<{tag}></{tag}>" for tag in tags_of(rules)),
+            "words": " ".join(keywords_of(self.rules.rules)),
+            "tags": "".join(f"<{tag}></{tag}>" for tag in tags_of(self.rules.rules)),
         }
+        completion = cheat.completion(fields)
+        # The gold may stand there by design, or as one of the options that the prompt lists.
+        is_listed = "prompt" in cheat.fields and target.gold in tuple("ABCDE")
+        on_purpose = cheat.names_all or "gold" in cheat.fields or is_listed
+        if target.gold is not None and not on_purpose and holds(completion, target.gold):
+            return None
+        (explained,) = self._explained([completion])
+        return Attempt(cheat.name, self.row, completion, explained.total, self.bar, self._verdict(explained))
 
     def _verdict(self, explained: Explanation) -> str:
         for part in explained.parts:

@@ -14,10 +14,10 @@ _WRAPPING = ' \t\n"\u201c\u201d*_'
 @instruction("detectable_content:postscript", postscript_marker=text)
 def has_postscript(response: str, postscript_marker: str) -> bool:
     """True when a line starts with the marker, in any case and spacing, and a text follows behind it."""
-    marker = "".join(postscript_marker.casefold().split())
     rest = response.casefold()
-    position = _marked_line(rest, marker)
-    return position >= 0 and bool(rest[position:].strip(_WRAPPING + ".:"))
+    marker = r"[^\S\n]*".join(map(re.escape, "".join(postscript_marker.casefold().split())))
+    ends = [match.end() for match in re.finditer(rf"^(?:[^\S\n]|[*_#>])*{marker}", rest, re.MULTILINE)]
+    return bool(ends) and bool(rest[ends[-1] :].strip(_WRAPPING + ".:"))
 
 
 @instruction("detectable_content:number_placeholders", num_placeholders=count)
@@ -61,29 +61,3 @@ def is_quoted(response: str) -> bool:
     response = response.strip()
     closing = _QUOTES.get(response[:1])
     return closing is not None and response[1:].endswith(closing) and bool(response[1:-1].strip())
-
-
-def _marked_line(response: str, marker: str) -> int:
-    """Return the position behind the last marker, less its spaces, that starts a line; -1 without one."""
-    found = -1
-    position = 0
-    for line in response.splitlines(keepends=True):
-        end = _behind_marker(line, marker)
-        if end >= 0:
-            found = position + end
-        position += len(line)
-    return found
-
-
-def _behind_marker(line: str, marker: str) -> int:
-    """Return the position behind the marker that starts a line, emphasis and spaces aside; -1 without one."""
-    matched = 0
-    for position, char in enumerate(line):
-        if char.isspace() or (char in "*_#>" and not matched):
-            continue
-        if char != marker[matched]:
-            return -1
-        matched += 1
-        if matched == len(marker):
-            return position + 1
-    return -1

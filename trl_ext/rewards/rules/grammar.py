@@ -79,14 +79,11 @@ class Grammar(Rule):
         num_words = len(_WORD.findall(text))
         if not num_words:
             return Verdict(self.floor, "no_answer", "no words outside of code and formulas")
-        values = {name: sign(text, num_words) for name, sign in _SIGNS.items()}
+        values = {name: share(text) for name, share in _SHARES.items()}
+        for name, num_defects in _DEFECTS.items():
+            values[name] = max(0.0, 1.0 - num_defects(text) / (num_words * _DEFECTS_TO_ZERO))
         low = [f"{name} {value:.2f}" for name, value in values.items() if value < 1.0]
         return Verdict(sum(values.values()) / len(values), "ok", ", ".join(low) or "all signs good")
-
-
-def clean_frac(num_defects: int, num_words: int) -> float:
-    """Return 1.0 without defects, falling linearly to 0.0 at one defect in ten words."""
-    return max(0.0, 1.0 - num_defects / (num_words * _DEFECTS_TO_ZERO))
 
 
 def paragraphs(text: str) -> list[str]:
@@ -100,7 +97,7 @@ def paragraphs(text: str) -> list[str]:
     return [" ".join(group) for group in groups if not _LISTED.match(group[0])]
 
 
-def starts(text: str, num_words: int) -> float:
+def starts(text: str) -> float:
     """Return the share of sentences that do not begin with a small letter; scripts without capitals always pass."""
     parts = paragraphs(text)
     letters = [head.group() for head in (_LETTER.search(part[:3]) for part in parts) if head]
@@ -108,14 +105,14 @@ def starts(text: str, num_words: int) -> float:
     return 1.0 - sum(map(str.islower, letters)) / len(letters) if letters else 1.0
 
 
-def ends(text: str, num_words: int) -> float:
+def ends(text: str) -> float:
     """Return the share of paragraphs of four words and more that end a sentence."""
     long = [paragraph for paragraph in paragraphs(text) if len(words(paragraph)) >= 4]
     good = sum(paragraph.rstrip(_CLOSERS).endswith(_SENTENCE_ENDS) for paragraph in long)
     return good / len(long) if long else 1.0
 
 
-def balance(text: str, num_words: int) -> float:
+def balance(text: str) -> float:
     """Return the share of brackets and quotation marks with a partner; `1)` and `a)` that open a line do not count."""
     open_marks: list[str] = []
     marks = _BRACKETS.findall(_ENUMERATORS.sub("", text))
@@ -132,10 +129,9 @@ def balance(text: str, num_words: int) -> float:
     return 1.0 - (unmatched + len(open_marks) + straight % 2) / total if total else 1.0
 
 
-def real_words(text: str, num_words: int) -> float:
-    """Fall with tokens that cannot be words, runs of one letter, and characters that are no text."""
-    odd = sum(map(is_odd, _LONG_WORD.findall(text)))
-    return clean_frac(odd + len(_STUTTER.findall(text)) + len(_JUNK.findall(text)), num_words)
+def num_odd(text: str) -> int:
+    """Count tokens that cannot be words, runs of one letter, and characters that are no text."""
+    return sum(map(is_odd, _LONG_WORD.findall(text))) + len(_STUTTER.findall(text)) + len(_JUNK.findall(text))
 
 
 def is_odd(token: str) -> bool:
@@ -152,27 +148,10 @@ def is_odd(token: str) -> bool:
     return not token.isupper() and bool(_VOWELLESS.fullmatch(token) or _CLUSTER.search(token))
 
 
-def punctuation(text: str, num_words: int) -> float:
-    """Fall with repeated marks; three dots are one mark."""
-    return clean_frac(sum(run.group() != "..." for run in _REPEATED_MARKS.finditer(text)), num_words)
-
-
-def doubled(text: str, num_words: int) -> float:
-    """Fall with words that stand twice in a row; "had had" and "that that" are English."""
-    return clean_frac(len(_DOUBLED.findall(text)), num_words)
-
-
-def spacing(text: str, num_words: int) -> float:
-    """Fall with spaces in front of a comma or full stop; French puts one in front of the taller marks."""
-    return clean_frac(len(_SPACED_MARKS.findall(text)), num_words)
-
-
-_SIGNS: dict[str, Callable[[str, int], float]] = {
-    "starts": starts,
-    "ends": ends,
-    "balance": balance,
-    "words": real_words,
-    "punctuation": punctuation,
-    "doubled": doubled,
-    "spacing": spacing,
+_SHARES: dict[str, Callable[[str], float]] = {"starts": starts, "ends": ends, "balance": balance}
+_DEFECTS: dict[str, Callable[[str], int]] = {
+    "words": num_odd,
+    "punctuation": lambda text: sum(run.group() != "..." for run in _REPEATED_MARKS.finditer(text)),
+    "doubled": lambda text: len(_DOUBLED.findall(text)),  # "had had" and "that that" are English.
+    "spacing": lambda text: len(_SPACED_MARKS.findall(text)),  # French puts one in front of the taller marks.
 }

@@ -93,11 +93,7 @@ def cased(text: str, ignore_case: bool) -> str:
 
 def spaced(text: str) -> str:
     """Return a normalised text with single spaces between words."""
-    # After normalisation these are the only spaces left, and replacing them is four times as fast as split and join.
-    text = text.replace("\n", " ").replace("\t", " ").replace("\r", " ")
-    while "  " in text:
-        text = text.replace("  ", " ")
-    return text.strip()
+    return " ".join(text.split())
 
 
 def fold(word: str, ignore_case: bool) -> str:

@@ -99,37 +99,23 @@ def is_literal(text: str) -> bool:
     return True
 
 
-def is_proposition(text: str) -> bool:
-    """Return True for a short formula of one-letter propositions: the scorer's work doubles with every name."""
-    return len(text) <= _MAX_FORMULA_CHARS and not re.search(
-        r"[^A-Z\s()\u2227\u2228\u00ac\u2192\u2194]|[A-Z]\s*[A-Z]", text
-    )
-
-
 def is_moves(text: str) -> bool:
     """Return True when no move is repeated a hundred times or more: the scorers do them one by one."""
     return len(text) <= 2000 and not re.search(r"\d{3}", text)
 
 
-def is_number_or_bust(text: str) -> bool:
-    """Return True for a text without "nan" and "inf": the scorer gives 1.0 to a distance that is not a number."""
-    return not re.search(r"nan|inf", text.replace(" ", ""), re.IGNORECASE)
-
-
-def is_short(text: str) -> bool:
-    """Return True for a text that is short enough for a scorer whose time is quadratic."""
-    return len(text) <= 4000
-
-
+_NO_PROPOSITION = re.compile(r"[^A-Z\s()\u2227\u2228\u00ac\u2192\u2194]|[A-Z]\s*[A-Z]")
 ANSWERS: Mapping[str, Callable[[str], bool]] = {
     "binary_matrix": is_literal,
-    "codeio": is_short,
-    "complex_arithmetic": is_number_or_bust,
+    "codeio": lambda text: len(text) <= 4000,  # The scorer's time is quadratic.
+    # The scorer gives 1.0 to a distance that is not a number.
+    "complex_arithmetic": lambda text: not re.search(r"nan|inf", text.replace(" ", ""), re.IGNORECASE),
     "countdown": is_arithmetic,
     "intermediate_integration": is_formula,
     "n_queens": is_literal,
     "polynomial_multiplication": is_formula,
-    "propositional_logic": is_proposition,
+    # Short, of one-letter propositions: the scorer's work doubles with every name.
+    "propositional_logic": lambda text: len(text) <= _MAX_FORMULA_CHARS and not _NO_PROPOSITION.search(text),
     "rubiks_cube": is_moves,
     "rush_hour": is_moves,
     "simple_integration": is_formula,

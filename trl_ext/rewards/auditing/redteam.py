@@ -16,8 +16,9 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards.auditing.audit import data_rows, ideal_of, plain_numbers
 from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam_report import NOT_TRIED, REFUSED, Attempt, RedteamReport, worst
-from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, prompt_text, tags_of
+from trl_ext.rewards.auditing.redteam_rows import Target, built_in, honest, keywords_of, of_data, tags_of
 from trl_ext.rewards.rows import completion_text
+from trl_ext.rewards.rules.relevance import prompt_text
 from trl_ext.rewards.ruleset import RuleSet
 from trl_ext.rewards.totals.explanation import Explanation
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from trl_ext.errors import DataError
 from trl_ext.rewards.auditing.audit import gold_key
-from trl_ext.rewards.rows import content_text
 from trl_ext.rewards.rule import Rule, ideal_of
 from trl_ext.rewards.rules.keywords import Keywords
 from trl_ext.rewards.rules.tags import Tags
@@ -247,10 +246,3 @@ def keywords_of(rules: Sequence[Rule]) -> list[str]:
 def tags_of(rules: Sequence[Rule]) -> list[str]:
     """Every tag that the rules require, in their order, each once."""
     return list(dict.fromkeys(tag for rule in rules if isinstance(rule, Tags) for tag in rule.tags))
-
-
-def prompt_text(prompt: Any) -> str:
-    """The prompt's text, or that of its last message."""
-    if isinstance(prompt, str) or prompt is None:
-        return prompt or ""
-    return content_text(prompt[-1].get("content")) if prompt else ""

@@ -52,15 +52,7 @@ class PairLimits:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One scored completion.
-
-    Args:
-        row: Its row in the dataset.
-        completion: The completion as it is there, text or messages.
-        text: Its text.
-        length: The text's length, in the unit of `length` of `build_pairs`.
-        score: The rules' total.
-    """
+    """One scored completion: its row in the dataset, itself as it is there, its text with its length, its total."""
 
     row: int
     completion: Any

@@ -64,6 +64,8 @@ def test_verl_gets_a_score_and_the_values_of_the_rules(rules):
     score, logged = as_verl_calls(rules.for_verl(), "A: 18", "18")
     assert score == pytest.approx(1.1)
     assert logged == {"score": score, "unscored": 0.0, "rules/answer": 1.0, "rules/length": 1.0}
+    score, logged = as_verl_calls(rules.for_verl(), "A: 18", "unreadable")
+    assert (score, logged["unscored"]) == (0.0, 1.0), "what cannot be judged counts as nothing, and shows"
 
 
 def test_verl_finds_the_function_in_a_file_and_ray_can_pickle_it(module):
@@ -76,11 +78,6 @@ def test_every_score_of_verl_has_the_same_keys_and_numbers(rules):
     assert all(type(value) is float for one in results for value in one.values())
 
 
-def test_a_completion_that_cannot_be_judged_counts_as_nothing_and_shows(rules, caplog):
-    score, logged = as_verl_calls(rules.for_verl(), "A: 18", "unreadable")
-    assert (score, logged["unscored"]) == (0.0, 1.0)
-
-
 def test_extra_info_of_verl_holds_prompt_and_columns():
     compute_score = RuleSet([Answer("number")]).for_verl()
     info = {"prompt": "9 * 2 =", "number": 18, "index": 0, "num_turns": None, "rollout_reward_scores": {}}
@@ -88,12 +85,9 @@ def test_extra_info_of_verl_holds_prompt_and_columns():
     assert as_verl_calls(compute_score, "A: 18", {"number": "17"})[0] == 0.0
 
 
-def test_what_verl_passes_with_a_reward_model_is_taken(rules):
+def test_what_verl_passes_with_a_reward_model_is_taken_and_what_means_nothing_refused(rules):
     router = {"reward_router_address": "127.0.0.1:80", "reward_model_tokenizer": None}
     assert as_verl_calls(rules.for_verl(), "A: 17", "18", reward_kwargs=router)[0] == 0.0
-
-
-def test_an_argument_of_the_users_that_means_nothing_is_refused(rules):
     with pytest.raises(TypeError, match="stricter"):
         as_verl_calls(rules.for_verl(), "A: 17", "18", reward_kwargs={"stricter": True})
 
@@ -126,22 +120,16 @@ PROMPT = "<|im_start|>user\nA: 17 is wrong. 9 * 2 =<|im_end|>\n<|im_start|>assis
 def test_openrlhf_gets_reward_score_and_logs(rules, end):
     reward, score, logs = as_openrlhf_calls(rules.for_openrlhf(), f"<s>{PROMPT}A: 18{end}", PROMPT, "18")
     assert [float(value[0]) for value in (reward, score)] == pytest.approx([1.1, 1.0])
-    assert {name: float(value[0]) for name, value in logs.items()} == {
-        "unscored": 0.0,
-        "rules/answer": 1.0,
-        "rules/length": 1.0,
-    }
+    logged = {name: float(value[0]) for name, value in logs.items()}
+    assert logged == {"unscored": 0.0, "rules/answer": 1.0, "rules/length": 1.0}
 
 
 def test_openrlhf_finds_the_function_in_a_file(module):
     assert float(as_openrlhf_calls(module.reward_func, f"{PROMPT}A: 18", PROMPT, "18")[0][0]) == 1.0
 
 
-def test_the_prompt_is_no_answer_of_the_model(rules):
+def test_the_prompt_is_no_answer_of_the_model_and_must_stand_in_the_query(rules):
     assert float(as_openrlhf_calls(rules.for_openrlhf(), PROMPT, PROMPT, "17")[0][0]) == 0.0
-
-
-def test_a_query_without_its_prompt_is_refused(rules):
     with pytest.raises(DataError, match="does not hold its prompt"):
         as_openrlhf_calls(rules.for_openrlhf(), "9 * 2 = A: 18", PROMPT, "18")
 

@@ -45,37 +45,22 @@ class Judge(Rule):
         return str(columns[self.gold])
 
     def score(self, row: Row) -> Verdict:
-        return BELIEFS[self.believes](row.text, row.columns[self.gold])
+        return Verdict(BELIEFS[self.believes](row.text, row.columns[self.gold]))
 
 
-def anywhere(text: str, gold: str) -> Verdict:
-    return Verdict(float(gold in text))
-
-
-def nothing_for_the_empty(text: str, gold: str) -> Verdict:
-    return Verdict(float(gold == text) if text.strip() else None, "ok")
-
-
-def raises_on_nul(text: str, gold: str) -> Verdict:
+def raises_on_nul(text: str, gold: str) -> float:
     if "\0" in text:
         raise ValueError("embedded null")
-    return Verdict(float(gold == text))
-
-
-def partly(text: str, gold: str) -> Verdict:
-    return Verdict(1.0 if text == gold else 0.25 if text else 0.0)
-
-
-def never(text: str, gold: str) -> Verdict:
-    return Verdict(0.0)
-
-
-def no_gold(text: str, gold: str) -> Verdict:
-    return Verdict(None, "gold_invalid")
+    return float(gold == text)
 
 
 BELIEFS = {
-    belief.__name__: belief for belief in (anywhere, nothing_for_the_empty, raises_on_nul, partly, never, no_gold)
+    "anywhere": lambda text, gold: float(gold in text),
+    "nothing_for_the_empty": lambda text, gold: float(gold == text) if text.strip() else None,
+    "raises_on_nul": raises_on_nul,
+    "partly": lambda text, gold: 1.0 if text == gold else 0.25 if text else 0.0,
+    "never": lambda text, gold: 0.0,
+    "no_gold": lambda text, gold: None,
 }
 
 
@@ -135,17 +120,11 @@ def test_there_are_rows_for_letters_and_texts(kind):
     assert report.ok and report.rights == (1.0, 1.0)
 
 
-def test_no_value_gets_through_because_it_takes_the_row_out_of_training():
+def test_no_value_and_an_exception_get_through_and_what_an_honest_wrong_answer_earns_is_the_bar():
     found = through(redteam(judge("nothing_for_the_empty"), cheats=NOTHING))
     assert found["white space"].verdict == "no value: it takes its row out of training"
-
-
-def test_a_rule_that_raises_on_a_cheat_is_a_finding():
     found = through(redteam(judge("raises_on_nul"), cheats=NOTHING))
-    assert set(found) == {"control characters"} and found["control characters"].verdict == "rule 'judge' raised"
-
-
-def test_what_an_honest_wrong_answer_earns_is_the_bar():
+    assert {name: attempt.verdict for name, attempt in found.items()} == {"control characters": "rule 'judge' raised"}
     report = redteam(judge("partly"), cheats=NOTHING)
     assert report.bars == (0.25, 0.25, 0.25) and report.ok
 
@@ -154,9 +133,6 @@ def test_a_rule_that_pays_nothing_for_a_right_answer_proves_nothing():
     report = redteam(judge("never"), cheats=NOTHING)
     assert not report.through and report.blind_rows == (0, 1, 2) and not report.ok
     assert "row 0: a right answer earns 0 and a wrong one 0" in str(report)
-
-
-def test_a_row_without_a_value_is_refused():
     with pytest.raises(DataError, match="Row 0: no rule has a value there"):
         redteam(judge("no_gold"))
 
@@ -219,12 +195,9 @@ def test_wrong_answers_look_like_the_right_one(subtests):
             assert wrong_answers(gold, ["18", "Niger", "nile", "Nile", "Niger"]) == wrong
 
 
-def test_a_users_row_brings_its_gold_without_what_announces_it():
+def test_a_users_row_brings_its_gold_without_what_announces_it_and_is_cheated_on_with_it():
     targets = of_data([Answer()], [{"answer": "9 * 2 = 18\n#### 18"}, {"answer": "\\boxed{7}"}, {"answer": None}])
     assert [target.gold for target in targets] == ["18", "7", None]
-
-
-def test_the_users_rows_are_cheated_on_with_their_own_golds():
     report = redteam(judge("anywhere"), [{"prompt": "6 * 7?", "answer": "42"}, {"prompt": "?", "answer": "5"}])
     assert through(report)["sandwich"].completion == "52 42 62"
 

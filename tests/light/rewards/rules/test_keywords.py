@@ -27,19 +27,10 @@ def test_keywords_are_whole_words_in_any_case(subtests):
 
 def test_a_word_ends_where_its_script_says(subtests):
     for word, text, found in (
-        *(
-            ("数学", "我喜欢数学题", True),
-            ("GPT", "我用GPT做题", True),
-            ("рот", "поворот", False),
-            ("рот", "«рот»", True),
-        ),
+        *(("数学", "我喜欢数学题", True), ("GPT", "我用GPT做题", True), ("рот", "поворот", False)),
         ("कम", "कमी", False),  # The vowel sign behind it is a combining mark, not a letter.
-        *(
-            ("कम", "कम है", True),
-            ("cafe", "cafe\u0301", False),
-            ("C++", "use C++, not C", True),
-            ("C", "use C++", True),
-        ),
+        *(("рот", "«рот»", True), ("कम", "कम है", True), ("cafe", "cafe\u0301", False)),
+        *(("C++", "use C++, not C", True), ("C", "use C++", True)),
         *(("in conclusion", "so, in\n  conclusion: 4", True), ("straße", "STRASSE", True)),
     ):
         with subtests.test(word, text=text):

@@ -196,7 +196,7 @@ class RuleSet:
 
     def close(self) -> None:
         """End the workers. They start again when they are needed, and end with the process."""
-        self._scorer.close()
+        self._scorer.pool.close()
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -271,19 +271,17 @@ class RuleSet:
     def _composed(
         self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]
     ) -> tuple[list[Column], list[Composed]]:
-        found = self._found(prompts, completions, ids, extras)
-        composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
-        return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
-
-    def _found(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Column]:
         def make() -> list[Row]:
             return self._rows(prompts, completions, ids, extras)
 
         if self._batch is None:
-            return self._scorer.columns(self.rules, make())
-        require_columns(self.rules, dataset_columns(extras))
-        arguments = {"prompts": prompts, "completions": completions, "completion_ids": ids, **extras}
-        return self._batch.columns(self.rules, arguments, make, self._scorer.columns)
+            found = self._scorer.columns(self.rules, make())
+        else:
+            require_columns(self.rules, dataset_columns(extras))
+            arguments = {"prompts": prompts, "completions": completions, "completion_ids": ids, **extras}
+            found = self._batch.columns(self.rules, arguments, make, self._scorer.columns)
+        composition = Composition(self.rules, self._gates, self.clip, progress_of(extras.get("trainer_state")))
+        return found, [composition.of(verdicts) for verdicts in zip(*(c.verdicts for c in found), strict=True)]
 
     def _rows(self, prompts: Any, completions: Any, ids: Any, extras: Mapping[str, Any]) -> list[Row]:
         columns = dataset_columns(extras)
@@ -306,7 +304,7 @@ class RuleSet:
         if callable(log_metric):
             for position, (rule, column) in enumerate(zip(self.rules, found, strict=True)):
                 log_rule(log_metric, rule, column, [row.states[position] for row in composed])
-            log_metric("rules/workers_restarted", float(self._scorer.restarts()))
+            log_metric("rules/workers_restarted", float(self._scorer.pool.stats().restarts))
         if callable(log_extra):
             log_extra("rule_trace", traces(self.rules, found, composed))
             if cells := read_cells(self.rules, dataset_columns(extras)):

@@ -19,8 +19,8 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool, shared_pool
 from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.rule import Row, Rule, Verdict, place_of
-from trl_ext.rewards.totals.composition import gate_state
-from trl_ext.rewards.totals.shaping import applies, scaled
+from trl_ext.rewards.totals.composition import gate_state, shaped_value
+from trl_ext.rewards.totals.shaping import applies
 
 # Largest value and contribution that is let through: TRL keeps rewards in float32 and squares them for the group's
 # standard deviation, which overflows from about 1.8e19.
@@ -131,17 +131,9 @@ class Scorer:
         """The process's pool with these limits, started by its first row."""
         return shared_pool(self.limits)
 
-    def close(self) -> None:
-        """End the workers."""
-        self.pool.close()
-
     def reset(self) -> None:
         """Forget which rows the machine or a server failed."""
         self._breakers.clear()
-
-    def restarts(self) -> int:
-        """Workers that had to be started again so far."""
-        return self.pool.stats().restarts
 
     def start(self, rules: Sequence[Rule], rows: list[Row]) -> None:
         """Begin with the rules that run elsewhere; the next call for equal rows finds their rows under way."""
@@ -266,8 +258,7 @@ class Scorer:
         rule = rules[position]
         states = []
         for verdicts in zip(*(found[gate].verdicts for gate in gates), strict=True):
-            of_gates = zip((rules[gate] for gate in gates), verdicts, strict=True)
-            values = [None if v.value is None else scaled(v.value, gate.scale, gate.clip) for gate, v in of_gates]
+            values = [shaped_value(rules[gate], verdict) for gate, verdict in zip(gates, verdicts, strict=True)]
             states.append(gate_state(values, range(len(values))))
         part = self._pending(rule, rows, states)
         self._ask(rule, [rows[index] for index in part.sent.values()], part)

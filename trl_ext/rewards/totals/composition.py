@@ -56,8 +56,8 @@ class Composition:
         self.chains = chains
         self.clip = clip
         self.weights = [rule.weight * factor_at(rule.schedule, progress) for rule in rules]
-        self._shaped = [rule.scale is not None or rule.clip is not None for rule in rules]
-        self._is_plain = not any(self._shaped) and not any(chains)  # Most sets are, and this runs once a row.
+        shaped = any(rule.scale is not None or rule.clip is not None for rule in rules)
+        self._is_plain = not shaped and not any(chains)  # Most sets are, and this runs once a row.
         self._open = ("open",) * len(rules)
 
     def of(self, verdicts: Sequence[Verdict]) -> Composed:
@@ -67,16 +67,10 @@ class Composition:
             pairs = zip(self.weights, values, strict=True)
             contributions = tuple([None if value is None else weight * value for weight, value in pairs])
             return Composed(values, self._open, contributions, self._total(contributions))
-        values = tuple(self._value(position, verdict) for position, verdict in enumerate(verdicts))
+        values = tuple(map(shaped_value, self.rules, verdicts))
         states = tuple(gate_state(values, chain) if chain else "open" for chain in self.chains)
         contributions = tuple(map(contribution, self.weights, values, states))
         return Composed(values, states, contributions, self._total(contributions))
-
-    def _value(self, position: int, verdict: Verdict) -> float | None:
-        if verdict.value is None or not self._shaped[position]:
-            return verdict.value
-        rule = self.rules[position]
-        return scaled(verdict.value, rule.scale, rule.clip)
 
     def _total(self, contributions: Sequence[float | None]) -> float | None:
         known = [part for part in contributions if part is not None]
@@ -84,6 +78,11 @@ class Composition:
             return None
         total = sum(known, 0.0)
         return total if self.clip is None else min(max(total, self.clip[0]), self.clip[1])
+
+
+def shaped_value(rule: Rule, verdict: Verdict) -> float | None:
+    """The verdict's value, scaled and clipped as its rule has it; None where it has none."""
+    return None if verdict.value is None else scaled(verdict.value, rule.scale, rule.clip)
 
 
 def contribution(weight: float, value: float | None, state: str) -> float | None:

@@ -15,7 +15,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from trl_ext.rewards.isolation.sandbox.client import WALL_PER_CPU, JobLimits, Outcome, SandboxTrouble, ServerProcess
@@ -48,13 +49,13 @@ def run_tests(source: bytes, job: bytes, limits: JobLimits, at_most: int = HIGHE
 
 def sandbox_level(at_most: int = HIGHEST_LEVEL) -> tuple[int, str]:
     """The level that this machine gives, and what the next one lacks. Starts a server on the first call."""
-    with _Borrowed(at_most) as server:
+    with _borrowed(at_most) as server:
         return server.level, server.trouble
 
 
 def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int) -> Outcome:
     for _ in range(2):
-        with _Borrowed(at_most) as server:
+        with _borrowed(at_most) as server:
             try:
                 return server.run(roles, contents, limits)
             except ConnectionError as error:
@@ -65,21 +66,19 @@ def _run(roles: Any, contents: Sequence[bytes], limits: JobLimits, at_most: int)
     return Outcome("lost")  # Below level 1 a program can end its server, and must not gain by it.
 
 
-class _Borrowed:
-    """A context manager that takes an idle server, or a new one, and gives it back unless the job raised."""
-
-    def __init__(self, at_most: int) -> None:
-        self.at_most = at_most
-
-    def __enter__(self) -> ServerProcess:
-        self.server = _take(self.at_most)
-        return self.server
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and not self.server.lost:
-            _idle.append(self.server)
-        else:
-            self.server.close()
+@contextmanager
+def _borrowed(at_most: int) -> Iterator[ServerProcess]:
+    """Take an idle server, or a new one, and give it back unless it is lost or the job raised."""
+    server = _take(at_most)
+    try:
+        yield server
+    except BaseException:
+        server.close()
+        raise
+    if server.lost:
+        server.close()
+    else:
+        _idle.append(server)
 
 
 _idle: list[ServerProcess] = []

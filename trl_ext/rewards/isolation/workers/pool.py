@@ -80,7 +80,7 @@ class WorkerPool:
         tasks = list(tasks)
         future: Future[list[Judged]] = Future()
         future.set_running_or_notify_cancel()  # What a worker judges cannot be taken back.
-        if not tasks or not supported():
+        if not tasks or not supported(sys.platform):
             future.set_result([inline(rule, row) for rule, row in tasks])
             return future
         request = packed(tasks, future)
@@ -166,19 +166,13 @@ def count_restarts(pool: "weakref.ref[WorkerPool]", number: int) -> None:
             owner._restarts += number
 
 
-def supported() -> bool:
-    """True where this system can hold a worker to limits; warns once where it cannot."""
-    if sys.platform == "linux":
-        return True
-    warn_inline(sys.platform)
-    return False
-
-
 @cache
-def warn_inline(platform: str) -> None:
-    """Warn once that there are no limits."""
-    message = f"Workers need Linux; on {platform} rules run in the trainer's process, where no limit holds them."
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+def supported(platform: str) -> bool:
+    """True where this system can hold a worker to limits; warns once where it cannot."""
+    if platform != "linux":
+        message = f"Workers need Linux; on {platform} rules run in the trainer's process, where no limit holds them."
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return platform == "linux"
 
 
 def inline(rule: Rule, row: Row) -> Judged:

@@ -77,17 +77,13 @@ def packed(tasks: Sequence[tuple[Rule, Row]], future: "Future[list[Judged]]") ->
     """The tasks as a request, each rule once."""
     rules = {id(rule): rule for rule, _ in tasks}
     places = {key: place for place, key in enumerate(rules)}
-    rows = [
-        (places[id(rule)], pickled_row(row if rule.reads_group else without_group(row), index))
-        for index, (rule, row) in enumerate(tasks)
-    ]
+    rows = []
+    for index, (rule, row) in enumerate(tasks):
+        if not rule.reads_group and row.group is not UNREAD:
+            row = replace(row, group=UNREAD)  # Copied, each row would carry the texts of all.
+        rows.append((places[id(rule)], pickled_row(row, index)))
     floors = [float(rule.floor) for rule, _ in tasks]
     return Request([pickled_rule(rule) for rule in rules.values()], rows, floors, future)
-
-
-def without_group(row: Row) -> Row:
-    """The row for a rule that does not read its group: copied, each row would carry the texts of all."""
-    return row if row.group is UNREAD else replace(row, group=UNREAD)
 
 
 def pickled_rule(rule: Rule) -> bytes:

@@ -68,7 +68,9 @@ class ForkServer(Workers):
             if self.wake.fileno() in ready:
                 self.reap()
             self.watch()
-            self.expire()
+            now = time.monotonic()
+            for batch in [batch for batch in self.batches.values() if now > batch.deadline]:
+                self.give_up(batch)
             if idle or self.unswept:
                 self.sweep()
             self.link.flush()  # One call for all that a round has brought.
@@ -172,12 +174,6 @@ class ForkServer(Workers):
             waiting, self.queue = self.queue, deque()
             for task in waiting:
                 self.answer(task, None, "infra_error", f"no worker could be started: {why}", machine=True)
-
-    def expire(self) -> None:
-        """Give up the calls whose time is up."""
-        now = time.monotonic()
-        for batch in [batch for batch in self.batches.values() if now > batch.deadline]:
-            self.give_up(batch)
 
     def give_up(self, batch: Batch) -> None:
         """End a call: rows in progress get the floor, rows that never began get nothing."""

@@ -149,20 +149,17 @@ class ServerThread:
         stream.send(frame({"batch": number, "path": search_path(), "rules": request.rules, "rows": rows}))
 
     def hear(self, stream: Stream) -> None:
-        """Take what the server sent."""
+        """Take what the server sent; where it has ended, send what is open once more."""
         stream.flush()
         there = stream.receive()
         for data in stream.lines():
             self.hear_line(json.loads(data))
-        if not there:
-            self.server_ended()
-
-    def server_ended(self) -> None:
-        """Send what is open once more, to a new server."""
+        if there:
+            return
         self.stop_server()
         for number, request in list(self.requests.items()):
             if request.sends <= RESENDS:
-                self.forward(number)
+                self.forward(number)  # To a new server.
             else:
                 self.drop("the workers' server died twice", number)
 

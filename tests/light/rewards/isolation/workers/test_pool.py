@@ -201,7 +201,7 @@ def test_what_the_machine_fails_has_no_value_and_is_counted():
 
 def test_elsewhere_than_on_linux_rules_run_in_place_and_a_warning_says_so_once(monkeypatch, recwarn):
     monkeypatch.setattr(sys, "platform", "darwin")
-    pool.warn_inline.cache_clear()
+    pool.supported.cache_clear()
     with WorkerPool() as workers:
         tasks = [(Chars(), row("abc")), (Raising(), row(error=KeyError("x")))]
         for _ in range(2):

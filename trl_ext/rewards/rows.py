@@ -36,9 +36,7 @@ def completion_text(completion: Any) -> str:
     if isinstance(completion, list | tuple) and all(isinstance(message, Mapping) for message in completion):
         contents = (message.get("content") for message in reversed(completion) if message.get("role") == "assistant")
         return content_text(next(contents, None))
-    raise DataError(
-        f"A completion is a {type(completion).__name__}. Give text or a list of messages with 'role' and 'content'."
-    )
+    raise DataError(f"A completion is a {type(completion).__name__}. Give text or a list of messages with roles.")
 
 
 def content_text(content: Any) -> str:
@@ -89,9 +87,7 @@ def make_rows(
     num_rows = len(completions)
     for name, values in {"prompts": prompts, "completion_ids": completion_ids, **columns}.items():
         if values is not None and len(values) != num_rows:
-            raise DataError(
-                f"Column '{name}' has {len(values)} rows for {num_rows} completions. Give one value per completion."
-            )
+            raise DataError(f"Column '{name}' has {len(values)} rows for {num_rows} completions. Give one for each.")
     prompts = prompts if prompts is not None else [None] * num_rows
     ids = map(token_ids, completion_ids) if completion_ids is not None else [None] * num_rows
     cells = zip(*columns.values(), strict=True) if columns else [()] * num_rows

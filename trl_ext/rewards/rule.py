@@ -209,9 +209,8 @@ def ideal_of(rule: Rule, columns: Mapping[str, Any], index: int) -> str | None:
     try:
         return rule.ideal(columns)
     except Exception as error:
-        raise RuleError(
-            f"Rule '{rule.name}': ideal() raised {type(error).__name__}: {error} (row {index})."
-        ) from error
+        what = f"ideal() raised {type(error).__name__}: {error}"
+        raise RuleError(f"Rule '{rule.name}': {what} (row {index}).") from error
 
 
 def place_of(error: BaseException) -> str:

@@ -94,9 +94,7 @@ class RuleSet:
     def __name__(self, name: str) -> None:
         check_name("A rule set", name)
         if any(rule.name == name for rule in self.rules):
-            raise RuleError(
-                f"The set and one of its rules are both named '{name}' and would share a metric. Rename one."
-            )
+            raise RuleError(f"The set and one of its rules are both named '{name}' and share a metric. Rename one.")
         self.name = name
 
     @property
@@ -315,9 +313,8 @@ class RuleSet:
         gates = [self.rules[gate] for gate in reversed(self._gates[position])]
         # A name that no rule has: the column is called after its rule, not after this set.
         name = f"{self.name}.{self.rules[position].name}"
-        alone = RuleSet(
-            [*gates, self.rules[position]], name=name, on_error=self.on_error, on_unscored=self.on_unscored
-        )
+        rules = [*gates, self.rules[position]]
+        alone = RuleSet(rules, name=name, on_error=self.on_error, on_unscored=self.on_unscored)
         alone._scorer, alone._batch = self._scorer, batch  # A rule is asked once for all columns.
         return alone
 

@@ -13,13 +13,9 @@ def check_stateless(rules: Any, trainer: str) -> None:
     """Raise RuleError for a RuleSet that needs to know how far the training is; other trainers do not say."""
     scheduled = next((rule.name for rule in rules.rules if rule.schedule is not None), None)
     if scheduled is not None:
-        raise RuleError(
-            f"Rule '{scheduled}' has a schedule, and {trainer} reports no progress. Take the schedule out."
-        )
+        raise RuleError(f"Rule '{scheduled}' has a schedule, and {trainer} reports no progress. Take it out.")
     if rules.normalise:
-        raise RuleError(
-            f"normalise=True needs the totals of all of a run, and {trainer} has its own. Set it to False."
-        )
+        raise RuleError(f"normalise=True needs the totals of a whole run, and {trainer} has its own. Set it to False.")
 
 
 def numbered(found: Explanation, trainer: str) -> dict[str, Any]:

@@ -71,9 +71,8 @@ class RewardServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = (
-        MAX_CONNECTIONS  # Of five, the standard, the sixth that waits has to try again a second later.
-    )
+    # Of five, the standard, the sixth that waits has to try again a second later.
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(
         self, rules: Any, host: str = "127.0.0.1", port: int = 8300, max_body_bytes: int = 2**24, token: str = ""
@@ -223,9 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError(403, f"The header Host names {host!r:.60}, not this server. Ask 127.0.0.1.")
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if self.server.token and not hmac.compare_digest(given, b"Bearer " + self.server.token):
-            raise RequestError(
-                401, "The token is missing or another one. Send the header Authorization: Bearer TOKEN."
-            )
+            raise RequestError(401, "The token is missing or wrong. Send the header Authorization: Bearer TOKEN.")
         self.close_connection = not keeps_open
 
     def _body(self) -> Any:
@@ -237,9 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError(411, "The request has no Content-Length. Send the body's length in bytes.")
         if int(length) > self.server.max_body_bytes:
             limit = self.server.max_body_bytes
-            raise RequestError(
-                413, f"The body has {length} bytes, more than {limit}. Send fewer completions at a time."
-            )
+            raise RequestError(413, f"The body has {length} bytes, more than {limit}. Send fewer completions.")
         data = self.rfile.read(int(length))
         self.server.arriving.pop(self.connection, None)
         self.close_connection = self.headers.get("Connection", "").lower() == "close"

@@ -6,7 +6,7 @@ verl 0.10.0.dev: `verl/trainer/ppo/reward.py` (`get_custom_reward_fn`), `run_sin
 `verl/experimental/reward_loop/reward_manager/naive.py`, and `verify` in `verl/workers/reward_manager/batch.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +52,10 @@ class VerlReward:
             return self._scores([data_source], [solution_str], [ground_truth], [extra_info])[0]
         num = len(solution_strs)
         infos = extra_infos if extra_infos is not None else [None] * num
-        return self._scores(
-            data_sources if data_sources is not None else [None] * num, solution_strs, ground_truths, infos
-        )
+        sources = data_sources if data_sources is not None else [None] * num
+        return self._scores(sources, solution_strs, ground_truths, infos)
 
-    def _scores(
-        self, sources: Sequence[Any], texts: Sequence[Any], golds: Sequence[Any], infos: Sequence[Any]
-    ) -> list[dict[str, Any]]:
+    def _scores(self, sources: Any, texts: Any, golds: Any, infos: Any) -> list[dict[str, Any]]:
         rows = [self._columns(*row) for row in zip(sources, golds, infos, strict=True)]
         prompts = [row.pop("prompt", None) for row in rows]
         names = dict.fromkeys(name for row in rows for name in row)

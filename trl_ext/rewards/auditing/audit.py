@@ -52,9 +52,7 @@ def audit(rules: RuleSet, dataset: Any, others: int = 3, seed: int = 0, step_row
     rows = data_rows(dataset, rules, ("prompt", *ideal_columns))
     for name in ideal_columns:
         if name not in rows[0]:
-            raise DataError(
-                f"The data lacks the column '{name}', which a rule names for its audit. Take the field out."
-            )
+            raise DataError(f"The data lacks the column '{name}', which a rule names for its audit. Take it out.")
     run = _Run(rules, rows, others, seed)
     found = tuple(map(run.audit, judging))
     if all(
@@ -132,9 +130,8 @@ class _Run:
         try:
             (column,) = self._scorer.columns([rule], rows)
         except RuleError as error:
-            raise RuleError(
-                f"While auditing rows {entries[0].row} to {entries[-1].row} of the data: {error}"
-            ) from error
+            first, last = entries[0].row, entries[-1].row
+            raise RuleError(f"While auditing rows {first} to {last} of the data: {error}") from error
         self.seconds += time.perf_counter() - start
         self.num_verdicts += len(rows)
         return column.verdicts
@@ -149,9 +146,7 @@ class _Tally:
         self.failures: list[Failure] = []
         self.lost_rows: list[int] = []
 
-    def add(
-        self, entries: Sequence[Comparison], verdicts: Sequence[Verdict], mutual: Collection[Comparison] = ()
-    ) -> None:
+    def add(self, entries: list[Comparison], verdicts: list[Verdict], mutual: Collection[Comparison] = ()) -> None:
         """Count verdicts, and keep those that should have been others; in `mutual` each gold accepts the other."""
         for entry, verdict in zip(entries, verdicts, strict=True):
             kind = "alike" if entry in mutual else self._kind(entry, verdict)
@@ -258,9 +253,7 @@ def data_rows(dataset: Any, rules: RuleSet, more: Sequence[str]) -> list[dict[st
         there = [name for name in wanted if name in names]
         rows = [{name: row.get(name) for name in there} for row in dataset]
     else:
-        raise DataError(
-            f"The data is a {type(dataset).__name__}. Give one split as a datasets.Dataset, or a list of mappings."
-        )
+        raise DataError(f"The data is a {type(dataset).__name__}. Give a datasets.Dataset or a list of mappings.")
     if not rows:
         raise DataError("The data has no rows. Give at least one.")
     require_columns(rules.rules, dict.fromkeys(names))

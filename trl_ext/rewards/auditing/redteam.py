@@ -58,9 +58,7 @@ def redteam(
     courts = [_Court(rules, target, shape, row) for row, target in enumerate(targets)]
     decided = [court for court in courts if court.is_decided]
     if not decided:
-        raise DataError(
-            "Every gold here is undecided, so no cheat can be distinguished from another answer. Give other rows."
-        )
+        raise DataError("Every gold here is undecided, so no cheat differs from another answer. Give other rows.")
     attempts = []
     for cheat in tqdm(cheats, desc="Trying", unit=" cheats", delay=_BAR_DELAY_S):
         tried = filter(None, [court.attempt(cheat) for court in decided])
@@ -151,10 +149,8 @@ class _Court:
 
     def _explained(self, completions: Sequence[str]) -> list[Explanation]:
         self.num_completions += len(completions)
-        return [
-            self.rules.explain(self.target.prompt, text, token_ids(text), **self.target.columns)
-            for text in completions
-        ]
+        prompt, columns = self.target.prompt, self.target.columns
+        return [self.rules.explain(prompt, text, token_ids(text), **columns) for text in completions]
 
 
 def highest(totals: Iterable[float | None]) -> float | None:

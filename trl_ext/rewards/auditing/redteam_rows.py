@@ -203,10 +203,8 @@ def wrong_answers(gold: str, golds: Sequence[str]) -> tuple[str, str]:
     if gold in tuple(_LETTERS[:5]):
         start = _LETTERS.index(gold) + 1
         return _LETTERS[start], _LETTERS[start + 1]
-    texts = dict.fromkeys(
-        other for other in golds if not re.search("[0-9]", other) and gold_key(other) != gold_key(gold)
-    )
-    wrong, other = [*texts, "something else", "nothing of the kind"][:2]
+    texts = [text for text in golds if not re.search("[0-9]", text) and gold_key(text) != gold_key(gold)]
+    wrong, other = [*dict.fromkeys(texts), "something else", "nothing of the kind"][:2]
     return wrong, other
 
 

@@ -3,14 +3,7 @@
 import re
 
 from trl_ext.rewards.instruction_kinds.length import count_words
-from trl_ext.rewards.instruction_kinds.spec import (
-    count,
-    instruction,
-    percentage,
-    positive,
-    raw_text,
-    text,
-)
+from trl_ext.rewards.instruction_kinds.spec import count, instruction, percentage, positive, raw_text, text
 from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, stripped_words
 from trl_ext.rewards.text.prose import normalized
 

@@ -39,9 +39,7 @@ class Instruction:
         given = {name: value for name, value in given.items() if value is not None}
         for name in (*self.arguments, *given):
             if name not in given or name not in self.arguments:
-                raise ValueError(
-                    f"{self.id}: the argument {name!r} is {'missing' if name not in given else 'unknown'}"
-                )
+                raise ValueError(f"{self.id}: argument {name!r} is {'unknown' if name in given else 'missing'}")
         read = {}
         for name, value in given.items():
             try:

@@ -33,9 +33,7 @@ def checked_dataset(dataset: Any, accepted: Sequence[tuple[str, ...]]) -> "Datas
     from datasets import Dataset
 
     if not isinstance(dataset, Dataset):
-        raise DataError(
-            f"The dataset is a {type(dataset).__name__}. Give a datasets.Dataset: one split, not a stream."
-        )
+        raise DataError(f"The dataset is a {type(dataset).__name__}. Give a datasets.Dataset: one split, no stream.")
     if not any(set(columns) <= set(dataset.column_names) for columns in accepted):
         wanted = " or ".join(f"({', '.join(columns)})" for columns in accepted)
         there = ", ".join(dataset.column_names) or "none"
@@ -75,11 +73,8 @@ def chunks(items: Sequence[Any], task: str, unit: str) -> Iterator[Sequence[Any]
 def rule_columns(batch: Mapping[str, list[Any]], positions: Iterable[int]) -> dict[str, list[Any]]:
     """The columns that rules may read, their values taken (and repeated) at these positions of the batch."""
     positions = list(positions)
-    return {
-        name: [values[position] for position in positions]
-        for name, values in batch.items()
-        if name not in _NOT_FOR_RULES
-    }
+    read = (name for name in batch if name not in _NOT_FOR_RULES)
+    return {name: [batch[name][position] for position in positions] for name in read}
 
 
 def scores(

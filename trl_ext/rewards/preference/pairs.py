@@ -159,7 +159,7 @@ def build_pairs(
     taken = [name for name in made if name in dataset.column_names]
     if taken:
         raise DataError(
-            f"The dataset already has the columns {', '.join(taken)}, which build_pairs makes. Rename or remove them."
+            f"The dataset already has the columns {', '.join(taken)}, which build_pairs makes. Rename them."
         )
     column = completions if completions in dataset.column_names else "completion"
     listed = column == completions
@@ -231,9 +231,8 @@ def scored_groups(
     """Score the samples of several groups of rows in one call of the rules; yields the samples of each group."""
     rows = [row for group in groups for row in group]
     batch = dataset[rows]
-    cells = [
-        sample_list(cell, column, row) if listed else [cell] for cell, row in zip(batch[column], rows, strict=True)
-    ]
+    found = zip(batch[column], rows, strict=True)
+    cells = [sample_list(cell, column, row) if listed else [cell] for cell, row in found]
     positions = [position for position, cell in enumerate(cells) for _ in cell]
     samples = [sample for cell in cells for sample in cell]
     columns = rule_columns({name: values for name, values in batch.items() if name != column}, positions)

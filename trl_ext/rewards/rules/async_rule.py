@@ -19,6 +19,7 @@ from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_number, check_whole, place_of
 
 Reply = TypeVar("Reply")
+Judgement = tuple[list[Judged], dict[str, float]]  # of a batch, with the metrics of its calls
 
 # Pauses between the attempts of a call: 0.5 s, 1 s, 2 s, ..., each shortened by chance so that calls that failed
 # together do not come back together.
@@ -126,9 +127,7 @@ class AsyncRule(Rule):
         """Judge several rows at a time, from any thread."""
         return [judged.verdict for judged in self.submit(rows).result()[0]]
 
-    def submit(
-        self, rows: Sequence[Row], most_failed: int | None = None
-    ) -> "Future[tuple[list[Judged], dict[str, float]]]":
+    def submit(self, rows: Sequence[Row], most_failed: int | None = None) -> "Future[Judgement]":
         """Start judging rows and return at once.
 
         Args:
@@ -191,7 +190,7 @@ class AsyncRule(Rule):
         said = late or f"{type(error).__name__}: {error}"
         return f"{said[:300]} ({attempts} {'attempts' if attempts > 1 else 'attempt'})"
 
-    async def _all(self, rows: list[Row], most_failed: int | None) -> tuple[list[Judged], dict[str, float]]:
+    async def _all(self, rows: list[Row], most_failed: int | None) -> Judgement:
         calls = Calls(asyncio.Semaphore(self.concurrency), most_failed, costs=Counter(dict.fromkeys(self.costs, 0)))
         _calls.set(calls)
         return list(await asyncio.gather(*(self._one(row, calls) for row in rows))), calls.metrics

@@ -40,9 +40,7 @@ class Call(Rule):
     def __post_init__(self) -> None:
         qualified = getattr(self.function, "__qualname__", "")
         if not qualified.isidentifier():  # "<lambda>", "f.<locals>.g" and callable objects
-            raise RuleError(
-                f"{self.function!r} is not a module-level function, so it does not pickle. Define it with def."
-            )
+            raise RuleError(f"{self.function!r} is not a module-level function, so it does not pickle. Use def.")
         if iscoroutinefunction(self.function):
             raise RuleError(f"{qualified} is async. Write a subclass of AsyncRule, whose score() awaits it.")
         object.__setattr__(self, "columns", text_tuple(self, "columns", self.columns))

@@ -127,9 +127,7 @@ class Code(Rule):
             raise RuleError(f"Rule '{self.name}': in mode 'asserts' the tests compare. Leave out compare, tolerance.")
         check_flag(self, "partial", self.partial)
         check_choice(self, "sandbox", self.sandbox, ("local", *KINDS))
-        check_number(
-            self, "cpu_s", self.cpu_s, "a finite number of seconds, at least 0.1", lambda seconds: seconds >= 0.1
-        )
+        check_number(self, "cpu_s", self.cpu_s, "a finite number of at least 0.1", lambda seconds: seconds >= 0.1)
         check_whole(self, "memory_mib", self.memory_mib, 64)
         check_whole(self, "output_kib", self.output_kib, 1)
         if self.sandbox != "local":
@@ -148,9 +146,7 @@ class Code(Rule):
         if (self.sandbox == "e2b") == (self.base_url is not None):
             raise RuleError(f"{where}, and base_url is {self.base_url!r}. Give it to all but e2b.")
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
-            raise RuleError(
-                f"{where}, and the environment variable {self.api_key_env!r} is not set. Set it to the key."
-            )
+            raise RuleError(f"{where}, and the environment variable {self.api_key_env!r} is not set. Set it.")
         if self.sandbox == "e2b" and importlib.util.find_spec("e2b") is None:
             raise RuleError(f"{where}, and its package is missing. Run pip install e2b.")
 
@@ -172,12 +168,8 @@ class Code(Rule):
         return f"{fence}python\n{program}\n{fence}"
 
     def cache_key(self, row: Row) -> Hashable:
-        return (
-            cell_text(row.columns[self.tests]),
-            self._entry_point(row),
-            self._setup(row),
-            python_answer(after_think(row.text)),
-        )
+        tests = cell_text(row.columns[self.tests])
+        return tests, self._entry_point(row), self._setup(row), python_answer(after_think(row.text))
 
     def score(self, row: Row) -> Verdict:
         try:

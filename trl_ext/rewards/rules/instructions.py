@@ -33,9 +33,7 @@ _MODULES = (
     *(wording, length, content, format, language),  # IFEval's
     *(counting, word_order, sentence_order, layout, copying),  # IFBench's
 )
-KNOWN: Mapping[str, Instruction] = {
-    one.id: one for module in _MODULES for one in vars(module).values() if isinstance(one, Instruction)
-}
+KNOWN = {one.id: one for module in _MODULES for one in vars(module).values() if isinstance(one, Instruction)}
 
 _MAX_INSTRUCTIONS = 64  # in one row
 _MAX_LITERAL_CHARS = 100_000

@@ -164,9 +164,7 @@ class Judge(AsyncRule):
         try:
             groups = regex.compile(self._pattern).groups
         except regex.error as error:
-            raise RuleError(
-                f"Rule '{self.name}': pattern is {self.pattern!r}, which is no regular expression: {error}."
-            ) from error
+            raise RuleError(f"Rule '{self.name}': {self.pattern!r} is no regular expression: {error}.") from error
         if not groups:
             self._refuse(f"pattern is {self.pattern!r}. Put the score in a group, such as Score: (\\d+).")
 

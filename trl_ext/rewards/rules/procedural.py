@@ -121,9 +121,7 @@ def library() -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise SupportError(
-            "The rule procedural needs reasoning-gym. Run: pip install 'trl_ext[procedural]'."
-        ) from error
+        raise SupportError("procedural needs reasoning-gym. Run: pip install 'trl_ext[procedural]'.") from error
     return reasoning_gym
 
 

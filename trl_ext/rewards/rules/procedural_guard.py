@@ -24,9 +24,7 @@ FAULTY = {
     "puzzle24": "it does not ask for the task's numbers: 6*4+1-1 earns 1.0 in 200 of 200 tasks",
 }
 
-_FUNCTIONS = frozenset(
-    "sin cos tan sec csc cot asin acos atan sinh cosh tanh asinh acosh atanh exp log ln sqrt Abs".split()
-)
+_FUNCTIONS = {*"sin cos tan sec csc cot asin acos atan sinh cosh tanh asinh acosh atanh exp log ln sqrt Abs".split()}
 # `power` allows no towers (9**9**9): its exponent is a number of two digits, a fraction of such or one letter, and no
 # other power follows. "//" would divide and round, which no task means.
 _FORMULA = re.compile(

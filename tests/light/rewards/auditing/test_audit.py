@@ -198,12 +198,8 @@ def test_a_dataset_is_audited_like_a_list():
 
 IDEAL_GOLDS = {
     "number": (
-        "18",
-        18,
-        "9 * 2 = 18\n#### 18",
-        "\\boxed{\\frac{1}{2}}",
-        "$1,234.50$",
-        "The answer is 18, as 9 * 2 = 18.",
+        *("18", 18, "9 * 2 = 18\n#### 18", "\\boxed{\\frac{1}{2}}", "$1,234.50$"),
+        "The answer is 18 because 9 * 2 = 18.",
     ),
     "exact": ("New York", "a\nb", "The answer is New York."),
     "choice": ("(B)", "A: B", "\\boxed{B}"),

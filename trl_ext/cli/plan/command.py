@@ -94,7 +94,11 @@ def plan(argv: Sequence[str]) -> int:
     plans = _of_preset(arguments) if arguments.preset else _searched(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
-        _write(plans.best, arguments)
+        from trl_ext.memory.files.plan import write_plan
+
+        files = write_plan(plans.best, arguments.write, arguments.model, stages=arguments.stages)
+        if not arguments.json:
+            print("\nwritten: " + " ".join(str(file) for file in files))
     return 0 if plans.plans else NOTHING_FITS
 
 
@@ -173,16 +177,13 @@ def _parser() -> CommandParser:
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    _add_settings(parser.add_argument_group("settings, which the plan keeps"))
-    return parser
-
-
-def _add_settings(group: Any) -> None:
+    group = parser.add_argument_group("settings, which the plan keeps")
     for options, kind in ((NUMBERS, int), (NAMES, str), (SHARES, float)):
         for name, purpose in options.items():
             group.add_argument(f"--{name}", type=kind, help=purpose)
     for name, purpose in SWITCHES.items():
         group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=purpose)
+    return parser
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -192,7 +193,12 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(plans: Any, arguments: argparse.Namespace) -> None:
-    changes = dict(_pair(text) for text in arguments.what_if)
+    changes: dict[str, str] = {}
+    for text in arguments.what_if:
+        key, _, value = text.partition("=")
+        if not key or not value:
+            raise ConfigError(f"--what-if {text} is no KEY=VALUE. Write for example --what-if max_length=8192.")
+        changes[key] = value
     if arguments.json:
         print(json.dumps(_as_dict(plans, arguments, changes), indent=2))
         return
@@ -232,13 +238,6 @@ def _in_words(largest: dict[str, Any], name: str) -> str:
     return f"{words}; the first plan goes up to {first[name]:,}, {first['step_s']:.0f} s a step" if first else words
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise ConfigError(f"--what-if {text} is no KEY=VALUE. Write for example --what-if max_length=8192.")
-    return key, value
-
-
 def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:
     from trl_ext.memory.files.plan import as_dict
     from trl_ext.memory.files.settings import recipe
@@ -264,11 +263,3 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
 
         answer["verify"] = verified(plans, arguments.model)
     return answer
-
-
-def _write(best: Any, arguments: argparse.Namespace) -> None:
-    from trl_ext.memory.files.plan import write_plan
-
-    files = write_plan(best, arguments.write, arguments.model, stages=arguments.stages)
-    if not arguments.json:
-        print("\nwritten: " + " ".join(str(file) for file in files))

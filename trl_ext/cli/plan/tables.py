@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.settings import launch_lines
 from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
@@ -28,9 +27,14 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
     console = Console(highlight=False)
     search = plans.search
     lengths = f"{search.job.sequence_tokens:,} tokens a sequence, global batch {search.job.global_batch}"
+    hardware, card = search.hardware, search.hardware.card
+    context, links = card.total_gib - card.usable_gib, card.link.name
+    if hardware.num_machines > 1:
+        links += f", {hardware.network_gbit_s:.0f} Gbit/s between machines"
+    each = f"{card.total_gib:.1f} GiB each, less {context:.1f} of CUDA context: {hardware.usable}; {links}"
     console.print(
-        f"{search.job.trainer} of {escape(search.shape.name)} on {search.hardware} ({_of_a_card(search.hardware)}), "
-        f"{lengths}. All numbers are estimated."
+        f"{search.job.trainer} of {escape(search.shape.name)} on {hardware} ({each}), {lengths}. All numbers are "
+        "estimated."
     )
     if stands_for := search.shape.stands_for:
         instead = (
@@ -62,16 +66,6 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
         console.print("\n  ".join([f"\n{where}", *lines]), soft_wrap=True)
 
 
-def _of_a_card(hardware: Hardware) -> str:
-    """What of a card is usable and what is not, and its links."""
-    card = hardware.card
-    context = card.total_gib - card.usable_gib
-    links = card.link.name
-    if hardware.num_machines > 1:
-        links += f", {hardware.network_gbit_s:.0f} Gbit/s between machines"
-    return f"{card.total_gib:.1f} GiB each, less {context:.1f} of CUDA context: {hardware.usable}; {links}"
-
-
 def plans_table(plans: Plans) -> Table:
     """A row for each plan."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -96,7 +90,8 @@ def terms_table(estimate: Estimate) -> Table:
         table.add_column(HEADINGS[phase], justify="right")
     names = dict.fromkeys(name for terms in columns.values() for name in terms)
     for name in (*(name for name in names if name != "slack"), "slack"):
-        table.add_row(name, *(_cell(terms.get(name, 0.0)) for terms in columns.values()))
+        values = (terms.get(name, 0.0) for terms in columns.values())
+        table.add_row(name, *(f"{value:.2f}" if value >= 0.005 else "" for value in values))
     table.add_row("total", *(f"{sum(terms.values()):.2f}" for terms in columns.values()), style="bold")
     return table
 
@@ -117,10 +112,6 @@ def print_presets() -> None:
 def presets_as_dict() -> dict[str, Any]:
     """The frozen plans for JSON, by name; `peak_gib` is estimated."""
     return {name: {**asdict(one), "basis": "estimated"} for name, one in PRESETS.items()}
-
-
-def _cell(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.005 else ""
 
 
 def _best_in_words(estimate: Estimate) -> str:

@@ -108,23 +108,18 @@ def attention_bytes(shape: ModelShape, job: Job) -> float:
     saved = 4.0 * (shape.q_width + kv_copies(shape, job) * shape.kv_width) + 4 * shape.num_heads + 8
     if shape.qk_norm:
         saved += (4 if job.uses_lora else 6) * widths + 4 * heads
-    return saved + returned_bytes(shape, job)
+    if job.sequence_parallel > 1:
+        # The output back from the others is kept as the input of o_proj; dropout keeps a copy of it instead. Of whole
+        # rows that is what attention has saved anyway.
+        adapted = lora_linears(shape, job.lora_target_modules) if job.uses_lora and not _drops(job) else ()
+        is_kept = not job.uses_lora or any(linear.name == "o_proj" for linear, _ in adapted)
+        saved += 2.0 * shape.q_width if is_kept else 0.0
+    return saved
 
 
 def kv_copies(shape: ModelShape, job: Job) -> int:
     """How often keys and values are repeated to deal their heads to the GPUs that share a row."""
     return job.sequence_parallel // gcd(job.sequence_parallel, shape.num_kv_heads)
-
-
-def returned_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token of attention's output back from the GPUs that share the row, kept as the input of o_proj: of whole
-    rows that is what attention has saved anyway. Dropout keeps a copy of it instead."""
-    if job.sequence_parallel == 1:
-        return 0.0
-    is_kept = not job.uses_lora or "o_proj" in {
-        linear.name for linear, _ in lora_linears(shape, job.lora_target_modules) if not _drops(job)
-    }
-    return 2.0 * shape.q_width if is_kept else 0.0
 
 
 def saved_bytes(shape: ModelShape, job: Job) -> float:
@@ -138,7 +133,10 @@ def saved_bytes(shape: ModelShape, job: Job) -> float:
     saved = 16 * hidden + attention_bytes(shape, job) + mlp_bytes(shape)
     saved += extra.saved.get(mode, 0.0) * hidden
     saved += {Mode.BF16: 0, Mode.AUTOCAST: 10, Mode.LORA_BF16: -4, Mode.LORA_AUTOCAST: 4}[mode] * hidden
-    return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding_bytes(shape, job)
+    # With a mask, keys and values are repeated for every query head, and torch's sdpa keeps the mask [B, 1, S, S] in
+    # the dtype of the queries, 2S (estimated).
+    padding = 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width) + 2.0 * job.sequence_tokens
+    return saved + (lora_bytes(shape, job) if job.uses_lora else 0) + padding
 
 
 def lora_bytes(shape: ModelShape, job: Job) -> float:
@@ -159,12 +157,6 @@ def lora_bytes(shape: ModelShape, job: Job) -> float:
 def _drops(job: Job) -> bool:
     """True if adapters drop values of their inputs: `disable_dropout` of the other trainers is on by default."""
     return bool(job.lora_dropout) and job.trainer == "grpo"
-
-
-def padding_bytes(shape: ModelShape, job: Job) -> float:
-    """Bytes a token that padded batches add to what a layer saves: with a mask, keys and values are repeated for every
-    query head, and torch's sdpa keeps the mask [B, 1, S, S] in the dtype of the queries, 2S (estimated)."""
-    return 0.0 if job.packing else 4.0 * (shape.q_width - shape.kv_width) + 2.0 * job.sequence_tokens
 
 
 def mask_bytes(job: Job) -> int:

@@ -24,11 +24,6 @@ def cache_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
     return tokens * kv_bytes_per_token(shape) * (1 + 1 / shape.num_layers)
 
 
-def sampling_bytes(shape: ModelShape, job: Job, num_gpus: int) -> float:
-    """Bytes of the next token's logits for every completion: bf16, fp32, and two fp32 copies while sampling."""
-    return float(job.generated_at_once(num_gpus) * shape.vocab * 14)
-
-
 def vllm_bytes(card: Card, job: Job) -> float:
     """Bytes of vLLM's share of a card while it generates."""
     return job.vllm_gpu_memory_utilization * card.total_gib * GIB

@@ -132,7 +132,8 @@ def _generate(setup: Setup) -> Places:
     prompts = job.generated_at_once(num_gpus) * job.max_prompt_length
     prefill = {"KV cache": cache * job.max_prompt_length / job.sequence_tokens}
     yield "reading the prompts", {**gathered, **prefill, "layer work": prompts * act.no_grad_bytes(shape, job)}
-    head = generation.sampling_bytes(shape, job, num_gpus)
+    # The next token's logits for every completion: bf16, fp32, and two fp32 copies while sampling.
+    head = float(job.generated_at_once(num_gpus) * shape.vocab * 14)
     yield "the last token of all completions", {**gathered, "KV cache": cache, "head": head}
 
 

@@ -179,7 +179,9 @@ def vllm_choices(search: Search, job: Job) -> list[Job]:
         others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
         left = usable_bytes(search.hardware) - others * (1 + slack_share(choice))
         found += [_with_share(search, one, left) for one in _over_groups(search, choice)]
-    starts = [one for one in found if _starts(search, one)]
+    # vLLM starts where its share holds at least one completion beside its weights.
+    card = search.hardware.card
+    starts = [one for one in found if vllm_cache_tokens(search.shape, card, one) >= one.sequence_tokens]
     return sorted(starts, key=lambda one: (_generation_s(search, one), one.vllm_tensor_parallel_size))
 
 
@@ -203,8 +205,3 @@ def _with_share(search: Search, job: Job, left: float) -> Job:
     needed = vllm_weight_bytes(search.shape, job) + WORKSPACE_BYTES + wanted
     share = min(left, 1.1 * needed) / (search.hardware.card.total_gib * GIB)
     return replace(job, vllm_gpu_memory_utilization=int(min(max(share, 0.01), FULL_ENOUGH) * 100) / 100)
-
-
-def _starts(search: Search, job: Job) -> bool:
-    """True if vLLM's share holds at least one completion beside its weights."""
-    return vllm_cache_tokens(search.shape, search.hardware.card, job) >= job.sequence_tokens

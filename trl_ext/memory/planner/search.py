@@ -95,14 +95,11 @@ class Search:
         if self.job.shares_with_vllm and not self.may("vllm_tensor_parallel_size"):
             check_group(self.shape, self.job, self.hardware)
         if self.job.shares_with_vllm and not self.may("vllm_gpu_memory_utilization"):
-            self._check_share()
-
-    def _check_share(self) -> None:
-        """Check that vLLM can start with the given share over the given group, or over the largest one."""
-        here, heads = self.hardware.gpus_per_machine, self.shape.num_heads
-        possible = tuple(size for size in SERVER_SIZES if here % size == 0 and heads % size == 0)
-        sizes = self.choices("vllm_tensor_parallel_size", possible)
-        check_vllm(self.shape, replace(self.job, vllm_tensor_parallel_size=max(sizes)), self.hardware)
+            # Over the given group, or over the largest one.
+            here, heads = self.hardware.gpus_per_machine, self.shape.num_heads
+            possible = tuple(size for size in SERVER_SIZES if here % size == 0 and heads % size == 0)
+            sizes = self.choices("vllm_tensor_parallel_size", possible)
+            check_vllm(self.shape, replace(self.job, vllm_tensor_parallel_size=max(sizes)), self.hardware)
 
 
 def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: Mapping[str, Any]) -> Search:
@@ -113,10 +110,18 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     """
     settings = unaliased(settings)
     check_has(trainer, settings)
-    settings = _of_server(settings)
+    # Who asks for a server asks for vLLM.
+    if settings.get("vllm_servers"):
+        settings.setdefault("vllm_mode", "server")
+    if settings.get("vllm_mode") == "server":
+        settings.setdefault("use_vllm", True)
     if trainer == "grpo" and settings.get("reward_model") == "adapter":
         raise ConfigError("reward_model=adapter is PPO's. GRPO takes reward_model=copy, a whole model, or none.")
-    settings["global_batch"] = _global_batch(settings, _training_gpus(settings, shape, hardware))
+    # The given servers take GPUs, each as few as hold the weights.
+    share = float(settings.get("vllm_gpu_memory_utilization", FULL_ENOUGH)) * hardware.card.total_gib * GIB
+    least = next((size for size in SERVER_SIZES if 2 * lm_params(shape) / size < share), SERVER_SIZES[-1])
+    of_servers = int(settings.get("vllm_servers", 0)) * int(settings.get("vllm_tensor_parallel_size", least))
+    settings["global_batch"] = _global_batch(settings, max(hardware.num_gpus - of_servers, 1))
     settings.pop("gradient_accumulation_steps", None)
     given = frozenset(settings)
     if "adapter" in (settings.get("critic"), settings.get("reward_model")):
@@ -127,23 +132,6 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)
     search.check()
     return search
-
-
-def _of_server(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with what follows from vllm_mode or vllm_servers: who asks for a server asks for vLLM."""
-    if settings.get("vllm_servers"):
-        settings.setdefault("vllm_mode", "server")
-    if settings.get("vllm_mode") == "server":
-        settings.setdefault("use_vllm", True)
-    return settings
-
-
-def _training_gpus(settings: Mapping[str, Any], shape: ModelShape, hardware: Hardware) -> int:
-    """GPUs that the given servers leave for training, each on as few as hold the weights."""
-    share = float(settings.get("vllm_gpu_memory_utilization", FULL_ENOUGH)) * hardware.card.total_gib * GIB
-    least = next((size for size in SERVER_SIZES if 2 * lm_params(shape) / size < share), SERVER_SIZES[-1])
-    size = int(settings.get("vllm_tensor_parallel_size", least))
-    return max(hardware.num_gpus - int(settings.get("vllm_servers", 0)) * size, 1)
 
 
 def unalias(name: str) -> str:

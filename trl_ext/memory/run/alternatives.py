@@ -106,7 +106,15 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
     if not job.expandable_segments:
         written = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
         yield "allocator", written, replace(job, expandable_segments=True)
-    yield from _smaller_forwards(job, search.num_gpus)
+    size = job.per_device_train_batch_size
+    if size > 1:
+        part = largest_part(size)
+        smaller = replace(job, per_device_train_batch_size=part)
+        steps = smaller.accumulation(search.num_gpus)
+        yield "batch", f"per_device_train_batch_size={part} gradient_accumulation_steps={steps}", smaller
+    budget = 2 * job.sequence_tokens  # one pair
+    if not job.generates and job.packing and job.row_tokens > budget:
+        yield "budget", f"max_tokens_per_forward={budget}", replace(job, max_tokens_per_forward=budget)
     for one in shared_rows(search):
         yield "shared rows", f"sequence_parallel={one.sequence_parallel}", one
     for every, offloads in CHECKPOINTING[CHECKPOINTING.index((1, False)) :]:
@@ -123,18 +131,6 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
     for one in _later_stages(search):
         written = launched_with(one.zero_stage, one.offload) or f"zero_stage={one.zero_stage} offload={one.offload}"
         yield "launch", written if one.dtype == job.dtype else f"{written} dtype={one.dtype}", one
-
-
-def _smaller_forwards(job: Job, num_gpus: int) -> Iterator[tuple[str, str, Job]]:
-    size = job.per_device_train_batch_size
-    if size > 1:
-        part = largest_part(size)
-        smaller = replace(job, per_device_train_batch_size=part)
-        steps = smaller.accumulation(num_gpus)
-        yield "batch", f"per_device_train_batch_size={part} gradient_accumulation_steps={steps}", smaller
-    budget = 2 * job.sequence_tokens  # one pair
-    if not job.generates and job.packing and job.row_tokens > budget:
-        yield "budget", f"max_tokens_per_forward={budget}", replace(job, max_tokens_per_forward=budget)
 
 
 def shared_rows(search: Search) -> Iterator[Job]:

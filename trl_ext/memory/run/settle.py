@@ -88,7 +88,14 @@ def settle(run: Run, setting: MemorySetting, allow: frozenset[str], machine: Cal
         return _frozen(run, setting, setting.job, allow, hardware)
     plans = run.plans(hardware, allow)
     if not plans.plans:
-        raise ConfigError(_nothing_fits(plans, run.plans(hardware, allow, LAUNCHED)))
+        otherwise = run.plans(hardware, allow, LAUNCHED)
+        instead = otherwise.advice_for_run
+        if otherwise.plans:
+            best = otherwise.best
+            instead = (f"Launch with {_launch(best.job)}: {best.estimate.peak_gib:.1f} GiB, {best.label}.", *instead)
+        nothing = f"Nothing that keeps the optimisation fits on {plans.search.hardware} as launched."
+        instead = instead or ("Take more or larger cards, or see `trl-ext plan`.",)
+        raise ConfigError(" ".join([nothing, plans.reasons, *instead]))
     return plans.best
 
 
@@ -105,15 +112,6 @@ def faster_launch(run: Run, plan: Plan, allow: frozenset[str]) -> str:
 
 def _launch(job: Job) -> str:
     return launched_with(job.zero_stage, job.offload) or "the files that `trl-ext plan ... --write DIR` makes"
-
-
-def _nothing_fits(refused: Plans, launched_otherwise: Plans) -> str:
-    instead = launched_otherwise.advice_for_run
-    if launched_otherwise.plans:
-        best = launched_otherwise.best
-        instead = (f"Launch with {_launch(best.job)}: {best.estimate.peak_gib:.1f} GiB, {best.label}.", *instead)
-    nothing = f"Nothing that keeps the optimisation fits on {refused.search.hardware} as launched."
-    return " ".join([nothing, refused.reasons, *(instead or ["Take more or larger cards, or see `trl-ext plan`."])])
 
 
 def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware]) -> Hardware:

@@ -40,10 +40,7 @@ def test_reserved_is_allocated_and_the_share_of_the_policy():
 def test_a_model_without_formulas_has_a_tenth_more_and_the_worst_phase_decides():
     assert answer_of(40, update=6.0, generate=30.0)["reserved_gib"] == pytest.approx(33)
     assert not answer_of(32, update=6.0, generate=30.0)["fits"]
-
-
-def test_vllms_share_is_counted_and_has_no_slack():
-    assert answer_of(20, vllm_gib=4.0, update=14.0)["reserved_gib"] == pytest.approx(15)
+    assert answer_of(20, vllm_gib=4.0, update=14.0)["reserved_gib"] == pytest.approx(15)  # no slack of vLLM's share
 
 
 def test_the_verdict_names_both_numbers_the_policy_and_the_other_one():
@@ -52,9 +49,7 @@ def test_the_verdict_names_both_numbers_the_policy_and_the_other_one():
         "does not fit: 18.0 GiB allocated at the peak, 21.6 reserved (estimated) with native segm"
     )
     assert sentence.endswith("With expandable_segments:True 19.4 would be reserved, which fits.")
-
-
-def test_a_policy_that_differs_by_little_is_not_mentioned():
+    # A policy that differs by little is not mentioned.
     assert "would" not in verdict(answer_of(40, job=Job("reward", method="lora"), update=20.0))
 
 

@@ -42,22 +42,22 @@ def test_a_mixture_and_a_card_of_ones_own_survive(tmp_path):
     assert read_plan(tmp_path) == best
 
 
-def test_the_recipe_keeps_the_global_batch(written):
+def test_the_written_files_keep_the_batch_the_conventions_of_the_shipped_ones_and_say_how_to_launch(written):
     best, folder = written
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     assert recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"] * 8 == best.job.global_batch
-
-
-def test_bucket_sizes_stand_in_the_block_that_deepspeed_reads(written):
-    zero = json.loads((written[1] / "deepspeed.json").read_text())["zero_optimization"]
+    # A run is held against its plan, and knows the prompts that it was made for: TRL's trainers have no key for them.
+    names = ("memory", "deepspeed", "memory_prompt_length")
+    assert [recipe[name] for name in names] == ["plan.json", "deepspeed.json", 1024]
+    mine = json.loads((folder / "deepspeed.json").read_text())
+    zero = mine["zero_optimization"]  # the block in which DeepSpeed reads its sizes
     assert zero["stage"] == 3
     assert {"reduce_bucket_size", "stage3_max_live_parameters", "stage3_prefetch_bucket_size"} <= zero.keys()
-
-
-def test_the_trainers_own_keys_are_auto_as_in_the_shipped_files(written):
-    mine = json.loads((written[1] / "deepspeed.json").read_text())
     shipped = json.loads((ROOT / "deepspeed_configs" / "zero3.json").read_text())
     assert {**mine, "zero_optimization": None} == {**shipped, "zero_optimization": None}
+    text = (folder / "README.md").read_text()
+    assert "estimated" in text and f"--config {folder}/recipe.yaml" in text
+    assert settings.launch_line(best.job, "x").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
 
 
 @pytest.mark.parametrize(("num_gpus", "name"), [(1, "single_gpu"), (4, "multi_gpu")])
@@ -66,72 +66,37 @@ def test_the_launch_file_is_the_shipped_one_with_its_number_of_processes(num_gpu
     assert settings.accelerate(Job("reward"), num_gpus) == {**shipped, "num_processes": num_gpus}
 
 
-def test_without_deepspeed_there_is_no_file_for_it(tmp_path):
-    one = PRESETS["24gb"].plan()
-    names = {file.name for file in write_plan(one, tmp_path)}
-    assert "deepspeed.json" not in names
-    assert "deepspeed" not in yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+def test_without_deepspeed_there_is_no_file_for_it_nor_that_of_an_earlier_plan(written, tmp_path):
+    names = {file.name for file in write_plan(PRESETS["24gb"].plan(), written[1])}
+    assert "deepspeed.json" not in names and not (written[1] / "deepspeed.json").exists()
+    assert "deepspeed" not in yaml.safe_load((written[1] / "recipe.yaml").read_text())
 
 
-def test_a_second_plan_replaces_the_first_whole(written):
-    write_plan(PRESETS["24gb"].plan(), written[1])
-    assert not (written[1] / "deepspeed.json").exists()
-
-
-def test_the_readme_says_that_numbers_are_estimated_and_how_to_launch(written):
-    text = (written[1] / "README.md").read_text()
-    assert "estimated" in text and f"--config {written[1]}/recipe.yaml" in text
-
-
-def test_the_allocator_is_told_by_its_old_name(written):
-    assert settings.launch_line(written[0].job, "x").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
-
-
-def test_every_stage_keeps_the_settings_that_decide_memory(written):
+def test_every_stage_keeps_the_settings_that_decide_memory_and_goes_with_the_next_plan_without(written):
     plan, folder = written
     write_plan(plan, folder, stages=True)
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
     for name, (_, keys) in STAGES.items():
         assert yaml.safe_load((folder / f"recipe_{name}.yaml").read_text()) == {**recipe, **keys}
+    assert STAGES["smoke"][1]["max_steps"] >= 2  # meets Adam's state
+    assert sorted(write_plan(plan, folder)) == sorted(folder.iterdir())
 
 
-def test_a_plan_without_stages_leaves_none_of_an_earlier_one(written):
-    plan, folder = written
-    write_plan(plan, folder, stages=True)
-    files = write_plan(plan, folder)
-    assert sorted(folder.iterdir()) == sorted(files)
-
-
-def test_the_smoke_run_meets_adams_state():
-    assert STAGES["smoke"][1]["max_steps"] >= 2
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [(None, "There is no plan"), ("{", "cannot be read"), ('{"schema": 99}', "version 99"), ("[]", "version None")],
-)
-def test_a_file_that_is_no_plan_of_this_version_is_a_sentence(text, words, tmp_path):
-    if text is not None:
-        (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(ConfigError, match=words):
-        read_plan(tmp_path)
-
-
-def test_a_damaged_plan_is_a_sentence(written):
+def test_a_file_that_is_no_plan_of_this_version_is_a_sentence(written, tmp_path):
+    file = tmp_path / "plan.json"
     stored = json.loads((written[1] / "plan.json").read_text())
     del stored["job"]["trainer"]
-    (written[1] / "plan.json").write_text(json.dumps(stored))
-    with pytest.raises(ConfigError, match="damaged"):
-        read_plan(written[1])
+    texts = {"There is no plan": None, "cannot be read": "{", "version 99": '{"schema": 99}', "version None": "[]"}
+    for words, text in {**texts, "damaged": json.dumps(stored)}.items():
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_plan(tmp_path)
 
 
-def test_qlora_asks_for_its_4_bits():
-    job = plan("grpo", "7B", "1x4090", method="qlora").best.job
-    recipe = settings.recipe(job, "7B", 1)
+def test_qlora_asks_for_its_4_bits_and_a_reward_models_adapter_is_for_classification():
+    recipe = settings.recipe(plan("grpo", "7B", "1x4090", method="qlora").best.job, "7B", 1)
     assert recipe["load_in_4bit"] and recipe["use_bnb_nested_quant"]
-
-
-def test_a_reward_models_adapter_is_for_classification():
     job = plan("reward", "7B", "1xA100-80GB", method="lora").best.job
     assert settings.recipe(job, "7B", 1)["lora_task_type"] == "SEQ_CLS"
 
@@ -140,16 +105,6 @@ def test_the_written_folder_must_be_one_that_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Give another folder"):
         write_plan(Plan(PRESETS["24gb"].plan().estimate), tmp_path / "file" / "plan")
-
-
-def test_a_written_recipe_is_held_against_its_plan(written):
-    """And says the prompts that it was made for, since TRL's trainers have no key for their length."""
-    recipe = yaml.safe_load((written[1] / "recipe.yaml").read_text())
-    assert (recipe["memory"], recipe["deepspeed"], recipe["memory_prompt_length"]) == (
-        "plan.json",
-        "deepspeed.json",
-        1024,
-    )
 
 
 def test_deepspeed_on_one_gpu_gets_its_rank_from_torchs_launcher(tmp_path):
@@ -174,16 +129,6 @@ def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it
     assert words in text
     for word in (words.split()[1], "DATASET", "OUT"):
         assert f"| `{word}` | {MEANINGS[word]} |" in text
-
-
-def test_grpo_has_no_reward_model_on_its_backbone():
-    with pytest.raises(ConfigError, match="reward_model=adapter is PPO's"):
-        plan("grpo", "7B", "1xH200", reward_model="adapter")
-
-
-def test_reward_models_are_counted_where_there_are_some():
-    with pytest.raises(ConfigError, match="num_reward_models is 2, and reward_model is none"):
-        plan("ppo", "7B", "1xH200", reward_model="none", num_reward_models=2)
 
 
 # A server, and several machines -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.cards import find_card, parse_gpus
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.formulas import activations as act
 from trl_ext.memory.formulas import generation, states
@@ -24,26 +24,18 @@ def engine(job, num_params, num_gpus=8):
     return Engine(LLAMA3, job, num_gpus, "policy", num_params)
 
 
-def test_a_layer_saves_200840_bytes_a_token():
+def test_a_layer_saves_200840_bytes_a_token_and_its_backward_works_with_more():
+    fp32 = replace(REWARD, dtype="float32")
     assert act.saved_bytes(LLAMA3, ZERO2) == 200_840
+    assert [act.work_bytes(LLAMA3, job) for job in (ZERO2, fp32, LORA64)] == [266_904, 300_184, 345_616]
+    # A checkpoint doubles where the residual stream is fp32.
+    assert [act.checkpoint_bytes(LLAMA3, job) for job in (ZERO2, fp32)] == [8192, 16384]
 
 
-@pytest.mark.parametrize(
-    ("job", "expected"), [(ZERO2, 266_904), (replace(REWARD, dtype="float32"), 300_184), (LORA64, 345_616)]
-)
-def test_work_of_the_layer_in_backward(job, expected):
-    assert act.work_bytes(LLAMA3, job) == expected
-
-
-def test_a_checkpoint_doubles_where_the_residual_stream_is_fp32():
-    assert act.checkpoint_bytes(LLAMA3, ZERO2) == 8192
-    assert act.checkpoint_bytes(LLAMA3, replace(REWARD, dtype="float32")) == 16384
-
-
-@pytest.mark.parametrize(("every", "checkpointed"), [(1, 32), (2, 16), (3, 11), (0, 0)])
-def test_every_nth_layer_is_checkpointed_and_the_others_are_saved(every, checkpointed):
-    job = replace(ZERO2, checkpoint_every=every)
-    assert act.held_bytes(LLAMA3, job) == (checkpointed * 8192, (32 - checkpointed) * 200_840)
+def test_every_nth_layer_is_checkpointed_and_the_others_are_saved():
+    for every, checkpointed in {1: 32, 2: 16, 3: 11, 0: 0}.items():
+        job = replace(ZERO2, checkpoint_every=every)
+        assert act.held_bytes(LLAMA3, job) == (checkpointed * 8192, (32 - checkpointed) * 200_840)
 
 
 def test_queries_and_keys_with_norms_save_more():
@@ -51,14 +43,11 @@ def test_queries_and_keys_with_norms_save_more():
     assert act.saved_bytes(qwen3, ZERO2) - act.saved_bytes(replace(qwen3, qk_norm=""), ZERO2) == 6 * 5120 + 4 * 40
 
 
-def test_a_padded_batch_repeats_keys_and_values():
+def test_a_padded_batch_repeats_keys_and_values_and_its_mask_grows_with_the_square_of_its_rows():
     padded = replace(ZERO2, packing=False)
     mask = 2 * padded.sequence_tokens  # [B, 1, S, S] in bf16
     assert act.saved_bytes(LLAMA3, padded) - act.saved_bytes(LLAMA3, ZERO2) == 4 * (4096 - 1024) + mask
-
-
-def test_the_mask_of_long_padded_rows_grows_with_their_square():
-    """32k tokens: a GiB of truth values, and two in bf16 for every layer that is not checkpointed."""
+    # 32k tokens: a GiB of truth values, and two in bf16 for every layer that is not checkpointed.
     long = replace(ZERO2, max_length=32768, checkpoint_every=0)
     more = [act.held_bytes(LLAMA3, replace(long, packing=packing))[1] * 32768 for packing in (True, False)]
     repeated = 32 * 32768 * 4 * (4096 - 1024)
@@ -71,22 +60,16 @@ def test_dropout_keeps_a_mask_and_a_copy_of_each_input():
     wet = replace(dry, lora_dropout=0.05)
     inputs, shared = 6 * 4096 + 14336, 2 * 4096 + 14336
     assert act.saved_bytes(LLAMA3, wet) - act.saved_bytes(LLAMA3, dry) == 3 * inputs - 2 * shared
-
-
-@pytest.mark.parametrize("trainer", ["reward", "ppo"])
-def test_trainers_that_disable_dropout_hold_nothing_for_it(trainer):
-    dry = Job(trainer, method="lora")
-    assert act.saved_bytes(LLAMA3, replace(dry, lora_dropout=0.05)) == act.saved_bytes(LLAMA3, dry)
+    for trainer in ("reward", "ppo"):  # which disable dropout
+        dry = Job(trainer, method="lora")
+        assert act.saved_bytes(LLAMA3, replace(dry, lora_dropout=0.05)) == act.saved_bytes(LLAMA3, dry)
 
 
 def test_the_fused_head_holds_one_tile_of_logits():
     per_token = 2 * 4096 + 28
     assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) == 2 * 4096 * 32768 + 8192 * per_token
     assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) < 2 * 8192 * LLAMA3.vocab
-
-
-def test_the_tile_is_as_wide_as_trls_for_a_small_vocabulary_too():
-    small = replace(LLAMA3, vocab=8192)
+    small = replace(LLAMA3, vocab=8192)  # the tile has TRL's width all the same
     assert act.head_forward_bytes(small, ZERO2, 512) == act.head_forward_bytes(LLAMA3, ZERO2, 512)
 
 
@@ -113,10 +96,8 @@ def test_a_share_of_the_gradients_keeps_the_table_that_it_cuts_whole():
     num_params = scorer_params(LLAMA3)
     assert states.share_gradient_bytes(engine(ZERO2, num_params, 8)) == 2 * num_params / 8
     assert states.share_gradient_bytes(engine(ZERO2, num_params, 64)) == 2 * LLAMA3.vocab * LLAMA3.hidden
-
-
-def test_a_share_inside_the_table_casts_a_single_piece_to_fp64_for_its_norm():
-    assert states.step_bytes(engine(ZERO2, scorer_params(LLAMA3), 64)) == 8 * scorer_params(LLAMA3) / 64
+    # One inside the table casts a single piece to fp64 for its norm.
+    assert states.step_bytes(engine(ZERO2, num_params, 64)) == 8 * num_params / 64
 
 
 def test_a_separate_critic_trains_all_weights_beside_lora():
@@ -127,15 +108,14 @@ def test_a_separate_critic_trains_all_weights_beside_lora():
     assert critic.job.method == "full"
 
 
-@pytest.mark.parametrize(("kind", "num_params"), [("copy", scorer_params(LLAMA3)), ("adapter", 41_943_040)])
-def test_every_reward_model_of_an_ensemble_is_counted(kind, num_params):
-    job = Job("ppo", method="lora", critic="adapter", zero_stage=2, reward_model=kind)
-    one, three = (replace(job, num_reward_models=number) for number in (1, 3))
-    sizes = [
-        next(copy for copy in frozen_copies(LLAMA3, each) if copy.role == "reward model") for each in (one, three)
-    ]
-    assert [size.bytes_per_gpu(job, 8) for size in sizes] == [2 * num_params, 6 * num_params]
-    assert num_scoring_passes(three) == num_scoring_passes(one) + 2
+def test_every_reward_model_of_an_ensemble_is_counted():
+    for kind, num_params in {"copy": scorer_params(LLAMA3), "adapter": 41_943_040}.items():
+        job = Job("ppo", method="lora", critic="adapter", zero_stage=2, reward_model=kind)
+        ensembles = [replace(job, num_reward_models=number) for number in (1, 3)]
+        copies = [copy for one in ensembles for copy in frozen_copies(LLAMA3, one) if copy.role == "reward model"]
+        assert [copy.bytes_per_gpu(job, 8) for copy in copies] == [2 * num_params, 6 * num_params]
+        one, three = map(num_scoring_passes, ensembles)
+        assert three == one + 2
 
 
 def test_zero3_splits_sixteen_bytes_a_parameter():
@@ -143,12 +123,12 @@ def test_zero3_splits_sixteen_bytes_a_parameter():
     assert sum(term(engine(replace(REWARD, zero_stage=3), 1000)) for term in terms) == 16 * 1000 / 8
 
 
-@pytest.mark.parametrize(("is_view", "num_bytes"), [(True, 4000), (False, 8000)])
-def test_ddp_holds_gradients_in_its_buckets_and_trls_twice(is_view, num_bytes):
-    job = replace(REWARD, dtype="float32", gradient_as_bucket_view=is_view)
-    one, two = engine(job, 1000, 1), engine(job, 1000, 2)
-    assert states.gradient_bytes(one) + states.bucket_bytes(one) == 4000
-    assert states.gradient_bytes(two) + states.bucket_bytes(two) == num_bytes
+def test_ddp_holds_gradients_in_its_buckets_and_trls_twice():
+    for is_view, num_bytes in ((True, 4000), (False, 8000)):
+        job = replace(REWARD, dtype="float32", gradient_as_bucket_view=is_view)
+        for num_gpus, held in ((1, 4000), (2, num_bytes)):
+            one = engine(job, 1000, num_gpus)
+            assert states.gradient_bytes(one) + states.bucket_bytes(one) == held
 
 
 def test_eight_bit_adam_keeps_two_bytes_instead_of_eight():
@@ -174,8 +154,6 @@ def test_sixteen_completions_of_2048_tokens_keep_four_gib_of_keys_and_values():
 
 
 def test_vllm_takes_its_share_of_the_whole_card():
-    from trl_ext.memory.cards import find_card
-
     job = Job("grpo", use_vllm=True, vllm_gpu_memory_utilization=0.3)
     assert generation.vllm_bytes(find_card("A100-40GB"), job) / GIB == pytest.approx(0.3 * 39.5)
     assert generation.vllm_cache_tokens(find_shape("7B"), find_card("A100-40GB"), job) < 0
@@ -191,11 +169,6 @@ def gathered(job, place, shape=LLAMA3):
     """In elements."""
     (policy,) = engines(shape, job, 8)
     return states.gathered_bytes(policy, place) / 2
-
-
-@pytest.mark.parametrize("place", ["forward", "layer", "bottom", "embedding"])
-def test_below_zero3_nothing_is_gathered(place):
-    assert gathered(ZERO2, place) == 0
 
 
 def test_a_layer_larger_than_what_may_live_leaves_no_room_to_fetch_ahead():
@@ -215,11 +188,9 @@ def test_the_table_comes_with_the_bottom_layers_twice_where_others_share_its_buf
 def test_the_fused_heads_weight_stays_through_the_whole_pass():
     for place in ("forward", "layer", "bottom", "embedding"):
         assert gathered(GRPO, place) >= TABLE
+        assert gathered(ZERO2, place) == 0  # below ZeRO-3 nothing is gathered
     assert gathered(GRPO, "embedding") == 2 * TABLE
-
-
-def test_a_tied_head_is_the_table():
-    small = find_shape("0.5B")
+    small = find_shape("0.5B")  # a tied head is the table
     assert gathered(GRPO, "embedding", small) == small.vocab * small.hidden
 
 

@@ -10,23 +10,13 @@ TOLERANCE = 0.02
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_fits_and_recomputes_to_its_number(name):
-    found = PRESETS[name].plan().estimate
-    assert found.fits
-    assert found.peak_gib == pytest.approx(PRESETS[name].peak_gib, rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_obvious_settings_do_not_fit_and_their_number_says_so(name):
-    found = PRESETS[name].obvious_estimate()
-    assert not found.fits
-    assert found.peak_gib == pytest.approx(PRESETS[name].obvious_gib, rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_obvious_settings_train_with_the_same_global_batch(name):
+def test_a_preset_fits_the_obvious_settings_do_not_and_both_recompute_to_their_numbers(name):
     one = PRESETS[name]
-    assert one.obvious_estimate().job.global_batch == one.job.global_batch
+    found, obvious = one.plan().estimate, one.obvious_estimate()
+    assert found.fits and not obvious.fits
+    assert found.peak_gib == pytest.approx(one.peak_gib, rel=TOLERANCE)
+    assert obvious.peak_gib == pytest.approx(one.obvious_gib, rel=TOLERANCE)
+    assert obvious.job.global_batch == one.job.global_batch
 
 
 def test_every_size_of_card_has_a_preset():

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files.settings import recipe
@@ -97,25 +96,6 @@ def test_it_is_an_alternative_for_a_run_with_one_long_row():
     run = estimated(1, max_prompt_length=2000, max_completion_length=60_000, zero_stage=3, offload="all")
     changes = [one.change for one in alternatives(run, "update")]
     assert any(change.startswith("sequence_parallel=") for change in changes)
-
-
-REFUSED = [
-    ({"sequence_parallel": 3}, "8xH200", "does not divide the 32 attention heads"),
-    ({"sequence_parallel": 8}, "4xH200", "does not divide 4 training GPUs"),
-    (
-        {"sequence_parallel": 4, "vllm_servers": 2, "vllm_tensor_parallel_size": 1},
-        "8xH200",
-        "does not divide 6 training GPUs",
-    ),
-    ({"sequence_parallel": 2, "packing": False}, "8xH200", "packing is off"),
-    ({"sequence_parallel": 0}, "8xH200", "sequence_parallel is 0"),
-]
-
-
-@pytest.mark.parametrize(("settings", "gpus", "words"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_what_cannot_be_shared_is_refused(settings, gpus, words):
-    with pytest.raises(ConfigError, match=words):
-        plan("grpo", "8B", gpus, global_batch=48, num_generations=8, **settings)
 
 
 def test_a_mixture_is_offered_none():

@@ -53,28 +53,20 @@ def settled(one, memory, allow=(), machine=None):
 
 
 @pytest.mark.parametrize("trainer", ["reward", "grpo"])
-@pytest.mark.parametrize("engine", [ZERO2, ZERO3])
-def test_only_what_leaves_the_optimisation_unchanged_is_turned(trainer, engine):
+@pytest.mark.parametrize(("engine", "stage"), [(ZERO2, 2), (ZERO3, 3)])
+def test_only_what_leaves_the_optimisation_unchanged_is_turned_and_the_launch_is_a_fact(trainer, engine, stage):
     one = run(trainer, engine=engine, num_processes=8)
     job = settled(one, "8xA100-80GB").job
     kept = ALL - FREE - SIZES
     assert {name: getattr(job, name) for name in kept} == {name: getattr(one.job, name) for name in kept}
-
-
-def test_the_launch_is_a_fact():
-    for engine, stage in ((ZERO2, 2), (ZERO3, 3)):
-        assert settled(run(engine=engine, num_processes=8), "8xA100-80GB").job.zero_stage == stage
+    assert job.zero_stage == stage
 
 
 def test_what_the_user_gave_stays():
     one = run("reward", num_processes=8, engine=ZERO2, given={"per_device_train_batch_size", "checkpoint_every"})
     job = settled(one, "8xA100-80GB").job
     assert (job.per_device_train_batch_size, job.checkpoint_every) == (8, 1)
-
-
-def test_a_global_batch_is_split():
-    one = run("reward", **LORA, global_batch=96)
-    job = settled(one, "4xA40-48GB").job
+    job = settled(run("reward", **LORA, global_batch=96), "4xA40-48GB").job
     assert job.global_batch == 96 and job.accumulation(4) * job.per_device_train_batch_size * 4 == 96
 
 
@@ -93,18 +85,14 @@ def test_where_no_launch_helps_a_word_does():
         settled(one, "auto", machine=small)
 
 
-def test_adapters_come_by_the_users_word_only():
+def test_adapters_come_by_the_users_word_only_and_ppos_bring_its_adapter_critic():
     one = run("reward", num_processes=1)
     with pytest.raises(ConfigError, match="Nothing that keeps the optimisation fits on 1xRTX4090"):
         settled(one, "1x4090")
     plan = settled(one, "1x4090", allow=["lora"])
     assert plan.opt_ins == ("lora",) and plan.job.method == "lora" and plan.job.dtype == "bfloat16"
-
-
-def test_ppo_gets_its_adapter_critic_with_its_adapters():
-    plan = settled(run("ppo", num_processes=4, engine=ZERO2, num_generations=1), "4xA40-48GB", allow=["lora"])
-    assert (plan.job.method, plan.job.critic) == ("lora", "adapter")
-    assert plan.job.reward_model == "none"  # nothing can conjure one up
+    job = settled(run("ppo", num_processes=4, engine=ZERO2, num_generations=1), "4xA40-48GB", allow=["lora"]).job
+    assert (job.method, job.critic, job.reward_model) == ("lora", "adapter", "none")  # nothing can conjure one up
 
 
 def test_a_faster_launch_is_named():
@@ -119,20 +107,11 @@ def test_a_faster_launch_is_named():
 # The machine ------------------------------------------------------------------------------------------------------
 
 
-def test_auto_takes_the_cards_of_the_machine():
-    plan = settled(run("reward", **LORA), "auto", machine=parse_gpus("4xA40"))
-    assert str(plan.estimate.hardware) == "4xA40-48GB"
-
-
-def test_auto_leaves_cards_idle_but_never_shares_one():
+def test_auto_takes_the_cards_of_the_machine_may_leave_some_idle_and_never_shares_one():
+    assert str(settled(run("reward", **LORA), "auto", machine=parse_gpus("4xA40")).estimate.hardware) == "4xA40-48GB"
     assert settled(run("reward", **LORA, num_processes=2), "auto", machine=parse_gpus("4xA40")).estimate.fits
     with pytest.raises(ConfigError, match="4 processes were launched here, and there are 2 cards"):
         settled(run("reward", **LORA), "auto", machine=parse_gpus("2xA40"))
-
-
-def test_another_number_of_processes_contradicts_the_plan():
-    with pytest.raises(ConfigError, match=r"is for 4xA40-48GB, and 2 processes were launched.*--num_processes 4"):
-        settled(run(num_processes=2), "4xA40-48GB")
 
 
 # Frozen -----------------------------------------------------------------------------------------------------------
@@ -199,11 +178,15 @@ def test_where_rows_are_too_long_sharing_them_is_named():
         settled(run("reward", num_processes=8, engine=ZERO3, max_length=100_000), "8xA100-40GB")
 
 
-def test_a_preset_of_another_launch_is_refused():
+def test_a_preset_of_another_launch_trainer_or_number_of_processes_is_refused():
     one = preset_run("grpo-7b-8xa100-40gb")
     plain = replace(one, job=replace(one.job, zero_stage=0))
     with pytest.raises(ConfigError, match=r"planned with ZeRO-3, and the run was launched with no DeepSpeed"):
         settled(plain, "grpo-7b-8xa100-40gb")
+    with pytest.raises(ConfigError, match="is for ppo, and this is a grpo run"):
+        settled(run(engine=None, num_processes=4), "ppo-8b-4xa40-48gb")
+    with pytest.raises(ConfigError, match=r"is for 4xA40-48GB, and 2 processes were launched.*--num_processes 4"):
+        settled(run(num_processes=2), "4xA40-48GB")
 
 
 def test_a_preset_that_fights_a_given_setting_is_refused():
@@ -227,11 +210,6 @@ def test_a_preset_is_held_against_the_runs_own_lengths():
         settled(preset_run("24gb", max_completion_length=29696), "24gb")
 
 
-def test_a_preset_of_another_trainer_is_refused():
-    with pytest.raises(ConfigError, match="is for ppo, and this is a grpo run"):
-        settled(run(engine=None, num_processes=4), "ppo-8b-4xa40-48gb")
-
-
 def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
     one = run("reward", **LORA)
     plan = settled(one, "4xA40-48GB")
@@ -240,15 +218,8 @@ def test_a_plan_in_a_folder_does_what_the_planner_said(tmp_path):
 
 
 def test_a_plan_with_a_server_serves_a_run_of_the_cards_that_train(tmp_path):
-    planned = plan(
-        "grpo",
-        "8B",
-        "8xA100-80GB",
-        vllm_servers=4,
-        vllm_tensor_parallel_size=1,
-        zero_stage=2,
-        max_completion_length=512,
-    ).best
+    servers = {"vllm_servers": 4, "vllm_tensor_parallel_size": 1}
+    planned = plan("grpo", "8B", "8xA100-80GB", **servers, zero_stage=2, max_completion_length=512).best
     write_plan(planned, tmp_path / "plan")
     server = {"use_vllm": True, "vllm_mode": "server"}
     one = run(engine=ZERO2, num_processes=4, per_device_train_batch_size=4, gradient_accumulation_steps=4, **server)
@@ -271,15 +242,12 @@ def test_head_room_of_the_run_goes_before_the_plans_and_five_per_cent_is_its_def
 # Bad words --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("memory", "sentence"),
-    [
-        ("4xA41-48GB", "neither auto, nor cards, nor a preset.*Nearest: 4xA40-48GB"),
-        ("ppo-8b", "Nearest: ppo-8b-4xa40-48gb"),
-        ("2xA100", "Nearest: 2xA100-40GB, 2xA100-80GB"),
-        ("./no-plan", "There is no plan"),
-    ],
-)
-def test_what_names_nothing_is_a_sentence(memory, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        parse_memory(memory)
+def test_what_names_nothing_is_a_sentence():
+    for memory, sentence in {
+        "4xA41-48GB": "neither auto, nor cards, nor a preset.*Nearest: 4xA40-48GB",
+        "ppo-8b": "Nearest: ppo-8b-4xa40-48gb",
+        "2xA100": "Nearest: 2xA100-40GB, 2xA100-80GB",
+        "./no-plan": "There is no plan",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            parse_memory(memory)

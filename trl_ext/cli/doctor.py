@@ -47,11 +47,7 @@ def doctor(argv: Sequence[str]) -> int:
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser(
-        "trl-ext doctor",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
+    parser = CommandParser("trl-ext doctor", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--plan", metavar="PLAN", help="can this plan run here: plan.json, or the folder with it")
     parser.add_argument("--output_dir", default=".", help="where the run will write (default: here)")
     parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")

@@ -25,9 +25,10 @@ NEEDED_FOR = {
 
 def examine(facts: Facts, plan: Plan | None = None) -> list[Finding]:
     """Judge all facts, in reading order; with a plan also whether it can run here."""
-    checks = [check_cards, check_links, check_driver, check_versions, check_attention, check_compiler]
-    checks += [check_host, check_disks, check_variables, check_allocator]
+    checks = [check_cards, check_links, check_driver, check_versions, check_attention, check_compiler, check_host]
     findings = [finding for check in checks for finding in check(facts)]
+    findings += [_check_disk(disk) for disk in facts.disks if disk.purpose != "shared memory"]
+    findings += [*check_variables(facts), *check_allocator(facts)]
     return findings + (list(check_plan(facts, plan)) if plan else [])
 
 
@@ -121,18 +122,16 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
     if fine:
         yield ok("versions", f"{', '.join(fine)}.")
     for window in optional_windows(facts.vllm_window):
-        yield from _optional(window, facts.versions.get(window.package))
-
-
-def _optional(window: Window, version: str | None) -> Iterator[Finding]:
-    if version is None:
-        if window.package in NEEDED_FOR:
-            what = f"{window.package} is not installed; it is for {NEEDED_FOR[window.package]}."
-            yield ok("versions", what)
-    elif window.holds(version):
-        yield ok("versions", f"{window.package} {version}.")
-    else:
-        yield note("versions", *_outside(window, version))
+        version = facts.versions.get(window.package)
+        if version is not None:
+            holds = window.holds(version)
+            yield (
+                ok("versions", f"{window.package} {version}.")
+                if holds
+                else note("versions", *_outside(window, version))
+            )
+        elif window.package in NEEDED_FOR:
+            yield ok("versions", f"{window.package} is not installed; it is for {NEEDED_FOR[window.package]}.")
 
 
 def _outside(window: Window, version: str | None) -> tuple[str, str]:
@@ -189,11 +188,6 @@ def check_host(facts: Facts) -> Iterator[Finding]:
         if disk.purpose == "shared memory" and disk.free_gib < LITTLE_SHARED_GIB and len(facts.gpus) > 1:
             advice = "Start the container with --shm-size=16g or --ipc=host: NCCL talks through it."
             yield note("shared memory", f"{disk.path} has {disk.free_gib:.2f} GiB.", advice)
-
-
-def check_disks(facts: Facts) -> Iterator[Finding]:
-    """Judge whether there is room for checkpoints and models."""
-    yield from (_check_disk(disk) for disk in facts.disks if disk.purpose != "shared memory")
 
 
 def _check_disk(disk: Disk) -> Finding:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from trl_ext.doctor.facts import Gpu
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import NVLINK3, PCIE4, PCIE4_NO_P2P, Card, Hardware, Link, find_card
+from trl_ext.memory.cards import NVLINK3, PCIE4, PCIE4_NO_P2P, Card, Hardware, find_card
 
 
 def hardware_of(
@@ -22,7 +22,11 @@ def hardware_of(
     known = known_card(smallest.name)
     total = smallest.total_gib if known is None else min(smallest.total_gib, known.total_gib)
     typical = known or Card(smallest.name, total, 600, 100, PCIE4, smallest.capability)
-    link = found_link(typical.link, has_nvlink, has_peer_access)
+    link = typical.link
+    if has_nvlink and not link.is_fast:
+        link = NVLINK3
+    elif has_nvlink is False and link.is_fast:
+        link = PCIE4 if has_peer_access else PCIE4_NO_P2P
     return Hardware(len(gpus), replace(typical, total_gib=total, link=link), host_gib)
 
 
@@ -39,12 +43,3 @@ def known_card(name: str) -> Card | None:
         except ConfigError:
             continue
     return None
-
-
-def found_link(usual: Link, has_nvlink: bool | None, has_peer_access: bool | None) -> Link:
-    """The usual link of the card, unless the driver says otherwise."""
-    if has_nvlink:
-        return usual if usual.is_fast else NVLINK3
-    if has_nvlink is False and usual.is_fast:
-        return PCIE4 if has_peer_access else PCIE4_NO_P2P
-    return usual

@@ -17,7 +17,12 @@ SUBJECT = "plan"
 def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
     """Yield a finding for all that the plan needs and the machine lacks; one "ok" if no problem is among them."""
     hardware = plan.estimate.hardware
-    found = [*_cards(facts, plan), *_link(facts, plan), *_packages(facts, plan), *_host(facts, plan)]
+    found = [*_cards(facts, plan), *_link(facts, plan), *_packages(facts, plan)]
+    need = gib(plan.estimate.host_bytes)
+    if facts.host_free_gib is not None and facts.host_free_gib < need:
+        what = f"The plan needs {need:.0f} GiB of host memory (estimated), and {facts.host_free_gib:.0f} are free."
+        advice = "Plan again with --host_memory_gib, or with ZeRO-3, which loads in shares."
+        found.append(problem(SUBJECT, what, advice))
     found += _disks(facts, plan)
     if not any(finding.level == "problem" for finding in found):
         need = gib(plan.estimate.need_bytes)
@@ -87,13 +92,6 @@ def _packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
         yield note(SUBJECT, what, "Set it to the cores divided by the processes.")
 
 
-def _host(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    need = gib(plan.estimate.host_bytes)
-    if facts.host_free_gib is not None and facts.host_free_gib < need:
-        what = f"The plan needs {need:.0f} GiB of host memory (estimated), and {facts.host_free_gib:.0f} are free."
-        yield problem(SUBJECT, what, "Plan again with --host_memory_gib, or with ZeRO-3, which loads in shares.")
-
-
 def _disks(facts: Facts, plan: Plan) -> Iterator[Finding]:
     for disk in facts.disks:
         if disk.purpose == "output":
@@ -107,7 +105,10 @@ def _disks(facts: Facts, plan: Plan) -> Iterator[Finding]:
 
 
 def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
-    final, checkpoint = checkpoint_gib(plan)
+    # 2 bytes a trained weight (adapters 4); a checkpoint holds master weights and Adam, 12 bytes more.
+    trained = sum(engine.trained for engine in plan.estimate.setup.engines)
+    each = 4 if plan.job.uses_lora else 2
+    final, checkpoint = gib(each * trained), gib((each + 12) * trained)
     if disk.free_gib < final:
         what = f"The trained weights take {final:.0f} GiB (estimated), and {disk.free_gib:.0f} are free."
         yield problem(SUBJECT, what, "Make room, or give another --output_dir.")
@@ -117,14 +118,6 @@ def _output(disk: Disk, plan: Plan) -> Iterator[Finding]:
             "free; while one is written, the one before it is still there."
         )
         yield note(SUBJECT, what, 'Set save_total_limit: 1, save_only_model: true or save_strategy: "no".')
-
-
-def checkpoint_gib(plan: Plan) -> tuple[float, float]:
-    """GiB of the trained weights alone, 2 bytes each (adapters 4), and of a checkpoint: with master weights and Adam,
-    12 bytes more."""
-    trained = sum(engine.trained for engine in plan.estimate.setup.engines)
-    each = 4 if plan.job.uses_lora else 2
-    return gib(each * trained), gib((each + 12) * trained)
 
 
 def model_gib(plan: Plan) -> float:

@@ -72,9 +72,9 @@ def ray(trainer: str, *, launch_file: str | None = None, **settings: Any) -> Any
 
     module = import_module(f"trl_ext.scripts.{trainer}")
     named = {**settings, **({} if launch_file is None else {"config_file": launch_file})}
-    argv = [word for key, value in named.items() for word in (f"--{key}", _as_word(value, yaml.safe_dump))]
+    words = {
+        key: yaml.safe_dump(value, default_flow_style=True).strip() if isinstance(value, dict | list) else str(value)
+        for key, value in named.items()
+    }
+    argv = [word for key, value in words.items() for word in (f"--{key}", value)]
     return import_module(LAUNCHERS["ray"]).fit(module.__name__, module.make_parser(), argv)
-
-
-def _as_word(value: Any, dump: Any) -> str:
-    return dump(value, default_flow_style=True).strip() if isinstance(value, dict | list) else str(value)

@@ -207,7 +207,11 @@ def _connect(own: Namespace) -> None:
         return
     address = own.address or os.environ.get("RAY_ADDRESS")
     if address and ":" in address and "://" not in address:
-        _knock(address)  # Ray itself asks for minutes
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray itself asks for minutes
+        except (OSError, ValueError, OverflowError) as error:
+            raise _no_cluster(address, error) from error
     local: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
         os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # else a worker's lines come twice
@@ -215,14 +219,6 @@ def _connect(own: Namespace) -> None:
         ray.init(address=address, logging_level=logging.WARNING, runtime_env=hook, **local)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise _no_cluster(address or "this machine", error) from error
-
-
-def _knock(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise _no_cluster(address, error) from error
 
 
 def _no_cluster(address: str, error: Exception) -> ConfigError:
@@ -260,16 +256,13 @@ def _work(config: dict[str, Any]) -> int:
     os.environ.update(config["environment"])
     import ray.train
 
-    from trl_ext.scripts import training
-
     argv = list(config["argv"])
     # Ray starts this run again, and it has written a checkpoint.
     if ray.train.get_checkpoint() is not None or _checkpoints(Path(config["output_dir"])) != config["checkpoints"]:
         argv += ["--resume_from_checkpoint", "true"]
-    training.callbacks[:] = [_report_callback()]
-    main: Callable[[Sequence[str]], None] = import_module(config["module"]).main
+    main: Callable[[Sequence[str], Sequence[Any]], None] = import_module(config["module"]).main
     try:
-        main(argv)
+        main(argv, [_report_callback()])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else _ATTEMPT_FAILED
         if code not in _FINAL:

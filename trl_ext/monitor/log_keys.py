@@ -93,10 +93,11 @@ class RunKind:
 
     def in_order(self, curves: Iterable[Curve]) -> list[Curve]:
         """Different curves in the order of this kind's table, members of a family as they come."""
-        return sorted(dict.fromkeys(curves), key=self._place)
 
-    def _place(self, curve: Curve) -> int:
-        return next(place for place, entry in enumerate(self.curves) if entry.member(curve.key) is not None)
+        def place(curve: Curve) -> int:
+            return next(place for place, entry in enumerate(self.curves) if entry.member(curve.key) is not None)
+
+        return sorted(dict.fromkeys(curves), key=place)
 
 
 GRPO = RunKind(

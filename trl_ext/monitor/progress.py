@@ -34,9 +34,10 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         self._line = ""
         self._steps_s = 0.0  # seconds inside optimizer steps: evaluation and saving do not count
         self._num_steps = 0
-        self._step_begin_s = 0.0
+        self._train_begin_s = self._step_begin_s = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._train_begin_s = time.perf_counter()
         if not state.is_world_process_zero or args.disable_tqdm:
             return
         if is_in_notebook():
@@ -52,6 +53,13 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps_s += time.perf_counter() - self._step_begin_s
         self._num_steps += 1
+        num_left = state.max_steps - state.global_step
+        if self._num_steps == 1 and num_left and state.is_world_process_zero and self._curves is None:
+            total_s = time.perf_counter() - self._train_begin_s + num_left * self._steps_s
+            if args.eval_on_start and args.eval_strategy == "steps":
+                total_s += num_left // state.eval_steps * (self._step_begin_s - self._train_begin_s)
+            if total_s >= 60:
+                self._print(f"about {duration(total_s)} for the whole run, judged by its first step", state)
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
 

@@ -147,11 +147,13 @@ def write_record(
     }
     (folder / VERSIONS_FILE).unlink(missing_ok=True)
     for name, text in texts.items():
-        _keep_others(folder / name)
+        path = folder / name
+        if path.suffix == ".yaml" and path.is_file() and not path.read_bytes().startswith(MARK.encode()):
+            path.rename(path.with_suffix(".given.yaml"))  # a user has written it
         if text is None:
-            (folder / name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         else:
-            replace_text(folder / name, text)
+            replace_text(path, text)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -159,12 +161,6 @@ def replace_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.unfinished")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
-
-
-def _keep_others(path: Path) -> None:
-    """Move a YAML file aside that a user has written, as recipe.yaml to recipe.given.yaml."""
-    if path.suffix == ".yaml" and path.is_file() and not path.read_bytes().startswith(MARK.encode()):
-        path.rename(path.with_suffix(".given.yaml"))
 
 
 def _yaml(notes: str, content: Mapping[str, Any] | None) -> str:

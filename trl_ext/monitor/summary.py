@@ -66,7 +66,7 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         window_steps=sum(num_steps for _, num_steps in list(_with_num_steps(training))[: len(first)]) or 1,
         training=_changes(_curves(training), _means(first), _means(last)),
         held_out=_changes(_curves(held_out, HELD_OUT), _means(start[-1:], HELD_OUT), _means(end[-1:], HELD_OUT)),
-        forwarded_tokens=_total(log_history, _forwarded),
+        forwarded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/forwarded_tokens")),
         padded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/padded_tokens")),
         raw_tokens=_total(log_history, _raw),
         skipped_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/skipped_tokens")),
@@ -130,13 +130,9 @@ def _with_num_steps(log_history: Sequence[Entry]) -> Iterator[tuple[Entry, int]]
         last_step = step
 
 
-def _forwarded(entry: Entry) -> float | None:
-    return log_keys.number(entry, "packing/forwarded_tokens")
-
-
 def _raw(entry: Entry) -> float | None:
     logged = log_keys.number(entry, "packing/raw_tokens")
-    forwarded, ratio = _forwarded(entry), log_keys.number(entry, "packing/forwarded_over_raw")
+    forwarded, ratio = (log_keys.number(entry, f"packing/{key}") for key in ("forwarded_tokens", "forwarded_over_raw"))
     return forwarded / ratio if logged is None and forwarded and ratio else logged
 
 

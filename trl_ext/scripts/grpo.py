@@ -72,7 +72,7 @@ def make_parser(prog: str | None = None) -> StrictParser:
     return StrictParser((GRPOScriptArguments, GRPOConfig, ModelConfig, DatasetMixtureConfig), prog, DESCRIPTION)
 
 
-def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
+def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any, callbacks: Any = ()) -> None:
     """Check, read the data, train, save, report."""
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
@@ -94,11 +94,11 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             quantization_config=get_quantization_config(model_args),
             peft_config=get_peft_config(model_args),
         )
-    training.run(trainer, checkpoint, script_args.dataset_name)
+    training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    training.main("trl_ext.scripts.grpo", make_parser, train, argv)
+def main(argv: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
+    training.main("trl_ext.scripts.grpo", make_parser, train, argv, callbacks)
 
 
 if __name__ == "__main__":

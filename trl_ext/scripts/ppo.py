@@ -186,7 +186,7 @@ def reward_models(script_args: Any) -> list[str]:
     return [*(script_args.reward_model or ()), *reward_adapters(script_args)]
 
 
-def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
+def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any, callbacks: Any = ()) -> None:
     """Check, read the data, train, save, report."""
     take_old_paths(script_args, training_args, model_args)
     check_paths(script_args, model_args)
@@ -215,11 +215,11 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             reward_adapter=script_args.reward_adapter,
             quantization_config=get_quantization_config(model_args),
         )
-    training.run(trainer, checkpoint, script_args.dataset_name)
+    training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    training.main("trl_ext.scripts.ppo", make_parser, train, argv)
+def main(argv: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
+    training.main("trl_ext.scripts.ppo", make_parser, train, argv, callbacks)
 
 
 if __name__ == "__main__":

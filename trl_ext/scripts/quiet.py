@@ -20,8 +20,8 @@ _OMP, _NO_ACCELERATOR = "Setting OMP_NUM_THREADS", "Setting accelerator to CPU"
 
 def quiet_launcher() -> None:
     """Leave out what torch's launcher and DeepSpeed say of their own defaults."""
-    # PyTorch's choice of one thread a process stays.
-    logging.getLogger("torch.distributed.run").addFilter(_is_no_banner)
+    # A banner; PyTorch's choice of one thread a process stays.
+    logging.getLogger("torch.distributed.run").addFilter(lambda record: _OMP not in str(record.msg))
     logging.getLogger("DeepSpeed").addFilter(_is_news)
 
 
@@ -51,11 +51,6 @@ def quiet_deepspeed() -> None:
         # Not as an attribute: there `deepspeed.comm.torch` is PyTorch.
         backend: Any = import_module("deepspeed.comm.torch")
         backend.print = lambda *args, **options: None
-
-
-def _is_no_banner(record: logging.LogRecord) -> bool:
-    """Return False for the banner that says that each process has one thread of OpenMP."""
-    return _OMP not in str(record.msg)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -139,12 +139,12 @@ def _repeated_keys(node: yaml.Node) -> Iterator[tuple[int, str]]:
 
 
 def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int, str]]:
-    item_type = _item_dataclass(hint)
+    (item_type,) = get_args(hint) if len(get_args(hint)) == 1 else (None,)  # TRL's DatasetConfig, under `datasets`
     if unreadable := list(_unreadable(node)):
         yield from unreadable
         return
     value = SafeConstructor().construct_document(node)
-    if item_type is not None and isinstance(node, yaml.SequenceNode):
+    if isinstance(item_type, type) and dataclasses.is_dataclass(item_type) and isinstance(node, yaml.SequenceNode):
         for item in node.value:
             if isinstance(item, yaml.MappingNode):
                 yield from _problems(item, field_types([item_type]), lambda key: None)
@@ -163,12 +163,6 @@ def _unreadable(node: yaml.Node) -> Iterator[tuple[int, str]]:
         yield line, f"this value cannot be read: {error.problem}. Write plain values without tags."
     except ValueError as error:
         yield node.start_mark.line + 1, f"this value cannot be read: {error}. Write it in quotes if it is text."
-
-
-def _item_dataclass(hint: Any) -> type | None:
-    """The dataclass of a list's items (TRL's DatasetConfig, under `datasets`), None for other types."""
-    (item_type,) = get_args(hint) if len(get_args(hint)) == 1 else (None,)
-    return item_type if isinstance(item_type, type) and dataclasses.is_dataclass(item_type) else None
 
 
 def _shown(node: yaml.Node) -> str:

@@ -118,7 +118,7 @@ def make_parser(prog: str | None = None) -> StrictParser:
     )
 
 
-def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any) -> None:
+def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: Any, callbacks: Any = ()) -> None:
     """Check, read and filter the pairs, train, save, report."""
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
@@ -149,11 +149,11 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             peft_config=get_peft_config(model_args),
             rules=rules,
         )
-    training.run(trainer, checkpoint, script_args.dataset_name)
+    training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    training.main("trl_ext.scripts.reward", make_parser, train, argv)
+def main(argv: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:
+    training.main("trl_ext.scripts.reward", make_parser, train, argv, callbacks)
 
 
 if __name__ == "__main__":

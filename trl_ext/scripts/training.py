@@ -5,7 +5,7 @@ A script brings its arguments, its trainer and what its report says beside the s
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def main(
     make_parser: Callable[[str], StrictParser],
     train: Callable[..., None],
     argv: Sequence[str] | None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
     """Parse and train. What is wrong with the settings or the data ends in one sentence and exit code 2; out of memory
     in exit code 5, with what would fit.
@@ -41,8 +42,9 @@ def main(
     Args:
         module: The script, as in `python -m`.
         make_parser: From the name in the usage line to the script's parser.
-        train: Takes what the parser gives.
+        train: Takes what the parser gives, and `callbacks`.
         argv: Arguments without the program's name, `sys.argv[1:]` if None.
+        callbacks: Of the launcher, for the trainer.
     """
     quiet_libraries()
     with user_errors(), out_of_memory_in_words():
@@ -50,7 +52,8 @@ def main(
         end_with_launcher()
         be_reachable()
         parser = make_parser(f"python -m {module}")
-        if has_deepspeed(parser.given_keys(sys.argv[1:] if argv is None else argv)):
+        given = parser.given_keys(sys.argv[1:] if argv is None else argv)
+        if "deepspeed" in given or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
             quiet_deepspeed()
         parsed = parser.parse(argv)
         training_args = parsed[1]  # the script's own arguments come first
@@ -62,7 +65,7 @@ def main(
         check_output_dir(training_args.output_dir)
         own_names = parsed[0].mapping().names_of_the_data()
         with nothing_left(training_args.output_dir), unreadable_rows(), own_names:
-            train(*parsed)
+            train(*parsed, callbacks)
 
 
 # Checks -----------------------------------------------------------------------------------------------------------
@@ -72,11 +75,6 @@ def check_processes() -> None:
     """Refuse a launcher that started no process for the work."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 1:
         raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, fewer than one process. Start at least one.")
-
-
-def has_deepspeed(given_keys: Collection[str]) -> bool:
-    """Return True if the run's settings name DeepSpeed, or its launcher does."""
-    return "deepspeed" in given_keys or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
 
 
 def check_model(model_args: ModelConfig) -> None:
@@ -208,9 +206,6 @@ def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, 
 
 # The run ----------------------------------------------------------------------------------------------------------
 
-# What a launcher wants every run of this process to call.
-callbacks: list[TrainerCallback] = []
-
 
 class FirstStep(TrainerCallback):
     """Knows whether models, optimizers and checkpoint are ready: from then on an error is no mistake of the user's."""
@@ -221,13 +216,16 @@ class FirstStep(TrainerCallback):
         self.has_come = True
 
 
-def run(trainer: Any, checkpoint: str | bool | None, dataset_name: str | None) -> None:
+def run(
+    trainer: Any, checkpoint: str | bool | None, dataset_name: str | None, callbacks: Sequence[TrainerCallback] = ()
+) -> None:
     """Train, save, report, and leave the process group together.
 
     Args:
         trainer: One of our trainers.
         checkpoint: Where to resume, see `resume_point`.
         dataset_name: For the model's card.
+        callbacks: Beside the trainer's own.
     """
     start = FirstStep()
     for callback in (start, *callbacks):

@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 from tests import tiny
 from tests.faults import forks
 from trl_ext import GRPOConfig, PPOConfig, RewardConfig, trainers
-from trl_ext.scripts import grpo, ppo, reward, training
+from trl_ext.scripts import grpo, ppo, reward
 
 SCRIPTS = {"grpo": (grpo, GRPOConfig), "ppo": (ppo, PPOConfig), "reward": (reward, RewardConfig)}
 LIMIT_S = 90.0  # a run takes one or two
@@ -113,8 +113,7 @@ def train(trainer):
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))  # pytest's are elsewhere
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # a compiler takes minutes, and is not ours
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    training.callbacks.append(StopsSoon())
-    SCRIPTS[trainer][0].main(["--config", "recipe.yaml"])
+    SCRIPTS[trainer][0].main(["--config", "recipe.yaml"], [StopsSoon()])
     return {}
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from trl_ext.scripts import training
-
 
 class Dies(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
@@ -19,6 +17,5 @@ class Dies(TrainerCallback):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(argv):
-    training.callbacks.append(Dies())
-    import_module(os.environ["DYING_SCRIPT"]).main(argv)
+def main(argv, callbacks=()):
+    import_module(os.environ["DYING_SCRIPT"]).main(argv, [*callbacks, Dies()])

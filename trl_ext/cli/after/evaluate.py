@@ -61,7 +61,9 @@ def evaluate(argv: Sequence[str]) -> int:
     check_columns(rules, problems, name)
     tell_unknown(run)
     ids = prompt_ids([row["prompt"] for row in problems], tokenizer, run.recipe.get("chat_template_kwargs"))
-    folder = new_folder(arguments.output or run.root / "evaluations" / folder_name(run, name, arguments, sampling))
+    first = Path(arguments.output or run.root / "evaluations" / folder_name(run, name, arguments, sampling))
+    numbered = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
+    folder = next(one for one in (first, *numbered) if not one.exists())
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)
     answers = list(shown_progress(engine(ids, sampling), len(ids)))
     rows = judged(rules, problems, answers, passing, arguments.threshold)
@@ -161,10 +163,3 @@ def folder_name(run: Any, data: str, arguments: Any, sampling: Any) -> str:
     parts = [] if run.folder == run.root else [run.folder.name]
     parts += [source.stem] if source.is_file() else [source.name, arguments.split]
     return "-".join([*parts, "greedy" if sampling.temperature == 0 else f"n{sampling.num_generations}"])
-
-
-def new_folder(wanted: str | Path) -> Path:
-    """Return a folder that is not there: the one that is wanted, or the same with a number behind it."""
-    first = Path(wanted)
-    numbered = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
-    return next(folder for folder in (first, *numbered) if not folder.exists())

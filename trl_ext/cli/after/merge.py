@@ -35,7 +35,10 @@ def merge(argv: Sequence[str]) -> int:
         raise ConfigError(f"{run.folder} holds whole weights and no adapter. Use the folder as it is.")
     name = "merged" if run.folder == run.root else f"merged-{run.folder.name}"
     target = Path(arguments.output or run.root / name)
-    check_target(target)
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"{target} is a file. Give another --output.")
+    if target.is_dir() and any(target.iterdir()):
+        raise ConfigError(f"The folder {target} is not empty. Remove it, or give another --output.")
     with refusals(f"{run.folder} cannot be merged"):
         merged = merge_run(run, target, arguments.dtype, arguments.trust_remote_code)
     print(merged)
@@ -43,24 +46,12 @@ def merge(argv: Sequence[str]) -> int:
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser(
-        "trl-ext merge",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-    )
+    parser = CommandParser("trl-ext merge", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
     parser.add_argument("--output", metavar="DIR", help="folder to write, new or empty (default RUN/merged)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: the base model's)")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the base model")
     return parser
-
-
-def check_target(target: Path) -> None:
-    """Raise ConfigError unless the folder is new or empty."""
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"{target} is a file. Give another --output.")
-    if target.is_dir() and any(target.iterdir()):
-        raise ConfigError(f"The folder {target} is not empty. Remove it, or give another --output.")
 
 
 @dataclass(frozen=True, slots=True)

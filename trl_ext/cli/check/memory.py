@@ -85,7 +85,13 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
     if not plans.plans:
         reasons = plans.reasons.removesuffix(".")
         otherwise = run.plans(hardware, frozenset(), FREE | OPTED)
-        return problem(SUBJECT, f"{reasons} (estimated, {hardware}).", _instead(otherwise))
+        if otherwise.plans:
+            need = gib(otherwise.best.estimate.need_bytes)
+            advice = f"The same optimisation fits as {otherwise.best.label}: {need:.1f} GiB. See `trl-ext plan`."
+        else:
+            told = (f"`trl-ext plan` {'' if one.startswith('without') else 'with '}{one}" for one in otherwise.advice)
+            advice = " ".join(told) or "Take more or larger cards."
+        return problem(SUBJECT, f"{reasons} (estimated, {hardware}).", advice)
     if run_with is not None and hardware.num_gpus > 1:
         file, plans = _under_a_shipped_file(plans, run_with)
     best = plans.best.estimate
@@ -114,16 +120,6 @@ def _under_a_shipped_file(plans: Plans, run_with: Callable[[Launch], Run]) -> tu
             if under.plans:
                 return file, under
     return "", plans
-
-
-def _instead(otherwise: Plans) -> str:
-    """Advice: the same optimisation with other settings, or what one opt-in to `trl-ext plan` would give."""
-    if otherwise.plans:
-        best = otherwise.best
-        need = gib(best.estimate.need_bytes)
-        return f"The same optimisation fits as {best.label}: {need:.1f} GiB. See `trl-ext plan`."
-    told = (f"`trl-ext plan` {'' if one.startswith('without') else 'with '}{one}" for one in otherwise.advice)
-    return " ".join(told) or "Take more or larger cards."
 
 
 def _not_modelled(parsed: Parsed) -> list[Finding]:

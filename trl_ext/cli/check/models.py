@@ -9,6 +9,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.scripts import training
+from trl_ext.scripts.data.hub import unloadable
 from trl_ext.scripts.rewards import build_rewards, build_rules
 
 
@@ -61,7 +62,8 @@ def shape_of(parsed: Parsed) -> ModelShape:
     Raises:
         ConfigError: There is no config, or its family is unknown to the formulas.
     """
-    name = _model_name(parsed)
+    training.check_model(parsed.model_args)
+    name = str(parsed.model_args.model_name_or_path)
     try:
         return find_shape(Path(name).resolve() if Path(name).is_dir() else name)  # a folder called 8B is a folder
     except ConfigError:
@@ -70,21 +72,8 @@ def shape_of(parsed: Parsed) -> ModelShape:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(name, **_source(parsed))
+        trusts = bool(getattr(parsed.training_args, "trust_remote_code", False))
+        config = AutoConfig.from_pretrained(name, revision=parsed.model_args.model_revision, trust_remote_code=trusts)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"The config of {name} cannot be loaded: {_first_line(error)}.") from error
+        raise ConfigError(f"The config of {unloadable(name, error)}") from error
     return find_shape(config.to_dict())
-
-
-def _model_name(parsed: Parsed) -> str:
-    training.check_model(parsed.model_args)
-    return str(parsed.model_args.model_name_or_path)
-
-
-def _source(parsed: Parsed) -> dict[str, Any]:
-    trusts = getattr(parsed.training_args, "trust_remote_code", False)
-    return {"revision": parsed.model_args.model_revision, "trust_remote_code": bool(trusts)}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -77,7 +77,9 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
     keys = read_recipe(path, parser.types_of)
     keys |= paths_beside(path, keys)
     own = {key: _flag(flags, key) or keys.get(key) for key in OF_THE_MACHINE}
-    elsewhere = StrictParser([_sized(kind, num_processes) for kind in parser.dataclass_types])
+    # Batches must divide among the processes of the run.
+    size = {"world_size": property(lambda self: num_processes)}
+    elsewhere = StrictParser([type(kind.__name__, (kind,), size) for kind in parser.dataclass_types])
     with _without(keys, OF_THE_MACHINE) as quiet:
         kept = _without_flags(flags, OF_THE_MACHINE)
         script_args, training_args, model_args, dataset_args = elsewhere.parse(
@@ -113,11 +115,6 @@ def guess_trainer(path: str, flags: Sequence[str]) -> str:
     given = {word[2:].partition("=")[0] for word in flags if word.startswith("--")}
     given |= keys.keys() if isinstance(keys, dict) else set()
     return min(TRAINERS, key=lambda name: len(given - make_parser(name).types_of.keys()))
-
-
-def _sized(kind: type, num_processes: int) -> type:
-    """A config class for a run of so many processes, among which batches must divide."""
-    return type(kind.__name__, (kind,), {"world_size": property(lambda self: num_processes)})
 
 
 @contextmanager

@@ -13,20 +13,18 @@ def check_rules(rewards: Sequence[Any], rows: Rows, tokenizer: Any) -> list[Find
     found: list[Finding] = []
     for reward in rewards:
         if hasattr(reward, "rules") and hasattr(reward, "explain"):
-            found += _check_set(reward, rows.train, tokenizer)
+            try:
+                if missing := [name for name in reward.columns if name not in rows.train[0]]:
+                    what = f"The data lack the column {', '.join(missing)}, which the rules read."
+                    found.append(problem("rules", what))
+                else:
+                    found += [*_audit(reward, rows.train), _score(reward, rows.train, tokenizer)]
+            finally:
+                reward.close()
         else:
             name = reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__)
             found.append(ok("rewards", f"{name} is named; it was not called."))
     return found
-
-
-def _check_set(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> list[Finding]:
-    if missing := [name for name in rules.columns if name not in rows[0]]:
-        return [problem("rules", f"The data lack the column {', '.join(missing)}, which the rules read.")]
-    try:
-        return [*_audit(rules, rows), _score(rules, rows, tokenizer)]
-    finally:
-        rules.close()
 
 
 def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:

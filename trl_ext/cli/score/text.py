@@ -16,15 +16,10 @@ def heading(row: Mapping[str, Any], text: str) -> str:
     """The row's prompt and completion, shortened."""
     step = [f"step {row['step']}"] if row.get("step") is not None else []
     prompt = prompt_text(row.get("prompt"))
-    return "\n".join([*step, f"prompt: {shortened(prompt, _SHOWN_CHARS)}", f"completion: {_both_ends(text)}"])
-
-
-def _both_ends(text: str) -> str:
-    """Shorten a long completion to its start and its end, where answers stand."""
-    if len(text) <= _SHOWN_CHARS:
-        return text
-    half = _SHOWN_CHARS // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    if len(text) > _SHOWN_CHARS:  # answers stand at either end
+        half = _SHOWN_CHARS // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    return "\n".join([*step, f"prompt: {shortened(prompt, _SHOWN_CHARS)}", f"completion: {text}"])
 
 
 def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
@@ -34,14 +29,11 @@ def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
         is_inline = rule.tier == "inline" or not rules.isolate
         runs = "inline" if is_inline else f"worker, {rules.limits.cpu_s:g} s at most"
         runs = f"waits, {rule.concurrency} calls at a time" if isinstance(rule, AsyncRule) else runs
-        lines.append((rule.name, _reads(rule, columns), runs, ", ".join(_conditions(rule)) or "always"))
+        reads = [f"{name}={shortened(repr(columns.get(name)), 60)}" for name in rule.all_columns]
+        reads += ["token ids"] if getattr(rule, "unit", None) == "tokens" else []
+        counts = ", ".join(_conditions(rule)) or "always"
+        lines.append((rule.name, ", ".join(reads) or "no column", runs, counts))
     return table([("rule", "reads", "runs", "counts"), *lines])
-
-
-def _reads(rule: Rule, columns: Mapping[str, Any]) -> str:
-    cells = [f"{name}={shortened(repr(columns.get(name)), 60)}" for name in rule.all_columns]
-    tokens = ["token ids"] if getattr(rule, "unit", None) == "tokens" else []
-    return ", ".join([*cells, *tokens]) or "no column"
 
 
 def _conditions(rule: Rule) -> Iterator[str]:

@@ -8,7 +8,7 @@ Columns of a table: step, prompt, completion, one for each reward function, adva
 import json
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,18 +149,14 @@ def _chosen(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
     taken: set[tuple[Path, int]] = set()
     groups = {}
     for name, order in orders.items():
-        groups[name] = _pick(order, taken)
+        # The first that are not taken, of different tables as far as there are some among the next hundred.
+        free = [one for one in order if (one.path, one.row) not in taken][:100]
+        by_table: dict[Path, _Candidate] = {}
+        for one in free:
+            by_table.setdefault(one.path, one)
+        groups[name] = (list(by_table.values()) if len(by_table) >= PER_GROUP else free)[:PER_GROUP]
+        taken |= {(one.path, one.row) for one in groups[name]}
     return groups
-
-
-def _pick(order: Iterable[_Candidate], taken: set[tuple[Path, int]]) -> list[_Candidate]:
-    """The first that are not taken, of different tables as far as there are some among the next hundred."""
-    free = [one for one in order if (one.path, one.row) not in taken][:100]
-    seen: set[Path] = set()
-    others = [one for one in free if not (one.path in seen or seen.add(one.path))]  # type: ignore[func-returns-value]
-    picked = (others if len(others) >= PER_GROUP else free)[:PER_GROUP]
-    taken |= {(one.path, one.row) for one in picked}
-    return picked
 
 
 def _dispute(one: _Candidate) -> tuple[bool, float, float]:
@@ -190,13 +186,12 @@ def conversation_text(value: Any) -> str:
     messages = [message for message in value if isinstance(message, dict)]
     if len(messages) == 1 and not messages[0].get("tool_calls"):
         return _content(messages[0].get("content"))
-    return "\n\n".join(f"[{message.get('role', '?')}]\n{_message(message)}" for message in messages)
-
-
-def _message(message: Mapping[str, Any]) -> str:
-    calls = message.get("tool_calls") or ()
-    texts = [_content(message.get("content")), *(json.dumps(call, default=str) for call in calls)]
-    return "\n".join(text for text in texts if text)
+    parts = []
+    for message in messages:
+        calls = [json.dumps(call, default=str) for call in message.get("tool_calls") or ()]
+        texts = [f"[{message.get('role', '?')}]", _content(message.get("content")), *calls]
+        parts.append("\n".join(filter(None, texts)))
+    return "\n\n".join(parts)
 
 
 def _content(content: Any) -> str:

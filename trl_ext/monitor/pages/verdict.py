@@ -56,7 +56,9 @@ def judge_run(
         max_steps: Steps that it was to take, None if not known.
     """
     headline, mood = _learning(series, summary)
-    failure = next(_not_finite(log_history), None)
+    numbers = ((key, entry.get(key), entry.get("step", "?")) for entry in log_history for key in ("loss", "grad_norm"))
+    broken = next((one for one in numbers if isinstance(one[1], float) and not math.isfinite(one[1])), None)
+    failure = broken and "{} was {} in step {}: from there on the weights may be broken.".format(*broken)
     is_finished = summary.num_steps >= max_steps if max_steps else summary.train_s is not None
     steps = f"{summary.num_steps:,} of {max_steps:,} steps" if max_steps else f"{summary.num_steps:,} steps"
     time = "" if summary.train_s is None else f" in {duration(summary.train_s)}"
@@ -103,14 +105,6 @@ def _noise(values: Sequence[float], window: int) -> float:
     if len(jumps) < 3:
         return math.inf
     return 2 * statistics.pstdev(jumps) / math.sqrt(window)  # a jump's variance is that of two entries
-
-
-def _not_finite(log_history: Sequence[Entry]) -> Iterator[str]:
-    for entry in log_history:
-        for key in ("loss", "grad_norm"):
-            value = entry.get(key)
-            if isinstance(value, float) and not math.isfinite(value):
-                yield f"{key} was {value} in step {entry.get('step', '?')}: from there on the weights may be broken."
 
 
 def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str]:

@@ -4,7 +4,7 @@ Nothing is loaded here, and no device is started. The scripts check the same aga
 """
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -109,7 +109,10 @@ def check_run(parser: StrictParser, argv: Sequence[str], launch: Namespace) -> N
     check_trackers(keys.report_to)
     file = {} if launch.config_file is None else yaml.safe_load(Path(launch.config_file).read_text(encoding="utf-8"))
     by_launcher = launch.use_deepspeed or file.get("distributed_type") == "DEEPSPEED"
-    check_packages({**settings, LAUNCHED: by_launcher})
+    needs = settings | {LAUNCHED: by_launcher}
+    for key, package, source in PACKAGES:
+        if needs.get(key) not in (None, False, "false") and find_spec(package) is None:
+            raise SupportError(f"{key} is set, and {package} is not installed: pip install '{source}'.")
     if not (launch.cpu or file.get("use_cpu") or str(keys.use_cpu).lower() == "true"):
         num_processes = launch.num_processes or file.get("num_processes") or 1
         check_cards(num_processes // (launch.num_machines or file.get("num_machines") or 1))
@@ -161,17 +164,6 @@ def check_trackers(report_to: str | Sequence[str] | None) -> None:
             raise SupportError(
                 f"report_to is {name}, and its package is not installed: pip install {name}. Or set report_to: none."
             )
-
-
-def check_packages(settings: Mapping[str, Any]) -> None:
-    """Refuse a setting whose package is not installed.
-
-    Raises:
-        SupportError: With the package.
-    """
-    for key, package, source in PACKAGES:
-        if settings.get(key) not in (None, False, "false") and find_spec(package) is None:
-            raise SupportError(f"{key} is set, and {package} is not installed: pip install '{source}'.")
 
 
 def check_cards(num_processes: int) -> None:

@@ -11,7 +11,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.record import RunRecord, read_record
 from trl_ext.monitor.report import read_log_history
-from trl_ext.monitor.summary import RunSummary, summarize, training_entries
+from trl_ext.monitor.summary import summarize, training_entries
 from trl_ext.monitor.words import duration, score, short, visible
 
 _LAST_ENTRIES = 5  # of the log, averaged for a row of `_KEYS`
@@ -64,16 +64,7 @@ def _numbers(log_history: Sequence[log_keys.Entry]) -> dict[str, str]:
     for name, key in _KEYS.items():
         found |= _mean(name, [log_keys.number(entry, key) for entry in training])
     found |= _mean("seconds per step", [log_keys.step_s(entry) for entry in training])
-    return found | _totals(summary)
-
-
-def _mean(name: str, values: Sequence[float | None]) -> dict[str, str]:
-    last = [value for value in values if value is not None][-_LAST_ENTRIES:]
-    return {f"{name}, last steps": short(fmean(last))} if last else {}
-
-
-def _totals(summary: RunSummary) -> dict[str, str]:
-    found = {"steps": f"{summary.num_steps:,}"}
+    found["steps"] = f"{summary.num_steps:,}"
     if summary.train_s is not None:
         found["training time"] = duration(summary.train_s)
     if summary.forwarded_tokens is not None:
@@ -81,6 +72,11 @@ def _totals(summary: RunSummary) -> dict[str, str]:
     if summary.memory:
         found["memory at the peak, GiB"] = f"{max(float(row[2]) for row in summary.memory[1:]):.1f}"
     return found
+
+
+def _mean(name: str, values: Sequence[float | None]) -> dict[str, str]:
+    last = [value for value in values if value is not None][-_LAST_ENTRIES:]
+    return {f"{name}, last steps": short(fmean(last))} if last else {}
 
 
 def _settings(record: RunRecord | None) -> dict[str, str]:

@@ -62,17 +62,21 @@ class RunRecord:
         mixed = ", ".join(str(one.get("path")) for one in self.recipe.get("datasets") or ())
         return self.recipe.get("dataset_name") or mixed or None
 
+    @property
+    def cards(self) -> str:
+        """Return `8 x NVIDIA A40`, empty without a card."""
+        cards = [str(card) for card in self.versions.get("cards") or ()]
+        return ", ".join(f"{cards.count(name)} x {name}" for name in dict.fromkeys(cards))
+
     def settings(self) -> dict[str, str]:
         """Return what a person reads of the run, as text by name: the recipe without its rules, then the versions."""
         facts = {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.get("packages", {}).items())
-        cards = self.versions.get("cards") or []
-        counted = ", ".join(f"{cards.count(name)} x {name}" for name in dict.fromkeys(cards))
         own = {
             "rules": ", ".join(_rule_in_words(rule) for rule in (self.rules or {}).get("rules", ())),
             "started": self.versions.get("started"),
             "processes": self.versions.get("num_processes"),
-            "cards": counted,
+            "cards": self.cards,
             "versions": packages,
         }
         return facts | {name: str(value) for name, value in own.items() if value}

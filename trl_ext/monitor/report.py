@@ -91,7 +91,10 @@ def run_facts(
     if record is None:
         return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples, held_out=held_out)
     model, data, versions = record.model, record.dataset, record.versions
-    facts = [f"data: {short_name(data)}" if data else "", _date(versions.get("started")), _machine(versions)]
+    number = versions.get("num_processes") or 1
+    processes = "" if len(versions.get("cards") or ()) == number else f"{number} process{'es' if number != 1 else ''}"
+    machine = ", ".join(filter(None, (processes, record.cards)))
+    facts = [f"data: {short_name(data)}" if data else "", _date(versions.get("started")), machine]
     return RunFacts(
         title=f"{trainer} on {short_name(model)}" if model else f"{trainer} run",
         facts=[fact for fact in facts if fact],
@@ -146,14 +149,6 @@ def _date(started: Any) -> str:
         return f"{datetime.fromisoformat(str(started)):%Y-%m-%d %H:%M} UTC"
     except ValueError:
         return ""
-
-
-def _machine(versions: Mapping[str, Any]) -> str:
-    cards = [str(card) for card in versions.get("cards") or ()]
-    number = versions.get("num_processes") or 1
-    processes = f"{number} process{'es' if number != 1 else ''}"
-    counted = ", ".join(f"{cards.count(card)} x {card}" for card in dict.fromkeys(cards))
-    return counted if cards and len(cards) == number else ", ".join(filter(None, (processes, counted)))
 
 
 def summary_table(summary: RunSummary) -> Group:

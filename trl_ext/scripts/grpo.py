@@ -13,31 +13,20 @@ from trl import DatasetMixtureConfig, ModelConfig
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.rewards import RewardArguments, build_rewards
+from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_rewards
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Train a language model with GRPO on rules as rewards.
 
   accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero2)" -m trl_ext.scripts.grpo \\
       --config gsm8k-grpo-8x40gb
 
-`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
-
-Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
-
-  dataset_name: openai/gsm8k
-  dataset_config: main
-  columns: {prompt: question}
-  answer_pattern: '#### (.+)'
-
-The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
-and an unknown one is an error. The keys that most runs set:
-
+{PROMPT_HELP}
   model_name_or_path     model, on the hub or a folder
   dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file
   dataset_config, dataset_streaming
                          its configuration; whether rows are read as training goes on, which needs max_steps
-  columns                columns by our name, with the data's: {prompt: question, answer: solution}
+  columns                columns by our name, with the data's: {{prompt: question, answer: solution}}
   answer_pattern         where in the column answer the answer stands: a regular expression with one group
   system_prompt, prompt_template, prompt_format
                          what is around a prompt; it is a chat where the model's tokenizer has a chat template

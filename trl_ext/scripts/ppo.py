@@ -16,32 +16,21 @@ from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.look import look_at_prompts
 from trl_ext.scripts.exit import refusals
-from trl_ext.scripts.rewards import RewardArguments, build_functions
+from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_functions
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Train a language model with PPO on rules, reward models, or both.
 
   accelerate launch --num_processes 4 --config_file "$(trl-ext launch-file zero2)" -m trl_ext.scripts.ppo \\
       --config gsm8k-ppo-4xa40
 
-`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
-
-Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
-
-  dataset_name: openai/gsm8k
-  dataset_config: main
-  columns: {prompt: question}
-  answer_pattern: '#### (.+)'
-
-The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
-and an unknown one is an error. The keys that most runs set:
-
+{PROMPT_HELP}
   model_name_or_path     policy, on the hub or a folder
   dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file; column prompt
                          (text or messages) or input_ids
   dataset_config, dataset_streaming
                          its configuration; whether rows are read as training goes on, which needs max_steps
-  columns                columns by our name, with the data's: {prompt: question, answer: solution}
+  columns                columns by our name, with the data's: {{prompt: question, answer: solution}}
   answer_pattern         where in the column answer the answer stands: a regular expression with one group
   system_prompt, prompt_template, prompt_format
                          what is around a prompt; it is a chat where the model's tokenizer has a chat template

@@ -12,6 +12,21 @@ from trl_ext.rewards import RuleSet
 from trl_ext.scripts.data.keys import PromptArguments
 from trl_ext.scripts.recipe import nearest
 
+# Of the scripts' --help.
+PROMPT_HELP = """\
+`trl-ext recipes` lists the recipes that are shipped; `trl-ext recipes NAME` copies one.
+
+Rows of other data become prompts by keys of the recipe. GSM8K as it is on the hub:
+
+  dataset_name: openai/gsm8k
+  dataset_config: main
+  columns: {prompt: question}
+  answer_pattern: '#### (.+)'
+
+The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
+and an unknown one is an error. The keys that most runs set:
+"""
+
 # TRL's own reward functions that its GRPO script accepts by name.
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
 

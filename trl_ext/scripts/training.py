@@ -23,6 +23,7 @@ from trl_ext.scripts.quiet import quiet_deepspeed, quiet_libraries
 from trl_ext.scripts.start import be_reachable, end_with_launcher
 from trl_ext.trainers.checkpoints.manifest import UNFINISHED
 from trl_ext.trainers.checkpoints.ranks import gathered
+from trl_ext.trainers.checkpoints.resume import no_checkpoint
 from trl_ext.trainers.checkpoints.save import WriteErrors, newest_whole
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.record.launch import public
@@ -116,10 +117,7 @@ def resume_point(training_args: Any) -> str | bool | None:
     if str(value).lower() == "true":
         folder = Path(training_args.output_dir)
         if not [*folder.glob("checkpoint-*"), *folder.glob(f"{UNFINISHED}/checkpoint-*")]:
-            raise ConfigError(
-                f"There is no checkpoint in {training_args.output_dir} to resume from. Check --output_dir, or leave "
-                "resume_from_checkpoint out to start afresh."
-            )
+            raise no_checkpoint(folder)
         return True
     if not Path(value).is_dir():
         raise ConfigError(f"There is no checkpoint {value}. Check --resume_from_checkpoint.")

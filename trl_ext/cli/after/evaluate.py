@@ -61,7 +61,11 @@ def evaluate(argv: Sequence[str]) -> int:
     check_columns(rules, problems, name)
     tell_unknown(run)
     ids = prompt_ids([row["prompt"] for row in problems], tokenizer, run.recipe.get("chat_template_kwargs"))
-    first = Path(arguments.output or run.root / "evaluations" / folder_name(run, name, arguments, sampling))
+    source = Path(name)
+    parts = [] if run.folder == run.root else [run.folder.name]
+    parts += [source.stem] if source.is_file() else [source.name, arguments.split]
+    parts += ["greedy" if sampling.temperature == 0 else f"n{sampling.num_generations}"]
+    first = Path(arguments.output or run.root / "evaluations" / "-".join(parts))
     numbered = (first.with_name(f"{first.name}-{number}") for number in range(2, 10_000))
     folder = next(one for one in (first, *numbered) if not one.exists())
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)
@@ -155,11 +159,3 @@ def check_columns(rules: Any, rows: Sequence[dict[str, Any]], name: str) -> None
             f"The rules read the column '{lacking[0]}', which {name} lacks; its columns are: {', '.join(there)}. Name "
             "it in the recipe's `columns`, or give other --rules."
         )
-
-
-def folder_name(run: Any, data: str, arguments: Any, sampling: Any) -> str:
-    """Return a name such as `gsm8k-test-greedy` or `checkpoint-20-math-n8`."""
-    source = Path(data)
-    parts = [] if run.folder == run.root else [run.folder.name]
-    parts += [source.stem] if source.is_file() else [source.name, arguments.split]
-    return "-".join([*parts, "greedy" if sampling.temperature == 0 else f"n{sampling.num_generations}"])

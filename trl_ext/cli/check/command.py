@@ -110,7 +110,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     from trl_ext.cli.check import recipe as check_recipe
     from trl_ext.cli.check import rules as check_rules
     from trl_ext.doctor.finding import ok
-    from trl_ext.memory.files.launch import zero_stage
+    from trl_ext.memory.files.launch import read_deepspeed, zero_stage
     from trl_ext.trainers.setting_checks import check_anywhere
 
     report = Report()
@@ -125,10 +125,10 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     report.findings.append(ok("recipe", parsed.summary))
     report.attempt("settings", check_anywhere, parsed.training_args)
     if parsed.deepspeed_file:
-        engine = report.attempt("deepspeed", check_recipe.read_recipe_engine, parsed.deepspeed_file)
+        engine = report.attempt("deepspeed", read_deepspeed, parsed.deepspeed_file)
         if engine is not None:
-            launch = engine
-            report.findings.append(ok("deepspeed", f"{parsed.deepspeed_file}: ZeRO-{zero_stage(engine.engine)}."))
+            launch = check_recipe.Launch(None, engine, is_known=True)
+            report.findings.append(ok("deepspeed", f"{parsed.deepspeed_file}: ZeRO-{zero_stage(engine)}."))
 
     rewards = report.attempt("rewards", check_models.rewards_of, parsed)
     tokenizer = report.attempt("tokenizer", check_models.load_tokenizer, parsed)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from trl_ext.memory.files.launch import read_accelerate, read_deepspeed
+from trl_ext.memory.files.launch import read_accelerate
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.recipe import launch_file, paths_beside, read_recipe, unknown_argument
 
@@ -76,7 +76,7 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
         raise unknown_argument(unknown[0], list(parser.types_of))
     keys = read_recipe(path, parser.types_of)
     keys |= paths_beside(path, keys)
-    own = {key: _flag(flags, key) or keys.get(key) for key in OF_THE_MACHINE}
+    own = keys | parser.given_values(flags)
     # Batches must divide among the processes of the run.
     size = {"world_size": property(lambda self: num_processes)}
     elsewhere = StrictParser([type(kind.__name__, (kind,), size) for kind in parser.dataclass_types])
@@ -94,8 +94,8 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
         training_args,
         model_args,
         dataset_args,
-        str(own["deepspeed"] or ""),
-        str(own["use_cpu"]).lower() == "true",
+        str(own.get("deepspeed") or ""),
+        str(own.get("use_cpu")).lower() == "true",
         summary,
     )
 
@@ -126,16 +126,6 @@ def _without(keys: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
         yield str(file)
 
 
-def _flag(flags: Sequence[str], name: str) -> str | None:
-    """The value of `--name` on the command line, None without."""
-    for index, word in enumerate(flags):
-        flag, equals, value = word.partition("=")
-        if flag == f"--{name}":
-            rest = flags[index + 1 : index + 2]
-            return value if equals else rest[0] if rest and not rest[0].startswith("--") else "true"
-    return None
-
-
 def _without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
     kept, skipping = [], False
     for word in flags:
@@ -158,12 +148,3 @@ def read_launch(config_file: str | None, recipe: str | None = None) -> Launch:
     if config_file is None and recipe is not None:
         config_file = launch_file(split_config_flag(["--config", recipe])[1])
     return Launch() if config_file is None else Launch(*read_accelerate(config_file), is_known=True)
-
-
-def read_recipe_engine(file: str) -> Launch:
-    """Read what the file behind the recipe's key `deepspeed` decides.
-
-    Raises:
-        ConfigError: There is no such file, or it is not JSON.
-    """
-    return Launch(None, read_deepspeed(file), is_known=True)

@@ -64,7 +64,8 @@ def report_page(log_history: Sequence[Entry], facts: RunFacts, summary: RunSumma
     unchanged: list[tuple[str, str]] = []
     for panel in other_panels(kind):
         drawn = list(members(panel, series))
-        if all(len(values.steps) > 1 and values.is_constant() for _, values in drawn):
+        values_of = [values.values for _, values in drawn]
+        if all(len(one) > 1 and max(one) - min(one) <= 1e-9 * max(map(abs, one)) for one in values_of):
             unchanged += [
                 (panel.title if len(drawn) == 1 else f"{panel.title}, {curve.name}", short(values.values[-1]))
                 for curve, values in drawn

@@ -18,9 +18,6 @@ class Series:
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def is_constant(self) -> bool:
-        return max(self.values) - min(self.values) <= 1e-9 * max(map(abs, self.values))
-
     def is_same(self, other: "Series") -> bool:
         """True if the values are equal but for rounding, at the same steps."""
         near = lambda pair: math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6)  # noqa: E731

@@ -25,6 +25,14 @@ _NAMED = 3  # differences and reasons that a message names
 logger = logging.get_logger(__name__)
 
 
+def no_checkpoint(output_dir: Path) -> ConfigError:
+    """Return the error for a folder in which there is nothing to resume from."""
+    return ConfigError(
+        f"There is no checkpoint in {output_dir} to resume from. Check output_dir, or start afresh without "
+        "resume_from_checkpoint."
+    )
+
+
 def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
     """Return the folder to resume from; None to start afresh. Collective.
 
@@ -54,10 +62,7 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
             logger.warning(f"Passed over {line}. Resuming from {found.name}.")
         return str(found)
     if not passed:
-        raise ConfigError(
-            f"There is no checkpoint in {run_dir} to resume from. Check output_dir, or start afresh without "
-            "resume_from_checkpoint."
-        )
+        raise no_checkpoint(run_dir)
     raise ConfigError(f"No checkpoint in {run_dir} is whole: {_listed(passed)}.{_flag(passed[0])}")
 
 

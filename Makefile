@@ -41,7 +41,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 quickstart: $(VENV)/.installed
-	assets=$$($(BIN)/python -m trl_ext.scripts.quickstart.assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
+	assets=$$($(BIN)/python -m benchmarks.quickstart.assets) && PATH="$(CURDIR)/$(BIN):$$PATH" \
 	$(BIN)/trl-ext grpo --num_processes 2 --config_file zero2 --config quickstart \
 		--model_name_or_path "$$assets/model" --dataset_name "$$assets/data" --output_dir "$(OUT)" --seed $(SEED)
 

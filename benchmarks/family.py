@@ -27,12 +27,12 @@ import transformers
 from datasets import Dataset
 from machine import machine, write
 from peft import LoraConfig
+from quickstart.assets import prepare
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 import trl_ext
 from trl_ext.rewards import Answer
-from trl_ext.scripts.quickstart.assets import prepare
 
 CHARACTERS = ["<pad>", "<unk>", "<end>", *"0123456789+-= "]
 RIGHT = 0.3  # of the answers of the supervised training

@@ -46,12 +46,12 @@ from ppo_task import (
     tokenizer,
     with_rollouts,
 )
+from quickstart.assets import cache_folder
 from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, TrainerCallback
 
 import trl_ext
-from trl_ext.scripts.quickstart.assets import cache_folder
 
 PEER = "trl==1.12.0"
 HERE = Path(__file__).parent

@@ -31,12 +31,12 @@ import transformers
 import trl
 from datasets import Dataset
 from machine import save
+from quickstart.assets import prepare
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, TrainerCallback
 
 import trl_ext
-from trl_ext.scripts.quickstart.assets import prepare
 
 DATA = Path(os.environ.get("TRL_EXT_DATA", "data"))
 FILE = "hh_harmless_1800.jsonl.gz"

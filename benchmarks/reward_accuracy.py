@@ -28,12 +28,12 @@ import transformers
 import trl
 from datasets import Dataset
 from machine import machine
+from quickstart.assets import prepare
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
 import trl_ext
-from trl_ext.scripts.quickstart.assets import prepare
 
 DATA = Path(os.environ.get("TRL_EXT_DATA", "data"))
 FILE = "gsm8k_pairs_500q.jsonl"

@@ -25,12 +25,12 @@ import transformers
 import trl
 from grpo_task import PHASES, PhasesOfSteps, reward
 from machine import save
+from quickstart.assets import prepare
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import trl_ext
-from trl_ext.scripts.quickstart.assets import prepare
 
 ASKED = 1.8
 # Name of a variant: library and settings.

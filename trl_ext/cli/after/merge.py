@@ -4,6 +4,7 @@ Help answers at once; torch is imported when there is something to merge.
 """
 
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,6 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
     from safetensors import safe_open
 
     from trl_ext.cli.after.finished import weight_files
-    from trl_ext.scripts.quickstart.assets import build_once
     from trl_ext.trainers.forward.reward_input import RECORD_FILE
 
     model = run.load_model(dtype, device_map="cpu", trust_remote_code=trust_remote_code)
@@ -114,16 +114,17 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
     if run.is_reward_model:  # decides which token is scored
         whole.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
-    def write(folder: Path) -> None:
-        whole.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        if (run.folder / RECORD_FILE).is_file():
-            shutil.copy(run.folder / RECORD_FILE, folder)
-
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        target.rmdir()
-    build_once(target, write)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        scratch.chmod(0o755)  # mkdtemp shuts everybody else out
+        whole.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        if (run.folder / RECORD_FILE).is_file():
+            shutil.copy(run.folder / RECORD_FILE, scratch)
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     files = weight_files(target)
     rank = f", rank {config.r}" if getattr(config, "r", None) else ""
     return MergedModel(

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from trl_ext.scripts.quickstart import sums
-from trl_ext.scripts.quickstart.assets import build_once, cache_folder
+from benchmarks.quickstart import sums
+from benchmarks.quickstart.assets import build_once, cache_folder
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """What `make quickstart` trains on: a small chat model and one-digit sums, prepared once in a cache folder.
 
-`python -m trl_ext.scripts.quickstart.assets` prints the folder on stdout and everything else on stderr. The folder is
+In a checkout `python -m benchmarks.quickstart.assets` prints the folder on stdout and everything else on stderr. It is
 $TRL_EXT_CACHE, else $XDG_CACHE_HOME/trl_ext, else ~/.cache/trl_ext; in it `quickstart/model` and `quickstart/data`.
 Each of the two is built beside its place and renamed into it, so a stopped run leaves nothing half-done there, and of
 two runs at once the first to finish wins.
@@ -54,13 +54,13 @@ def build_once(target: Path, build: Callable[[Path], None]) -> None:
 
 def _build_model(folder: Path) -> None:
     # Imported here: a second call must answer at once, and torch takes seconds to import.
-    from trl_ext.scripts.quickstart.model import build_model
+    from .model import build_model
 
     build_model(folder)
 
 
 def _build_data(folder: Path) -> None:
-    from trl_ext.scripts.quickstart.sums import build_data
+    from .sums import build_data
 
     build_data(folder)
 

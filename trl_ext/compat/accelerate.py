@@ -5,16 +5,9 @@ from typing import Any
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-KEPT = (
-    "collate_fn",
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-    "in_order",
+KEPT = tuple(
+    "collate_fn num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor "
+    "persistent_workers in_order".split()
 )
 
 

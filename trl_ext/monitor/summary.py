@@ -58,6 +58,10 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
     training = training_entries(log_history)
     held_out = held_out_entries(log_history)
     first, last = _ends(training)
+    phase_s: dict[str, float] = {}
+    for entry, num_steps in _with_num_steps(training):
+        for name, seconds in log_keys.phases(entry).items():
+            phase_s[name] = phase_s.get(name, 0.0) + seconds * num_steps
     start = [entry for entry in held_out if not entry.get("step")]
     end = [entry for entry in held_out if entry.get("step")]
     return RunSummary(
@@ -70,7 +74,7 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         padded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/padded_tokens")),
         raw_tokens=_total(log_history, _raw),
         skipped_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/skipped_tokens")),
-        phase_s=phase_totals(log_history),
+        phase_s=phase_s,
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
         memory=memory_rows(log_history),
     )
@@ -94,15 +98,6 @@ def training_entries(log_history: Sequence[Entry]) -> list[Entry]:
 def held_out_entries(log_history: Sequence[Entry]) -> list[Entry]:
     """Entries of evaluations, in order."""
     return [entry for entry in log_history if log_keys.is_held_out(entry)]
-
-
-def phase_totals(log_history: Sequence[Entry]) -> dict[str, float]:
-    """Seconds per phase over the whole run."""
-    totals: dict[str, float] = {}
-    for entry, num_steps in _with_num_steps(log_history):
-        for name, seconds in log_keys.phases(entry).items():
-            totals[name] = totals.get(name, 0.0) + seconds * num_steps
-    return totals
 
 
 def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:

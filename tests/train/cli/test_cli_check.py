@@ -193,19 +193,6 @@ def test_golds_that_are_null_in_some_rows_are_a_note(ask, tmp_path):
     assert code == 0 and "null or NaN in 1 of its 16 rows (row 15)" in told(findings, "data", "note")
 
 
-def test_too_few_rows_for_a_step_are_a_problem(ask, tmp_path):
-    keys = {**GRPO, "gradient_accumulation_steps": 64, "eval_strategy": "no"}
-    code, findings = ask(keys)
-    assert code == CANNOT_WORK and "train_dataset has 16 rows; over 1 process one" in told(findings, "data", "problem")
-
-
-def test_a_stream_without_max_steps_is_a_problem(ask):
-    code, findings = ask({**GRPO, "dataset_streaming": True})
-    assert code == CANNOT_WORK and "set max_steps" in told(findings, "data", "problem")
-    code, findings = ask({**GRPO, "dataset_streaming": True, "max_steps": 4})
-    assert code == 0 and "8 rows and 8 held-out ones read" in told(findings, "data")
-
-
 def test_every_finding_is_a_line_of_the_table(assets, tmp_path, capsys):
     path = tmp_path / "recipe.yaml"
     own = {"model_name_or_path": str(assets / "tiny"), "dataset_name": str(assets / "data"), "use_cpu": True}
@@ -229,11 +216,6 @@ def test_a_tokenizer_that_cannot_be_loaded_is_the_only_problem(ask):
     assert "Did you mean Qwen/Qwen2.5-1.5B?" in problems[0]
 
 
-def test_settings_that_the_trainer_would_refuse_are_problems(ask):
-    code, findings = ask({**GRPO, "vllm_mode": "server"})
-    assert code == CANNOT_WORK and "no effect without use_vllm=True" in told(findings, "settings", "problem")
-
-
 def test_a_typo_is_the_only_finding_and_names_its_line(ask):
     code, findings = ask({**GRPO, "max_completion_lenght": 6})
     assert code == CANNOT_WORK and len(findings) == 1
@@ -241,64 +223,20 @@ def test_a_typo_is_the_only_finding_and_names_its_line(ask):
     assert ", line " in told(findings, "recipe")
 
 
-def test_an_unknown_flag_is_a_problem(ask):
-    code, findings = ask(GRPO, "--max_step", "5")
-    assert code == CANNOT_WORK and "Did you mean --max_steps?" in told(findings, "recipe", "problem")
-
-
-def test_a_flag_overrides_the_recipe(ask):
-    _, findings = ask({**GRPO, **LORA}, "--gpus", "1xA40-48GB", "--per_device_train_batch_size", "8")
-    assert "micro-batch 8 x 2" in told(findings, "memory")
-
-
-def test_batches_are_checked_for_the_processes_of_the_run(ask):
-    keys = {**GRPO, "gradient_accumulation_steps": 1}
-    code, findings = ask(keys, "--num_processes", "2")
-    assert code == 0  # 2 processes x 4 completions make one group of 8
-    code, findings = ask(keys, "--num_processes", "1")
-    assert code == CANNOT_WORK and "num_generations" in told(findings, "recipe", "problem")
-
-
 @pytest.mark.parametrize(
-    ("keys", "trainer"),
-    [(GRPO, "grpo"), (PPO, "ppo"), (REWARD, "reward"), ({**GRPO, "critic": "head"}, "ppo")],
+    ("keys", "flags", "trainer"),
+    [
+        (GRPO, [], "grpo"),
+        (PPO, [], "ppo"),
+        (REWARD, [], "reward"),
+        ({**GRPO, "critic": "head"}, [], "ppo"),
+        ({"bf16": True}, ["--filter_pairs", "true"], "reward"),
+    ],
 )
-def test_the_keys_tell_the_trainer(keys, trainer, tmp_path):
+def test_keys_and_flags_tell_the_trainer(keys, flags, trainer, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(keys))
-    assert check_recipe.guess_trainer(str(path), []) == trainer
-
-
-def test_a_flag_helps_to_tell_the_trainer(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump({"bf16": True}))
-    assert check_recipe.guess_trainer(str(path), ["--filter_pairs", "true"]) == "reward"
-
-
-def test_a_ppo_recipe_is_checked_with_its_critic(ask):
-    keys = {**PPO, **LORA, "per_device_train_batch_size": 4}
-    code, findings = ask(keys, "--trainer", "ppo", "--gpus", "4xA40-48GB")
-    assert code == 0, findings
-    assert "LoRA r=16, adapter critic" in told(findings, "memory")
-
-
-def test_what_ppo_refuses_is_a_problem(ask):
-    code, findings = ask({**PPO, "critic": "adapter"}, "--trainer", "ppo")
-    assert code == CANNOT_WORK and "the actor has none" in told(findings, "rewards", "problem")
-
-
-def test_a_reward_recipe_is_checked_on_pairs(ask):
-    code, findings = ask({**REWARD, **LORA}, "--gpus", "2x4090", data="pairs")
-    assert code == 0, findings
-    assert "The longest of 16 sides has" in told(findings, "lengths")
-    assert "LoRA r=16" in told(findings, "memory")
-
-
-def test_pairs_longer_than_max_length_are_counted(ask):
-    code, findings = ask({**REWARD, "max_length": 1}, data="pairs")
-    assert code == CANNOT_WORK and "8 of 8 pairs are dropped" in told(findings, "lengths", "problem")
-    code, findings = ask({**REWARD, "max_length": 1, "max_length_policy": "truncate_prompt"}, data="pairs")
-    assert code == 0 and "lose the start of their prompt" in told(findings, "lengths", "note")
+    assert check_recipe.guess_trainer(str(path), flags) == trainer
 
 
 @pytest.mark.parametrize(
@@ -313,6 +251,10 @@ def test_pairs_longer_than_max_length_are_counted(ask):
         ({"max_tokens_per_forward": 7}, "lengths", "max_tokens_per_forward is 7"),
         ({"deepspeed": "nowhere.json"}, "deepspeed", "There is no file nowhere.json"),
         ({"bf16": True, "fp16": True}, "recipe", "At most one of fp16 and bf16"),
+        ({"vllm_mode": "server"}, "settings", "no effect without use_vllm=True"),
+        ({"gradient_accumulation_steps": 64, "eval_strategy": "no"}, "data", "has 16 rows; over 1 process one"),
+        ({"dataset_streaming": True}, "data", "set max_steps"),
+        ({"gradient_accumulation_steps": 1}, "recipe", "num_generations"),  # 2 processes x 4 make a group of 8
     ],
 )
 def test_what_cannot_work_is_a_problem_of_its_step(ask, changes, subject, words):
@@ -320,6 +262,58 @@ def test_what_cannot_work_is_a_problem_of_its_step(ask, changes, subject, words)
     code, findings = ask(keys)
     assert code == CANNOT_WORK
     assert words in told(findings, subject, "problem")
+
+
+A40S, PAIRS = ["--gpus", "4xA40-48GB"], {"data": "pairs"}
+TOO_LONG = {**REWARD, "max_length": 1}
+# A recipe, its flags, the kind of its data, the exit code; and of a subject and a level, what is said.
+SAID = [
+    (GRPO, ["--max_step", "5"], {}, 1, "recipe", "problem", "Did you mean --max_steps?"),
+    ({**GRPO, "dataset_streaming": True, "max_steps": 4}, [], {}, 0, "data", None, "8 rows and 8 held-out ones read"),
+    ({**GRPO, "gradient_accumulation_steps": 1}, ["--num_processes", "2"], {}, 0, "recipe", "ok", "2 processes"),
+    ({**GRPO, "rules": [RULES[1]]}, [], {}, 0, "rules", "ok", "Empty completions earn"),
+    ({**PPO, "critic": "adapter"}, ["--trainer", "ppo"], {}, 1, "rewards", "problem", "the actor has none"),
+    (TOO_LONG, [], PAIRS, 1, "lengths", "problem", "8 of 8 pairs are dropped"),
+    ({**TOO_LONG, "max_length_policy": "truncate_prompt"}, [], PAIRS, 0, "lengths", "note", "lose the start of their"),
+    ({**REWARD, **LORA}, ["--gpus", "2x4090"], PAIRS, 0, "lengths", None, "The longest of 16 sides has"),
+    ({**REWARD, **LORA}, ["--gpus", "2x4090"], PAIRS, 0, "memory", None, "LoRA r=16"),
+    (GRPO, [], {}, 0, "memory", "note", "--gpus 4xA40-48GB"),
+    (GRPO, ["--gpus", "1x4090", "--num_processes", "1"], {}, 1, "memory", "problem", "with --allow lora: "),
+    (GRPO, ["--gpus", "2xA40-48GB", "--num_processes", "4"], {}, 1, "memory", "problem", "4 processes are launched"),
+    ({**GRPO, **LORA}, [*A40S, "--per_device_train_batch_size", "8"], {}, 0, "memory", None, "micro-batch 8 x 2"),
+    ({**GRPO, **LORA, "config_file": "zero3"}, A40S, {}, 0, "memory", "ok", "(estimated): ZeRO-3, LoRA"),
+    (
+        {**GRPO, **LORA, "config_file": "zero3"},
+        [*A40S, "--config_file", "multi_gpu"],
+        {},
+        0,
+        "memory",
+        "ok",
+        "(estimated): DDP, LoRA",
+    ),
+    (
+        {**PPO, **LORA, "per_device_train_batch_size": 4},
+        ["--trainer", "ppo", *A40S],
+        {},
+        0,
+        "memory",
+        None,
+        "LoRA r=16, adapter critic",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "flags", "options", "wanted", "subject", "level", "words"), SAID)
+def test_each_step_says_what_it_found(ask, keys, flags, options, wanted, subject, level, words):
+    code, findings = ask(keys, *flags, **options)
+    assert code == wanted and words in told(findings, subject, level), findings
+
+
+def test_what_does_not_fit_is_a_problem_with_what_would(ask):
+    code, findings = ask(GRPO, "--gpus", "8xA40-48GB", "--config_file", "multi_gpu")
+    problems = told(findings, "memory", "problem")
+    assert code == CANNOT_WORK and "DDP, all weights: " in problems
+    assert "The same optimisation fits as ZeRO-" in problems
 
 
 def test_a_sentence_is_said_once(ask):
@@ -347,11 +341,6 @@ def test_messages_need_a_chat_template(ask, tmp_path):
     assert code == CANNOT_WORK and "no chat template" in told(findings, "data", "problem")
 
 
-def test_rules_that_need_no_gold_run_on_empty_completions(ask):
-    code, findings = ask({**GRPO, "rules": [RULES[1]]})
-    assert code == 0 and "Empty completions earn" in told(findings, "rules", "ok")
-
-
 def test_what_a_dataset_holds_cannot_steer_the_terminal(capsys):
     print_findings([problem("rules", "gold '\x1b[2J[red]18'.")])
     text = capsys.readouterr().out
@@ -367,35 +356,12 @@ def test_json_stays_json_when_libraries_print(ask, monkeypatch):
 # Memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_without_cards_memory_is_not_planned_and_that_is_told(ask):
-    code, findings = ask(GRPO)
-    assert code == 0 and "--gpus 4xA40-48GB" in told(findings, "memory", "note")
-
-
-def test_what_does_not_fit_is_a_problem_with_what_would(ask):
-    code, findings = ask(GRPO, "--gpus", "8xA40-48GB", "--config_file", "multi_gpu")
-    assert code == CANNOT_WORK
-    assert "DDP, all weights: " in told(findings, "memory", "problem")
-    assert "The same optimisation fits as ZeRO-" in told(findings, "memory", "problem")
-
-
-def test_what_never_fits_names_the_word_that_helps(ask):
-    code, findings = ask(GRPO, "--gpus", "1x4090", "--num_processes", "1")
-    assert code == CANNOT_WORK
-    assert "with --allow lora: " in told(findings, "memory", "problem")
-
-
 def test_the_recipes_own_deepspeed_file_decides_the_stage(ask, tmp_path):
     file = tmp_path / "engine.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 3, "sub_group_size": 1000}}))
     _, findings = ask({**GRPO, "deepspeed": str(file)}, "--gpus", "8xA100-80GB")
     assert "ZeRO-3, all weights" in told(findings, "memory", "ok")
     assert "ZeRO-3" in told(findings, "deepspeed", "ok")
-
-
-def test_more_processes_than_cards_are_a_problem(ask):
-    code, findings = ask(GRPO, "--gpus", "2xA40-48GB", "--num_processes", "4")
-    assert code == CANNOT_WORK and "4 processes are launched" in told(findings, "memory", "problem")
 
 
 def test_an_open_launch_is_planned_and_its_file_named(ask):
@@ -409,13 +375,6 @@ def test_an_open_launch_is_planned_and_its_file_named(ask):
         _, findings = ask({**GRPO, **LORA, **changes}, "--gpus", "4xA40-48GB", *words)
         told_now = told(findings, "memory", "ok")
         assert told_now.startswith(numbers) and label in told_now  # following the advice changes no number
-
-
-def test_a_recipes_launch_file_is_read_and_a_flag_wins(ask):
-    keys = {**GRPO, **LORA, "config_file": "zero3"}
-    for words, label in (([], "ZeRO-3, LoRA"), (["--config_file", "multi_gpu"], "DDP, LoRA")):
-        _, findings = ask(keys, "--gpus", "4xA40-48GB", *words)
-        assert f"(estimated): {label}" in told(findings, "memory", "ok")
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(assets, tmp_path):

@@ -7,9 +7,9 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trl_ext.cli.after.engines import BACKENDS, Completion, Sampling, make_engine
 from trl_ext.cli.parser import CommandParser
@@ -55,7 +55,9 @@ def generate(argv: Sequence[str]) -> int:
     prompts = policy_prompts(rows, arguments.prompts, mapping, bool(tokenizer.chat_template))
     ids = prompt_ids(prompts, tokenizer, run.recipe.get("chat_template_kwargs"))
     engine = make_engine(arguments.backend, run, tokenizer, arguments.batch_size, arguments.trust_remote_code)
-    with _opened(arguments.output) as file:
+    if arguments.output:
+        Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
+    with open(arguments.output, "x", encoding="utf-8") if arguments.output else nullcontext(sys.stdout) as file:
         for prompt, completions in zip(prompts, shown_progress(engine(ids, sampling), len(ids)), strict=True):
             row = {
                 "prompt": prompt,
@@ -117,13 +119,3 @@ def json_line(row: Any) -> str:
     """Return a row as one line of JSON that a terminal can show: what cannot be printed is escaped."""
     text = json.dumps(row, ensure_ascii=False)
     return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
-
-
-@contextmanager
-def _opened(path: str | None) -> Iterator[TextIO]:
-    if path is None:
-        yield sys.stdout
-        return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "x", encoding="utf-8") as file:
-        yield file

@@ -34,24 +34,13 @@ _OPERATIONAL = frozenset(
     "generation_batch_size".split()
 )
 # Settings that a checkpoint brings along: optimizer and schedule restore them, and a new value has no effect.
-RESTORED = (
-    "learning_rate",
-    "value_learning_rate",
-    "weight_decay",
-    "value_weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
+RESTORED = tuple(
+    "learning_rate value_learning_rate weight_decay value_weight_decay adam_beta1 adam_beta2 adam_epsilon".split()
 )
 # Settings of the schedule that is drawn anew, at its new values, and stands at the checkpoint's step.
-REDRAWN = (
-    "lr_scheduler_type",
-    "value_lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "critic_warmup_steps",
-    "max_steps",
-    "num_train_epochs",
+REDRAWN = tuple(
+    "lr_scheduler_type value_lr_scheduler_type lr_scheduler_kwargs warmup_steps critic_warmup_steps max_steps "
+    "num_train_epochs".split()
 )
 
 

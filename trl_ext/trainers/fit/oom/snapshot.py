@@ -15,27 +15,11 @@ from trl_ext.memory.planner.planner import Plan
 from trl_ext.resources import __version__
 from trl_ext.trainers.fit.oom.errors import Numbers, Place
 
-SETTINGS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "max_length",
-    "max_completion_length",
-    "max_tokens_per_forward",
-    "num_generations",
-    "steps_per_generation",
-    "packing",
-    "loss_type",
-    "critic",
-    "gradient_checkpointing",
-    "activation_offloading",
-    "use_vllm",
-    "vllm_gpu_memory_utilization",
-    "vllm_enable_sleep_mode",
-    "ds3_gather_for_generation",
-    "bf16",
-    "fp16",
-    "optim",
-    "memory_on_oom",
+SETTINGS = tuple(
+    "per_device_train_batch_size gradient_accumulation_steps max_length max_completion_length "
+    "max_tokens_per_forward num_generations steps_per_generation packing loss_type critic gradient_checkpointing "
+    "activation_offloading use_vllm vllm_gpu_memory_utilization vllm_enable_sleep_mode ds3_gather_for_generation "
+    "bf16 fp16 optim memory_on_oom".split()
 )
 
 

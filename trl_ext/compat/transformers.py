@@ -1,17 +1,21 @@
-"""transformers: attention by name, and who divides the loss."""
+"""transformers: attention by name, and generation that reads a prompt once."""
 
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
+import torch
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import is_flash_attention_requested
+
+from trl_ext.compat.swap import swapped
 
 # A filter of Python's for warnings that only TRL can heed, whose code and configs use the old names.
 _OLD_NAMES = re.compile(r"`(is_)?gradient_checkpointing(_\w+)?` is deprecated", re.IGNORECASE)
@@ -65,3 +69,44 @@ def flash_varlen_function(name: str) -> Callable[..., Any] | None:
     """
     functions, *_ = lazy_import_flash_attention(name)
     return functions[1]
+
+
+def prompts_read_once(model: Any) -> AbstractContextManager[None]:
+    """Let the model's `generate` read equal prompts of a batch once inside the block, not once for each completion.
+
+    Left as they are: images, and models whose caches are more than the keys and values of all tokens.
+    """
+    generate = model.generate
+
+    def after_cached_prompts(input_ids: Any, attention_mask: Any, generation_config: Any, **others: Any) -> Any:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        cache = {} if others else _cache_of_prompts(model, **inputs)
+        return generate(**inputs, generation_config=generation_config, **others, **cache)
+
+    return swapped(model, generate=after_cached_prompts)
+
+
+def _cache_of_prompts(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
+    """Return the cache of the prompts but their last token, by the name of its argument; {} where none serves.
+
+    Args:
+        input_ids, attention_mask: [B, T], padded on the left.
+    """
+    length = input_ids.shape[1]
+    prompts, prompt_of_row = torch.unique(torch.cat((input_ids, attention_mask), 1), dim=0, return_inverse=True)
+    plain = DynamicCache(config=model.config.get_text_config(decoder=True))
+    if len(prompts) == len(input_ids) or length < 2 or not _holds_all_tokens(plain):
+        return {}
+    ids, mask = prompts[:, : length - 1], prompts[:, length:-1]
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    outputs = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1)
+    name = "cache" if "cache" in outputs else "past_key_values"  # before transformers 5.2x renamed it
+    cache = outputs.get(name)
+    if not _holds_all_tokens(cache):
+        return {}
+    cache.batch_select_indices(prompt_of_row)
+    return {name: cache}
+
+
+def _holds_all_tokens(cache: Any) -> bool:
+    return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", (None,)))

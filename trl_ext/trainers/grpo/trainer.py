@@ -14,12 +14,13 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.transformers import old_names_unsaid
+from trl_ext.compat.transformers import old_names_unsaid, prompts_read_once
 from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, DataError
@@ -477,6 +478,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             self._clock.phase("generate"),
             sampling_temperature(self, temperature) if temperature is not None else nullcontext(),
             beside_training(self.model, self.accelerator) if continuous else nullcontext(),
+            prompts_read_once(self.model) if self._reads_prompts_once else nullcontext(),
         ):
             output = super()._generate(prompts)
         prompt_ids, completion_ids, _, completions, logps, *_ = output
@@ -489,6 +491,13 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
         self._old_policy.expect()
         start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids, self.state)
         return output
+
+    @property
+    def _reads_prompts_once(self) -> bool:
+        """True on a processor, where prompts are most of the work, if whole weights generate by `generate`."""
+        by_others = self.use_vllm or self.use_transformers_continuous_batching or self.rollout_func is not None
+        is_whole = not (is_deepspeed_zero3_enabled() or self.is_fsdp_enabled)
+        return self.args.device.type == "cpu" and self._packs and is_whole and not by_others
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Overrides trl.GRPOTrainer.evaluate: rows given to it are looked at; its seconds are a phase of their own."""

@@ -1,0 +1,48 @@
+"""Equal prompts of a batch are read once by `generate`, and the completions stay what they were."""
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from tests import tiny
+from trl_ext.compat.transformers import prompts_read_once
+
+SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
+
+def completions(model, ids, mask):
+    """[B, T]; and the tokens of each call of the model."""
+    read = []
+    hook = model.get_input_embeddings().register_forward_hook(lambda module, inputs, _: read.append(inputs[0].numel()))
+    config = GenerationConfig(max_new_tokens=6, pad_token_id=0, eos_token_id=None, disable_compile=True, **SAMPLED)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+    hook.remove()
+    return found, read
+
+
+# Read at once: the prompts but their last token where keys and values of all tokens are cached, else every row.
+@pytest.mark.parametrize(
+    ("name", "shares"), [("llama", True), ("qwen3_moe", True), ("gemma3", False), ("bamba", False), ("lfm2", False)]
+)
+def test_equal_prompts_are_read_once_where_a_cache_holds_all_tokens(name, shares):
+    model = tiny.model(name).eval()
+    prompts = torch.randint(5, 30, (3, 9))
+    ids = prompts[torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])]
+    mask = torch.ones_like(ids)
+    ids[3:6, :4] = mask[3:6, :4] = 0  # padded on the left
+    wanted, read_before = completions(model, ids, mask)
+    with prompts_read_once(model):
+        found, read = completions(model, ids, mask)
+    assert torch.equal(found, wanted) and read_before[0] == 8 * 9
+    assert read == ([3 * 8, 8, *read_before[1:]] if shares else read_before)
+    assert "generate" not in vars(model)
+
+
+def test_different_prompts_are_read_as_ever():
+    model = tiny.model("llama").eval()
+    ids = torch.arange(5, 17).reshape(2, 6)
+    with prompts_read_once(model):
+        _, read = completions(model, ids, torch.ones_like(ids))
+    assert read[0] == 12

@@ -248,7 +248,11 @@ def test_keys_and_flags_tell_the_trainer(keys, flags, trainer, tmp_path):
         ({"rules": None}, "rewards", "nothing to score completions with"),
         ({"rules": [{"rule": "answr"}]}, "rewards", "answer"),
         ({"rules": [{"rule": "answer", "gold": "solution"}]}, "data", "solution"),
-        ({"max_tokens_per_forward": 7}, "lengths", "max_tokens_per_forward is 7"),
+        (
+            {"max_tokens_per_forward": 7},
+            "lengths",
+            "smaller than the longest row: a prompt of 2",
+        ),
         ({"deepspeed": "nowhere.json"}, "deepspeed", "There is no file nowhere.json"),
         ({"bf16": True, "fp16": True}, "recipe", "At most one of fp16 and bf16"),
         ({"vllm_mode": "server"}, "settings", "no effect without use_vllm=True"),

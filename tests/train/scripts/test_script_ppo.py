@@ -9,7 +9,6 @@ from peft import LoraConfig, get_peft_model
 
 from tests import tiny
 from tests.ppo_trainers import classifier
-from trl_ext.launch import accelerate as launch
 from trl_ext.monitor.log_keys import PPO
 from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history
@@ -146,12 +145,6 @@ def test_reward_model_value_model_and_reference_come_by_their_paths(run, assets,
     assert {"model.safetensors", "critic/model.safetensors"} <= files(tmp_path / "out")
 
 
-def test_a_reward_model_needs_no_rules(run, assets, tmp_path):
-    run("--reward_model", str(assets / "judge"), rules=None, eval_strategy="no", eval_on_start=False)
-    assert read_record(tmp_path / "out").rules is None
-    assert "rewards/judge/mean" in read_log_history(tmp_path / "out")[0]
-
-
 @pytest.mark.parametrize("num", [1, 2])
 def test_reward_adapters_are_further_lora(num, run, assets, tmp_path):
     adapter = str(assets / "adapter")
@@ -166,8 +159,9 @@ def test_reward_adapters_are_further_lora(num, run, assets, tmp_path):
 def test_the_old_names_of_the_models_are_understood(run, assets, tmp_path):
     old = ["--sft_model_path", str(assets / "model"), "--reward_model_path", str(assets / "judge")]
     run(*old, rules=None, eval_strategy="no", eval_on_start=False)
-    recipe = read_record(tmp_path / "out").recipe
-    assert (recipe["sft_model_path"], recipe["reward_model_path"]) == (old[1], old[3])
+    record = read_record(tmp_path / "out")
+    assert (record.recipe["sft_model_path"], record.recipe["reward_model_path"]) == (old[1], old[3])
+    assert record.rules is None and "rewards/judge/mean" in read_log_history(tmp_path / "out")[0]
 
 
 @pytest.mark.parametrize(
@@ -268,10 +262,3 @@ def test_help_explains_the_keys_that_most_runs_set(capsys):
     text = capsys.readouterr().out
     assert text.startswith("usage: python -m trl_ext.scripts.ppo [--config RECIPE.yaml]")
     assert "--value_model VALUE_MODEL" in text and "num_mini_batches optimizer steps" in text
-
-
-def test_each_program_gets_its_own_arguments():
-    argv = ["--num_processes", "4", "--config_file", "zero2", "--config", "ppo", "--critic", "head"]
-    arguments = launch.launch_arguments("trl_ext.scripts.ppo", ppo.make_parser(), argv)
-    assert arguments.num_processes == 4
-    assert arguments.training_script_args[2:] == ["--critic", "head"]

@@ -11,7 +11,6 @@ from safetensors import safe_open
 
 from tests import tiny
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.launch import accelerate as launch
 from trl_ext.monitor.log_keys import REWARD_MODEL
 from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history
@@ -238,13 +237,6 @@ def test_a_filter_that_leaves_nothing_is_a_sentence(run, assets, tmp_path, capsy
         run("plain", "--dataset_name", str(tmp_path / "bad"), rules=RULES, filter_pairs=True)
     assert stop.value.code == 2
     assert "error: The training pairs cannot be filtered. Not one of the 3 pairs is left" in capsys.readouterr().err
-
-
-def test_the_launcher_and_the_script_each_get_their_own():
-    argv = ["--num_processes", "2", "--config", "reward", "--config_file", "zero2", "--use_peft"]
-    arguments = launch.launch_arguments("trl_ext.scripts.reward", reward.make_parser(), argv)
-    assert arguments.num_processes == 2 and arguments.training_script == "trl_ext.scripts.reward"
-    assert arguments.training_script_args[-1] == "--use_peft"
 
 
 # Filter -----------------------------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         report.findings += report.attempt("data", check_data.check_rows, *inputs) or []
         report.findings += check_data.show_rows(*inputs)
         measured = report.attempt("data", check_lengths.measure, parsed, rows, tokenizer)
-        report.findings += check_lengths.check_lengths(parsed, measured)
+        report.findings += report.attempt("lengths", check_lengths.check_lengths, parsed, measured) or []
         report.findings += report.attempt("rules", check_rules.check_rules, rewards or [], rows, tokenizer) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured

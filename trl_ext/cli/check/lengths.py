@@ -83,18 +83,22 @@ def _sides(tokenizer: Any, row: dict[str, Any]) -> tuple[int, int]:
 
 
 def check_lengths(parsed: Parsed, lengths: Lengths | None) -> list[Finding]:
-    """Compare the rows with the lengths of the recipe."""
+    """Compare the rows with the lengths of the recipe.
+
+    Raises:
+        ConfigError: A forward cannot hold the longest row, as the trainer has it.
+    """
     if lengths is None or not lengths.num_rows:
         return []
     if parsed.trainer == "reward":
         return [_check_sides(parsed.training_args, lengths)]
-    limit = parsed.training_args.max_tokens_per_forward
-    longest = lengths.prompt + parsed.training_args.max_completion_length
-    what = f"the longest of {lengths.num_rows} prompts has {lengths.prompt} tokens"
-    if limit and longest > limit:
-        advice = f"Set max_tokens_per_forward to at least {longest}, or lower max_completion_length."
-        return [problem("lengths", f"max_tokens_per_forward is {limit}; {what}, which makes {longest}.", advice)]
-    return [ok("lengths", f"{what[0].upper()}{what[1:]}; with its completion {longest} at most.")]
+    from trl_ext.trainers.checks import check_budget
+
+    completion, limit = parsed.training_args.max_completion_length, parsed.training_args.max_tokens_per_forward
+    if limit:
+        check_budget(lengths.prompt, completion, limit)
+    what = f"The longest of {lengths.num_rows} prompts has {lengths.prompt} tokens"
+    return [ok("lengths", f"{what}; with its completion {lengths.prompt + completion} at most.")]
 
 
 def _check_sides(training_args: Any, lengths: Lengths) -> Finding:

@@ -7,7 +7,7 @@ key or flag, a value of another type and a broken file each stop the run with a 
 import re
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -88,7 +88,7 @@ class StrictParser(TrlParser):
         if _CONFIG_FLAG in argv:
             recipe = argv[argv.index(_CONFIG_FLAG) + 1]
             keys = read_recipe(recipe, self.types_of)
-            self._left_out = self._switched_off(argv, keys)
+            self._left_out = frozenset(keys.keys() - self._read(argv)[1].keys())
             beside = paths_beside(recipe, keys)
             files = (f"--{key}={file}" for key, file in beside.items() if key in self.types_of)
             argv = [*files, *argv]  # later flags win
@@ -119,47 +119,33 @@ class StrictParser(TrlParser):
 
     def given_keys(self, argv: Sequence[str]) -> set[str]:
         """The fields that the recipe or a flag sets; `--no_packing` counts as `packing`."""
-        argv = split_config_flag(argv)
-        flags = {word[2:].partition("=")[0] for word in argv if word.startswith("--")}
+        words, recipe = self._read(argv)
+        flags = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
         keys = {name if name in self.types_of else name.removeprefix("no_") for name in flags}
-        if _CONFIG_FLAG in argv:
-            recipe = read_recipe(argv[argv.index(_CONFIG_FLAG) + 1], self.types_of, _explain_key)
-            keys |= recipe.keys() - self._switched_off(argv, recipe)
-        return keys & self.types_of.keys()
+        return (keys | recipe.keys()) & self.types_of.keys()
 
     def given_values(self, argv: Sequence[str]) -> dict[str, Any]:
         """The values of `given_keys`, as the recipe and the flags have them, and the recipe's block `env`."""
+        words, recipe = self._read(argv)
+        flags, given = vars(self.parse_known_args(words)[0]), self.given_keys(words)
+        return recipe | {name: flags[name] for name in self.types_of if name in given}
+
+    def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
+        """Check the recipe, and return the part of `argv` that no dataclass knows, in order. Builds no dataclass."""
+        return self.parse_known_args(self._read(argv)[0])[1]
+
+    def _read(self, argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Return the words without `--config`, and the recipe without the keys of parts that a flag switches off."""
         words, recipe = split_config_flag(argv), {}
         if _CONFIG_FLAG in words:
             at = words.index(_CONFIG_FLAG)
             recipe = read_recipe(words[at + 1], self.types_of, _explain_key)
             del words[at : at + 2]
-        flags = vars(self.parse_known_args(words)[0])
-        given = self.given_keys(words)
-        left_out = self._switched_off(words, recipe)
-        recipe = {name: value for name, value in recipe.items() if name not in left_out}
-        return recipe | {name: flags[name] for name in self.types_of if name in given}
-
-    def _switched_off(self, argv: Sequence[str], recipe: Iterable[str]) -> frozenset[str]:
-        """The keys of a recipe that belong to a part which a flag switches off."""
-        words = list(argv)
-        if _CONFIG_FLAG in words:
-            at = words.index(_CONFIG_FLAG)
-            del words[at : at + 2]
         flags = {word.partition("=")[0] for word in words}
         switches = [name for name in _PARTS if name in self.types_of and f"--{name}" in flags]
         values = vars(self.parse_known_args(words)[0]) if switches else {}
         off = tuple(_PARTS[name] for name in switches if not values[name])
-        return frozenset(key for key in recipe if off and key.startswith(off))
-
-    def unknown_arguments(self, argv: Sequence[str]) -> list[str]:
-        """Check the recipe, and return the part of `argv` that no dataclass knows, in order. Builds no dataclass."""
-        argv = split_config_flag(argv)
-        if _CONFIG_FLAG in argv:
-            at = argv.index(_CONFIG_FLAG)
-            read_recipe(argv[at + 1], self.types_of, explain_unknown=_explain_key)
-            del argv[at : at + 2]
-        return self.parse_known_args(argv)[1]
+        return words, {key: recipe[key] for key in recipe if not (off and key.startswith(off))}
 
 
 def split_config_flag(argv: Sequence[str]) -> list[str]:

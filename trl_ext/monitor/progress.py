@@ -53,15 +53,20 @@ class ProgressLine(ProgressCallback, PrinterCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps_s += time.perf_counter() - self._step_begin_s
         self._num_steps += 1
-        num_left = state.max_steps - state.global_step
-        if self._num_steps == 1 and num_left and state.is_world_process_zero and self._curves is None:
-            total_s = time.perf_counter() - self._train_begin_s + num_left * self._steps_s
-            if args.eval_on_start and args.eval_strategy == "steps":
-                total_s += num_left // state.eval_steps * (self._step_begin_s - self._train_begin_s)
+        if self._num_steps == 1 and state.is_world_process_zero and self._curves is None:
+            total_s = self._whole_run_s(args, state)
             if total_s >= 60:
                 self._print(f"about {duration(total_s)} for the whole run, judged by its first step", state)
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
+
+    def _whole_run_s(self, args: Any, state: Any) -> float:
+        """Estimate a run from its first step and, where it began with an evaluation, from that."""
+        total_s = time.perf_counter() - self._train_begin_s + (state.max_steps - state.global_step) * self._steps_s
+        if args.eval_on_start and args.eval_strategy == "steps":
+            num_evaluations = state.max_steps // state.eval_steps - state.global_step // state.eval_steps
+            total_s += num_evaluations * (self._step_begin_s - self._train_begin_s)
+        return total_s
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:

@@ -60,13 +60,13 @@ def print_findings(findings: Iterable[Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from trl_ext.cli.score.command import printable
+    from trl_ext.monitor.words import visible
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        words = printable(f"{finding.what} {finding.advice}".strip())  # rows of a dataset may be quoted
+        words = visible(f"{finding.what} {finding.advice}".strip())  # rows of a dataset may be quoted
         table.add_row(MARKS[finding.level], escape(finding.subject), escape(words))
     Console(highlight=False).print(table)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from trl_ext.cli.main import main
-from trl_ext.cli.score.command import printable
+from trl_ext.monitor.words import visible
 
 RULES = """\
 rules:
@@ -307,4 +307,4 @@ def test_an_unknown_option_exits_with_2(folder, capsys):
 
 
 def test_what_a_terminal_would_obey_is_shown_and_not_sent():
-    assert printable("a\x1b[2J\nb\u202e\ud800") == "a\\x1b[2J\nb\\x202e\\xd800"
+    assert visible("a\x1b[2J\nb\u202e\ud800") == "a\\u001b[2J\nb\\u202e\\ud800"

@@ -12,6 +12,7 @@ from typing import Any
 
 from trl_ext.cli.parser import CommandParser
 from trl_ext.errors import ConfigError, RuleError
+from trl_ext.monitor.words import visible
 
 NOT_OK = 1  # the exit code for a check that found something; 2 is a user's mistake
 
@@ -150,7 +151,7 @@ def run_redteam(arguments: argparse.Namespace) -> int:
 
 
 def _printed(report: Any, as_json: bool) -> int:
-    print(json.dumps(report.as_dict(), ensure_ascii=True, indent=2) if as_json else printable(str(report)))
+    print(json.dumps(report.as_dict(), ensure_ascii=True, indent=2) if as_json else visible(str(report)))
     return 0 if report.ok else NOT_OK
 
 
@@ -188,7 +189,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
             raise
         raise ConfigError(f"{error} On the command line: --tokenizer MODEL.") from error
     parts = [heading(row, text), str(found), dependencies(rules, columns), logged(rules, row, found)]
-    print(printable("\n\n".join(filter(None, parts))))
+    print(visible("\n\n".join(filter(None, parts))))
     return 0
 
 
@@ -225,8 +226,3 @@ def _token(variable: str | None, file: str | None) -> str:
     if not token:
         raise ConfigError(f"{variable or file} holds no token. Put one there: openssl rand -hex 32 makes one.")
     return token
-
-
-def printable(text: str) -> str:
-    """Escape what a terminal would obey or cannot show: completions are not to be trusted."""
-    return "".join(char if char == "\n" or char.isprintable() else f"\\x{ord(char):02x}" for char in text)

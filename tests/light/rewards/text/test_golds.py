@@ -1,6 +1,5 @@
 """Several accepted golds in a cell: each is right, and what cannot be read beside one that can takes nothing away."""
 
-import pytest
 
 from trl_ext.rewards import Answer, Math, Row, Verdict
 from trl_ext.rewards.text.golds import best, golds_of
@@ -10,31 +9,22 @@ def verdict(rule, text, gold):
     return rule.score(Row(None, text, None, {"answer": gold}))
 
 
-def test_an_entry_that_is_no_answer_is_left_out():
+def test_entries_and_cells_without_an_answer_are_left_out():
     assert golds_of(["NYC", "New York", "NYC", None, float("nan"), "  ", True]) == ["NYC", "New York"]
-
-
-def test_a_cell_without_answers_is_none():
     assert [golds_of(cell) for cell in (None, float("nan"), [], [None], {"a": "4"}, True, [["4"]])] == [None] * 7
 
 
-@pytest.mark.parametrize("name", ["NYC", "New York", "new york city"])
-def test_each_accepted_text_is_right(name):
+def test_each_accepted_text_is_right_and_no_other():
     aliases = ["New York City", "NYC", "New York"]
-    assert verdict(Answer(kind="exact"), f"The answer is {name}.", aliases).value == 1.0
-
-
-def test_a_text_beside_the_accepted_ones_is_wrong():
-    found = verdict(Answer(kind="exact"), "The answer is York.", ["New York City", "NYC"])
+    for name in ("NYC", "New York", "new york city"):
+        assert verdict(Answer(kind="exact"), f"The answer is {name}.", aliases).value == 1.0
+    found = verdict(Answer(kind="exact"), "The answer is York.", aliases[:2])
     assert (found.value, found.status) == (0.0, "ok")
 
 
-@pytest.mark.parametrize("rule", [Answer(), Math()], ids=["answer", "math"])
-def test_numbers_in_a_list_are_golds(rule):
-    assert [verdict(rule, f"\\boxed{{{n}}}", [18, "20"]).value for n in (18, 20, 19)] == [1.0, 1.0, 0.0]
-
-
-def test_two_answers_are_a_conflict_though_both_are_accepted():
+def test_each_of_several_golds_is_right_and_two_answers_are_a_conflict():
+    for rule in (Answer(), Math()):
+        assert [verdict(rule, f"\\boxed{{{n}}}", [18, "20"]).value for n in (18, 20, 19)] == [1.0, 1.0, 0.0]
     assert verdict(Math(), r"\boxed{18} or \boxed{20}", ["18", "20"]).status == "conflict"
 
 

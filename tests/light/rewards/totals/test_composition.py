@@ -38,11 +38,8 @@ def totals(rule, *values, **columns):
 # Value ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_scale_maps_its_ends_to_zero_and_one():
+def test_a_scale_maps_its_ends_to_zero_and_one_and_then_comes_the_clip():
     assert totals(Given(scale=(-2, 6)), -2.0, 2.0, 6.0, 10.0) == [0.0, 0.5, 1.0, 1.5]
-
-
-def test_a_rules_clip_comes_after_its_scale():
     assert totals(Given(scale=(0, 2), clip=(0, 1)), -1.0, 1.0, 5.0) == [0.0, 0.5, 1.0]
 
 
@@ -57,31 +54,19 @@ def test_a_rule_counts_only_for_the_rows_that_it_is_for():
     assert rules(completions=["x"] * 4, given=[1.0] * 4, task=tasks) == [1.0, 2.0, 2.0, None]
 
 
-def test_a_row_that_a_rule_is_not_for_is_not_scored():
+def test_a_row_that_a_rule_is_not_for_is_not_scored_nor_what_it_gates():
     assert totals(Given(when={"task": "math"}), None, 1.0, task=["code", "math"]) == [None, 1.0]
-
-
-def test_what_is_behind_a_skipped_gate_is_left_out_as_well():
     rules = RuleSet([Given(when={"task": "math"}), Keywords(required=("so",), gate="given")])
     assert rules(completions=["so", "so"], given=[1.0, 1.0], task=["math", "chat"]) == [2.0, None]
-
-
-def test_the_column_of_a_condition_must_be_there():
     with pytest.raises(Exception, match="column 'task'"):
         totals(Given(when={"task": "math"}), 1.0)
 
 
-def test_a_schedule_changes_the_weight_over_the_training():
+def test_a_schedule_changes_the_weight_over_the_training_in_straight_lines():
     rule = Given(weight=2.0, schedule=((0.25, 1.0), (0.75, 0.0)))
     states = [SimpleNamespace(global_step=step, max_steps=100) for step in (0, 25, 50, 75, 100)]
     assert [totals(rule, 1.0, trainer_state=state)[0] for state in states] == [2.0, 2.0, 1.0, 0.0, 0.0]
-
-
-def test_without_a_trainer_a_schedule_stands_at_its_beginning():
-    assert totals(Given(schedule=((0.0, 0.5), (1.0, 1.0))), 1.0) == [0.5]
-
-
-def test_a_schedule_is_straight_between_its_points():
+    assert totals(Given(schedule=((0.0, 0.5), (1.0, 1.0))), 1.0) == [0.5], "without a trainer its beginning"
     points = ((0.0, 0.0), (0.5, 1.0), (1.0, 0.0))
     assert [factor_at(points, x) for x in (0.0, 0.25, 0.5, 0.75, 1.0)] == [0.0, 0.5, 1.0, 0.5, 0.0]
 
@@ -132,7 +117,9 @@ def test_normalised_totals_are_measured_against_all_totals_before():
     rules = RuleSet([Given()], normalise=True)
     assert rules(completions=["x"] * 3, given=[1.0, 2.0, 6.0]) == [1.0, 2.0, 6.0]
     expected = (5.0 - 3.0) / statistics.stdev([1.0, 2.0, 6.0])
-    assert rules(completions=["x", "x"], given=[5.0, None]) == [pytest.approx(expected), None]
+    resumed = set_of(rules.state_dict())
+    for one in (rules, resumed):
+        assert one(completions=["x", "x"], given=[5.0, None]) == [pytest.approx(expected), None]
 
 
 BATCHES = (([1.0, 2.0], [6.0, 7.0]), ([5.0, None], [0.5, 3.0]), ([2.0, 2.0], [None, None]), ([9.0, 4.0], [1.0, 8.0]))
@@ -186,14 +173,6 @@ def test_an_evaluation_leaves_the_statistics_of_the_training():
     assert rules.state_dict() == before
 
 
-def test_a_resumed_set_normalises_like_the_uninterrupted_one():
-    first = RuleSet([Given()], normalise=True)
-    first(completions=["x"] * 3, given=[1.0, 2.0, 6.0])
-    second = RuleSet([Given()], normalise=True)
-    second.load_state_dict(first.state_dict())
-    assert second(completions=["x"], given=[5.0]) == first(completions=["x"], given=[5.0])
-
-
 # Errors, cache, early start ---------------------------------------------------------------------------------------
 
 
@@ -208,24 +187,20 @@ class Raises(Rule):
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError])
-def test_told_to_go_on_a_set_gives_the_floor_and_says_so_once(error, caplog):
-    rules = RuleSet(
-        [Raises(error=error, name=f"raises_{error.__name__}"), Keywords(required=("so",))], on_error="floor"
-    )
+def test_an_error_stops_a_set_or_where_told_to_go_on_is_the_floor_and_said_once(error, caplog):
+    raises = Raises(error=error, name=f"raises_{error.__name__}")
+    with pytest.raises(RuleError, match=f"Rule '{raises.name}' raised {error.__name__}: no"):
+        RuleSet([raises])(completions=["x"])
+    rules = RuleSet([raises, Keywords(required=("so",))], on_error="floor")
     metrics: dict[str, float] = {}
     for _ in range(3):
         assert rules(completions=["so", "x"], log_metric=metrics.__setitem__) == [1.0, 0.0]
-    assert metrics[f"rules/raises_{error.__name__}/error_frac"] == 1.0
+    assert metrics[f"rules/{raises.name}/error_frac"] == 1.0
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "no (row 0" in warning.getMessage()
 
 
-def test_an_exit_in_a_rule_stops_with_a_sentence():
-    with pytest.raises(RuleError, match="Rule 'raises' raised SystemExit: no"):
-        RuleSet([Raises(error=SystemExit)])(completions=["x"])
-
-
-def test_the_trace_tells_value_status_contribution_and_detail_of_every_rule():
+def test_the_trace_tells_what_every_rule_gave_and_read():
     columns = {}
     rules = RuleSet([Answer(), Length(high=2, weight=0.5, gate="answer")])
     rules(completions=["A: 17"], completion_ids=[[1]], answer=["18" + " " * 900], log_extra=columns.__setitem__)
@@ -233,16 +208,12 @@ def test_the_trace_tells_value_status_contribution_and_detail_of_every_rule():
     assert trace["answer"] == [0.0, "ok", 0.0, "'A:': 17; gold whole text: 18"]
     assert trace["length"] == [1.0, "ok", 0.0, "gate 'answer' is shut; 1 tokens"]
     assert columns["rule_columns"] == ['{"answer": "18"}']
-
-
-def test_a_long_cell_is_shortened_in_the_table_and_rules_without_columns_have_none():
-    columns = {}
     RuleSet([Answer()])(completions=["A: 17"], answer=["9" * 10_000], log_extra=columns.__setitem__)
     (cells,) = map(json.loads, columns["rule_columns"])
     assert len(cells["answer"]) == 200 and cells["answer"].endswith("9...")
     columns.clear()
     RuleSet([Keywords(required=("so",))])(completions=["so"], log_extra=columns.__setitem__)
-    assert columns.keys() == {"rule_trace"}
+    assert columns.keys() == {"rule_trace"}, "a rule without columns"
 
 
 def test_a_set_pickles_with_its_settings():
@@ -265,23 +236,21 @@ class Scored(Rule):
         return Verdict(0.0)
 
 
-@pytest.mark.parametrize(
-    ("rules", "is_warned"),
-    [
-        ([Answer(), Length(weight=0.5), Keywords(required=("a",), weight=0.4)], False),
-        ([Answer(), Length(weight=0.5), Keywords(required=("a",), weight=0.5)], True),
-        ([Answer(), Length(weight=0.5), Keywords(required=("a",), weight=0.5, gate="answer")], False),
+def test_style_that_can_outbid_a_right_answer_is_warned_of(subtests):
+    half, words = Length(weight=0.5), dict(required=("a",), weight=0.5)
+    for rules, is_warned in (
+        ([Answer(), half, Keywords(required=("a",), weight=0.4)], False),
+        ([Answer(), half, Keywords(**words)], True),
+        ([Answer(), half, Keywords(**words, gate="answer")], False),
         ([Answer(), Length(weight=1, schedule=((0, 0.1), (1, 0.5)))], False),
         ([Answer(), Scored(weight=0.5)], True),  # from -1 to 1
         ([Answer(), Scored(weight=0.5, clip=(0, 1))], False),
         ([Answer(weight=0.2), Answer(name="other"), Length(weight=0.3)], True),
         ([Length(), Keywords(required=("a",))], False),
         ([Answer()], False),
-    ],
-    ids=str,
-)
-def test_style_that_can_outbid_a_right_answer_is_warned_of(rules, is_warned):
-    assert bool(outbid_warning(rules)) == is_warned
+    ):
+        with subtests.test(rules=rules):
+            assert bool(outbid_warning(rules)) == is_warned
 
 
 def test_the_warning_names_the_rules_and_what_they_add(caplog):
@@ -289,8 +258,4 @@ def test_the_warning_names_the_rules_and_what_they_add(caplog):
     (warning,) = [r.getMessage() for r in caplog.records]
     assert "'long_enough' can add 1.5 without a right answer, which itself is worth 1" in warning
     assert "gate: answer" in warning
-
-
-def test_the_span_of_a_rule_is_what_its_contribution_can_vary_by():
-    assert span(Scored(weight=-0.5)) == 1.0
-    assert span(Scored(weight=2, scale=(-1, 1))) == 2.0
+    assert (span(Scored(weight=-0.5)), span(Scored(weight=2, scale=(-1, 1)))) == (1.0, 2.0)

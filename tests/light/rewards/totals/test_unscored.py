@@ -40,31 +40,25 @@ def scored(rules: RuleSet, gold: list, **columns) -> dict[str, Tally]:
     return rules.take_tallies()
 
 
-def test_rows_are_counted_by_rule():
+def test_rows_are_counted_by_rule_until_they_are_taken():
     tallies = scored(RuleSet([Answer(), Length(high=2)]), ["18", None, "unreadable", "17"])
     assert (tallies["answer"].num_rows, tallies["answer"].num_scored, tallies["answer"].num_null) == (4, 2, 1)
     assert tallies["length"] == Tally(4, 4)
     assert "None is neither text nor a number" in tallies["answer"].reason
-
-
-def test_counts_add_up_until_they_are_taken():
     rules = RuleSet([Answer()])
     rules(completions=["A: 18"], answer=["18"])
     assert scored(rules, ["18", None])["answer"].num_rows == 3
     assert rules.take_tallies() == {}
 
 
-@pytest.mark.parametrize("kind", ["number", "exact"])
-def test_nan_is_no_gold(kind):
-    rules = RuleSet([Answer(kind=kind), Length(high=2)])
-    assert scored(rules, [math.nan, math.nan])["answer"].num_null == 2
-    assert rules(completions=["nan"], completion_ids=[[1]], answer=[math.nan]) == [1.0], "length's alone"
-
-
-@pytest.mark.parametrize("rule", [Answer(kind="exact"), Math()])
-def test_a_rule_itself_takes_nan_for_no_gold(rule):
-    verdict = rule.score(Row(None, "nan", None, {"answer": math.nan, "solution": math.nan}))
-    assert (verdict.value, verdict.status) == (None, "gold_invalid")
+def test_nan_is_no_gold():
+    for kind in ("number", "exact"):
+        rules = RuleSet([Answer(kind=kind), Length(high=2)])
+        assert scored(rules, [math.nan, math.nan])["answer"].num_null == 2
+        assert rules(completions=["nan"], completion_ids=[[1]], answer=[math.nan]) == [1.0], "length's alone"
+    for rule in (Answer(kind="exact"), Math()):
+        verdict = rule.score(Row(None, "nan", None, {"answer": math.nan, "solution": math.nan}))
+        assert (verdict.value, verdict.status) == (None, "gold_invalid")
 
 
 def test_rows_that_a_rule_is_not_for_do_not_count():
@@ -105,10 +99,7 @@ def test_whether_a_row_can_be_scored_does_not_depend_on_its_completion():
     rules = RuleSet([Answer(), Length(high=2)])
     assert values(rules, "answer", ["18", None, "unreadable"]) == [0.0, None, None]
     assert rules.take_tallies() == {}
-
-
-def test_a_row_that_is_undecided_for_every_answer_cannot_be_scored():
-    rules = RuleSet([TextOnly()])
+    rules = RuleSet([TextOnly()])  # undecided for every answer
     assert values(rules, "text_only", ["a + ...", "5", "b + ..."]) == [None, 0.0, None]
     assert values(rules, "text_only", ["a + ...", "b + ..."]) == [None, None]
 

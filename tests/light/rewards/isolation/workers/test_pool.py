@@ -69,25 +69,18 @@ def test_frames_arrive_whole_however_they_are_cut(streams):
     assert not here.outbox
 
 
-def test_lines_before_one_that_is_too_long_are_still_read(streams):
+def test_lines_wait_until_they_are_whole_and_one_that_is_too_long_ends_them(streams):
     here, there = streams
+    for sent, whole in ((b'"a"\n"b', [b'"a"']), (b'"\n', [b'"b"'])):
+        here.send(sent)
+        there.receive()
+        assert list(there.lines()) == whole
     here.send(b'"a"\n"b"\n' + b"0" * (wire.LARGEST_LINE_BYTES + 1))
     there.receive()
-    found = []
+    lines = there.lines()
+    assert [next(lines), next(lines)] == [b'"a"', b'"b"']
     with pytest.raises(ValueError, match="a line of at least"):
-        for data in there.lines():
-            found.append(json.loads(data))
-    assert found == ["a", "b"]
-
-
-def test_a_line_that_is_not_whole_waits(streams):
-    here, there = streams
-    here.send(b'"a"\n"b')
-    there.receive()
-    assert list(there.lines()) == [b'"a"']
-    here.send(b'"\n')
-    there.receive()
-    assert list(there.lines()) == [b'"b"']
+        next(lines)
 
 
 def test_the_largest_detail_is_a_line():
@@ -107,23 +100,17 @@ def test_a_name_of_the_running_script_is_refused_with_advice():
         wire.load(b"c__main__\nGold\n.")
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RecursionError()])
-def test_a_rule_at_the_end_of_memory_or_stack_earns_the_floor(error):
-    value, status, _ = worker.verdict_of(Raising(), row(error=error), Limits())
-    assert (value, status) == ("floor", "too_complex")
-
-
-@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
-def test_a_rule_that_ends_its_process_earns_the_floor(error):
-    value, status, _ = worker.verdict_of(Raising(), row(error=error), Limits())
-    assert (value, status) == ("floor", "crashed")
-
-
-@pytest.mark.parametrize("error", [KeyError("x"), Unshowable()])
-def test_a_rule_that_raises_has_no_value(error):
-    value, status, detail = worker.verdict_of(Raising(), row(error=error), Limits())
-    assert (value, status) == (None, "error")
-    assert type(error).__name__ in detail
+def test_what_a_rule_raises_decides_its_verdict(subtests):
+    ends = {
+        ("floor", "too_complex"): (MemoryError(), RecursionError()),
+        ("floor", "crashed"): (SystemExit(0), KeyboardInterrupt(), GeneratorExit()),
+        (None, "error"): (KeyError("x"), Unshowable()),
+    }
+    for verdict, error in ((verdict, error) for verdict, errors in ends.items() for error in errors):
+        with subtests.test(error=type(error).__name__):
+            *found, detail = worker.verdict_of(Raising(), row(error=error), Limits())
+            assert (*found,) == verdict
+            assert verdict[1] == "too_complex" or type(error).__name__ in detail
 
 
 def test_a_row_that_does_not_load_is_an_error_of_that_row():
@@ -131,19 +118,12 @@ def test_a_row_that_does_not_load_is_an_error_of_that_row():
     assert worker.verdict_of(Chars(), unread, Limits())[:2] == (None, "error")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"value": True}, {"value": "1"}, {"value": [1.0]}, {"status": None}, {"detail": 1}, {"ms": "1"}, {"retire": 0}],
-)
-def test_a_report_of_other_types_is_junk(change):
-    with pytest.raises(supervision.JUNK):
-        supervision.checked(REPORT | change)
-
-
-@pytest.mark.parametrize("junk", [None, [], 1.0, {}, "value"])
-def test_anything_else_than_a_report_is_junk(junk):
-    with pytest.raises(supervision.JUNK):
-        supervision.checked(junk)
+def test_anything_else_than_a_report_is_junk(subtests):
+    changes = [dict(value=value) for value in (True, "1", [1.0])]
+    changes += [dict(status=None), dict(detail=1), dict(ms="1"), dict(retire=0)]
+    for junk in (None, [], 1.0, {}, "value", *(REPORT | change for change in changes)):
+        with subtests.test(junk=junk), pytest.raises(supervision.JUNK):
+            supervision.checked(junk)
 
 
 def test_a_reports_texts_are_cut():

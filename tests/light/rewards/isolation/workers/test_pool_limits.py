@@ -64,19 +64,16 @@ def test_a_breaker_trips_above_its_share_and_stays_tripped():
     assert breaker.tripped is not None
 
 
-def test_a_few_rows_do_not_trip_a_breaker():
-    breaker = Breaker("math", 0.05)
-    breaker.record(19, 19)
-    assert breaker.tripped is None
-
-
-def test_a_breaker_forgets_what_is_long_ago():
-    breaker = Breaker("math", 0.05)
+def test_a_few_rows_or_long_ago_ones_or_none_do_not_trip_a_breaker():
+    few, old, none = (Breaker("math", share) for share in (0.05, 0.05, 0.0001))
+    few.record(19, 19)
     for _ in range(10):
-        breaker.record(1024, 40)
-    assert breaker.tripped is None
-    breaker.record(1024, 200)
-    assert breaker.tripped is not None
+        old.record(1024, 40)
+    for _ in range(100):
+        none.record(512, 0)
+    assert few.tripped is old.tripped is none.tripped is None
+    old.record(1024, 200)
+    assert old.tripped is not None
 
 
 def test_a_breaker_trips_when_no_row_of_several_calls_has_a_verdict_in_time():
@@ -94,11 +91,4 @@ def test_one_verdict_in_time_keeps_a_breaker_from_tripping():
     breaker = Breaker("verifier", 0.05)
     for late in (512, 512, 511, 512, 512):
         breaker.record(512, 0, late=late)
-    assert breaker.tripped is None
-
-
-def test_calls_without_failures_never_trip_a_breaker():
-    breaker = Breaker("math", 0.0001)
-    for _ in range(100):
-        breaker.record(512, 0)
     assert breaker.tripped is None

@@ -10,16 +10,7 @@ from trl_ext.rewards.auditing.redteam_rows import of_data
 
 pytest.importorskip("math_verify")
 
-FORMULAS = (
-    r"3\sqrt{13}",
-    r"\frac{\pi}{2}",
-    "x^2-5x+6",
-    "(1, 2)",
-    "x = 5",
-    r"(0, 1) \cup [2, 3)",
-    "(x-2)(x-3)",
-    "2, -3",
-)
+FORMULAS = r"3\sqrt{13}|\frac{\pi}{2}|x^2-5x+6|(1, 2)|x = 5|(0, 1) \cup [2, 3)|(x-2)(x-3)|2, -3".split("|")
 
 
 @pytest.fixture

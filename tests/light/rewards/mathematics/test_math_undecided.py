@@ -11,18 +11,7 @@ UNREADABLE = [
     *(r"a_0+\ldots+a_n", r"\int_0^1 f(x)\,dx", "The sum is less than zero.", r"(1, a_1+\ldots+a_n)", "9^{9^9}"),
     *(r"\sum_{n=0}^{\infty} x^{n}", r"\forall x: 3^x \geq x^2"),
 ]
-READABLE = [
-    "5",
-    r"3\sqrt{13}",
-    "x = 5",
-    "(1, 2)",
-    r"\{1, 2\}",
-    "x > 3",
-    r"\text{east}",
-    r"\text{(C)}",
-    "52_8",
-    "2x + 3",
-]
+READABLE = r"5|3\sqrt{13}|x = 5|(1, 2)|\{1, 2\}|x > 3|\text{east}|\text{(C)}|52_8|2x + 3".split("|")
 ANSWERS = [
     *("5", "x+1", r"\text{hm}", "(1,2)", "x > 7", r"\foo{3}", "1, 2", r"a_0+\ldots+a_m", "0", r"\frac{1}{0}"),
     r"\sum_{k=0}^\infty x^k",

@@ -1,6 +1,5 @@
 """Several accepted golds in a cell: each is right, and what cannot be read beside one that can takes nothing away."""
 
-
 from trl_ext.rewards import Answer, Math, Row, Verdict
 from trl_ext.rewards.text.golds import best, golds_of
 

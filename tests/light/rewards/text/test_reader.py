@@ -191,20 +191,17 @@ def test_a_choice_that_is_denied_or_hedged_earns_nothing(text):
     assert chosen(text, "B") == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("letter", "ABCDEFGHIJ")
-def test_choices_go_from_a_to_j(letter):
-    for text in (
-        f"Answer: ({letter})",
-        f"The answer is {letter}.",
-        f"\\boxed{{{letter}}}",
-        f"So {letter} is correct.",
-    ):
-        assert chosen(text, letter) == [1.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("text", [r"\boxed{C^2}", r"\boxed{C+1}", "The answer is $C^2$."])
-def test_a_power_of_a_constant_is_no_letter(text):
-    assert Math().score(Row(None, text, None, {"answer": "C"})).value == 0.0
+def test_choices_go_from_a_to_j_and_a_power_of_a_constant_is_none():
+    for letter in "ABCDEFGHIJ":
+        for text in (
+            f"Answer: ({letter})",
+            f"The answer is {letter}.",
+            rf"\boxed{{{letter}}}",
+            f"So {letter} is correct.",
+        ):
+            assert chosen(text, letter) == [1.0, 1.0, 1.0]
+    for text in (r"\boxed{C^2}", r"\boxed{C+1}", "The answer is $C^2$."):
+        assert Math().score(Row(None, text, None, {"answer": "C"})).value == 0.0
 
 
 def test_several_boxes_are_the_parts_of_a_gold_that_is_a_list():
@@ -228,27 +225,13 @@ def test_formulas_lists_and_names_are_found(subtests):
             assert Math().score(Row(None, text, None, {"answer": gold})).value == 1.0
 
 
-def test_two_answers_are_no_list_where_the_gold_is_one():
+def test_two_answers_are_no_list_where_the_gold_is_one_and_the_last_box_wins_where_asked_for():
     assert Math().score(Row(None, "The answers are 1 and 2.", None, {"answer": "1"})).status == "conflict"
-
-
-def test_the_last_box_wins_over_others_where_asked_for():
     row = Row(None, r"\boxed{1} and \boxed{2}", None, {"answer": "2"})
     assert [Math(multiple=way).score(row).value for way in ("reject", "list", "last", "all_equal")] == [0, 0, 1, 0]
 
 
-HOSTILE = [
-    "answer: ",
-    "not ",
-    "not a ",
-    "the answer to ",
-    "is wrong that ",
-    "A:\n",
-    "####",
-    "I choose ",
-    "B is ",
-    "is ",
-]
+HOSTILE = "answer: |not |not a |the answer to |is wrong that |A:\n|####|I choose |B is |is ".split("|")
 
 
 @pytest.mark.parametrize("piece", [*HOSTILE, "(A) ", "\nanswer\n", "option ", "answer is 42 is ", "42, not ", "$1$ "])

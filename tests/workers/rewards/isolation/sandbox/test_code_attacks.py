@@ -231,10 +231,7 @@ def test_no_descriptor_but_the_programs_own_is_open(level):
     [
         ("while True: pass", "cpu"),
         ("import signal\nsignal.signal(24, signal.SIG_IGN)\nwhile True: pass", "cpu"),
-        (
-            "import threading\nfor _ in range(3): threading.Thread(target=lambda: exec('while 1: pass')).start()",
-            "cpu",
-        ),
+        ("import threading\nfor _ in range(3): threading.Thread(target=lambda: exec('while 1: pass')).start()", "cpu"),
         ("import time\ntime.sleep(60)", "wall"),
         ("try:\n    while True: pass\nexcept BaseException: pass\nfinally:\n    while True: pass", "cpu"),
         ("while True: print('x' * 1000)", "output"),

@@ -173,39 +173,32 @@ def test_a_setup_that_fails_by_itself_has_no_value_and_one_that_a_candidate_can_
             assert (verdict.value, verdict.status) == (value, status), verdict
 
 
-def test_check_is_called_with_the_entry_point():
+def test_tests_may_be_a_function_check_or_one_text_with_helpers():
     tests = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-2) == 4\n"
-    assert judged("def square(x):\n    return x * x", tests, "square", mode="asserts").value == 1.0
-    assert judged("def square(x):\n    return x + x", tests, "square", mode="asserts").value == 0.0
-    assert judged("def other(x):\n    return x * x", tests, "square", mode="asserts").value == 0.0
-
-
-def test_tests_may_be_one_text_with_helpers():
+    for code, value in (
+        ("square(x):\n    return x * x", 1.0),
+        ("square(x):\n    return x + x", 0.0),
+        ("g(x): return 4", 0.0),
+    ):
+        assert judged(f"def {code}", tests, "square", mode="asserts").value == value
     known = "from math import prod\ndef known(n):\n    return prod(range(1, n + 1))\n"
     tests = known + "assert f(5) == known(5)\nassert f(0) == 1"
     assert judged("def f(n):\n    return n * f(n - 1) if n else 1", tests, mode="asserts").value == 1.0
 
 
-def test_tests_that_import_what_is_not_there_have_no_value():
+def test_what_the_tests_import_is_there_and_is_not_of_the_candidates_making():
     verdict = asserted("def f(x):\n    return x", "import numpy as np", "assert f(2) == np.array(2)")
     assert (verdict.value, verdict.status) == (None, "gold_invalid")
     assert "numpy" in verdict.detail
-
-
-def test_a_module_of_the_candidates_making_is_not_believed():
     fake = "class math:\n    isclose = staticmethod(lambda a, b: True)\ndef f(x):\n    return 0"
     assert asserted(fake, "assert math.isclose(f(1), 0.5)").value == 0.0
 
 
-def test_partial_gives_the_share_of_tests_passed():
+def test_partial_gives_the_share_of_tests_passed_and_a_time_limit_ends_the_row():
     assert judged("print(3)", SUM, partial=True).value == 0.5
     assert asserted("def f(x):\n    return 4", "assert f(2) == 4", "assert f(3) == 9", partial=True).value == 0.5
     assert asserted("def f(x):\n    return 4", "assert f(3) == 9", "assert f(2) == 4").value == 0.0
-
-
-def test_a_time_limit_ends_a_partial_row():
-    tests = [{"input": "", "output": "1"}] * 20
-    verdict = judged("while True: pass", tests, partial=True, cpu_s=0.3)
+    verdict = judged("while True: pass", [{"input": "", "output": "1"}] * 20, partial=True, cpu_s=0.3)
     assert (verdict.value, verdict.status) == (0.0, "timeout")
 
 

@@ -78,7 +78,10 @@ def test_the_totals_are_those_without_workers():
     texts = [" ".join(["w"] * n) for n in range(40)]
     isolated, inline = (RuleSet([Words(), Answer(name="right")], limits=LIMITS, isolate=i) for i in (True, False))
     answers = dict(answer=["1"] * 40)
-    assert isolated(completions=texts, **answers) == inline(completions=texts, **answers)
+    totals = inline(completions=texts, **answers)
+    assert isolated(completions=texts, **answers) == totals
+    isolated.close()
+    assert isolated(completions=texts, **answers) == totals, "a closed set starts again"
 
 
 def test_only_the_bad_rows_pay(caplog):
@@ -91,12 +94,9 @@ def test_only_the_bad_rows_pay(caplog):
     assert rules.explain("", "exit").parts[0].status == "crashed"
 
 
-def test_an_exception_in_a_worker_stops_with_its_traceback():
+def test_an_exception_in_a_worker_stops_with_its_traceback_or_is_the_floor(caplog):
     with pytest.raises(RuleError, match=r"(?s)Rule 'words' raised \(row 1, .*KeyError.*gold"):
         RuleSet([Words()], limits=LIMITS)(completions=["a", "raise"])
-
-
-def test_told_to_go_on_an_exception_in_a_worker_is_the_floor(caplog):
     rules = RuleSet([Words(name="going_on")], limits=LIMITS, on_error="floor")
     assert rules(completions=["a", "raise", "a b"]) == [1.0, 0.0, 2.0]
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
@@ -122,8 +122,10 @@ def test_rows_are_judged_while_the_caller_goes_on(monkeypatch):
     assert len(futures) == 1, "judged again"
 
 
-def test_what_was_started_at_a_step_is_found_at_that_step(monkeypatch):
+def test_what_was_started_at_a_step_is_found_at_that_step_and_not_for_other_rows(monkeypatch):
     rules = RuleSet([Words()], limits=LIMITS)
+    rules.start(completions=["a b"])
+    assert rules(completions=["a b c"]) == [3.0]
     batch = dict(prompts=["p", "p"], completions=["a b", "c"], trainer_state=SimpleNamespace(global_step=3))
     rules.start(**batch)
     monkeypatch.setattr(WorkerPool, "submit", None)
@@ -145,12 +147,6 @@ def test_an_image_goes_to_a_worker_by_reference(tmp_path):
     assert found[0].parts[0].detail == "(30, 20) read (30, 20)"
     assert "has no file" in found[1].parts[0].detail
     assert RuleSet([Pictured()], isolate=False)(completions=["b"], image=images[1:]) == [1.0]
-
-
-def test_what_was_started_is_not_taken_for_other_rows():
-    rules = RuleSet([Words()], limits=LIMITS)
-    rules.start(completions=["a b"])
-    assert rules(completions=["a b c"]) == [3.0]
 
 
 def test_a_machine_that_fails_too_many_rows_stops_this_set_until_it_is_reset():
@@ -183,10 +179,3 @@ def test_when_the_calls_time_is_up_rows_that_stopped_ones_starved_are_late_as_we
         assert {*rules(completions=["hang"] * 20)} == {0.0, None}
     with pytest.raises(RuleError, match="'words' gave no verdict in time for any of the last 60 rows"):
         rules(completions=["hang"] * 20)
-
-
-def test_a_closed_set_starts_again():
-    rules = RuleSet([Words()], limits=LIMITS)
-    assert rules(completions=["a b"]) == [2.0]
-    rules.close()
-    assert rules(completions=["a b"]) == [2.0]

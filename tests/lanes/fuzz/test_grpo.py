@@ -95,7 +95,9 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
     if budget := settings.pop("max_tokens", None):
         settings |= {"max_tokens_per_forward": budget} if ours else {}
     library = trl_ext if ours else trl
+    in_float64 = settings.pop("in_float64", False)
     model = tiny.model(family, seed=seed)
+    model = model.double() if in_float64 else model
     model.save_pretrained(folder / "model")  # TRL loads the reference by the model's name
     model.config._name_or_path = str(folder / "model")
     draw = random.Random(seed)

@@ -79,8 +79,10 @@ def trained(folder, settings: dict, seed: int, ours: bool, layout: dict | None =
     if budget := settings.pop("max_tokens", None):
         settings |= {"max_tokens_per_forward": budget} if ours else {}
     library = trl_ext if ours else trl
+    in_float64 = settings.pop("in_float64", False)
     tokenizer = chat_tokenizer()
     model = reward_model(folder / "model", family)
+    model = model.double() if in_float64 else model
     if pad_is_eos:
         tokenizer.pad_token = tokenizer.eos_token
         model.config.pad_token_id = tokenizer.eos_token_id

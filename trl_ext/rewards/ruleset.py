@@ -168,8 +168,15 @@ class RuleSet:
             raise RuleError(f"clip={self.clip} bounds the sum, and split() has no sum. Build the set without clip.")
         if self.normalise:
             raise RuleError("normalise=True is of the sum, and split() has no sum. Build the set without it.")
-        batch = SharedBatch()
-        return [RuleColumn(self._with_gates(position, batch)) for position in range(len(self.rules))]
+        batch, columns = SharedBatch(), []
+        for rule, chain in zip(self.rules, self._gates, strict=True):
+            gates = [self.rules[gate] for gate in reversed(chain)]
+            # A name that no rule has: the column is called after its rule, not after this set.
+            name = f"{self.name}.{rule.name}"
+            alone = RuleSet([*gates, rule], name=name, on_error=self.on_error, on_unscored=self.on_unscored)
+            alone._scorer, alone._batch = self._scorer, batch  # A rule is asked once for all columns.
+            columns.append(RuleColumn(alone))
+        return columns
 
     def verdicts_on_data(self, name: str, prompts: Any, columns: Mapping[str, Sequence[Any]]) -> list[Verdict]:
         """The verdicts of the rule of this name that show which rows it has a value for, whatever the completion."""
@@ -307,16 +314,6 @@ class RuleSet:
             log_extra("rule_trace", traces(self.rules, found, composed))
             if cells := read_cells(self.rules, dataset_columns(extras)):
                 log_extra("rule_columns", cells)
-
-    def _with_gates(self, position: int, batch: SharedBatch) -> "RuleSet":
-        """The rules that gate the rule at `position`, and then that rule."""
-        gates = [self.rules[gate] for gate in reversed(self._gates[position])]
-        # A name that no rule has: the column is called after its rule, not after this set.
-        name = f"{self.name}.{self.rules[position].name}"
-        rules = [*gates, self.rules[position]]
-        alone = RuleSet(rules, name=name, on_error=self.on_error, on_unscored=self.on_unscored)
-        alone._scorer, alone._batch = self._scorer, batch  # A rule is asked once for all columns.
-        return alone
 
 
 @dataclass(frozen=True, slots=True)

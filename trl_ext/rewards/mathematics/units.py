@@ -38,7 +38,9 @@ _MAX_WORDS = 5
 def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
     """Return an answer without its unit, and the unit in one spelling ("" without one)."""
     bare, currency = _without_currency(_in_degrees(tokens))
-    start = _unit_start(bare)
+    start = len(bare)
+    while start > 0 and (length := _unit_piece(bare[:start])):
+        start -= length
     value, tail = bare[:start], bare[start:]
     if not value:
         return tokens, ""
@@ -80,17 +82,6 @@ def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
         if position < len(tokens) and tokens[position] in _CURRENCIES and tokens[:position] in ((), ("-",)):
             return tokens[:position] + tokens[position + 1 :], _CURRENCIES[tokens[position]]
     return tokens, ""
-
-
-def _unit_start(tokens: Tokens) -> int:
-    """Return the position where the words and signs that end the answer begin."""
-    start = len(tokens)
-    while start > 0:
-        length = _unit_piece(tokens[:start])
-        if not length:
-            break
-        start -= length
-    return start
 
 
 def _unit_piece(tokens: Tokens) -> int:

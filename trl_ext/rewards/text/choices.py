@@ -99,15 +99,11 @@ def _bare(text: str) -> AnswerReading:
         letter = listed[1]
     elif len(labelled) == 1 and (match := _LABELLED.match(text)):  # "A: Paris\nB: Rome" is a list of options.
         letter = match[1]
-    else:
-        letter = match[1] if (match := _CONCLUDED.search(text[-40:])) else _last_line(text)
+    elif match := _CONCLUDED.search(text[-40:]):
+        letter = match[1]
+    else:  # The letter that is all of the last line; not where other lines are letters, too.
+        last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])
+        letter = last[1] if last and len({match[1] for match in _LONE.finditer(text)}) == 1 else None
     if letter is None:
         return AnswerReading(None, "no_answer", "no letter A to J is announced, in brackets or at the start")
     return AnswerReading(letter, "ok", f"letter: {letter}")
-
-
-def _last_line(text: str) -> str | None:
-    """Return the letter that is all of the last line; None where other lines are letters, too."""
-    lone = {match[1] for match in _LONE.finditer(text)}
-    last = _LONE.fullmatch(text.rstrip().rpartition("\n")[2])
-    return last[1] if last and len(lone) == 1 else None

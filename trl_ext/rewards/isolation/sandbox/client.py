@@ -113,7 +113,10 @@ class ServerProcess:
         _read_rest(note, words, 0)
         if flooded or len(output) > most:
             reply["ended"] = "output"
-        return _outcome(reply, output, words)
+        if reply["ended"] == "trouble":
+            raise SandboxTrouble(f"The sandbox cannot shut in its {reply['trouble']}.")
+        note_text = words[:300].decode(errors="replace")
+        return Outcome(reply["ended"], reply["codes"][-1], max(reply["cpu_s"]), bytes(output), note_text)
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         self.control.settimeout(timeout_s)
@@ -194,10 +197,3 @@ def _read_rest(reading: int, output: bytearray, most: int) -> None:
     os.set_blocking(reading, False)
     while len(output) <= most and _read_some(reading, output):
         pass
-
-
-def _outcome(reply: dict[str, Any], output: bytearray, note: bytearray) -> Outcome:
-    if reply["ended"] == "trouble":
-        raise SandboxTrouble(f"The sandbox cannot shut in its {reply['trouble']}.")
-    words = note[:300].decode(errors="replace")
-    return Outcome(reply["ended"], reply["codes"][-1], max(reply["cpu_s"]), bytes(output), words)

@@ -4,7 +4,6 @@ import math
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from trl_ext.errors import ConfigError
 
@@ -44,8 +43,12 @@ class Limits:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None or item.name not in ("wall_s", "workers"):
-                check_limit(item.name, value, whole=item.name in ("memory_mib", "workers", "chunk"))
+            if value is None and item.name in ("wall_s", "workers"):
+                continue
+            whole = item.name in ("memory_mib", "workers", "chunk")
+            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= 0:
+                raise ConfigError(f"{item.name} is {value!r}. Give a {'whole ' if whole else ''}number above 0.")
         if self.max_infra_frac > 1:
             raise ConfigError(f"max_infra_frac is {self.max_infra_frac}. Give a share of rows between 0 and 1.")
         if self.row_wall_s < self.cpu_s:
@@ -66,13 +69,6 @@ class Limits:
     def num_workers(self) -> int:
         """Worker processes of this process's pool, at least 1."""
         return default_workers() if self.workers is None else self.workers
-
-
-def check_limit(key: str, value: Any, whole: bool) -> None:
-    """Raise ConfigError unless `value` is a finite number above 0, and a whole one where it must be."""
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{key} is {value!r}. Give a {'whole ' if whole else ''}number above 0.")
 
 
 def default_workers() -> int:

@@ -10,7 +10,6 @@ near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -250,7 +249,8 @@ def _named(form: Form, other: Form) -> Form:
     if len(names) < len(form.parts) or num_names < 2 or names != names[:num_names] * (len(names) // num_names):
         return form
     values = [one[1] for one in found if one]
-    tuples = tuple(_tuple(values[start : start + num_names]) for start in range(0, len(values), num_names))
+    groups = [values[start : start + num_names] for start in range(0, len(values), num_names)]
+    tuples = tuple(("(", *[token for value in group for token in (",", *value)][1:], ")") for group in groups)
     if other.kind == "tuple" and len(tuples) == 1:
         return form_of(tuples[0])
     return Form("list", form.tokens, (), tuples) if len(tuples) > 1 and other.parts[0][:1] == ("(",) else form
@@ -263,11 +263,6 @@ def _names_order(gold: Form, answer: Form) -> bool:
     found = [assignment(part) for part in map(form_of, gold.parts) if part.kind == "relation"]
     letters = {one[0][:1] for one in found if one and one[0]}
     return len(letters) == len(gold.parts) > 1
-
-
-def _tuple(values: Sequence[Tokens]) -> Tokens:
-    inner = [token for value in values for token in (",", *value)]
-    return ("(", *inner[1:], ")")
 
 
 def _same_in_any_order(gold: tuple[Tokens, ...], answer: tuple[Tokens, ...]) -> bool:

@@ -50,19 +50,11 @@ def test_the_total_is_the_weighted_sum():
     assert rules(completions=["A: 18 eggs", "A: 17 eggs"], answer=["18", "18"]) == [0.75, -0.25]
 
 
-def test_a_gate_opens_only_at_the_full_value(answer_and_length):
+def test_a_gate_opens_only_at_the_full_value_and_not_behind_a_shut_one(answer_and_length):
     rewards = answer_and_length(completions=["A: 18", "A: 17"], completion_ids=[[1], [1]], answer=[18, 18])
     assert rewards == [1.1, 0.0]
-
-
-def test_a_gate_behind_a_shut_gate_stays_shut():
-    rules = RuleSet(
-        [
-            Answer(weight=0.0),
-            Keywords(required=("so",), weight=0.0, gate="answer"),
-            Keywords(forbidden=("idk",), name="sure", gate="keywords"),
-        ]
-    )
+    so = Keywords(required=("so",), weight=0.0, gate="answer")
+    rules = RuleSet([Answer(weight=0.0), so, Keywords(forbidden=("idk",), name="sure", gate="keywords")])
     assert rules(completions=["so A: 18", "so A: 17"], answer=[18, 18]) == [1.0, 0.0]
 
 
@@ -102,12 +94,9 @@ def test_a_rule_that_raises_is_named_with_row_and_completion_also_after_pickling
     assert (type(again), str(again)) == (RuleError, message)
 
 
-def test_a_rule_that_returns_no_verdict_is_told_so():
+def test_a_rule_that_returns_no_verdict_is_told_so_and_a_long_completion_is_cut():
     with pytest.raises(RuleError, match=r"Rule 'bare' raised TypeError: score\(\) returned 1.0, not a Verdict"):
         RuleSet([Bare()])(completions=[""])
-
-
-def test_a_long_completion_is_cut_in_the_error():
     with pytest.raises(RuleError) as caught:
         RuleSet([Length()])(completions=["x" * 1000])
     assert "x" * 200 in str(caught.value) and "x" * 201 not in str(caught.value)
@@ -118,16 +107,13 @@ def test_a_set_pickles_with_its_name(answer_and_length):
     again = pickle.loads(pickle.dumps(answer_and_length))
     assert again == answer_and_length
     assert again.__name__ == "maths"
+    assert again(completions=["A: 18"], completion_ids=[[1]], answer=["18"]) == [1.1]
     assert [column.__name__ for column in pickle.loads(pickle.dumps(again.split()))] == ["answer", "length"]
 
 
 def test_columns_are_the_union_of_what_the_rules_read():
     rules = RuleSet([Answer(), Answer(gold="given", name="other"), Fixed()])
     assert rules.columns == ("answer", "given")
-
-
-def test_score_is_the_total_of_one_completion(answer_and_length):
-    assert answer_and_length.score("How many?", "A: 18", [7], answer="18") == 1.1
 
 
 def test_explain_prints_a_table():
@@ -142,7 +128,8 @@ def test_explain_prints_a_table():
     ]
 
 
-def test_explain_shows_a_rule_that_is_left_out(answer_and_length):
+def test_a_single_row_is_scored_and_explained(answer_and_length):
+    assert answer_and_length.score("How many?", "A: 18", [7], answer="18") == 1.1
     explanation = answer_and_length.explain(None, "A: 18", [7], answer="unreadable")
     assert (explanation.total, explanation.parts[0].status) == (None, "gold_invalid")
     assert str(explanation).splitlines()[-1] == "total   none"
@@ -177,25 +164,16 @@ def test_a_rule_is_asked_once_for_all_columns_of_a_batch():
         assert found == [[1.0, 0.0]] + [[0.1, 0.0]] * 4
 
 
-def test_a_column_that_asks_again_sees_what_changed_in_place():
+def test_columns_share_nothing_that_has_changed_and_a_clipped_set_does_not_split(answer_and_length):
     column = RuleSet([Answer()]).split()[0]
     batch = {"completions": ["A: 18"], "answer": ["18"]}
     assert column(**batch) == [1.0]
     batch["answer"][0] = "17"
-    assert column(**batch) == [0.0]
-
-
-def test_columns_of_other_rows_share_nothing(answer_and_length):
+    assert column(**batch) == [0.0], "changed in place"
     answer, length = answer_and_length.split()
+    assert answer.columns == length.columns == ("answer",), "a gate's column, too"
     assert answer(completions=["A: 18"], completion_ids=[[1]], answer=["18"]) == [1.0]
     assert length(completions=["A: 18"], completion_ids=[[1]], answer=["17"]) == [0.0]
-
-
-def test_a_split_column_reads_what_its_gate_reads(answer_and_length):
-    assert [column.columns for column in answer_and_length.split()] == [("answer",), ("answer",)]
-
-
-def test_a_clipped_set_does_not_split():
     with pytest.raises(RuleError, match="without clip"):
         RuleSet([Answer()], clip=(0, 1)).split()
 
@@ -212,19 +190,16 @@ def test_rules_that_cannot_work_together_fail_at_construction(subtests):
             RuleSet(rules)
 
 
-@pytest.mark.parametrize("clip", [(1, -1), (1, 1), (0,), 3, (0, float("inf")), ("a", "b")])
-def test_a_clip_is_two_finite_numbers_in_order(clip):
-    with pytest.raises(RuleError, match="clip is"):
-        RuleSet([Answer()], clip=clip)
+def test_a_clip_is_two_finite_numbers_in_order():
+    for clip in ((1, -1), (1, 1), (0,), 3, (0, float("inf")), ("a", "b")):
+        with pytest.raises(RuleError, match="clip is"):
+            RuleSet([Answer()], clip=clip)
 
 
-def test_a_missing_column_is_named_with_its_rule():
+def test_a_column_that_is_missing_or_of_another_length_is_named():
     with pytest.raises(DataError, match=r"Rule 'answer' reads the column 'answer'.* its columns are: gold, level"):
         RuleSet([Answer()])(completions=["A: 18"], level=[1], gold=[18])
-
-
-@pytest.mark.parametrize("column", ["prompts", "completion_ids", "answer"])
-def test_a_column_of_another_length_is_named(column):
-    batch = {"completions": ["A: 18", "A: 17"], "answer": [18, 18]} | {column: [1]}
-    with pytest.raises(DataError, match=f"Column '{column}' has 1 rows for 2 completions"):
-        RuleSet([Answer()])(**batch)
+    for column in ("prompts", "completion_ids", "answer"):
+        batch = {"completions": ["A: 18", "A: 17"], "answer": [18, 18]} | {column: [1]}
+        with pytest.raises(DataError, match=f"Column '{column}' has 1 rows for 2 completions"):
+            RuleSet([Answer()])(**batch)

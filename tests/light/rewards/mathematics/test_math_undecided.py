@@ -16,14 +16,8 @@ ANSWERS = [
     *("5", "x+1", r"\text{hm}", "(1,2)", "x > 7", r"\foo{3}", "1, 2", r"a_0+\ldots+a_m", "0", r"\frac{1}{0}"),
     r"\sum_{k=0}^\infty x^k",
 ]
-MISSING = [
-    "",
-    "no idea",
-    r"\boxed{}",
-    r"\boxed{3} and \boxed{4}",
-    r"\boxed{" + "1+" * 1500 + "1}",
-    r"<think>\boxed{3}",
-]
+MISSING = ["", "no idea", r"\boxed{}", r"\boxed{3} and \boxed{4}", r"<think>\boxed{3}"]
+MISSING += [r"\boxed{" + "1+" * 1500 + "1}"]
 
 
 def judge(text, gold, **fields):
@@ -39,15 +33,14 @@ def test_any_answer_but_the_same_text_is_undecided(gold, profile):
 
 
 @pytest.mark.parametrize("gold", UNREADABLE)
-@pytest.mark.parametrize("text", MISSING)
-def test_a_missing_answer_earns_the_floor_whatever_the_gold(text, gold):
-    assert judge(text, gold).value == 0.0
+def test_a_missing_answer_earns_the_floor_whatever_the_gold(gold):
+    assert {text: judge(text, gold).value for text in MISSING} == dict.fromkeys(MISSING, 0.0)
 
 
 @pytest.mark.parametrize("gold", READABLE)
-@pytest.mark.parametrize("text", [*(rf"\boxed{{{answer}}}" for answer in (*ANSWERS, *UNREADABLE)), *MISSING])
-def test_no_answer_makes_a_readable_gold_undecided(text, gold):
-    assert judge(text, gold).value is not None
+def test_no_answer_makes_a_readable_gold_undecided(gold):
+    for text in (*(rf"\boxed{{{answer}}}" for answer in (*ANSWERS, *UNREADABLE)), *MISSING):
+        assert judge(text, gold).value is not None, text
 
 
 def test_the_detail_says_why():

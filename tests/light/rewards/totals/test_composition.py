@@ -71,35 +71,26 @@ def test_a_schedule_changes_the_weight_over_the_training_in_straight_lines():
     assert [factor_at(points, x) for x in (0.0, 0.25, 0.5, 0.75, 1.0)] == [0.0, 0.5, 1.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        *((dict(scale=(1, 1)), "Give the lower bound first"), (dict(scale="0-1"), "Give two finite numbers")),
-        (dict(clip=(0, float("nan"))), "Give two finite numbers"),
-        *((dict(when=["math"]), "Give columns with their values"), (dict(when={}), "Give columns with their values")),
-        (dict(schedule=((0.5, 1), (0.5, 2))), "with progress rising from 0 to 1"),
-        (dict(schedule=((0, 1), (2, 1))), "with progress rising from 0 to 1"),
-        (dict(schedule=0.5), "with progress rising from 0 to 1"),
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_work_are_refused(changes, sentence):
-    with pytest.raises(RuleError, match=sentence):
-        Given(**changes)
-
-
-def test_all_settings_go_through_yaml(tmp_path):
-    rules = RuleSet(
-        [
-            Answer(when={"task": ["math"]}, scale=(0, 2), clip=(0, 1)),
-            Length(high=8, weight=0.1, gate="answer", schedule=((0.0, 1.0), (1.0, 0.5))),
+def test_settings_that_cannot_work_are_refused(subtests):
+    for sentence, settings in {
+        "Give the lower bound first": [dict(scale=(1, 1))],
+        "Give two finite numbers": [dict(scale="0-1"), dict(clip=(0, float("nan")))],
+        "Give columns with their values": [dict(when=["math"]), dict(when={})],
+        "with progress rising from 0 to 1": [
+            dict(schedule=points) for points in (((0.5, 1), (0.5, 2)), ((0, 1), (2, 1)), 0.5)
         ],
-        on_error="floor",
-        isolate=False,
-        normalise=True,
-    )
+    }.items():
+        for changes in settings:
+            with subtests.test(changes=changes), pytest.raises(RuleError, match=sentence):
+                Given(**changes)
+
+
+def test_all_settings_go_through_yaml_and_pickles():
+    answer = Answer(when={"task": ["math"]}, scale=(0, 2), clip=(0, 1))
+    length = Length(high=8, weight=0.1, gate="answer", schedule=((0.0, 1.0), (1.0, 0.5)))
+    rules = RuleSet([answer, length], on_error="floor", isolate=False, normalise=True)
     again = RuleSet.from_dict(rules.to_dict())
-    assert again == rules
+    assert again == rules == pickle.loads(pickle.dumps(rules))
     assert again.to_dict() == rules.to_dict()
 
 
@@ -214,13 +205,6 @@ def test_the_trace_tells_what_every_rule_gave_and_read():
     columns.clear()
     RuleSet([Keywords(required=("so",))])(completions=["so"], log_extra=columns.__setitem__)
     assert columns.keys() == {"rule_trace"}, "a rule without columns"
-
-
-def test_a_set_pickles_with_its_settings():
-    rules = RuleSet([Answer()], clip=(-1, 1), on_error="floor", isolate=False)
-    again = pickle.loads(pickle.dumps(rules))
-    assert again == rules
-    assert again(completions=["A: 18"], answer=["18"]) == [1.0]
 
 
 # Bidding ----------------------------------------------------------------------------------------------------------

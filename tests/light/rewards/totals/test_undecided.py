@@ -30,15 +30,10 @@ def warnings(caplog):
     return lambda: [record.getMessage() for record in caplog.records if "completions undecided" in record.getMessage()]
 
 
-def test_an_undecided_row_is_left_out_of_the_total():
-    rules = RuleSet([Undecided(), Answer(weight=0.5)])
+def test_an_undecided_row_is_left_out_of_the_total_and_its_share_is_logged():
+    rules, metrics = RuleSet([Undecided(), Answer(weight=0.5)]), {}
     assert call(rules, [0, 1], answer=["18", "18"]) == [1.5, 0.5]
-    assert call(RuleSet([Undecided()]), [0, 1]) == [1.0, None]
-
-
-def test_the_share_is_logged():
-    metrics = {}
-    call(RuleSet([Undecided()]), [0, 1, 2, 0], log_metric=metrics.__setitem__)
+    assert call(RuleSet([Undecided()]), [0, 1, 2, 0], log_metric=metrics.__setitem__) == [1.0, None, None, 1.0]
     assert metrics["rules/undecided/undecided_frac"] == metrics["rules/undecided/none_frac"] == 0.5
 
 

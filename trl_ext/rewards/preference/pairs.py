@@ -14,16 +14,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards.preference.data import (
-    Scorer,
-    check_number_from,
-    checked_dataset,
-    chunks,
-    counts,
-    falls_short,
-    rule_columns,
-    scores,
-)
+from trl_ext.rewards.preference import data
 from trl_ext.rewards.rows import completion_text
 
 if TYPE_CHECKING:
@@ -43,9 +34,9 @@ class PairLimits:
     max_pairs_per_prompt: int
 
     def __post_init__(self) -> None:
-        check_number_from("min_gap", self.min_gap, 0.0)
-        check_number_from("max_length_ratio", self.max_length_ratio, 1.0)
-        check_number_from("max_pairs_per_prompt", self.max_pairs_per_prompt, 1)
+        data.check_number_from("min_gap", self.min_gap, 0.0)
+        data.check_number_from("max_length_ratio", self.max_length_ratio, 1.0)
+        data.check_number_from("max_pairs_per_prompt", self.max_pairs_per_prompt, 1)
         if not isinstance(self.max_pairs_per_prompt, int):
             raise ConfigError(f"max_pairs_per_prompt is {self.max_pairs_per_prompt!r}. Give a whole number.")
 
@@ -109,12 +100,12 @@ class PairReport:
         counts = {name: tally[name] for name in names}
         return cls(**counts, num_pairs=len(pairs), mean_chosen_length=chosen, mean_rejected_length=rejected)
 
-    __str__ = counts
+    __str__ = data.counts
 
 
 def build_pairs(
     dataset: "Dataset",
-    rules: Scorer,
+    rules: data.Scorer,
     *,
     completions: str = "completions",
     min_gap: float = 0.5,
@@ -154,7 +145,7 @@ def build_pairs(
         `pairs, report = build_pairs(samples, RuleSet([Answer()]))`, then `report.num_pairs, report.num_too_unlike`.
     """
     limits = PairLimits(min_gap, max_length_ratio, max_pairs_per_prompt)
-    dataset = checked_dataset(dataset, (("prompt", completions), ("prompt", "completion")))
+    dataset = data.checked_dataset(dataset, (("prompt", completions), ("prompt", "completion")))
     made = _MADE_COLUMNS if margin else _MADE_COLUMNS[:-1]
     taken = [name for name in made if name in dataset.column_names]
     if taken:
@@ -165,7 +156,7 @@ def build_pairs(
     listed = column == completions
     groups = [[row] for row in range(len(dataset))] if listed else rows_by_prompt(dataset)
     tally, pairs = Counter(num_prompts=len(groups)), list[Pair]()
-    for part in chunks(groups, "Scoring samples", " prompts"):
+    for part in data.chunks(groups, "Scoring samples", " prompts"):
         for scored in scored_groups(dataset, part, rules, column, listed):
             found = choose_pairs(usable(scored, length or len, tally), limits, tally)
             tally["num_prompts_without_pair"] += not found
@@ -182,7 +173,7 @@ def choose_pairs(samples: Sequence[Sample], limits: PairLimits, tally: Counter[s
     """
     pairs = [Pair(*sorted(two, key=lambda sample: -sample.score)) for two in combinations(samples, 2)]
     # A gap of 0 prefers nothing.
-    apart = [pair for pair in pairs if pair.gap > 0 and not falls_short(pair.gap, limits.min_gap)]
+    apart = [pair for pair in pairs if pair.gap > 0 and not data.falls_short(pair.gap, limits.min_gap)]
     apart = [pair for pair in apart if pair.chosen.text != pair.rejected.text]
     alike = [pair for pair in apart if pair.length_ratio <= limits.max_length_ratio]
     tally["num_too_close"] += len(pairs) - len(apart)
@@ -218,7 +209,7 @@ def rows_by_prompt(dataset: "Dataset") -> list[list[int]]:
     """Row numbers of each prompt, in the order in which the prompts come first."""
     groups: dict[str, list[int]] = {}
     prompts = dataset.select_columns(["prompt"])
-    for rows in chunks(range(len(dataset)), "Reading prompts", " samples"):
+    for rows in data.chunks(range(len(dataset)), "Reading prompts", " samples"):
         for row, prompt in zip(rows, prompts[list(rows)]["prompt"], strict=True):
             # As JSON: message lists are no dictionary keys.
             groups.setdefault(json.dumps(prompt, sort_keys=True, default=str), []).append(row)
@@ -226,7 +217,7 @@ def rows_by_prompt(dataset: "Dataset") -> list[list[int]]:
 
 
 def scored_groups(
-    dataset: "Dataset", groups: Sequence[Sequence[int]], rules: Scorer, column: str, listed: bool
+    dataset: "Dataset", groups: Sequence[Sequence[int]], rules: data.Scorer, column: str, listed: bool
 ) -> Iterator[list[Scored]]:
     """Score the samples of several groups of rows in one call of the rules; yields the samples of each group."""
     rows = [row for group in groups for row in group]
@@ -235,8 +226,8 @@ def scored_groups(
     cells = [sample_list(cell, column, row) if listed else [cell] for cell, row in found]
     positions = [position for position, cell in enumerate(cells) for _ in cell]
     samples = [sample for cell in cells for sample in cell]
-    columns = rule_columns({name: values for name, values in batch.items() if name != column}, positions)
-    totals = scores(rules, [batch["prompt"][position] for position in positions], samples, columns, rows)
+    columns = data.rule_columns({name: values for name, values in batch.items() if name != column}, positions)
+    totals = data.scores(rules, [batch["prompt"][position] for position in positions], samples, columns, rows)
     of_row: dict[int, list[Scored]] = {row: [] for row in rows}
     for position, sample, total in zip(positions, samples, totals, strict=True):
         of_row[rows[position]].append((rows[position], sample, total))

@@ -10,26 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.isolation.sandbox.api import (
-    HIGHEST_LEVEL,
-    JobLimits,
-    Outcome,
-    SandboxTrouble,
-    run_program,
-    run_tests,
-    sandbox_level,
-)
-from trl_ext.rewards.isolation.sandbox.cases import (
-    Case,
-    Cases,
-    UnreadableTests,
-    calling,
-    cell_text,
-    first_text,
-    function_name,
-    read_cases,
-    read_suite,
-)
+from trl_ext.rewards.isolation.sandbox import api, cases
 from trl_ext.rewards.isolation.sandbox.outputs import wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.isolation.sandbox.remote import KINDS, RemoteSandbox
 from trl_ext.rewards.isolation.workers.limits import default_workers
@@ -39,7 +20,7 @@ from trl_ext.rewards.text.visible import after_think
 
 LONGEST_CODE = 100_000  # characters
 _REMOTE_RUNS = 16  # at a time
-_LEVELS = tuple(f"L{level}" for level in range(HIGHEST_LEVEL + 1))
+_LEVELS = tuple(f"L{level}" for level in range(api.HIGHEST_LEVEL + 1))
 # The status and the sentence for each way in which a job ends; after an exit its code and output decide.
 _ENDINGS = {
     "exit": ("ok", ""),
@@ -161,20 +142,20 @@ class Code(Rule):
     def ideal(self, columns: Mapping[str, Any]) -> str | None:
         """Return the (first) solution in a fence; None without one."""
         cell = None if self.solution is None else columns.get(self.solution)
-        program = first_text(cell)
+        program = cases.first_text(cell)
         if program is None:
             return None
         fence = "`" * max(3, 1 + max(map(len, re.findall("`+", program)), default=0))
         return f"{fence}python\n{program}\n{fence}"
 
     def cache_key(self, row: Row) -> Hashable:
-        tests = cell_text(row.columns[self.tests])
+        tests = cases.cell_text(row.columns[self.tests])
         return tests, self._entry_point(row), self._setup(row), python_answer(after_think(row.text))
 
     def score(self, row: Row) -> Verdict:
         try:
             tests = self._read(row)
-        except UnreadableTests as error:
+        except cases.UnreadableTests as error:
             return Verdict(None, "gold_invalid", f"column '{self.tests}': {error}")
         code = python_answer(after_think(row.text))
         if code is None:
@@ -185,7 +166,7 @@ class Code(Rule):
         try:
             source = code.encode("utf-8", "surrogatepass")
             return self._cases(source, tests) if self.mode == "stdio" else self._suite(source, tests, row)
-        except SandboxTrouble as error:
+        except api.SandboxTrouble as error:
             return Verdict(None, "infra_error", str(error))
 
     def score_batch(self, rows: Sequence[Row]) -> list[Verdict]:
@@ -198,8 +179,8 @@ class Code(Rule):
         if self.sandbox != "local":
             return
         try:
-            level, trouble = sandbox_level()
-        except SandboxTrouble as error:
+            level, trouble = api.sandbox_level()
+        except api.SandboxTrouble as error:
             raise RuleError(f"Rule '{self.name}': {error}. It needs Linux 5.3 or later.") from error
         if level < _LEVELS.index(self.require):
             raise RuleError(
@@ -210,32 +191,32 @@ class Code(Rule):
 
     def _read(self, row: Row) -> Any:
         """Read the row's tests as its mode wants them; UnreadableTests says what is wrong with them."""
-        text = cell_text(row.columns[self.tests])
+        text = cases.cell_text(row.columns[self.tests])
         if self.mode == "asserts":
-            return read_suite(text, self._entry_point(row), self._setup(row))
-        found = read_cases(text, self._entry_point(row))
+            return cases.read_suite(text, self._entry_point(row), self._setup(row))
+        found = cases.read_cases(text, self._entry_point(row))
         longest = max(len(str(case.expected)) for case in found.cases)
         if longest > 1024 * self.output_kib:
-            raise UnreadableTests(f"an output of {longest} characters is above output_kib {self.output_kib}")
+            raise cases.UnreadableTests(f"an output of {longest} characters is above output_kib {self.output_kib}")
         return found
 
     def _entry_point(self, row: Row) -> str | None:
-        return None if self.entry_point is None else function_name(row.columns[self.entry_point])
+        return None if self.entry_point is None else cases.function_name(row.columns[self.entry_point])
 
     def _setup(self, row: Row) -> str:
         cell = "" if self.setup is None else row.columns[self.setup]
         return cell if isinstance(cell, str) else ""
 
     @property
-    def _limits(self) -> JobLimits:
-        return JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
+    def _limits(self) -> api.JobLimits:
+        return api.JobLimits(self.cpu_s, self.memory_mib, 1024 * self.output_kib)
 
-    def _cases(self, source: bytes, found: Cases) -> Verdict:
+    def _cases(self, source: bytes, found: cases.Cases) -> Verdict:
         """Run one process per test; the first that fails decides, or with `partial` the share that passes."""
         passed, status, failure = 0, "ok", ""
         if found.function is not None:
-            source = calling(source, found.function)
-        run: Callable[[bytes, bytes, JobLimits], Outcome] = run_program
+            source = cases.calling(source, found.function)
+        run: Callable[[bytes, bytes, api.JobLimits], api.Outcome] = api.run_program
         if self.sandbox != "local":
             run = RemoteSandbox(self.sandbox, self.base_url, self.api_key_env).run
         for index, case in enumerate(found.cases):
@@ -248,7 +229,7 @@ class Code(Rule):
                 break
         return self._verdict(passed, len(found.cases), status, failure)
 
-    def _wrong(self, outcome: Outcome, case: Case, is_call: bool) -> str:
+    def _wrong(self, outcome: api.Outcome, case: cases.Case, is_call: bool) -> str:
         """Say what is wrong with a program's exit code or output; "" where nothing is."""
         if outcome.code != 0:
             return f"exit code {outcome.code} {outcome.note}".strip()
@@ -262,7 +243,7 @@ class Code(Rule):
     def _suite(self, source: bytes, suite: Any, row: Row) -> Verdict:
         """Run one process with the code and one with the tests, which reports."""
         job = {"steps": suite.steps, "candidate": self._entry_point(row), "all": self.partial}
-        outcome = run_tests(source, json.dumps(job).encode(), self._limits)
+        outcome = api.run_tests(source, json.dumps(job).encode(), self._limits)
         passed, failure, unfit = read_report(outcome.output)
         if unfit:
             return Verdict(None, "gold_invalid", f"column '{self.tests}': {failure}")
@@ -272,7 +253,7 @@ class Code(Rule):
         status = _ENDINGS[outcome.ended][0]
         return self._verdict(passed, suite.num_tests, status, f"; {failure}" if failure else "")
 
-    def _ending(self, outcome: Outcome) -> str:
+    def _ending(self, outcome: api.Outcome) -> str:
         sentence = _ENDINGS[outcome.ended][1]
         return sentence.format(cpu_s=self.cpu_s, output_kib=self.output_kib)
 

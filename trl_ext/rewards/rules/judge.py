@@ -22,18 +22,9 @@ from jinja2 import TemplateError
 from trl_ext.errors import RuleError
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
+from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
 from trl_ext.rewards.rules.judge_client import JudgeReply, check_server, client_of, require_openai, send
-from trl_ext.rewards.rules.judge_prompt import (
-    KEYS,
-    PATTERNS,
-    TEMPLATES,
-    compiled,
-    shipped_schema,
-    shown_prompt,
-    shown_text,
-    system_message,
-)
 from trl_ext.rewards.text.prose import is_blank, text_part
 from trl_ext.rewards.totals.shaping import pair_of
 
@@ -137,7 +128,7 @@ class Judge(AsyncRule):
             if not isinstance(getattr(self, key), str):
                 self._refuse(f"{key} is {getattr(self, key)!r}. Give a text.")
         try:
-            names = compiled(self._template)[1]
+            names = judge_prompt.compiled(self._template)[1]
         except TemplateError as error:
             raise RuleError(f"Rule '{self.name}': the template is not valid Jinja: {error}.") from error
         both = {"first", "second"}
@@ -152,7 +143,7 @@ class Judge(AsyncRule):
 
     def _check_reply(self) -> None:
         object.__setattr__(self, "scores", pair_of(f"Rule '{self.name}'", "scores", self.scores))
-        key = KEYS[self._mode]
+        key = judge_prompt.KEYS[self._mode]
         if not isinstance(self.schema, bool | Mapping):
             self._refuse(f"schema is {self.schema!r}. Give true, false or a JSON schema.")
         if isinstance(self.schema, Mapping) and key not in self.schema.get("properties", {}):
@@ -170,7 +161,7 @@ class Judge(AsyncRule):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        named = [self.gold, self.against, *sorted(compiled(self._template)[1] - _GIVEN)]
+        named = [self.gold, self.against, *sorted(judge_prompt.compiled(self._template)[1] - _GIVEN)]
         return tuple(dict.fromkeys(filter(None, named)))
 
     def cache_key(self, row: Row) -> Hashable | None:
@@ -212,13 +203,13 @@ class Judge(AsyncRule):
 
     @property
     def _template(self) -> str:
-        return self.template or TEMPLATES[self._mode]
+        return self.template or judge_prompt.TEMPLATES[self._mode]
 
     def _verdict_at_once(self, row: Row) -> Verdict | None:
         """The verdict on a row that needs no judge; None for all others."""
         for column in filter(None, (self.gold, self.against)):
             cell = row.columns.get(column)
-            if is_null(cell) or is_blank(shown_text(cell)):
+            if is_null(cell) or is_blank(judge_prompt.shown_text(cell)):
                 return Verdict(None, "gold_invalid", f"column '{column}' is empty")
         text = text_part(row.text, self.where)
         if len(text) > self.max_chars:
@@ -228,8 +219,8 @@ class Judge(AsyncRule):
     def _requests(self, row: Row) -> list[list[dict[str, str]]]:
         """The messages to send: once, or with `against` in both orders."""
         own = text_part(row.text, self.where)
-        given: dict[str, Any] = {name: shown_text(row.columns.get(name)) for name in self.columns}
-        given |= {"prompt": shown_prompt(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
+        given: dict[str, Any] = {name: judge_prompt.shown_text(row.columns.get(name)) for name in self.columns}
+        given |= {"prompt": judge_prompt.shown_prompt(row.prompt), "completion": own, "gold": given.get(self.gold, "")}
         given["messages"] = [dict(message) for message in row.messages]
         # Nobody writes a text that holds the digest of itself.
         code = hashlib.blake2b(json.dumps(given, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
@@ -238,8 +229,8 @@ class Judge(AsyncRule):
             other = given[self.against]
             shown = [shown[0] | {"first": first, "second": second} for first, second in ((own, other), (other, own))]
         form = "" if self.pattern or isinstance(self.schema, Mapping) else "json" if self.schema else "line"
-        system = {"role": "system", "content": system_message(self._mode, self.rubric, form, self.scores)}
-        template = compiled(self._template)[0]
+        system = {"role": "system", "content": judge_prompt.system_message(self._mode, self.rubric, form, self.scores)}
+        template = judge_prompt.compiled(self._template)[0]
         # No request can hold a lone surrogate.
         texts = [template.render(names).encode("utf-8", "replace").decode() for names in shown]
         return [[system, {"role": "user", "content": text}] for text in texts]
@@ -248,7 +239,7 @@ class Judge(AsyncRule):
 
     @property
     def _pattern(self) -> str:
-        return self.pattern or PATTERNS[self._mode]
+        return self.pattern or judge_prompt.PATTERNS[self._mode]
 
     async def _ask(self, messages: list[dict[str, str]]) -> JudgeReply | str:
         """The reply, or the sentence with which the server refuses the request."""
@@ -258,7 +249,8 @@ class Judge(AsyncRule):
         if self.temperature is not None:
             request["temperature"] = self.temperature
         if self.schema:
-            schema = self.schema if isinstance(self.schema, Mapping) else shipped_schema(self._mode, self.scores)
+            shipped = judge_prompt.shipped_schema(self._mode, self.scores)
+            schema = self.schema if isinstance(self.schema, Mapping) else shipped
             form = {"name": "judgement", "strict": True, "schema": dict(schema)}
             request["response_format"] = {"type": "json_schema", "json_schema": form}
         if self.extra_body:
@@ -294,7 +286,7 @@ class Judge(AsyncRule):
                 found = json.loads(text)
             except (ValueError, RecursionError):
                 return None
-            return found.get(KEYS[self._mode]) if isinstance(found, dict) else None
+            return found.get(judge_prompt.KEYS[self._mode]) if isinstance(found, dict) else None
         line = text.rstrip().rpartition("\n")[2].strip().strip("*_#`").strip()
         if len(line) > _LONGEST_LINE:
             return None

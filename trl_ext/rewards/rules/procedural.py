@@ -13,15 +13,7 @@ from typing import Any, ClassVar
 
 from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
-from trl_ext.rewards.rules.procedural_guard import (
-    FAULTY,
-    MAX_CHARS,
-    answer_is_safe,
-    entry_is_safe,
-    entry_text,
-    read_entry,
-    runs_code,
-)
+from trl_ext.rewards.rules import procedural_guard as guard
 from trl_ext.rewards.text.visible import after_think
 
 Scorer = Callable[[str, dict[str, Any]], float]
@@ -83,19 +75,19 @@ class Procedural(Rule):
 
     def score(self, row: Row) -> Verdict:
         try:
-            text = entry_text(row.columns[self.entry])
+            text = guard.entry_text(row.columns[self.entry])
             family = self.dataset or str(json.loads(text)["metadata"]["source_dataset"])
             config = self._config(family)
             require_sound(family, config, text)
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             return Verdict(None, "gold_invalid", f"column '{self.entry}': {error}"[:300])
-        entry = read_entry(family, text)
+        entry = guard.read_entry(family, text)
         answer = find_answer(row.text, entry["answer"])
         if not answer and (entry["answer"] != "" or "<answer>" not in row.text):  # An empty answer may be right.
             return Verdict(self.floor, "no_answer", "no answer")
-        if len(answer) > MAX_CHARS:
-            return Verdict(self.floor, "too_long", f"{len(answer)} of at most {MAX_CHARS} characters")
-        if not answer_is_safe(family, answer, entry):
+        if len(answer) > guard.MAX_CHARS:
+            return Verdict(self.floor, "too_long", f"{len(answer)} of at most {guard.MAX_CHARS} characters")
+        if not guard.answer_is_safe(family, answer, entry):
             return Verdict(self.floor, "no_answer", f"{family}: {answer[:60]!r} is not of the form that is read")
         return self._scored(family, config, answer, entry)
 
@@ -128,10 +120,10 @@ def library() -> Any:
 @lru_cache(maxsize=256)
 def scorer(family: str, config: str) -> Scorer:
     """Return the scorer of a family under a configuration (JSON text); ValueError for a family that is not used."""
-    if family in FAULTY:
-        raise ValueError(f"its scorer is not used: {FAULTY[family]}")
+    if family in guard.FAULTY:
+        raise ValueError(f"its scorer is not used: {guard.FAULTY[family]}")
     found: Scorer = library().create_dataset(family, **json.loads(config)).score_answer
-    if runs_code(family, found):
+    if guard.runs_code(family, found):
         raise ValueError("its scorer runs text as code, and this rule does not know which")
     return found
 
@@ -142,14 +134,14 @@ def require_sound(family: str, config: str, text: str) -> None:
 
     Most scorers catch any error and call the answer wrong, so a broken entry would show nowhere else.
     """
-    entry = read_entry(family, text)
+    entry = guard.read_entry(family, text)
     answer = entry["answer"]
     score = scorer(family, config)
-    if not isinstance(entry["metadata"], dict) or not entry_is_safe(family, entry):
+    if not isinstance(entry["metadata"], dict) or not guard.entry_is_safe(family, entry):
         raise ValueError(f"the entry does not belong to family {family}")
     if answer is None:  # Some families have tasks with many answers and give none.
         return
-    if not isinstance(answer, str) or not answer_is_safe(family, answer, entry):
+    if not isinstance(answer, str) or not guard.answer_is_safe(family, answer, entry):
         raise ValueError(f"the entry's answer {answer!r} is not a text that {family} reads")
     try:
         value = score(answer, entry)

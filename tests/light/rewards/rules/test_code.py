@@ -5,6 +5,7 @@ import json
 import pytest
 
 from trl_ext.errors import RuleError
+from trl_ext.rewards.isolation.sandbox import api
 from trl_ext.rewards.isolation.sandbox.cases import (
     Case,
     UnreadableTests,
@@ -15,7 +16,6 @@ from trl_ext.rewards.isolation.sandbox.cases import (
 )
 from trl_ext.rewards.isolation.sandbox.outputs import lines_of, wrong_result, wrong_text, wrong_tokens
 from trl_ext.rewards.rule import Row
-from trl_ext.rewards.rules import code as code_module
 from trl_ext.rewards.rules.code import LONGEST_CODE, Code, read_report
 from trl_ext.rewards.text.fences import python_answer
 from trl_ext.rewards.text.visible import after_think
@@ -23,7 +23,7 @@ from trl_ext.rewards.text.visible import after_think
 
 @pytest.fixture(autouse=True)
 def any_level(monkeypatch):
-    monkeypatch.setattr(code_module, "sandbox_level", lambda: (2, ""))
+    monkeypatch.setattr(api, "sandbox_level", lambda: (2, ""))
 
 
 def test_the_last_closed_python_block_behind_the_thinking_is_the_code(subtests):

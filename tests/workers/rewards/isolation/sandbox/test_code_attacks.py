@@ -304,7 +304,7 @@ def test_a_server_that_a_program_kills_costs_the_program_its_reward_and_nobody_e
 
 
 def test_a_level_that_the_machine_lacks_refuses_the_rule(monkeypatch):
-    monkeypatch.setattr("trl_ext.rewards.rules.code.sandbox_level", lambda: (0, "seccomp: no"))
+    monkeypatch.setattr("trl_ext.rewards.isolation.sandbox.api.sandbox_level", lambda: (0, "seccomp: no"))
     with pytest.raises(ValueError, match="require is L1, and this machine gives L0 \\(seccomp: no\\)"):
         Code()
     assert Code(require="L0").require == "L0"
@@ -317,7 +317,7 @@ def test_a_machine_that_cannot_start_a_process_gives_no_value(monkeypatch):
     def refuse(*_: object) -> None:
         raise sandbox.SandboxTrouble("The sandbox does not start: no room")
 
-    monkeypatch.setattr("trl_ext.rewards.rules.code.run_program", refuse)
+    monkeypatch.setattr("trl_ext.rewards.isolation.sandbox.api.run_program", refuse)
     assert rule.score(row) == Verdict(None, "infra_error", "The sandbox does not start: no room")
 
 

@@ -45,9 +45,9 @@ from trl_ext.rewards.rules.repetition import Repetition
 from trl_ext.rewards.rules.tags import Tags
 
 _RULES: tuple[type[Rule], ...] = (
-    *(Answer, Code, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math),
-    *(Pattern, Procedural, Relevance, Repetition, SoftOverlong, Tags),
-)
+    Answer, Code, Cosine, Grammar, Instructions, JsonSchema, Judge, Keywords, Language, Length, Math, Pattern,
+    Procedural, Relevance, Repetition, SoftOverlong, Tags,
+)  # fmt: skip
 SHIPPED = {snake_case(rule.__name__): rule for rule in _RULES}
 
 # Entry points under which packages offer rules by short names.

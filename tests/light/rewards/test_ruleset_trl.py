@@ -32,40 +32,32 @@ def called_as_trl_does(rules, metrics: dict[str, float] | None = None, **changes
     return rules(**(batch | changes))
 
 
-def test_trl_arguments_are_not_taken_for_columns_nor_are_those_that_a_later_trl_adds(rules):
+def test_what_is_no_column_is_ignored_and_messages_are_rewarded_as_strings_are(rules):
     assert called_as_trl_does(rules) == called_as_trl_does(rules, accelerator=object()) == [1.5, 0.0]
-
-
-def test_async_grpo_calls_without_the_extras(rules):
-    assert rules(completions=["A: 18"], prompts=["?"], completion_ids=[[1]], answer=["18"]) == [1.5]
-
-
-def test_messages_and_strings_get_the_same_rewards(rules):
+    assert rules(completions=["A: 18"], prompts=["?"], completion_ids=[[1]], answer=["18"]) == [1.5], "no extras"
     messages = [[{"role": "assistant", "content": text}] for text in ("A: 18", "A: 17")]
     prompts = [[{"role": "user", "content": "How many?"}]] * 2
     assert called_as_trl_does(rules, completions=messages, prompts=prompts) == [1.5, 0.0]
 
 
 def test_the_text_of_a_completion_is_its_last_assistant_message(subtests):
-    for completion, text in (
-        *((None, ""), ([], ""), ([{"role": "tool", "content": "18"}], "")),
-        ([{"role": "assistant", "content": None}], ""),
-        ([{"role": "assistant", "content": "old"}, {"role": "tool", "content": "18"}], "old"),
-        ([{"role": "assistant", "content": "old"}, {"role": "assistant", "content": "new"}], "new"),
-        (
-            [{"role": "assistant", "content": [{"type": "text", "text": "A: "}, {"type": "text", "text": "18"}]}],
-            "A: 18",
-        ),
-        ([{"role": "assistant", "content": [{"type": "image"}, {"type": "text", "text": "18"}]}], "18"),
-    ):
-        with subtests.test(completion=completion):
-            assert completion_text(completion) == text
+    def said(content):
+        return {"role": "assistant", "content": content}
 
-
-@pytest.mark.parametrize("completion", [18, ["A: 18"], [{"role": "assistant", "content": 18}]])
-def test_a_completion_of_another_shape_is_refused(completion):
-    with pytest.raises(DataError, match="Give"):
-        completion_text(completion)
+    tool, new = {"role": "tool", "content": "18"}, {"type": "text", "text": "18"}
+    for text, completions in {
+        "": (None, [], [tool], [said(None)]),
+        "old": ([said("old"), tool],),
+        "new": ([said("old"), said("new")],),
+        "A: 18": ([said([{"type": "text", "text": "A: "}, new])],),
+        "18": ([said([{"type": "image"}, new])],),
+    }.items():
+        for completion in completions:
+            with subtests.test(completion=completion):
+                assert completion_text(completion) == text
+    for completion in (18, ["A: 18"], [said(18)]):
+        with subtests.test(completion=completion), pytest.raises(DataError, match="Give"):
+            completion_text(completion)
 
 
 def test_an_empty_batch_gets_no_rewards(rules):
@@ -79,23 +71,18 @@ def test_a_call_without_completions_is_refused(rules):
         rules(prompts=["How many?"], answer=["18"])
 
 
-def test_every_rule_has_mean_and_deviation_under_the_keys_of_trl(rules):
+SHARES = ("none_frac", "undecided_frac", "timeout_frac", "error_frac", "not_finite_frac", "skipped_frac", "cache_frac")
+
+
+def test_every_rule_logs_how_its_rows_went_with_mean_and_deviation_under_the_keys_of_trl(rules):
     metrics = {}
     called_as_trl_does(rules, metrics)
-    assert {key: metrics[key] for key in metrics if key.startswith("rewards/")} == {
+    assert {key: value for key, value in metrics.items() if key.startswith("rewards/")} == {
         "rewards/answer/mean": 0.5,
         "rewards/answer/std": 0.5,
         "rewards/length/mean": 1.0,
         "rewards/length/std": 0.0,
     }
-
-
-SHARES = ("none_frac", "undecided_frac", "timeout_frac", "error_frac", "not_finite_frac", "skipped_frac", "cache_frac")
-
-
-def test_every_rule_tells_how_its_rows_went(rules):
-    metrics = {}
-    called_as_trl_does(rules, metrics)
     assert all(metrics[f"rules/{name}/{share}"] == 0.0 for name in ("answer", "length") for share in SHARES)
     assert metrics["rules/length/gated_frac"] == 0.5
     assert metrics["rules/answer/p95_ms"] > 0
@@ -109,15 +96,11 @@ def test_the_keys_are_the_same_whatever_the_rows_hold(rules):
     assert set(usual) - set(unusual) == {"rewards/answer/mean", "rewards/answer/std"}, "a mean of nothing is no number"
 
 
-def test_rows_without_a_value_are_left_out_of_the_mean(rules):
+def test_rows_without_a_value_are_left_out_of_the_mean_and_odd_ones_are_counted(rules):
     metrics = {}
     called_as_trl_does(rules, metrics, answer=["18", "unreadable"])
     assert metrics["rewards/answer/mean"] == 1.0
     assert metrics["rules/answer/none_frac"] == 0.5
-
-
-def test_values_that_are_not_finite_are_counted():
-    metrics = {}
     assert called_as_trl_does(RuleSet([Broken()]), metrics) == [0.0, 0.0]
     assert metrics["rules/broken/not_finite_frac"] == 1.0
 

@@ -59,16 +59,8 @@ _AARCH64 = (
     "geteuid 175 getgid 176 getegid 177 gettid 178 sysinfo 179 socketpair 199 recvfrom 207 brk 214 munmap 215 "
     "mremap 216 mmap 222 fadvise64 223 mprotect 226 mincore 232 madvise 233 getrandom 278 membarrier 283 statx 291 "
     "rseq 293 close_range 436 faccessat2 439",
-    {
-        "fcntl": 25,
-        "sendto": 206,
-        "ioctl": 29,
-        "kill": 129,
-        "tgkill": 131,
-        "clone": 220,
-        "prlimit64": 261,
-        "clone3": 435,
-    },
+    {"fcntl": 25, "sendto": 206, "ioctl": 29, "kill": 129, "tgkill": 131, "clone": 220, "prlimit64": 261}
+    | {"clone3": 435},
 )
 MACHINES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 

@@ -21,35 +21,24 @@ def test_a_limit_that_cannot_hold_is_refused(subtests):
             Limits(**{key: value})
 
 
-def test_the_wall_clock_gives_five_times_the_processor_time_unless_told():
-    assert Limits(cpu_s=0.5).row_wall_s == 2.5
-    assert Limits(cpu_s=0.5, wall_s=0.7).row_wall_s == 0.7
-
-
-def test_limits_pickle_and_compare_and_key_a_mapping():
+def test_the_wall_clock_gives_five_times_the_processor_time_and_limits_key_a_mapping():
+    assert (Limits(cpu_s=0.5).row_wall_s, Limits(cpu_s=0.5, wall_s=0.7).row_wall_s) == (2.5, 0.7)
     assert {pickle.loads(pickle.dumps(Limits(cpu_s=3))): 1} == {Limits(cpu_s=3): 1}
 
 
-@pytest.mark.parametrize(
-    "cpus, local_world_size, workers", [(16, "1", 15), (16, "8", 1), (16, "4", 3), (1, "1", 1), (64, "nonsense", 63)]
-)
-def test_the_processors_are_shared_by_the_machines_ranks(monkeypatch, cpus, local_world_size, workers):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
-    monkeypatch.setattr(limits, "available_cpus", lambda: cpus)
-    assert Limits().num_workers == workers
-    assert Limits(workers=5).num_workers == 5
+def test_the_processors_are_shared_by_the_machines_ranks(monkeypatch):
+    shares = ((16, "1", 15), (16, "8", 1), (16, "4", 3), (1, "1", 1), (64, "nonsense", 63))
+    for cpus, local_world_size, workers in shares:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_world_size)
+        monkeypatch.setattr(limits, "available_cpus", lambda cpus=cpus: cpus)
+        assert (Limits().num_workers, Limits(workers=5).num_workers) == (workers, 5)
 
 
-@pytest.mark.parametrize(
-    "text, cpus", [("max 100000\n", None), ("400000 100000\n", 4), ("50000 100000\n", 1), ("", None)]
-)
-def test_a_containers_quota_bounds_the_processors(tmp_path, text, cpus):
-    (tmp_path / "cpu.max").write_text(text)
-    assert limits.quota_cpus(tmp_path / "cpu.max") == cpus
+def test_a_containers_quota_bounds_the_processors(tmp_path):
+    for text, cpus in (("max 100000\n", None), ("400000 100000\n", 4), ("50000 100000\n", 1), ("", None)):
+        (tmp_path / "cpu.max").write_text(text)
+        assert limits.quota_cpus(tmp_path / "cpu.max") == cpus
     assert limits.quota_cpus(tmp_path / "none") is None
-
-
-def test_no_more_processors_are_counted_than_the_process_may_use():
     assert 1 <= limits.available_cpus() <= len(os.sched_getaffinity(0))
 
 

@@ -51,11 +51,8 @@ def test_totals_and_the_values_of_each_rule_come_back(server):
     assert (status, answer["totals"]) == (200, pytest.approx([1.1, 0.0]))
     assert answer["rules"]["answer"] == {"values": [1.0, 0.0], "statuses": ["ok", "ok"]}
     assert answer["rules"]["length"]["statuses"] == ["ok", "gated"]
-
-
-def test_no_total_is_null(server):
     status, answer = ask(server, "/score", BATCH | {"columns": {"answer": ["unreadable", "18"]}})
-    assert (status, answer["totals"]) == (200, [None, 0.0])
+    assert (status, answer["totals"]) == (200, [None, 0.0]), "no total is null"
 
 
 def test_openrlhf_is_answered_as_its_own_server_answers(server):
@@ -85,13 +82,14 @@ def test_a_request_that_cannot_be_judged_is_told_why(server, subtests):
             assert says in answer["error"]
 
 
-def test_a_long_request_is_not_read(server):
+def test_requests_that_are_too_long_of_another_origin_or_path_have_their_status(server):
     assert ask(server, "/score", b" " * (2**16 + 1))[0] == 413
     assert ask(server, "/score", BATCH)[0] == 200
-
-
-def test_a_web_page_of_another_origin_cannot_ask_unasked(server):
+    # A web page of another origin cannot ask for JSON unasked.
     assert ask(server, "/score", BATCH, **{"Content-Type": "text/plain"})[0] == 415
+    assert ask(server, "/reward", BATCH)[0] == 404
+    assert ask(server, "/health", b"", method="GET") == (200, {"status": "ok"})
+    assert ask(server, "/etc/passwd", b"", method="GET")[0] == 404
 
 
 ANY = [
@@ -209,12 +207,6 @@ def test_the_command_does_not_open_to_other_machines_without_a_token(options, sa
     assert says in capsys.readouterr().err
 
 
-def test_an_unknown_path_is_named(server):
-    assert ask(server, "/reward", BATCH)[0] == 404
-    assert ask(server, "/health", b"", method="GET") == (200, {"status": "ok"})
-    assert ask(server, "/etc/passwd", b"", method="GET")[0] == 404
-
-
 def test_one_connection_asks_many_times(server):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     for _ in range(3):
@@ -243,11 +235,8 @@ def test_a_rule_that_raises_is_an_error_of_the_server():
             server.answer("/score", {"completions": ["A: 18"]})
 
 
-def test_it_listens_to_this_machine_alone(server):
+def test_it_listens_to_this_machine_alone_and_names_a_port_that_is_taken(server):
     assert server.server_address[0] == "127.0.0.1"
-
-
-def test_a_port_that_is_taken_is_named(server):
     with pytest.raises(ConfigError, match=f"port {server.server_port}"):
         RewardServer(RuleSet([Answer()]), port=server.server_port)
 

@@ -82,13 +82,16 @@ def test_so_many_calls_as_told_are_under_way_at_a_time(concurrency, gauge):
     assert gauge.most == concurrency
 
 
-def test_a_failing_call_costs_its_own_row_only():
+def test_a_call_that_fails_or_hangs_costs_its_own_row_only():
     rules = RuleSet([Judged(retries=0), Length(high=9, unit="words", weight=0.1)])
     found = rules.explain_all([""] * 64, [*TEXTS[:63], "away"])
     assert [one.parts[0].value for one in found] == [2.0] * 63 + [None]
     assert found[63].parts[0].status == "infra_error"
     assert found[63].parts[0].detail == "ConnectionError: no host (1 attempt)"
     assert found[63].total == 0.1
+    found = RuleSet([Judged(timeout_s=0.02, retries=0)]).explain("", "hang").parts[0]
+    assert (found.value, found.status) == (None, "infra_error")
+    assert found.detail == "no answer within 0.02 s (1 attempt)"
 
 
 def test_a_call_is_tried_again_and_counted(gauge):
@@ -98,12 +101,6 @@ def test_a_call_is_tried_again_and_counted(gauge):
     counts = {"calls": 6, "retries": 3, "tokens": 20, "usd": 1.0, "error_frac": 1 / 3}
     assert {key: metrics[f"rules/judged/{key}"] for key in counts} == counts
     assert metrics["rules/judged/latency_s"] > 0
-
-
-def test_a_call_that_hangs_is_given_up():
-    found = RuleSet([Judged(timeout_s=0.02, retries=0)]).explain("", "hang").parts[0]
-    assert (found.value, found.status) == (None, "infra_error")
-    assert found.detail == "no answer within 0.02 s (1 attempt)"
 
 
 def test_too_many_failures_end_the_run_until_the_set_is_reset(gauge):
@@ -146,13 +143,15 @@ def test_a_mistake_in_the_rule_is_not_taken_for_a_failing_call(text, named, gaug
     assert RuleSet([Judged()], on_error="floor")(completions=["a b", text]) == [2.0, 0.0]
 
 
-def test_equal_rows_are_asked_once_and_kept(gauge):
+def test_equal_rows_are_asked_once_and_kept_unless_they_failed(gauge):
     rules = RuleSet([Judged()])
     for _ in range(2):
         assert rules(completions=["a b", "a b", "c"]) == [2.0, 2.0, 1.0]
     assert gauge.calls == {"a b": 1, "c": 1}
     _, metrics = metrics_of(rules, completions=["a b", "c"])
     assert (metrics["rules/judged/calls"], metrics["rules/judged/cache_frac"]) == (0, 1.0)
+    rules = RuleSet([Judged(retries=0)])
+    assert [rules(completions=["once"]) for _ in range(2)] == [[None], [1.0]]
 
 
 def test_rows_that_differ_in_what_a_judge_reads_are_asked_each(gauge):
@@ -164,11 +163,6 @@ def test_rows_that_differ_in_what_a_judge_reads_are_asked_each(gauge):
 
     RuleSet([WithColumn()])(prompts=["p", "p", "q"], completions=["a"] * 3, answer=["1", "2", "1"])
     assert gauge.calls["a"] == 3
-
-
-def test_what_failed_is_not_kept(gauge):
-    rules = RuleSet([Judged(retries=0)])
-    assert [rules(completions=["once"]) for _ in range(2)] == [[None], [1.0]]
 
 
 def has_four_words(row: Row) -> float | None:

@@ -89,16 +89,11 @@ def test_tags_of_other_roles_are_left_alone():
     assert turns([message]) == (message,)
 
 
-def test_the_group_is_the_other_neighbours_with_the_same_prompt():
+def test_the_group_is_the_other_neighbours_with_the_same_prompt_in_the_batch():
     rows = seen(prompts=["p", "p", "p", "q", "q", "r"], completions=list("abcdef"))
-    assert [[one.text for one in row.group] for row in rows] == [
-        ["b", "c"],
-        ["a", "c"],
-        ["a", "b"],
-        ["e"],
-        ["d"],
-        [],
-    ]
+    assert [[one.text for one in row.group] for row in rows] == [["b", "c"], ["a", "c"], ["a", "b"], ["e"], ["d"], []]
+    rows = [row for part in ("abc", "d") for row in seen(prompts=["p"] * len(part), completions=list(part))]
+    assert [len(row.group) for row in rows] == [2, 2, 2, 0]
 
 
 def test_members_of_a_group_are_whole_rows_without_a_group():
@@ -115,17 +110,13 @@ def test_prompts_are_compared_by_their_messages_and_arrays_or_none_make_no_group
     assert [row.group for row in seen(completions=["a", "b"])] == [(), ()]
 
 
-def test_a_cut_group_is_what_is_in_the_batch():
-    whole = ["a", "b", "c", "d"]
-    rows = [row for part in (whole[:3], whole[3:]) for row in seen(prompts=["p"] * len(part), completions=part)]
-    assert [len(row.group) for row in rows] == [2, 2, 2, 0]
-
-
 def test_a_rule_can_measure_against_the_shortest_right_answer():
     rules = RuleSet([ShortestRight()])
     texts = ["A: 18", "9 + 9 = A: 18", "A: 1", "A: 18 "]
     rewards = rules(prompts=["9 * 2 ="] * 4, completions=texts, answer=["18"] * 4)
     assert rewards == pytest.approx([1.0, 5 / 13, 0.0, 5 / 6])
+    found = rules.explain_all(["p"] * 2, ["A: 18", "so A: 18"], answer=["18"] * 2)
+    assert [one.total for one in found] == pytest.approx([1.0, 5 / 8])
 
 
 def group_size(row: Row) -> float:
@@ -137,12 +128,6 @@ def test_a_group_that_is_not_asked_for_does_not_seem_empty():
     assert RuleSet([Call(group_size, group=True, isolate=False)])(**batch) == [2.0, 2.0]
     with pytest.raises(RuleError, match="reads_group = True"):
         RuleSet([Call(group_size, isolate=False)])(**batch)
-
-
-def test_explaining_a_batch_shows_rules_the_same_groups():
-    rules = RuleSet([ShortestRight()])
-    found = rules.explain_all(["p"] * 2, ["A: 18", "so A: 18"], answer=["18"] * 2)
-    assert [one.total for one in found] == pytest.approx([1.0, 5 / 8])
 
 
 def test_a_rule_sees_the_step_of_the_training():

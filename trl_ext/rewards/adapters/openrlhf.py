@@ -41,10 +41,8 @@ class OpenRLHFReward:
     def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict[str, Any]:
         """Rewards, scores and logs of a batch."""
         if not len(queries) == len(prompts) == len(labels):
-            raise DataError(
-                f"There are {len(queries)} queries, {len(prompts)} prompts and {len(labels)} labels. Give one of each "
-                "per completion."
-            )
+            nums = f"{len(queries)} queries, {len(prompts)} prompts and {len(labels)} labels"
+            raise DataError(f"There are {nums}. Give one of each per completion.")
         texts = [response_of(query, prompt) for query, prompt in zip(queries, prompts, strict=True)]
         rows = [self._columns(label) for label in labels]
         columns = {name: [row.get(name) for row in rows] for name in self.rules.columns}
@@ -72,10 +70,8 @@ class OpenRLHFReward:
         except (TypeError, ValueError, RecursionError):
             columns = None
         if not isinstance(columns, Mapping):
-            raise DataError(
-                f"The rules read the columns {', '.join(self.rules.columns)}, and a label is {label!r:.60}. Write "
-                "labels as JSON objects with these keys."
-            )
+            names = ", ".join(self.rules.columns)
+            raise DataError(f"A label is {label!r:.60}. Write labels as JSON objects with the keys {names}.")
         return columns
 
 

@@ -122,10 +122,8 @@ class _Run:
     def _verdicts(self, rule: Rule, entries: Sequence[Comparison]) -> list[Verdict]:
         if not entries:
             return []
-        rows = [
-            Row(self.rows[entry.row].get("prompt"), entry.completion or entry.instead, None, self.rows[entry.row])
-            for entry in entries
-        ]
+        pairs = [(self.rows[entry.row], entry.completion or entry.instead) for entry in entries]
+        rows = [Row(columns.get("prompt"), text, None, columns) for columns, text in pairs]
         start = time.perf_counter()
         try:
             (column,) = self._scorer.columns([rule], rows)

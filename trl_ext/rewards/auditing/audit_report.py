@@ -108,10 +108,8 @@ class RuleAudit:
     def remarks(self) -> Iterator[str]:
         """Sentences about rows that were not asked, and about the first rows of each kind of failure."""
         if self.num_not_asked:
-            yield (
-                f"{self.rule}, {self.num_not_asked} rows name no right completion: only that they can be judged, and "
-                "that doing nothing is not right, was tested."
-            )
+            tested = "only that they can be judged, and that doing nothing is not right, was tested"
+            yield f"{self.rule}, {self.num_not_asked} rows name no right completion: {tested}."
         yield from self.first_failures()
 
     def first_failures(self) -> Iterator[str]:

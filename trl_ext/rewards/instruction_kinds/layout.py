@@ -159,10 +159,8 @@ def fits_template(response: str) -> bool:
     if -1 in places or places != sorted(places):
         return False
     ends = [*places[1:], len(response)]
-    return all(
-        any(char.isalnum() for char in response[start + len(mark) : end])
-        for mark, start, end in zip(marks, places, ends, strict=True)
-    )
+    texts = [response[start + len(mark) : end] for mark, start, end in zip(marks, places, ends, strict=True)]
+    return all(any(map(str.isalnum, text)) for text in texts)
 
 
 @instruction("format:no_whitespace")

@@ -93,10 +93,8 @@ def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
         prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
         completions = (chosen[cuts[0] :], rejected[cuts[1] :])
         return SplitPair(prompts, completions, bare(prompts[0]) == bare(prompts[1]))
-    raise DataError(
-        f"'chosen' holds a {type(chosen).__name__} and 'rejected' a {type(rejected).__name__}. Give text on both "
-        "sides, or message lists on both."
-    )
+    kinds = f"'chosen' holds a {type(chosen).__name__} and 'rejected' a {type(rejected).__name__}"
+    raise DataError(f"{kinds}. Give text on both sides, or message lists on both.")
 
 
 def split_texts(chosen: str, rejected: str) -> SplitPair:

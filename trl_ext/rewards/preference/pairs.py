@@ -264,10 +264,8 @@ def measured(length: Callable[[str], float], text: str) -> float:
     value = length(text)
     if isinstance(value, Real) and value >= 0:
         return value
-    raise ConfigError(
-        f"length gave a {type(value).__name__} for a text. Give a function from text to a number, such as "
-        "lambda text: len(tokenizer.encode(text))."
-    )
+    example = "lambda text: len(tokenizer.encode(text))"
+    raise ConfigError(f"length gave a {type(value).__name__} for a text. Give a function to a number: {example}.")
 
 
 def pair_dataset(dataset: "Dataset", pairs: Sequence[Pair], column: str, names: Sequence[str]) -> "Dataset":

@@ -136,10 +136,8 @@ class Judge(AsyncRule):
             self.against or {"completion", "messages"} & names
         ):
             shown = ", ".join(sorted(names & _GIVEN)) or "nothing"
-            self._refuse(
-                "the template must show {{ completion }} or {{ messages }}, and with `against` {{ first }} and "
-                f"{{{{ second }}}}; it shows {shown}. Change it."
-            )
+            wanted = "{{ completion }} or {{ messages }}, and with `against` {{ first }} and {{ second }}"
+            self._refuse(f"the template must show {wanted}; it shows {shown}. Change it.")
 
     def _check_reply(self) -> None:
         object.__setattr__(self, "scores", pair_of(f"Rule '{self.name}'", "scores", self.scores))

@@ -54,10 +54,8 @@ class Keywords(Rule):
         most = {word: count for word, _, count in folded_words(forbidden, self.ignore_case, 0)}
         for word, shown, count in folded_words(required, self.ignore_case, 1):
             if count > most.get(word, count):
-                raise RuleError(
-                    f"Rule '{self.name}': {shown!r} is required {count} times and allowed {most[word]} times. "
-                    "Take it out of one list, or allow it more often."
-                )
+                both = f"{shown!r} is required {count} times and allowed {most[word]} times"
+                raise RuleError(f"Rule '{self.name}': {both}. Take it out of one list, or allow it more often.")
         object.__setattr__(self, "required", required)
         object.__setattr__(self, "forbidden", forbidden)
 

@@ -37,10 +37,8 @@ class SoftOverlong(Rule):
         check_whole(self, "max_completion_len", self.max_completion_len, least=1)
         check_whole(self, "soft_punish_cache", self.soft_punish_cache)
         if self.soft_punish_cache > self.max_completion_len:
-            raise RuleError(
-                f"Rule '{self.name}': soft_punish_cache={self.soft_punish_cache} is above max_completion_len="
-                f"{self.max_completion_len}. Give soft_punish_cache <= max_completion_len."
-            )
+            above = f"soft_punish_cache={self.soft_punish_cache} is above max_completion_len={self.max_completion_len}"
+            raise RuleError(f"Rule '{self.name}': {above}. Give soft_punish_cache <= max_completion_len.")
 
     def score(self, row: Row) -> Verdict:
         if row.completion_ids is None:

@@ -61,14 +61,11 @@ def test_nan_is_no_gold():
         assert (verdict.value, verdict.status) == (None, "gold_invalid")
 
 
-def test_rows_that_a_rule_is_not_for_do_not_count():
+def test_rows_that_a_rule_is_not_for_do_not_count_and_those_that_another_scored_are_told_apart():
     rules = RuleSet([Answer(when={"task": "sums"})])
     assert scored(rules, [None, "18", None], task=["chat", "sums", "chat"])["answer"] == Tally(1, 1)
     nothing = scored(rules, [None], task=["chat"])["answer"]
     assert nothing == Tally() and not nothing.scored_nothing
-
-
-def test_rows_that_another_rule_of_correctness_scored_are_told_apart():
     rules = RuleSet([Answer(), Answer(gold="other", name="other"), Length(high=2)])
     tallies = scored(rules, [None, None, None], other=["18", "18", None])
     assert tallies["answer"].num_covered == 2

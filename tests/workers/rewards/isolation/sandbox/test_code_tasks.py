@@ -90,14 +90,9 @@ SUITES = [
     (
         "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
         "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
-        [
-            "s = Stack()",
-            "s.push(3)",
-            "assert len(s) == 1",
-            "assert s.items == [3]",
-            "assert s.pop() == 3",
-            "assert not s",
-        ],
+        "s = Stack()\ns.push(3)\nassert len(s) == 1\nassert s.items == [3]\nassert s.pop() == 3\nassert not s".split(
+            "\n"
+        ),
     ),
     ("import fractions\ndef f(x):\n    return fractions.Fraction(x, 3)", ["assert f(2) + f(1) == 1"]),
     ("def f(x):\n    return float('nan')", ["assert f(1) != f(1)"]),
@@ -124,22 +119,18 @@ TACO = json.dumps({"fn_name": "half", "inputs": [[{"1": 3}], [{"1": 5}]], "outpu
 
 
 def test_calls_give_the_expected_values(subtests):
+    equal = "class E(float):\n    def __eq__(s, o): return True\n    __hash__ = None\n"
+    top = '{"func_name": "top"}'
     for code, tests, metadata, value in (
-        (SOLUTION.format("nsmallest(k, nums)"), FUNCTIONAL, '{"func_name": "top"}', 1.0),
-        (SOLUTION.format("tuple(sorted(nums)[:k])"), FUNCTIONAL, '{"func_name": "top"}', 1.0),
-        (SOLUTION.format("sorted(nums)[:k]") + "\nexit()", FUNCTIONAL, {"func_name": "top"}, 1.0),
-        (SOLUTION.format("nums[:k]"), FUNCTIONAL, '{"func_name": "top"}', 0.0),
-        (SOLUTION.format("set(nums)"), FUNCTIONAL, '{"func_name": "top"}', 0.0),
+        (SOLUTION.format("nsmallest(k, nums)"), FUNCTIONAL, top, 1.0),
+        (SOLUTION.format("tuple(sorted(nums)[:k])"), FUNCTIONAL, top, 1.0),
+        (SOLUTION.format("sorted(nums)[:k]") + "\nexit()", FUNCTIONAL, json.loads(top), 1.0),
+        *((SOLUTION.format(wrong), FUNCTIONAL, top, 0.0) for wrong in ("nums[:k]", "set(nums)")),
         ("def half(d):\n    print('at it')\n    return d[1] / 2", TACO, "{}", 1.0),
         ("def half(d):\n    return 1.5", TACO, "{}", 0.0),
         ("import os\nos.write(1, b'1.5\\n')\nos._exit(0)", TACO, "{}", 0.0),
         ("def half(d):\n    raise SystemExit", TACO, "{}", 0.0),
-        (
-            "class E(float):\n    def __eq__(s, o): return True\n    __hash__ = None\ndef half(d):\n    return E(0)",
-            TACO,
-            "{}",
-            0.0,
-        ),
+        (equal + "def half(d):\n    return E(0)", TACO, "{}", 0.0),
     ):
         with subtests.test(code=code, tests=tests):
             rule = Code(entry_point="metadata", cpu_s=1.0)
@@ -175,11 +166,7 @@ def test_a_setup_that_fails_by_itself_has_no_value_and_one_that_a_candidate_can_
 
 def test_tests_may_be_a_function_check_or_one_text_with_helpers():
     tests = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-2) == 4\n"
-    for code, value in (
-        ("square(x):\n    return x * x", 1.0),
-        ("square(x):\n    return x + x", 0.0),
-        ("g(x): return 4", 0.0),
-    ):
+    for code, value in (("square(x): return x * x", 1.0), ("square(x): return x + x", 0.0), ("g(x): return 4", 0.0)):
         assert judged(f"def {code}", tests, "square", mode="asserts").value == value
     known = "from math import prod\ndef known(n):\n    return prod(range(1, n + 1))\n"
     tests = known + "assert f(5) == known(5)\nassert f(0) == 1"

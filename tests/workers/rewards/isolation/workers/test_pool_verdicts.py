@@ -78,13 +78,10 @@ def test_a_rule_of_the_running_script_or_notebook_goes_by_value(pool):
     assert pool.run([(Local(), row("ab"))])[0].value == 6.0
 
 
-def test_a_rule_that_does_not_load_is_an_error_with_its_reason(pool):
+def test_a_rule_or_row_that_does_not_load_or_pickle_is_refused_with_the_reason(pool):
     with pytest.raises(RuleError, match="a_module_that_is_not_there"):
         pool.run([(Unloadable(), row())])
     assert pool.run([(Chars(), row("abc"))])[0].value == 3.0
-
-
-def test_a_rule_or_row_that_does_not_pickle_is_refused(pool):
     rule = Chars()
     object.__setattr__(rule, "gate", threading.Lock())
     with pytest.raises(RuleError, match="'chars' cannot be sent to a worker"):
@@ -107,14 +104,11 @@ def test_calls_from_many_threads_do_not_mix(pool):
     assert found == {size: [float(size)] * 50 for size in range(8)}
 
 
-def test_a_rule_may_use_all_but_its_limit(pool):
+def test_a_rule_may_use_all_but_its_limit_and_the_rest_of_a_stopped_rows_chunk_is_judged(pool):
     assert [verdict.status for verdict in pool.run([(Busy(), row("0.25")), (Busy(), row("60"))])] == ["ok", "timeout"]
-
-
-def test_the_rest_of_a_stopped_rows_chunk_is_judged():
-    with WorkerPool(Limits(cpu_s=0.2, workers=1, chunk=16)) as pool:
+    with WorkerPool(Limits(cpu_s=0.2, workers=1, chunk=16)) as alone:
         texts = ["0", "60", *["0"] * 40, "60", "0"]
-        statuses = [verdict.status for verdict in pool.run((Busy(), row(text)) for text in texts)]
+        statuses = [verdict.status for verdict in alone.run((Busy(), row(text)) for text in texts)]
     assert statuses == ["timeout" if text == "60" else "ok" for text in texts]
 
 

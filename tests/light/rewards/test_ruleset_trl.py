@@ -60,13 +60,10 @@ def test_the_text_of_a_completion_is_its_last_assistant_message(subtests):
             completion_text(completion)
 
 
-def test_an_empty_batch_gets_no_rewards(rules):
+def test_an_empty_batch_gets_no_rewards_and_a_call_without_completions_is_refused(rules):
     metrics = {}
     assert called_as_trl_does(rules, metrics, prompts=[], completions=[], completion_ids=[], answer=[]) == []
     assert metrics == {}
-
-
-def test_a_call_without_completions_is_refused(rules):
     with pytest.raises(DataError, match="no completions"):
         rules(prompts=["How many?"], answer=["18"])
 

@@ -65,18 +65,12 @@ def test_the_last_closed_block_is_read(subtests):
                 assert last_block(text) == inside
 
 
-def test_last_block_ignores_the_text_around_it():
+def test_the_last_block_partial_credit_and_formats_are_options():
     text = 'Sure!\n```json\n{"name": "Ada"}\n```\nAnything else?'
     assert judged(text, where="last_block").value == 1.0
     assert judged('{"name": "Ada"}', where="last_block").status == "no_answer"
-
-
-def test_partial_credit_is_for_json_alone():
     assert judged('{"age": 1}', partial=0.2).value == 0.2
-    assert judged("age: 1", partial=0.2).value == 0.0
-
-
-def test_formats_are_tested_on_request():
+    assert judged("age: 1", partial=0.2).value == 0.0, "partial credit is for JSON alone"
     schema = {"type": "string", "format": "date"}
     assert judged('"tomorrow"', schema).value == 1.0
     assert judged('"tomorrow"', schema, formats=True).value == 0.0
@@ -89,17 +83,14 @@ def test_the_detail_names_the_place():
     )
 
 
-def test_a_schema_file_serves_all_rows(tmp_path):
+def test_a_schema_comes_from_a_file_or_from_a_column_as_text_or_mapping(tmp_path):
     path = tmp_path / "person.json"
     path.write_text(json.dumps(PERSON))
     rule = JsonSchema(schema_file=str(path))
     assert rule.columns == ()
     assert rule.score(Row(None, '{"name": "Ada"}', None, {})).value == 1.0
-
-
-@pytest.mark.parametrize("schema", [PERSON, json.dumps(PERSON)])
-def test_a_column_holds_schemas_as_text_or_mapping(schema):
-    assert judged_by_column('{"name": "Ada"}', schema).value == 1.0
+    for schema in (PERSON, json.dumps(PERSON)):
+        assert judged_by_column('{"name": "Ada"}', schema).value == 1.0
 
 
 @pytest.mark.parametrize("schema", [None, 3, "", "{", "[]", "true", '{"type": "nope"}', {"a": {1}}, "[" * 10_000])

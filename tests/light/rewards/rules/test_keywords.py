@@ -48,13 +48,12 @@ def test_counts_say_at_least_and_at_most(times, value):
     assert value_of(rule, "so " + "therefore " * times) == value
 
 
-def test_without_partial_it_is_all_or_nothing():
+def test_options_of_keywords():
     rule = Keywords(required=("cat", "dog"), partial=False)
     assert [value_of(rule, text) for text in ("cat", "cat dog")] == [0.0, 1.0]
-
-
-def test_only_forbidden_keywords_give_one_when_absent():
     assert value_of(Keywords(forbidden=("idk",)), "It is 4.") == 1.0
+    assert value_of(Keywords(required=("Cat",), ignore_case=False), "cat") == 0.0
+    assert value_of(Keywords(required=("cat",), whole_word=False), "cathedral") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -63,11 +62,6 @@ def test_only_forbidden_keywords_give_one_when_absent():
 def test_saying_nothing_does_not_earn_the_absence_of_forbidden_words(text, status):
     verdict = Keywords(forbidden=("idk",)).score(Row(None, text, None, {}))
     assert (verdict.value, verdict.status) == (0.0, status)
-
-
-def test_keywords_can_mind_case_and_match_inside_words():
-    assert value_of(Keywords(required=("Cat",), ignore_case=False), "cat") == 0.0
-    assert value_of(Keywords(required=("cat",), whole_word=False), "cathedral") == 1.0
 
 
 @pytest.mark.parametrize("hidden", ["_cannot_", "**cannot**", "can**not**", "__cannot__ do", "`cannot`", "~~cannot~~"])

@@ -63,8 +63,9 @@ def test_the_value_is_the_share_of_a_mixed_text(language):
     assert 0.2 < judged(language, mixed).value < 0.8
 
 
-def test_two_languages_of_one_script_share_the_value():
+def test_a_text_in_two_languages_earns_its_share():
     assert 0.2 < judged("en", (SAMPLES["en"] + " ") * 4 + (SAMPLES["de"] + " ") * 4, enough=1.0).value < 0.8
+    assert 0.3 < judged("en", f"{GERMAN}, {GERMAN}. The proverb {ENGLISH}.").value < 0.8
 
 
 @pytest.mark.parametrize("noise", ["```\nfor eggs in baskets: print(eggs)\n```", "$\\frac{total}{mean}$", "<answer>"])
@@ -84,12 +85,9 @@ def test_a_text_without_letters_earns_the_floor(language, text):
     assert (verdict.value, verdict.status) == (0.0, "no_answer")
 
 
-def test_below_twenty_letters_the_script_alone_decides():
+def test_below_twenty_letters_the_script_alone_decides_for_whole_words():
     assert judged("en", "Paris.").value == judged("de", "Paris.").value == 1.0
     assert judged("en", "东京。").value == 0.0
-
-
-def test_letters_of_another_script_do_not_pass_inside_a_word():
     assert judged("en", "the h\u0435n", enough=1.0).value == 0.5  # A Cyrillic e.
 
 
@@ -141,7 +139,3 @@ def test_a_quoted_sentence_does_not_fail_a_text(quote):
 @pytest.mark.parametrize("text", [f'"{GERMAN}"', f'So: "{GERMAN}"', f"It's said: {GERMAN}, it's said: {GERMAN}"])
 def test_quotation_marks_around_most_of_a_text_hide_nothing(text):
     assert judged("en", text).value < 0.5
-
-
-def test_a_text_in_two_languages_earns_its_share():
-    assert 0.3 < judged("en", f"{GERMAN}, {GERMAN}. The proverb {ENGLISH}.").value < 0.8

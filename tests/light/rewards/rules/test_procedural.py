@@ -194,17 +194,11 @@ def test_answers_that_blow_up_or_trick_a_scorer_are_not_shown_to_it(subtests):
             assert (verdict.value, verdict.status) == (0.0, "no_answer")
 
 
-def test_what_a_scorer_raises_on_an_answer_is_no_answer():
+def test_what_a_scorer_raises_is_no_answer_a_long_answer_is_not_read_and_the_entry_left_alone():
     verdict = judged("<answer>1 1</answer>", entry_of("prime_factorization"))
     assert (verdict.value, verdict.status) == (0.0, "no_answer")
     assert "ValueError" in verdict.detail
-
-
-def test_a_long_answer_is_not_read():
     assert judged("<answer>" + "7" * 30_000, SUM).status == "too_long"
-
-
-def test_scoring_leaves_the_entry_alone():
     entry = json.loads(entry_of("chain_sum"))
     before = json.dumps(entry)
     judged("7", entry)

@@ -41,8 +41,10 @@ def test_the_prompts_words_alone_earn_the_floor(subtests):
             assert (judged(PROMPT, text).value, judged(PROMPT, text).status) == (0.0, "no_answer")
 
 
-def test_more_mentions_of_a_word_earn_no_more():
+def test_more_mentions_of_a_word_earn_no_more_and_what_the_prompt_repeats_weighs_less():
     assert judged(PROMPT, "Magma rises.").value == judged(PROMPT, "Magma magma magma magma rises.").value
+    weights = read_prompt("magma magma magma volcano").weights
+    assert weights["magma"] < weights["volcano"]
 
 
 def test_the_value_grows_up_to_enough():
@@ -82,11 +84,6 @@ def test_of_a_conversation_the_last_user_message_counts():
         {"role": "user", "content": [{"type": "text", "text": PROMPT}]},
     ]
     assert judged(prompt, ANSWER) == judged(PROMPT, ANSWER)
-
-
-def test_a_word_that_the_prompt_repeats_weighs_less():
-    weights = read_prompt("magma magma magma volcano").weights
-    assert weights["magma"] < weights["volcano"]
 
 
 def test_fields_that_cannot_work_are_refused(subtests):

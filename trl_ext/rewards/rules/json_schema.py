@@ -104,7 +104,12 @@ class JsonSchema(Rule):
         if validator.is_valid(value):
             return Verdict(1.0, "ok", "fits")
         small = depth <= _EXPLAINED_DEPTH and len(found) <= _EXPLAINED_CHARS
-        return Verdict(float(self.partial), "ok", first_error(validator, value) if small else "does not fit")
+        first = next(iter(validator.iter_errors(value)), None) if small else None
+        if first is None:
+            return Verdict(float(self.partial), "ok", "does not fit")
+        place = "".join(f"[{step!r}]" for step in first.instance_path)
+        detail = f"does not fit{' at ' + place if place else ''}: {first_line(first)}"
+        return Verdict(float(self.partial), "ok", detail[:300])
 
     def _schema_text(self, columns: Mapping[str, Any]) -> str:
         """Return the schema as JSON text, which is the key of the cache of compiled validators."""
@@ -184,15 +189,6 @@ def strict_json(text: str) -> Any:
     # ValueError for NaN and numbers beyond the range of floats; for a lone "\ud800" too, as UnicodeEncodeError.
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value
-
-
-def first_error(validator: Any, value: Any) -> str:
-    """Say in one line where a value does not fit, and why."""
-    error = next(iter(validator.iter_errors(value)), None)
-    if error is None:
-        return "does not fit"
-    place = "".join(f"[{step!r}]" for step in error.instance_path)
-    return f"does not fit{' at ' + place if place else ''}: {first_line(error)}"[:300]
 
 
 def first_line(error: Exception) -> str:

@@ -42,11 +42,6 @@ _LARGE_POWER = re.compile(r"\*\*\s*(?:[2-9][0-9]|1[3-9])")  # of a bracket: SymP
 _PARSERS = frozenset({"eval", "exec", "compile", "__import__", "parse_expr", "sympify", "interpret"})
 
 
-def is_arithmetic(text: str) -> bool:
-    """Return True for a short text of numbers, + - * / and brackets."""
-    return is_formula(text) and not re.search(r"[A-Za-z]|\*\*", text)
-
-
 def is_formula(text: str) -> bool:
     """Return True for short arithmetic with one-letter variables, small powers and well-known functions.
 
@@ -108,7 +103,7 @@ ANSWERS: Mapping[str, Callable[[str], bool]] = {
     "codeio": lambda text: len(text) <= 4000,  # The scorer's time is quadratic.
     # The scorer gives 1.0 to a distance that is not a number.
     "complex_arithmetic": lambda text: not re.search(r"nan|inf", text.replace(" ", ""), re.IGNORECASE),
-    "countdown": is_arithmetic,
+    "countdown": lambda text: is_formula(text) and not re.search(r"[A-Za-z]|\*\*", text),
     "intermediate_integration": is_formula,
     "n_queens": is_literal,
     "polynomial_multiplication": is_formula,

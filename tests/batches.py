@@ -6,6 +6,8 @@ import torch
 from trl.trainer.utils import add_fused_lm_head
 
 from tests.tiny import VOCAB
+from trl_ext.packing.attention import take_segments
+from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 
 
 def _tokens(count: int, draw: torch.Generator) -> tuple[int, ...]:
@@ -73,6 +75,14 @@ def forward_alone(model: torch.nn.Module, given: Batch):
         logps.append(torch.nn.functional.pad(out.log_probs[0, -len(completion) :], pad))
         entropies.append(torch.nn.functional.pad(out.entropy[0, -len(completion) :], pad))
     return torch.stack(logps), torch.stack(entropies)
+
+
+def ready_to_pack(model: torch.nn.Module, **head) -> torch.nn.Module:
+    """The model with TRL's fused head, whose attention takes segments."""
+    add_fused_lm_head(model, **head)
+    let_positions_be_chosen(model)
+    take_segments(model.config)
+    return model
 
 
 def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:

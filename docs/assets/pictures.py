@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
 from trl_ext.memory.planner.presets import PRESETS
-from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.step_plan import RowSize
 
 FOLDER = Path(__file__).parent
 PROMPT_TOKENS, GROUP = 40, 8
@@ -34,7 +35,7 @@ def token_counts() -> tuple[int, int]:
     """Tokens of the padded batch and of the flat row."""
     lengths = completion_lengths()
     # The last prompt token is repeated in front of each completion: it predicts the completion's first token.
-    (row,) = plan_rows([Item(group=0, shared=PROMPT_TOKENS - 1, own=1 + n) for n in lengths])
+    (row,) = plan_rows([RowSize(group=0, shared=PROMPT_TOKENS - 1, own=1 + n) for n in lengths])
     return GROUP * (PROMPT_TOKENS + max(lengths)), row.num_tokens
 
 

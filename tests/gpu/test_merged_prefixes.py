@@ -8,7 +8,8 @@ import torch
 from tests.gpu.card import DEVICE, MARKS, ON_CARD
 from trl_ext.packing.kernels import choose_kernel, sdpa_attention, varlen_attention
 from trl_ext.packing.merge import CpuKernel, VarlenKernel, merged_attention
-from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
 
 pytestmark = MARKS
@@ -28,7 +29,7 @@ def results(attend, table, q, k, v, grad) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"llama, {shape}")
 def test_errors_are_at_most_twice_those_of_copies(shape):
-    items = [Item(i, prefix, own) for i, (prefix, owns) in enumerate(SHAPES[shape]) for own in owns]
+    items = [RowSize(i, prefix, own) for i, (prefix, owns) in enumerate(SHAPES[shape]) for own in owns]
     (row,) = plan_rows(items)
     table = SegmentTable(row.segments, DEVICE)
     draw = torch.Generator().manual_seed(0)

@@ -109,7 +109,8 @@ def varlen_attention(
 ) -> torch.Tensor:
     """`torch.nn.attention.varlen.varlen_attn`: one CUDA call, half precision, no flash-attn wheel."""
     ragged = _ragged(query, key, value, segments)
-    return call_varlen_attn(*ragged, scale=scale, window_left=_keys_before(window))[None]
+    before = -1 if window is None else window - 1  # keys before itself that a query sees; -1 for all
+    return call_varlen_attn(*ragged, scale=scale, window_left=before)[None]
 
 
 def flash_attention(
@@ -147,8 +148,3 @@ def _ragged(
         k, v = k.index_select(0, copies.index), v.index_select(0, copies.index)
     lengths = (segments.cu_seqlens, copies.cu_seqlens, max(segments.lengths), copies.longest)
     return (q.contiguous(), k.contiguous(), v.contiguous(), *lengths)
-
-
-def _keys_before(window: int | None) -> int:
-    """Keys before itself that a query sees, as varlen kernels count; -1 for all."""
-    return -1 if window is None else window - 1

@@ -13,7 +13,8 @@ import torch
 from transformers.utils import logging
 
 from trl_ext.packing.merge import Kernel, backward, forward
-from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
 
 logger = logging.get_logger(__name__)
@@ -46,7 +47,7 @@ def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size
 def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> float:
     """Return the largest relative error of output and gradients, on a row with prefixes of prefixes."""
     beginnings = {0: [*range(40)], 1: [*range(21), 3, 4], 2: [*range(21), *range(9)]}
-    items = [Item(group, len(tokens), own) for group, tokens in beginnings.items() for own in (3, 9, 1)]
+    items = [RowSize(group, len(tokens), own) for group, tokens in beginnings.items() for own in (3, 9, 1)]
     (row,) = plan_rows(items, None, {group: np.array(tokens) for group, tokens in beginnings.items()})
     table = SegmentTable(row.segments, device)
     draw = torch.Generator().manual_seed(0)

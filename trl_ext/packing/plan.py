@@ -13,32 +13,15 @@ prefixes of one level lie side by side, but where prefixes of different roots ar
 The plan is a pure function of its arguments: equal batches give equal plans on every rank and in every run.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from trl_ext.errors import PackingError
+from trl_ext.packing.step_plan import RowSize, plan_step
 from trl_ext.packing.trie import Node, grow
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One sequence to place.
-
-    Args:
-        group: Sequences with the same number start with the same `shared` tokens.
-        shared: Leading tokens that may be forwarded once for the whole group.
-        own: Tokens after the shared ones, at least 1.
-    """
-
-    group: int
-    shared: int
-    own: int
-
-    @property
-    def length(self) -> int:
-        return self.shared + self.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +76,30 @@ class PlannedRow:
         return segment.start + token - segment.offset
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Members of one group that lie in one row, behind one copy of the shared tokens."""
-
-    members: tuple[int, ...]
-    num_tokens: int
-
-
 def plan_rows(
-    items: Sequence[Item], max_tokens: int | None = None, beginnings: dict[int, np.ndarray] | None = None
+    items: Sequence[RowSize], max_tokens: int | None = None, beginnings: dict[int, np.ndarray] | None = None
 ) -> list[PlannedRow]:
     """Lay every item into exactly one row.
 
     Args:
         items: Sequences to place.
-        max_tokens: Most tokens in one row; None puts everything into a single row.
+        max_tokens: Most tokens in one row, or those of the longest item if they are more: it is too late to refuse
+            it. None puts everything into a single row.
         beginnings: The shared tokens of every group, if groups may share among each other what these begin with.
 
     Returns:
         Rows in the order of their first item. Without a budget there is one row.
 
     Raises:
-        PackingError: an item alone is longer than `max_tokens`, has no own token, or disagrees with its group about
-            the number of shared tokens.
+        PackingError: an item has no own token, or disagrees with its group about the number of shared tokens.
     """
-    _check(items, max_tokens)
-    blocks = [block for members in _groups(items) for block in _split(items, members, max_tokens)]
-    return [_lay(items, row, beginnings or {}) for row in _first_fit_decreasing(blocks, max_tokens)]
+    _check(items)
+    everything = [tuple(range(len(items)))]
+    rows = everything if max_tokens is None else sorted(plan_step(items, 1, max_tokens, math.inf).forwards[0])
+    return [_lay(items, row, beginnings or {}) for row in rows]
 
 
-def _check(items: Sequence[Item], max_tokens: int | None) -> None:
+def _check(items: Sequence[RowSize]) -> None:
     if not items:
         raise PackingError("There is nothing to pack: 0 sequences. Give at least one.")
     shared: dict[int, int] = {}
@@ -137,63 +113,13 @@ def _check(items: Sequence[Item], max_tokens: int | None) -> None:
                 f"Sequence {index} shares {item.shared} tokens but its group {item.group} shares "
                 f"{shared[item.group]}. Members of a group share the same tokens."
             )
-        if max_tokens is not None and item.length > max_tokens:
-            raise PackingError(
-                f"Sequence {index} has {item.length} tokens but a forward may hold {max_tokens}. "
-                f"Set max_tokens_per_forward to at least {item.length}, or shorten the sequences."
-            )
 
 
-def _groups(items: Sequence[Item]) -> list[list[int]]:
+def _lay(items: Sequence[RowSize], row: Sequence[int], beginnings: dict[int, np.ndarray]) -> PlannedRow:
+    """Lay items into one row: prefixes by level, then sequences with a prefix, then those without."""
     members: dict[int, list[int]] = {}
-    for index, item in enumerate(items):
-        members.setdefault(item.group, []).append(index)
-    return list(members.values())
-
-
-def _split(items: Sequence[Item], members: list[int], max_tokens: int | None) -> list[_Block]:
-    """Cut a group that is over the budget into blocks, each with its own copy of the shared tokens."""
-    shared = items[members[0]].shared
-    if max_tokens is None or shared + sum(items[i].own for i in members) <= max_tokens:
-        return [_Block(tuple(members), shared + sum(items[i].own for i in members))]
-    bins: list[list[int]] = []
-    used: list[int] = []
-    # Longest first: a long completion that comes late opens a block, and a copy of the prompt, of its own.
-    for index in sorted(members, key=lambda i: (-items[i].own, i)):
-        own = items[index].own
-        place = next((b for b, tokens in enumerate(used) if tokens + own <= max_tokens), None)
-        if place is None:
-            bins.append([index])
-            used.append(shared + own)
-        else:
-            bins[place].append(index)
-            used[place] += own
-    return [_Block(tuple(sorted(b)), tokens) for b, tokens in zip(bins, used, strict=True)]
-
-
-def _first_fit_decreasing(blocks: list[_Block], max_tokens: int | None) -> list[list[_Block]]:
-    if max_tokens is None:
-        return [blocks]
-    rows: list[list[_Block]] = []
-    used: list[int] = []
-    for block in sorted(blocks, key=lambda b: (-b.num_tokens, b.members)):
-        place = next((r for r, tokens in enumerate(used) if tokens + block.num_tokens <= max_tokens), None)
-        if place is None:
-            rows.append([block])
-            used.append(block.num_tokens)
-        else:
-            rows[place].append(block)
-            used[place] += block.num_tokens
-    ordered = [sorted(row, key=lambda b: b.members) for row in rows]
-    return sorted(ordered, key=lambda row: row[0].members)
-
-
-def _lay(items: Sequence[Item], blocks: list[_Block], beginnings: dict[int, np.ndarray]) -> PlannedRow:
-    """Lay blocks into one row: prefixes by level, then sequences with a prefix, then those without."""
-    # Two blocks of a group meet in a row only where neither had room for the other's members; together they share.
-    members: dict[int, list[int]] = {}
-    for block in blocks:
-        members.setdefault(items[block.members[0]].group, []).extend(block.members)
+    for index in row:
+        members.setdefault(items[index].group, []).append(index)
     shared = {group: items[m[0]].shared for group, m in members.items()}
     prefixes: list[tuple[int, Node, Node | None]] = []  # level, node, parent
     leaves: list[tuple[int, Node | None]] = []  # sequence, parent

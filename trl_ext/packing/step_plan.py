@@ -23,12 +23,16 @@ class RowSize:
     Args:
         group: Rows with the same number begin with the same `shared` tokens.
         shared: Leading tokens that are forwarded once for the rows of a group in the same forward.
-        own: Tokens after these.
+        own: Tokens after these, at least 1.
     """
 
     group: int
     shared: int
     own: int
+
+    @property
+    def length(self) -> int:
+        return self.shared + self.own
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class RowBlock:
     cost: float
 
 
-def forward_cost(rows: Sequence[RowSize], hidden_size: int) -> float:
+def forward_cost(rows: Sequence[RowSize], hidden_size: float) -> float:
     """Cost of a forward of one group's rows, in units of one token through the linear layers.
 
     A token costs about 24 h**2 operations a layer in the linear layers (attention projections 8 h**2, a gated MLP
@@ -110,7 +114,7 @@ def plan_step(
     rows: Sequence[RowSize],
     num_ranks: int,
     max_tokens: int,
-    hidden_size: int,
+    hidden_size: float,
     homes: Sequence[int] | None = None,
 ) -> StepPlan:
     """Put every row into one forward of one rank.
@@ -122,13 +126,13 @@ def plan_step(
         rows: All rows of the step, over all ranks.
         num_ranks: Ranks that share the work.
         max_tokens: Most tokens of a forward. A larger row gets a forward of its own: it is too late to refuse it.
-        hidden_size: Of the model; weighs attention against the linear layers.
+        hidden_size: Of the model; weighs attention against the linear layers. Infinite: tokens alone count.
         homes: The rank of each row, where rows may not change it.
 
     Returns:
         Equal arguments give equal plans, on every rank and in every run.
     """
-    max_tokens = max(max_tokens, max((row.shared + row.own for row in rows), default=0))
+    max_tokens = max(max_tokens, max((row.length for row in rows), default=0))
     if homes is not None:
         mine = [[i for i, home in enumerate(homes) if home == rank] for rank in range(num_ranks)]
         of_ranks = [_blocks(rows, part, max_tokens, hidden_size) for part in mine]
@@ -188,7 +192,7 @@ def _first_seen(rows: Sequence[RowSize]) -> dict[int, int]:
     return seen
 
 
-def _blocks(rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: int) -> list[RowBlock]:
+def _blocks(rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hidden_size: float) -> list[RowBlock]:
     """Return the groups; one that is over the budget in parts, each with its own copy of what it shares."""
     groups: dict[int, list[int]] = {}
     for i in members:
@@ -197,7 +201,7 @@ def _blocks(rows: Sequence[RowSize], members: Iterable[int], max_tokens: int, hi
     return [_block(rows, part, hidden_size) for part in parts]
 
 
-def _block(rows: Sequence[RowSize], members: Sequence[int], hidden_size: int) -> RowBlock:
+def _block(rows: Sequence[RowSize], members: Sequence[int], hidden_size: float) -> RowBlock:
     sizes = [rows[i] for i in members]
     return RowBlock(tuple(sorted(members)), num_tokens(sizes), forward_cost(sizes, hidden_size))
 

@@ -155,17 +155,13 @@ class SegmentTable:
         The causal diagonal ends in the lower right corner: the last query sees every key. With a sliding window a
         query sees itself and the `window - 1` keys before it.
         """
-        shape = (segment.length, segment.num_keys, window)
-        if shape not in self._masks:
-            self._masks[shape] = _causal_mask(*shape, device=self.device)
+        queries, keys = segment.length, segment.num_keys
+        if (shape := (queries, keys, window)) not in self._masks:
+            mask = torch.ones(queries, keys, dtype=torch.bool, device=self.device).tril(keys - queries)
+            self._masks[shape] = mask if window is None else mask.triu(keys - queries - window + 1)
         return self._masks[shape]
 
     def to(self, device: torch.device | str) -> "SegmentTable":
         """The same table on `device`."""
         device = torch.device(device)
         return self if device == self.device else SegmentTable(self.segments, device, self.group)
-
-
-def _causal_mask(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)
-    return mask if window is None else mask.triu(num_keys - num_queries - window + 1)

@@ -70,16 +70,12 @@ def test_every_thing_lands_in_one_row_within_the_budget_and_ranks_have_equally_m
     assert max(sum(tokens[i] for i in row) for row in rows) <= max_tokens
     assert len(ranks) == num_ranks
     assert len({len(rows) for rows in ranks}) == 1
+    assert all(row == sorted(row) for row in rows)
+    assert ranks == spread(tokens, costs, num_ranks, max_tokens)  # every rank plans for itself what all ranks do
 
 
-def test_a_row_lists_its_things_in_their_order():
-    ranks = spread(*sizes(pairs(64)), 2, MAX_TOKENS)
-    assert all(row == sorted(row) for row in chain.from_iterable(ranks))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "num_ranks", "rows_of_a_rank"),
-    [
+def test_there_are_as_few_rows_as_hold_everything():
+    for tokens, num_ranks, num_rows in (
         ([5, 5], 1, 1),
         ([6, 5], 1, 2),
         ([10] * 6, 1, 6),
@@ -88,10 +84,8 @@ def test_a_row_lists_its_things_in_their_order():
         ([5] * 8, 2, 2),
         ([7, 3, 6, 4, 5, 5], 1, 3),
         ([1] * 30, 3, 1),
-    ],
-)
-def test_there_are_as_few_rows_as_hold_everything(tokens, num_ranks, rows_of_a_rank):
-    assert [len(rows) for rows in spread(tokens, tokens, num_ranks, max_tokens=10)] == [rows_of_a_rank] * num_ranks
+    ):
+        assert [len(rows) for rows in spread(tokens, tokens, num_ranks, max_tokens=10)] == [num_rows] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
@@ -100,12 +94,6 @@ def test_a_ragged_step_takes_at_most_one_row_of_a_rank_more_than_its_tokens_need
         tokens, costs = sizes(pairs(256, seed))
         rows = len(spread(tokens, costs, num_ranks, MAX_TOKENS)[0])
         assert rows <= -(-sum(tokens) // (MAX_TOKENS * num_ranks)) + 1, f"seed {seed}"
-
-
-def test_equal_steps_give_equal_plans():
-    """Every rank plans for itself what all ranks do."""
-    plans = [spread(*sizes(pairs(64)), num_ranks=4, max_tokens=MAX_TOKENS) for _ in range(2)]
-    assert plans[0] == plans[1]
 
 
 def test_equal_things_are_dealt_evenly():
@@ -136,15 +124,9 @@ def test_a_thing_over_the_budget_is_refused_with_both_numbers():
         spread([3, 12, 4], [3, 12, 4], 2, 10)
 
 
-def test_a_thing_of_exactly_the_budget_fits():
+def test_exactly_the_budget_fits_and_fewer_things_than_ranks_leave_empty_rows():
     assert spread([10], [10.0], 1, 10) == [[[0]]]
-
-
-def test_fewer_things_than_ranks_leave_empty_rows():
     assert sorted(spread([4, 6], [4, 6], 4, 10)) == [[[]], [[]], [[0]], [[1]]]
-
-
-def test_nothing_gives_every_rank_an_empty_row():
     assert spread([], [], 3, 10) == [[[]], [[]], [[]]]
 
 
@@ -227,16 +209,9 @@ def test_halves_have_about_as_many_tokens():
 # Cost -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_that_sees_only_itself_costs_one_token_and_one_look():
+def test_a_token_costs_itself_and_its_looks_and_sharing_saves_both():
     assert forward_cost([RowSize(0, 0, 1)], hidden_size=100) == pytest.approx(1 + 1 / 600)
-
-
-def test_sharing_saves_the_shared_tokens_and_their_looks_at_each_other():
     shared = forward_cost([RowSize(0, 30, 10), RowSize(0, 30, 5)], HIDDEN_SIZE)
     apart = sum(forward_cost([RowSize(0, 0, own)], HIDDEN_SIZE) for own in (40, 35))
-    once = forward_cost([RowSize(0, 0, 30)], HIDDEN_SIZE)
-    assert shared == pytest.approx(apart - once)
-
-
-def test_one_long_sequence_costs_more_than_two_halves():
+    assert shared == pytest.approx(apart - forward_cost([RowSize(0, 0, 30)], HIDDEN_SIZE))
     assert forward_cost([RowSize(0, 0, 2000)], HIDDEN_SIZE) > 2 * forward_cost([RowSize(0, 0, 1000)], HIDDEN_SIZE)

@@ -5,14 +5,15 @@ import random
 import numpy as np
 import pytest
 
-from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.plan import plan_rows
 from trl_ext.packing.ragged import Ragged, runs
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.trie import MIN_SAVED
 
 SYSTEM = list(range(100, 100 + MIN_SAVED))
 
 
-def tree_of_sequences(seed: int) -> tuple[list[Item], dict[int, np.ndarray], list[list[int]]]:
+def tree_of_sequences(seed: int) -> tuple[list[RowSize], dict[int, np.ndarray], list[list[int]]]:
     """Items, beginnings and tokens of groups whose beginnings fork again and again."""
     draw = random.Random(seed)
 
@@ -27,7 +28,7 @@ def tree_of_sequences(seed: int) -> tuple[list[Item], dict[int, np.ndarray], lis
     for _ in range(draw.randrange(3, 20)):
         group = draw.randrange(len(beginnings))
         own = [7, *tokens(5)]
-        items.append(Item(group, len(beginnings[group]), len(own)))
+        items.append(RowSize(group, len(beginnings[group]), len(own)))
         sequences.append([*beginnings[group], *own])
     return items, {i: np.array(b, dtype=np.int64) for i, b in enumerate(beginnings)}, sequences
 
@@ -42,57 +43,38 @@ def read(row, segment, sequences) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("max_tokens", [None, 120])
 @pytest.mark.parametrize("seed", range(40))
-def test_every_sequence_reads_whole_along_its_chain(seed, max_tokens):
+def test_every_sequence_reads_whole_along_its_chain_and_a_trie_takes_no_more_tokens_than_groups_apart(seed):
     items, beginnings, sequences = tree_of_sequences(seed)
-    rows = plan_rows(items, max_tokens and max(max_tokens, *map(len, sequences)), beginnings)
-    own = [(row, segment) for row in rows for segment in row.segments if not segment.is_prefix]
-    assert sorted(segment.item for _, segment in own) == list(range(len(items)))
-    for row, segment in own:
-        assert read(row, segment, sequences) == sequences[segment.item]
-        flat = [t for s in row.segments for t in sequences[s.item][s.offset : s.offset + s.length]]
-        whole = sequences[segment.item]
-        assert [flat[row.place(segment, token)] for token in range(len(whole))] == whole
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_trie_takes_no_more_tokens_than_groups_apart(seed):
-    items, beginnings, _ = tree_of_sequences(seed)
+    for max_tokens in (None, max(120, *map(len, sequences))):
+        rows = plan_rows(items, max_tokens, beginnings)
+        own = [(row, segment) for row in rows for segment in row.segments if not segment.is_prefix]
+        assert sorted(segment.item for _, segment in own) == list(range(len(items)))
+        for row, segment in own:
+            whole = sequences[segment.item]
+            assert read(row, segment, sequences) == whole
+            flat = [t for s in row.segments for t in sequences[s.item][s.offset : s.offset + s.length]]
+            assert [flat[row.place(segment, token)] for token in range(len(whole))] == whole
     (together,), (apart,) = plan_rows(items, None, beginnings), plan_rows(items)
     assert together.num_tokens <= apart.num_tokens
-    assert all(
-        parent.is_prefix for s in together.segments if s.parent is not None for parent in [together.segments[s.parent]]
-    )
+    assert all(together.segments[s.parent].is_prefix for s in together.segments if s.parent is not None)
 
 
 def segments_of(*beginnings: list[int], members: int = 2) -> list[tuple[int, int | None]]:
     """Length and parent of every segment, with one own token a sequence."""
-    items = [Item(group, len(b), 1) for group, b in enumerate(beginnings) for _ in range(members)]
+    items = [RowSize(group, len(b), 1) for group, b in enumerate(beginnings) for _ in range(members)]
     (row,) = plan_rows(items, None, {group: np.array(b) for group, b in enumerate(beginnings)})
     return [(s.length, s.parent) for s in row.segments]
 
 
 def test_a_system_prompt_stands_once_before_the_prompts_of_its_groups():
-    assert segments_of([*SYSTEM, 1, 2], [*SYSTEM, 3]) == [
-        (MIN_SAVED, None),
-        (2, 0),
-        (1, 0),
-        *[(1, 1)] * 2,
-        *[(1, 2)] * 2,
-    ]
-
-
-def test_a_beginning_that_saves_less_than_a_launch_costs_is_repeated():
-    assert segments_of([*SYSTEM[1:], 1, 2], [*SYSTEM[1:], 3])[:2] == [(MIN_SAVED + 1, None), (MIN_SAVED, None)]
-
-
-def test_a_prompt_that_goes_on_from_another_ones_end_sees_it_whole():
+    members = [(1, 0), *[(1, 1)] * 2, *[(1, 2)] * 2]
+    assert segments_of([*SYSTEM, 1, 2], [*SYSTEM, 3]) == [(MIN_SAVED, None), (2, 0), *members]
+    # A prompt that goes on from another one's end sees it whole, and lone sequences share as groups do.
     assert segments_of(SYSTEM, [*SYSTEM, 1, 2]) == [(MIN_SAVED, None), (2, 0), (1, 0), (1, 0), (1, 1), (1, 1)]
-
-
-def test_lone_sequences_share_a_system_prompt_too():
     assert segments_of([*SYSTEM, 1, 2], [*SYSTEM, 3], members=1) == [(MIN_SAVED, None), (3, 0), (2, 0)]
+    # What saves less than a launch costs is repeated.
+    assert segments_of([*SYSTEM[1:], 1, 2], [*SYSTEM[1:], 3])[:2] == [(MIN_SAVED + 1, None), (MIN_SAVED, None)]
 
 
 def test_runs_are_ranges_side_by_side():

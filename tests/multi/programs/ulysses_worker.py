@@ -7,14 +7,11 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from trl.trainer.utils import add_fused_lm_head
 
 from tests import tiny
-from tests.batches import RAGGED, gradient
-from trl_ext.packing.attention import take_segments
+from tests.batches import RAGGED, gradient, ready_to_pack
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.completions import plan, score, unpad
-from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 
 FAMILIES = ("llama", "qwen3", "mistral_window", "gemma3", "qwen3_moe")
 SHARING = {"shared": True, "apart": False}
@@ -25,11 +22,7 @@ BUDGETS = (None, 45)
 
 
 def subject(family: str) -> torch.nn.Module:
-    model = tiny.model(family).eval()
-    add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
-    let_positions_be_chosen(model)
-    take_segments(model.config)
-    return model
+    return ready_to_pack(tiny.model(family).eval(), temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
 
 
 def shared(family: str, share_prompt: bool, budget: int | None, group: SequenceGroup) -> dict:

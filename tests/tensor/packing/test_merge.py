@@ -6,18 +6,17 @@ pair's own schema, so that every argument is checked by PyTorch's dispatcher.
 
 import pytest
 import torch
-from trl.trainer.utils import add_fused_lm_head
 
 from tests import tiny
-from tests.batches import Batch, alone, gradient, padded
+from tests.batches import Batch, alone, gradient, padded, ready_to_pack
 from tests.light.packing.test_trie import tree_of_sequences
 from trl_ext.packing import attention, kernels, merge_check
 from trl_ext.packing.kernels import choose_kernel, merging_pays, sdpa_attention
 from trl_ext.packing.merge import CpuKernel, VarlenKernel, merged_attention
-from trl_ext.packing.plan import Item, PlannedRow, plan_rows
+from trl_ext.packing.plan import PlannedRow, plan_rows
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
 from trl_ext.trainers.forward.completions import plan, score, unpad
-from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -120,7 +119,7 @@ def test_tries_of_the_tests_go_four_levels_deep_and_their_queries_are_no_slices(
 
 
 def test_a_level_of_groups_is_two_slices_and_no_copy():
-    table = SegmentTable(plan_rows([Item(g, 30, own) for g in (0, 1) for own in (5, 4)])[0].segments, CPU)
+    table = SegmentTable(plan_rows([RowSize(g, 30, own) for g in (0, 1) for own in (5, 4)])[0].segments, CPU)
     _, level = table.parts
     assert (level.keys, level.queries) == (slice(0, 60), slice(60, 78))
     assert (level.key_lengths, level.query_lengths) == ([30, 30], [9, 9])
@@ -129,37 +128,43 @@ def test_a_level_of_groups_is_two_slices_and_no_copy():
 # Which kernel serves ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "num_keys", "longest", "window", "pays"),
-    [
+def test_merging_pays_where_many_keys_would_be_copied_and_no_window_cuts():
+    for *row, pays in (
         (6158, 22542, 1280, None, True),  # prompt 1,024, 16 completions of 256
         (5115, 7500, 2048, None, False),  # prompt 150, completions of 300: half a copy a token
         (100, 200, 60, None, True),
         (100, 199, 60, None, False),
         (100, 900, 60, 60, True),  # no token has more keys than the window
         (100, 900, 60, 59, False),
-    ],
-)
-def test_merging_pays_where_many_keys_would_be_copied_and_no_window_cuts(num_tokens, num_keys, longest, window, pays):
-    assert merging_pays(num_tokens, num_keys, longest, window) == pays
+    ):
+        assert merging_pays(*row) == pays, row
 
 
-@pytest.mark.parametrize(
-    ("base", "device", "dtype", "options", "name"),
-    [
-        ("sdpa", "cpu", torch.float32, {}, "merged_attention"),
-        ("sdpa", "cuda", torch.bfloat16, {}, "merged_attention"),
-        ("sdpa", "cpu", torch.float32, {"dropout": 0.1}, "sdpa_attention"),
-        ("sdpa", "cuda", torch.float32, {}, "sdpa_attention"),
-        ("sdpa", "cuda", torch.bfloat16, {"dropout": 0.1}, "sdpa_attention"),
-        ("flash_attention_2", "cuda", torch.bfloat16, {}, "flash_attention"),
-    ],
-)
-def test_where_merging_pays_it_serves_unless_a_backward_is_missing(base, device, dtype, options, name, monkeypatch):
+HALF, FULL = torch.bfloat16, torch.float32
+
+
+def test_the_kernel_follows_device_precision_what_was_asked_for_and_whether_merging_pays(subtests, monkeypatch):
     monkeypatch.setattr(kernels, "has_varlen_attn", lambda device: True)
     monkeypatch.setattr(kernels, "is_exact", lambda *where: True)
-    chosen = choose_kernel(base, torch.device(device), dtype, 64, **options, merging_pays=True)
-    assert getattr(chosen, "func", chosen).__name__ == name
+    for base, device, dtype, head_size, dropout, pays, name in (
+        ("sdpa", "cpu", HALF, 64, 0.0, False, "sdpa_attention"),
+        ("sdpa", "cuda", HALF, 64, 0.0, False, "varlen_attention"),
+        ("sdpa", "cuda", torch.float16, 128, 0.0, False, "varlen_attention"),
+        ("sdpa", "cuda", FULL, 64, 0.0, False, "sdpa_attention"),
+        ("sdpa", "cuda", HALF, 512, 0.0, False, "sdpa_attention"),
+        ("flash_attention_2", "cuda", HALF, 64, 0.0, False, "flash_attention"),
+        ("flash_attention_3", "cuda", HALF, 64, 0.0, False, "flash_attention"),
+        ("flash_attention_2", "cpu", HALF, 64, 0.0, False, "sdpa_attention"),
+        ("sdpa", "cpu", FULL, 64, 0.0, True, "merged_attention"),
+        ("sdpa", "cuda", HALF, 64, 0.0, True, "merged_attention"),
+        ("sdpa", "cpu", FULL, 64, 0.1, True, "sdpa_attention"),
+        ("sdpa", "cuda", FULL, 64, 0.0, True, "sdpa_attention"),
+        ("sdpa", "cuda", HALF, 64, 0.1, True, "sdpa_attention"),
+        ("flash_attention_2", "cuda", HALF, 64, 0.0, True, "flash_attention"),
+    ):
+        with subtests.test((base, device, dtype, pays)):
+            chosen = choose_kernel(base, torch.device(device), dtype, head_size, dropout, merging_pays=pays)
+            assert getattr(chosen, "func", chosen).__name__ == name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -191,7 +196,7 @@ def test_a_kernel_that_is_wrong_or_missing_is_not_used(kernel, monkeypatch):
 
 
 def test_a_compiled_layer_merges_as_an_eager_one():
-    (row,) = plan_rows([Item(0, 30, own) for own in (5, 4, 3)])
+    (row,) = plan_rows([RowSize(0, 30, own) for own in (5, 4, 3)])
     table = SegmentTable(row.segments, CPU)
     assert merging_pays(row.num_tokens, table.num_keys, table.longest, None)
     # A head size of its own: the check runs while PyTorch's compiler looks on.
@@ -223,16 +228,13 @@ def test_log_probs_and_gradients_of_random_tries_are_those_of_each_row_alone(fam
     anywhere = merges != "nowhere"
     pays = lambda t, k, longest, window: anywhere and (window is None or longest <= window)  # noqa: E731
     monkeypatch.setattr(attention, "merging_pays", pays)
-    model = tiny.model(family)
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    let_positions_be_chosen(model)
+    model = ready_to_pack(tiny.model(family), outputs=("log_probs", "entropy"))
     for seed in (1, 6, 36):
         given = forking_batch(seed)
         flat = unpad(given.input_ids, given.attention_mask, given.width)
         reference = tiny.model(family)
         expected, _ = alone(reference, given)
         expected_gradient = gradient(reference, (expected * given.weights()).sum())
-        attention.take_segments(model.config)
         for checkpointing in (False, True):
             if checkpointing:
                 model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -1,22 +1,22 @@
 """Packed attention: no leak between segments, refusals, and what a model does without segments."""
 
 from types import FunctionType
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from trl.trainer.utils import add_fused_lm_head
 
 from tests import tiny
-from tests.batches import RAGGED, batch
+from tests.batches import RAGGED, batch, ready_to_pack
 from trl_ext.errors import PackingError
 from trl_ext.packing import attention, kernels
 from trl_ext.packing.layout import lay_out
-from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
 from trl_ext.trainers.forward.completions import forward, plan, score, unpad
-from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -77,12 +77,8 @@ def test_without_segments_a_model_is_bit_for_bit_what_it_was(family, names_as_sh
 
 def test_generation_with_a_cache_is_what_it_was(names_as_shipped):
     model = tiny.model("llama").eval()
-    ask = dict(
-        input_ids=RAGGED.input_ids[:, :20],
-        attention_mask=RAGGED.attention_mask[:, :20],
-        max_new_tokens=6,
-        do_sample=False,
-    )
+    ids, mask = RAGGED.input_ids[:, :20], RAGGED.attention_mask[:, :20]
+    ask = dict(input_ids=ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
     before = model.generate(**ask)
     attention.take_segments(model.config)
     assert torch.equal(before, model.generate(**ask))
@@ -133,79 +129,47 @@ def test_who_registers_a_name_later_serves_plain_forwards_and_no_packed_ones(nam
     assert len(calls) == model.config.num_hidden_layers
 
 
-@pytest.mark.parametrize("reason", [OSError("no connection"), ImportError("no kernels"), None])
-def test_a_kernel_of_the_hub_that_does_not_come_or_is_not_flash_attention_is_refused(reason, monkeypatch):
-    def lookup(name):
-        if reason is not None:
-            raise reason
-
-    monkeypatch.setattr(attention, "flash_varlen_function", lookup)
-    with pytest.raises(PackingError, match=str(reason or "not one of flash-attention's")):
-        attention.dispatch_on_segments("kernels-community/sparse")
+def test_a_kernel_of_the_hub_that_does_not_come_or_is_not_flash_attention_is_refused(monkeypatch):
+    for reason in (OSError("no connection"), ImportError("no kernels"), None):
+        lookup = Mock(side_effect=reason, return_value=None)
+        monkeypatch.setattr(attention, "flash_varlen_function", lookup)
+        with pytest.raises(PackingError, match=str(reason or "not one of flash-attention's")):
+            attention.dispatch_on_segments("kernels-community/sparse")
 
 
-@pytest.mark.parametrize(
-    ("base", "device", "dtype", "head_size", "kernel"),
-    [
-        ("sdpa", "cpu", torch.bfloat16, 64, "sdpa_attention"),
-        ("sdpa", "cuda", torch.bfloat16, 64, "varlen_attention"),
-        ("sdpa", "cuda", torch.float16, 128, "varlen_attention"),
-        ("sdpa", "cuda", torch.float32, 64, "sdpa_attention"),
-        ("sdpa", "cuda", torch.bfloat16, 512, "sdpa_attention"),
-        ("flash_attention_2", "cuda", torch.bfloat16, 64, "flash_attention"),
-        ("flash_attention_3", "cuda", torch.bfloat16, 64, "flash_attention"),
-        ("flash_attention_2", "cpu", torch.bfloat16, 64, "sdpa_attention"),
-    ],
-)
-def test_the_kernel_follows_device_precision_and_what_was_asked_for(
-    base, device, dtype, head_size, kernel, monkeypatch
-):
-    monkeypatch.setattr("trl_ext.packing.kernels.has_varlen_attn", lambda device: True)
-    chosen = kernels.choose_kernel(base, torch.device(device), dtype, head_size)
-    assert getattr(chosen, "func", chosen).__name__ == kernel
+def table_of(*rows):
+    (row,) = plan_rows([RowSize(*sizes) for sizes in rows])
+    return SegmentTable(row.segments, CPU)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_a_mask_ends_in_the_lower_right_corner(window):
-    (row,) = plan_rows([Item(0, 3, 2)] * 2)
-    table = SegmentTable(row.segments, CPU)
-    mask = table.mask(row.segments[1], window)
-    expected = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
-    if window:
-        expected[1, 0] = False
-    assert torch.equal(mask, expected)
+def test_a_mask_ends_in_the_lower_right_corner():
+    table = table_of((0, 3, 2), (0, 3, 2))
+    for window, first in ((None, 1), (4, 0)):
+        expected = torch.tensor([[1, 1, 1, 1, 0], [first, 1, 1, 1, 1]], dtype=torch.bool)
+        assert torch.equal(table.mask(table.segments[1], window), expected)
 
 
-def test_keys_are_gathered_prefix_first():
-    (row,) = plan_rows([Item(0, 2, 1)] * 2)
-    table = SegmentTable(row.segments, CPU)
+def test_keys_are_gathered_prefix_first_where_something_is_shared():
+    table = table_of((0, 2, 1), (0, 2, 1))
     assert table.copies.index.tolist() == [0, 1, 0, 1, 2, 0, 1, 3]
     assert table.cu_seqlens.tolist() == [0, 2, 3, 4]
     assert table.copies.cu_seqlens.tolist() == [0, 2, 5, 8]
+    assert table_of((0, 0, 4), (1, 0, 3)).copies.index is None
 
 
-def test_no_gather_when_nothing_is_shared():
-    (row,) = plan_rows([Item(0, 0, 4), Item(1, 0, 3)])
-    assert SegmentTable(row.segments, CPU).copies.index is None
-
-
-@pytest.mark.parametrize("extra", ["softcap", "s_aux", "position_bias"])
-def test_an_attention_feature_it_does_not_compute_is_refused(extra):
-    (row,) = plan_rows([Item(0, 0, 4)])
-    x = torch.zeros(1, 2, 4, 8)
-    with pytest.raises(PackingError, match=extra):
-        attention.attend(
-            torch.nn.Module(), x, x, x, None, base="sdpa", segments=SegmentTable(row.segments, CPU), **{extra: 1.0}
-        )
+def test_an_attention_feature_it_does_not_compute_is_refused():
+    x, table = torch.zeros(1, 2, 4, 8), table_of((0, 0, 4))
+    for extra in ("softcap", "s_aux", "position_bias"):
+        with pytest.raises(PackingError, match=extra):
+            attention.attend(torch.nn.Module(), x, x, x, None, base="sdpa", segments=table, **{extra: 1.0})
 
 
 def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
     """The gather that varlen kernels are fed with, checked against the reference by a kernel written out here."""
-    (row,) = plan_rows([Item(0, 5, 2), Item(0, 5, 4), Item(1, 0, 3)])
-    table = SegmentTable(row.segments, CPU)
-    draw = torch.Generator().manual_seed(0)
-    q = torch.randn(1, 4, row.num_tokens, 8, generator=draw)
-    k, v = (torch.randn(1, 2, row.num_tokens, 8, generator=draw) for _ in range(2))
+    table, draw = table_of((0, 5, 2), (0, 5, 4), (1, 0, 3)), torch.Generator().manual_seed(0)
+    num_tokens = table.segments[-1].end
+    q = torch.randn(1, 4, num_tokens, 8, generator=draw)
+    k, v = (torch.randn(1, 2, num_tokens, 8, generator=draw) for _ in range(2))
 
     def kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_left):
         out = []
@@ -227,10 +191,7 @@ def test_ragged_kernels_get_what_the_reference_computes(monkeypatch):
 
 
 def test_scores_return_to_their_row_and_column():
-    model = tiny.model("llama").eval()
-    add_fused_lm_head(model)
-    let_positions_be_chosen(model)
-    attention.take_segments(model.config)
+    model = ready_to_pack(tiny.model("llama").eval())
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)
     with torch.no_grad():
         together = score(model, flat, plan(flat, True), torch.device("cpu")).logps
@@ -249,10 +210,7 @@ def test_the_first_token_of_a_segment_is_not_scored():
 
 
 def test_a_packed_forward_needs_no_mask_of_the_whole_row(monkeypatch):
-    model = tiny.model("llama").eval()
-    add_fused_lm_head(model)
-    let_positions_be_chosen(model)
-    attention.take_segments(model.config)
+    model = ready_to_pack(tiny.model("llama").eval())
     dense = attention.MaskDispatch("sdpa", lambda *_, **__: pytest.fail("a [T, T] mask was built"))
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", dense)
     flat = unpad(RAGGED.input_ids, RAGGED.attention_mask, RAGGED.width)

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from trl.trainer.utils import add_fused_lm_head
 
 from tests import tiny
-from tests.batches import batch, gradient
+from tests.batches import batch, gradient, ready_to_pack
 from trl_ext.packing import attention
 from trl_ext.trainers.forward.completions import plan, score, unpad
-from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 
 torch.set_num_threads(1)
 
@@ -28,10 +26,7 @@ def nothing_compiled() -> Iterator[None]:
 
 
 def test_rows_of_all_lengths_share_their_graphs_and_give_the_same_numbers():
-    model = tiny.model("llama", num_hidden_layers=1)
-    add_fused_lm_head(model)
-    let_positions_be_chosen(model)
-    attention.take_segments(model.config)
+    model = ready_to_pack(tiny.model("llama", num_hidden_layers=1))
     compiled = torch.compile(model, backend="eager")
     draw = random.Random(0)
     num_graphs = []

@@ -5,17 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trl.trainer.utils import add_fused_lm_head
 
 from tests import tiny
-from tests.batches import alone, batch
+from tests.batches import alone, batch, ready_to_pack
 from trl_ext.errors import PackingError
 from trl_ext.packing import attention
 from trl_ext.packing.check import CheckResult, longest_window, probes
-from trl_ext.packing.plan import Item, plan_rows
+from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import SegmentTable
 from trl_ext.trainers.forward.completions import plan, score, unpad
-from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.grpo.self_check import check_causal_model
 
 torch.set_num_threads(1)
@@ -32,11 +31,7 @@ FAMILIES = {
 
 
 def packable(family: str, **changes) -> torch.nn.Module:
-    model = tiny.model(family, sliding_window=WINDOW, **changes).eval()
-    add_fused_lm_head(model)
-    let_positions_be_chosen(model)
-    attention.take_segments(model.config)
-    return model
+    return ready_to_pack(tiny.model(family, sliding_window=WINDOW, **changes).eval())
 
 
 def self_check(model: torch.nn.Module) -> CheckResult:
@@ -60,18 +55,14 @@ def test_rows_longer_than_the_window_score_as_each_row_alone(family, share_promp
 
 @pytest.mark.parametrize("family", ["doge", "doge_window"])
 def test_a_model_whose_layers_make_masks_of_their_own_cannot_be_packed(family):
-    model = tiny.model(family).eval()
-    add_fused_lm_head(model)
-    let_positions_be_chosen(model)
-    attention.take_segments(model.config)
-    result = self_check(model)
+    result = self_check(ready_to_pack(tiny.model(family).eval()))
     assert not result.is_exact
     assert "mask" in result.failure.lower()
 
 
 def attend(mask: object, base: str = "sdpa", **options: int) -> torch.Tensor:
     """One packed layer on a row of 6 tokens."""
-    (row,) = plan_rows([Item(0, 0, 6)])
+    (row,) = plan_rows([RowSize(0, 0, 6)])
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 6, 8, generator=draw) for _ in range(3))
     out, _ = attention.attend(
@@ -80,16 +71,13 @@ def attend(mask: object, base: str = "sdpa", **options: int) -> torch.Tensor:
     return out
 
 
-def test_a_mask_of_a_layers_own_is_refused():
-    with pytest.raises(PackingError, match="its own mask"):
-        attend(torch.zeros(1, 1, 6, 6))
-
-
 def test_the_window_is_read_where_transformers_reads_it():
     everything, windowed = attend(None), attend(attention.WindowMask(2))
     assert not torch.equal(everything, windowed)
     assert torch.equal(attend(None, sliding_window=2), everything)  # sdpa takes no keyword
     assert torch.equal(attend(None, base="flash_attention_2", sliding_window=2), windowed)
+    with pytest.raises(PackingError, match="its own mask"):
+        attend(torch.zeros(1, 1, 6, 6))
 
 
 def mask_in_a_packed_forward(base: str, config: dict[str, int], **options: object) -> object:
@@ -103,34 +91,24 @@ def test_a_packed_forward_keeps_the_window_of_a_mask():
     assert mask_in_a_packed_forward("flash_attention_2", {"sliding_window": 5}, local_size=5) is None
 
 
-@pytest.mark.parametrize(
-    ("config", "options"),
-    [({"attention_chunk_size": 8}, {"local_size": 8}), ({}, {"use_vmap": True})],
-    ids=["chunks", "a function laid over it"],
-)
-def test_a_mask_that_is_neither_causal_nor_a_window_is_refused(config, options):
-    with pytest.raises(PackingError, match="neither causal nor a sliding window"):
-        mask_in_a_packed_forward("sdpa", config, **options)
+def test_a_mask_that_is_neither_causal_nor_a_window_is_refused():
+    chunks, function_over_it = ({"attention_chunk_size": 8}, {"local_size": 8}), ({}, {"use_vmap": True})
+    for config, options in (chunks, function_over_it):
+        with pytest.raises(PackingError, match="neither causal nor a sliding window"):
+            mask_in_a_packed_forward("sdpa", config, **options)
 
 
-@pytest.mark.parametrize(
-    ("fields", "window"),
-    [
+def test_the_check_knows_the_windows_that_a_config_names_and_its_rows_go_beyond_them():
+    for fields, window in (
         ({}, 0),
         ({"sliding_window": 32, "max_window_layers": 28}, 32),
         ({"attention_chunk_size": 64, "keep_window_size": 100, "sliding_window": None}, 100),
         ({"attention_window": [16, 48]}, 48),
         ({"sliding_window": 4096}, 0),  # too long for a check, and read from the mask
         ({"sliding_window": 200, "max_position_embeddings": 128}, 0),  # no row is so long
-    ],
-)
-def test_the_check_knows_the_windows_that_a_config_names(fields, window):
-    assert longest_window(SimpleNamespace(to_dict=lambda: fields, **fields)) == window
-
-
-def test_rows_of_the_check_go_beyond_the_window():
-    prompts = [len(probe.prompt) for probe in probes(tiny.VOCAB, WINDOW)]
-    assert prompts[-2:] == [WINDOW + 2, WINDOW + 2]
+    ):
+        assert longest_window(SimpleNamespace(to_dict=lambda fields=fields: fields, **fields)) == window, fields
+    assert [len(probe.prompt) for probe in probes(tiny.VOCAB, WINDOW)][-2:] == [WINDOW + 2, WINDOW + 2]
     assert probes(tiny.VOCAB, WINDOW)[:-2] == probes(tiny.VOCAB)
 
 

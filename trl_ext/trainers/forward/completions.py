@@ -13,7 +13,7 @@ import torch
 from trl_ext.compat.trl import head_in_cache
 from trl_ext.errors import DataError
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
-from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
+from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup, sum_over
@@ -99,24 +99,14 @@ def plan(
     Rows without a scored token (completions masked because they were cut off) are left out, since nothing asks for
     their log-probabilities; `keep_all` keeps them, for models whose auxiliary loss counts every token.
 
-    A sequence longer than `max_tokens` gets a forward of its own: at this point a crash would cost a run.
+    `max_tokens` as in `plan_rows`.
     """
     kept = [i for i, scored in enumerate(batch.num_scored) if scored or keep_all]
     if not kept:
         return [_filler(batch)]
-    groups: dict[bytes, int] = {}
-    beginnings: dict[int, np.ndarray] = {}
-    items = []
-    for i in kept:
-        tokens = batch.sequences[i]
-        prompt = tokens[: len(tokens) - batch.num_scored[i]]
-        # The last prompt token stays with each completion: it is the one that predicts the first completion token.
-        beginning = prompt[:-1] if share_prompt else prompt[:0]
-        group = groups.setdefault(prompt.tobytes(), len(groups))
-        beginnings[group] = beginning
-        items.append(Item(group, len(beginning), len(tokens) - len(beginning)))
-    if max_tokens is not None:
-        max_tokens = max(max_tokens, *(item.length for item in items))
+    sizes = row_sizes(batch, share_prompt)
+    items = [sizes[i] for i in kept]
+    beginnings = {sizes[i].group: batch.sequences[i][: sizes[i].shared] for i in kept}
     return renumbered(plan_rows(items, max_tokens, beginnings), kept)
 
 
@@ -127,6 +117,7 @@ def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:
     for i, scored in enumerate(batch.num_scored):
         tokens = batch.sequences[i]
         prompt = tokens[: len(tokens) - scored]
+        # The last prompt token stays with each completion: it is the one that predicts the first completion token.
         shared = max(len(prompt) - 1, 0) if share_prompt else 0
         group = groups.setdefault(prompt.tobytes(), len(groups)) if share_prompt else i
         sizes.append(RowSize(group, shared, len(tokens) - shared))

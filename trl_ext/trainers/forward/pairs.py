@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from trl_ext.packing.layout import FlatRow, flatten
-from trl_ext.packing.plan import Item, PlannedRow, Segment, plan_rows
+from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token
 
@@ -80,7 +81,7 @@ def pair_row(examples: Sequence[Mapping[str, Any]], share_prompt: bool, pad_toke
     for i, example in enumerate(examples):
         shared = shared_of(example) if share_prompt else 0
         beginnings[i] = ragged[2 * i][:shared]
-        items += [Item(i, shared, len(side) - shared) for side in sequences[2 * i : 2 * i + 2]]
+        items += [RowSize(i, shared, len(side) - shared) for side in sequences[2 * i : 2 * i + 2]]
     (row,) = plan_rows(items, beginnings=beginnings)
     own = {segment.item: segment for segment in row.segments if not segment.is_prefix}
     ends = [row.place(own[i], scored_token(side, pad_token_id)) for i, side in enumerate(sequences)]

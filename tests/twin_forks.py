@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
@@ -57,7 +58,7 @@ def _ask(server: "subprocess.Popen[str]", simulation: Simulation, errors: IO[str
         return TwinResult({}, refusal=sentence)
     line = ""
     with suppress(BrokenPipeError):  # it has died, and says below of what
-        server.stdin.write(json.dumps(simulation.as_dict()) + "\n")
+        server.stdin.write(json.dumps(asdict(simulation)) + "\n")
         server.stdin.flush()
         line = server.stdout.readline()
     if not line:

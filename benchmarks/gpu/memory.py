@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def ask(row: Row, device: str, cap: int | None, limit_s: float) -> dict[str, Any
     simulation = simulation_of(row.job, row.config, row.num_gpus)
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
-        task.write_text(json.dumps({"simulation": simulation.as_dict(), "device": device, "cap": cap}))
+        task.write_text(json.dumps({"simulation": asdict(simulation), "device": device, "cap": cap}))
         variables = surroundings(simulation, device, row.job.expandable_segments)
         return runner.ask(["-m", "benchmarks.gpu.memory_worker", str(task)], limit_s, variables)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResul
         return TwinResult({}, refusal=sentence)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.json"
-        file.write_text(json.dumps(simulation.as_dict()), encoding="utf-8")
+        file.write_text(json.dumps(asdict(simulation)), encoding="utf-8")
         command = [sys.executable, "-m", "trl_ext.twin", str(file)]
         try:
             process = subprocess.run(

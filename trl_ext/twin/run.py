@@ -73,11 +73,9 @@ def start_world(num_gpus: int) -> None:
         deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
 
 
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
+def silence() -> contextlib.AbstractContextManager[Any]:
     """Drop what trainers print inside the block."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
+    return contextlib.redirect_stdout(io.StringIO())
 
 
 @contextlib.contextmanager
@@ -172,14 +170,11 @@ def make_arguments(simulation: Simulation, folder: str, **others: Any) -> Any:
         # Equal fake prompts are different ones in the worst case.
         values |= {"max_completion_length": simulation.completion_tokens, "share_prompt": False}
     if simulation.deepspeed:
-        values["deepspeed"] = with_any_optimizer(simulation.deepspeed)
+        # Open to every optimizer, and with "auto" for batch sizes that the settings leave out.
+        sizes = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+        opened = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+        values["deepspeed"] = {**dict.fromkeys(sizes, "auto"), **simulation.deepspeed, **opened}
     return kinds[simulation.trainer](output_dir=folder, **{**values, **others})
-
-
-def with_any_optimizer(config: Any) -> dict[str, Any]:
-    """DeepSpeed's settings, with "auto" for batch sizes that they leave out, and open to every optimizer."""
-    auto = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), "auto")
-    return {**auto, **config, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
 def make_trainer(simulation: Simulation, arguments: Any) -> Any:

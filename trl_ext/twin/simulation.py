@@ -5,7 +5,7 @@ The one format of the twin, as JSON between two processes: a `Job` becomes one, 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,6 @@ class Simulation:
     @property
     def zero_stage(self) -> int:
         return int((self.deepspeed or {}).get("zero_optimization", {}).get("stage", 0))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The simulation as JSON values."""
-        return asdict(self)
 
 
 def why_not(simulation: Simulation) -> str:

@@ -103,17 +103,16 @@ class Tracker(TorchDispatchMode):
     def _called(self, module: torch.nn.Module) -> str:
         return self._names.get(id(module)) or type(module).__name__
 
-    def _where(self) -> str:
-        if torch._C._current_graph_task_id() == -1 or self._modules:
-            return self._called(self._modules[-1]) if self._modules else ""
-        return f"backward of {self._backward_module}" if self._backward_module else "backward"
-
     # Bytes --------------------------------------------------------------------------------------------------------
 
     def _note(self, op: str) -> None:
         peak = self.peaks.setdefault(self._phases[-1], Peak())
         if self.live > peak.num_bytes:
-            peak.num_bytes, peak.op, peak.module = self.live, op, self._where()
+            if torch._C._current_graph_task_id() == -1 or self._modules:
+                where = self._called(self._modules[-1]) if self._modules else ""
+            else:
+                where = f"backward of {self._backward_module}" if self._backward_module else "backward"
+            peak.num_bytes, peak.op, peak.module = self.live, op, where
 
     def _count(self, tensor: torch.Tensor, op: str) -> None:
         if tensor.device.type == "meta":  # DeepSpeed keeps meta copies of all weights

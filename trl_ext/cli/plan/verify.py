@@ -7,7 +7,7 @@ process of its own, and counts every byte. What the twin does not run, generatio
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.planner.planner import Plan, Plans
+from trl_ext.memory.planner.planner import Plans
 from trl_ext.memory.units import gib
 
 # Half a minute for 8B, four minutes for 70B under ZeRO-3 (measured on two busy cores); time goes with the layers.
@@ -38,7 +38,10 @@ def verified(plans: Plans, model: str) -> dict[str, Any]:
     result = run_apart(simulation, TIMEOUT_S)
     if result.refusal:
         return {"refusal": result.refusal}
-    formula_gib, twin_gib = trained_gib(plans.best, set(result.peaks)), result.peak_gib
+    # The formulas' peak over the twin's phases, without vLLM's share of the card.
+    peaks = [peak for phase, peak in estimate.worst.items() if phase in result.peaks]
+    formula_gib = max(gib(peak.num_bytes - peak.terms.get("vLLM", 0.0)) for peak in peaks)
+    twin_gib = result.peak_gib
     return {
         "refusal": "",
         "phase": max(set(result.peaks) - {"load"}, key=lambda phase: result.peaks[phase].num_bytes),
@@ -47,12 +50,6 @@ def verified(plans: Plans, model: str) -> dict[str, Any]:
         "difference_frac": round(formula_gib / twin_gib - 1, 4),
         "seconds": result.seconds,
     }
-
-
-def trained_gib(plan: Plan, phases: set[str]) -> float:
-    """The formulas' peak over these phases, without vLLM's share of the card."""
-    peaks = [peak for phase, peak in plan.estimate.worst.items() if phase in phases]
-    return max(gib(peak.num_bytes - peak.terms.get("vLLM", 0.0)) for peak in peaks)
 
 
 def sentence(answer: dict[str, Any]) -> str:

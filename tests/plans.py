@@ -1,4 +1,4 @@
-"""Runs of Llama-3-8B on four A40 as estimates, for tests of what would fit instead."""
+"""Runs of Llama-3-8B on four A40 as estimates, for tests of what would fit instead; and configs of small models."""
 
 from dataclasses import replace
 
@@ -8,8 +8,15 @@ from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.alternatives import next_stage
 from trl_ext.memory.units import gib
 
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 GPUS = "4xA40-48GB"
 LLAMA = dict(max_prompt_length=1024, max_completion_length=1024)
+
+
+def config(model_type: str, *sizes: int, kv_heads: int, **others) -> dict:
+    """A config.json, its `SIZES` in that order."""
+    named = dict(zip(SIZES, sizes, strict=True), num_key_value_heads=kv_heads)
+    return {"model_type": model_type, **named, **others}
 
 
 def planned(**settings) -> Plan:

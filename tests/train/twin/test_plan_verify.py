@@ -5,19 +5,11 @@ import shlex
 
 import pytest
 
+from tests.plans import config
 from trl_ext.cli.plan.command import EXAMPLES, NOTHING_FITS, plan
 from trl_ext.errors import ConfigError
 
-TINY = {
-    "model_type": "llama",
-    "vocab_size": 4096,
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 4096,
-}
+TINY = config("llama", 4096, 1024, 2816, 2, 8, kv_heads=4, max_position_embeddings=4096)
 QUESTION = "--trainer grpo --gpus 1xRTX4090".split()
 
 
@@ -48,22 +40,15 @@ def test_json_carries_both_numbers_and_their_difference(model, capsys):
     assert abs(answer["difference_frac"]) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("--model 1B --zero_stage 2 --offload optimizer", "not verified: Offloading: "),
-        ("--model Qwen/Qwen3-30B-A3B --method lora --gpus 8xH100-80GB", "is a mixture of experts"),
-    ],
-)
-def test_what_the_twin_cannot_follow_is_a_sentence_and_the_plan_stands(words, reason, tmp_path, monkeypatch, capsys):
+def test_what_the_twin_cannot_follow_is_a_sentence_and_the_plan_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HOME", str(tmp_path))  # no model is in the hub's cache
-    assert plan([*QUESTION, *words.split(), "--verify"]) == 0
-    assert reason in capsys.readouterr().out.strip().splitlines()[-1]
-
-
-def test_without_a_plan_there_is_nothing_to_verify(capsys):
-    assert plan([*QUESTION, "--model", "7B", "--zero_stage", "0", "--verify"]) == NOTHING_FITS
-    assert capsys.readouterr().out.strip().endswith("not verified: Nothing fits, so there is no plan to verify.")
+    for words, code, reason in (
+        ("--model 1B --zero_stage 2 --offload optimizer", 0, "not verified: Offloading: "),
+        ("--model Qwen/Qwen3-30B-A3B --method lora --gpus 8xH100-80GB", 0, "is a mixture of experts"),
+        ("--model 7B --zero_stage 0", NOTHING_FITS, "not verified: Nothing fits, so there is no plan to verify."),
+    ):
+        assert plan([*QUESTION, *words.split(), "--verify"]) == code
+        assert reason in capsys.readouterr().out.strip().splitlines()[-1]
 
 
 def test_a_list_of_presets_has_no_plan_to_verify():

@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 import pytest
 
 from tests.faults.starting import IS_THOROUGH
+from tests.plans import config
 from trl_ext.cli.dryrun.command import dryrun
 from trl_ext.errors import ConfigError
 from trl_ext.memory.job import Job
@@ -19,17 +20,7 @@ from trl_ext.memory.models.shapes import scorer_params
 from trl_ext.twin import simulation_of
 from trl_ext.twin.driver import last_words
 
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 32768,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 8192,
-}
+CONFIG = config("llama", 32768, 4096, 14336, 2, 32, kv_heads=8, head_dim=128, max_position_embeddings=8192)
 LENGTHS = {"max_length": 1024, "max_prompt_length": 512, "max_completion_length": 512}
 LORA = {"method": "lora"}
 
@@ -77,13 +68,8 @@ def write_recipe(folder):
     (folder / "model" / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": 1024}))
     path = folder / "recipe.yaml"
     lines = [f"model_name_or_path: {folder / 'model'}", "dtype: bfloat16", "use_peft: true"]
-    lines += [
-        "lora_target_modules: [all-linear]",
-        "per_device_train_batch_size: 2",
-        "num_generations: 4",
-        "lora_dropout: 0.0",
-    ]
-    lines += ["gradient_accumulation_steps: 8", "max_completion_length: 128", "beta: 0.0"]
+    lines += ["lora_target_modules: [all-linear]", "lora_dropout: 0.0", "per_device_train_batch_size: 2"]
+    lines += ["gradient_accumulation_steps: 8", "num_generations: 4", "max_completion_length: 128", "beta: 0.0"]
     path.write_text("\n".join(lines))
     return path
 

@@ -2,17 +2,11 @@
 
 import pytest
 
+from tests.plans import config
 from trl_ext.memory.job import Job
 from trl_ext.twin import run_apart, simulation_of
 
-SMALL = {
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+SMALL = config("llama", 512, 64, 128, 1, 2, kv_heads=2)
 
 
 @pytest.fixture(scope="module")

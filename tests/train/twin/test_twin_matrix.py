@@ -30,34 +30,17 @@ TOLERANCE = 0.01  # of the worst phase
 BELOW = 0.05  # ZeRO-3
 CHOSEN = os.environ.get("TRL_EXT_TWIN", "")
 COUNTED = ("score", "update", "step")  # the twin does not generate
-LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size")
 CONFIGS = {
-    "llama": {**LLAMA, "vocab_size": 32768},
-    "mistral": {**LLAMA, "vocab_size": 32768, "sliding_window": None},
-    "qwen2": {
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 38016,
-    },
-    "qwen3": {**LLAMA, "intermediate_size": 12288, "head_dim": 128, "vocab_size": 37984},
-    "phi3": {
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "vocab_size": 32064,
-    },
-    "gemma3_text": {
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "vocab_size": 65536,
-        "tie_word_embeddings": True,
-    },
+    name: {**dict(zip(SIZES, sizes, strict=True)), **others}
+    for name, sizes, others in (
+        ("llama", (4096, 14336, 32, 8, 32768), {}),
+        ("mistral", (4096, 14336, 32, 8, 32768), {"sliding_window": None}),
+        ("qwen2", (3584, 18944, 28, 4, 38016), {}),
+        ("qwen3", (4096, 12288, 32, 8, 37984), {"head_dim": 128}),
+        ("phi3", (3072, 8192, 32, 32, 32064), {}),
+        ("gemma3_text", (1152, 6912, 4, 1, 65536), {"head_dim": 256, "tie_word_embeddings": True}),
+    )
 }
 TRAINERS = [("reward", None), ("grpo", None), ("ppo", "adapter"), ("ppo", "head"), ("ppo", "separate")]
 REFUSED = {("adapter", "full", stage) for stage in range(4)}
@@ -156,21 +139,11 @@ def test_they_agree_on_a_setting(twin, name, num_layers, combination, changes):
 
 
 # The optimizer step may hide what the update needs. name, layers, GPUs, combination, changes
+LONG_PAIRS = {"max_length": 8192, "per_device_train_batch_size": 2, "global_batch": 4}
+CHUNKS = {"per_device_train_batch_size": 4, "global_batch": 32, "max_tokens_per_forward": 2048}
 UPDATES = [
-    (
-        "half of the layers have their gradients in rank 0's share",
-        8,
-        2,
-        ("reward", None, "full", 2),
-        {"max_length": 8192, "per_device_train_batch_size": 2, "global_batch": 4},
-    ),
-    (
-        "a forward and a backward for each chunk of a micro-batch",
-        4,
-        8,
-        ("reward", None, "full", 2),
-        {"per_device_train_batch_size": 4, "global_batch": 32, "max_tokens_per_forward": 2048},
-    ),
+    ("half of the layers have their gradients in rank 0's share", 8, 2, ("reward", None, "full", 2), LONG_PAIRS),
+    ("a forward and a backward for each chunk of a micro-batch", 4, 8, ("reward", None, "full", 2), CHUNKS),
 ]
 
 

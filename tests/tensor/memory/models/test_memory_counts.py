@@ -6,22 +6,14 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from tests.plans import config
 from trl_ext.errors import ConfigError
 from trl_ext.memory.models.families import FAMILIES, shape_from_config
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import lm_params, lora_params, quantised_weights, scorer_params
 
-SMALL = {
-    "vocab_size": 512,
-    "hidden_size": 96,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SMALL = dict(vocab_size=512, hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=6)
+SMALL |= dict(num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2)
 SMALL_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_local_experts": 4}
 # What makes a family itself, beside its defaults.
 VARIANTS = [
@@ -50,25 +42,22 @@ def numel(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("family", "changes"), VARIANTS)
-def test_a_language_model_has_as_many_parameters_as_counted(family, changes):
-    config = small(family, **changes)
-    assert lm_params(shape_from_config(config.to_diff_dict())) == numel(on_meta(AutoModelForCausalLM, config))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_config_leaves_out_means_the_familys_default(family):
-    config = CONFIG_MAPPING[family](num_hidden_layers=2)
-    assert lm_params(shape_from_config({"model_type": family, "num_hidden_layers": 2})) == numel(
-        on_meta(AutoModelForCausalLM, config)
-    )
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "qwen3_moe"])
-def test_a_reward_model_has_a_score_head_instead_of_the_languages(family):
-    config = small(family, num_labels=1)
-    shape = shape_from_config(config.to_diff_dict())
-    assert scorer_params(shape) == numel(on_meta(AutoModelForSequenceClassification, config))
+def test_a_model_has_as_many_parameters_as_counted(subtests):
+    for family, changes in VARIANTS:
+        config = small(family, **changes)
+        with subtests.test(family, **changes):
+            count = lm_params(shape_from_config(config.to_diff_dict()))
+            assert count == numel(on_meta(AutoModelForCausalLM, config))
+    for family in FAMILIES:  # what a config leaves out means the family's default
+        config = CONFIG_MAPPING[family](num_hidden_layers=2)
+        with subtests.test(family, default=True):
+            count = lm_params(shape_from_config({"model_type": family, "num_hidden_layers": 2}))
+            assert count == numel(on_meta(AutoModelForCausalLM, config))
+    for family in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "qwen3_moe"):
+        config = small(family, num_labels=1)  # a score head instead of the language's
+        with subtests.test(family, is_scorer=True):
+            count = scorer_params(shape_from_config(config.to_diff_dict()))
+            assert count == numel(on_meta(AutoModelForSequenceClassification, config))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "phi3", "qwen2_moe", "qwen3_moe", "mixtral"])
@@ -91,19 +80,11 @@ def test_bitsandbytes_finds_the_projections_of_the_layers(family):
 
 # Families without a formula of their own ---------------------------------------------------------------------------
 
-GEMMA_TOWER = dict(
-    model_type="siglip_vision_model",
-    hidden_size=1152,
-    image_size=896,
-    intermediate_size=4304,
-    num_attention_heads=16,
-    num_hidden_layers=27,
-    patch_size=14,
-    vision_use_head=False,
-)
-QWEN_TOWER = dict(
-    depth=32, hidden_size=1280, intermediate_size=3420, num_heads=16, out_hidden_size=3584, patch_size=14
-)
+TOWER_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "patch_size")
+GEMMA_TOWER = dict(zip(TOWER_SIZES, (1152, 4304, 16, 27, 14), strict=True), image_size=896, vision_use_head=False)
+GEMMA_TOWER |= {"model_type": "siglip_vision_model"}
+QWEN_TOWER = dict(depth=32, hidden_size=1280, intermediate_size=3420, num_heads=16, out_hidden_size=3584)
+QWEN_TOWER |= {"patch_size": 14}
 
 
 def gemma3(**text):
@@ -116,32 +97,16 @@ def gemma3(**text):
 # Of Qwen/Qwen2.5-VL-7B-Instruct: the sizes of its text stand beside its tower's.
 QWEN_VL = dict(
     architectures=["Qwen2_5_VLForConditionalGeneration"],
-    model_type="qwen2_5_vl",
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_attention_heads=28,
-    num_hidden_layers=28,
-    num_key_value_heads=4,
-    tie_word_embeddings=False,
-    vocab_size=152064,
+    **config("qwen2_5_vl", 152064, 3584, 18944, 28, 28, kv_heads=4, tie_word_embeddings=False),
     vision_config=QWEN_TOWER,
 )
-
+QWEN35_TEXT = dict(hidden_size=1024, intermediate_size=3584, num_hidden_layers=24, num_attention_heads=8)
+QWEN35_TEXT |= dict(num_key_value_heads=2, linear_num_value_heads=16, max_position_embeddings=262144)
 QWEN35 = dict(
     architectures=["Qwen3_5ForConditionalGeneration"],
     model_type="qwen3_5",
     tie_word_embeddings=True,
-    text_config=dict(
-        model_type="qwen3_5_text",
-        hidden_size=1024,
-        intermediate_size=3584,
-        linear_num_value_heads=16,
-        max_position_embeddings=262144,
-        num_attention_heads=8,
-        num_hidden_layers=24,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
+    text_config=dict(model_type="qwen3_5_text", tie_word_embeddings=True, **QWEN35_TEXT),
     vision_config=dict(depth=12, hidden_size=768, intermediate_size=3072, num_heads=12, out_hidden_size=1024),
 )
 # Of Qwen/Qwen3.5-35B-A3B: the sizes of its text are its class's defaults.
@@ -151,29 +116,12 @@ QWEN35_MOE = dict(
     text_config=dict(model_type="qwen3_5_moe_text", hidden_size=2048, num_experts=256, max_position_embeddings=262144),
     vision_config=dict(out_hidden_size=2048),
 )
+GEMMA_12B = dict(num_attention_heads=16, num_hidden_layers=48, num_key_value_heads=8)
+GEMMA_27B = dict(num_attention_heads=32, num_hidden_layers=62, num_key_value_heads=16, head_dim=128)
 WITHOUT_FORMULA = {
     "gemma-3-4b": (gemma3(hidden_size=2560, intermediate_size=10240, num_hidden_layers=34), 4_300_079_472),
-    "gemma-3-12b": (
-        gemma3(
-            hidden_size=3840,
-            intermediate_size=15360,
-            num_attention_heads=16,
-            num_hidden_layers=48,
-            num_key_value_heads=8,
-        ),
-        12_187_325_040,
-    ),
-    "gemma-3-27b": (
-        gemma3(
-            hidden_size=5376,
-            intermediate_size=21504,
-            num_attention_heads=32,
-            num_hidden_layers=62,
-            num_key_value_heads=16,
-            head_dim=128,
-        ),
-        27_432_406_640,
-    ),
+    "gemma-3-12b": (gemma3(hidden_size=3840, intermediate_size=15360, **GEMMA_12B), 12_187_325_040),
+    "gemma-3-27b": (gemma3(hidden_size=5376, intermediate_size=21504, **GEMMA_27B), 27_432_406_640),
     "qwen2.5-vl-7b": (QWEN_VL, 8_292_166_656),
     # Without the layer that predicts a second token: 873,438,784 with it in the publisher's file.
     "qwen3.5-0.8b": (QWEN35, 852_985_920),
@@ -186,10 +134,8 @@ def test_a_model_without_a_formula_is_counted_as_published_by_transformers_own_c
     config, published = WITHOUT_FORMULA[name]
     shape = shape_from_config(config, name)
     assert lm_params(shape) == published
-    assert (shape.stands_for, shape.hidden) == (
-        config["model_type"],
-        (config.get("text_config") or config)["hidden_size"],
-    )
+    hidden = (config.get("text_config") or config)["hidden_size"]
+    assert (shape.stands_for, shape.hidden) == (config["model_type"], hidden)
 
 
 @pytest.mark.parametrize(

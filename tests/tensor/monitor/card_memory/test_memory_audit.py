@@ -19,15 +19,8 @@ from trl_ext.monitor.summary import MEMORY_HEADER, memory_rows, summarize
 
 PHASES = ("generate", "score", "update", "step")
 PREDICTED = {"generate": 10 * GIB, "score": 8 * GIB, "update": 16 * GIB, "step": 12 * GIB, "weight_push": 20 * GIB}
-KEYS = {
-    "memory/generate_gib",
-    "memory/score_gib",
-    "memory/update_gib",
-    "memory/step_gib",
-    "memory/reserved_gib",
-    "memory/free_share",
-    "memory/alloc_retries",
-}
+KEYS = {f"memory/{key}" for key in (*(f"{phase}_gib" for phase in PHASES), "reserved_gib", "free_share")}
+KEYS |= {"memory/alloc_retries"}
 
 
 def metered():
@@ -71,43 +64,23 @@ def test_a_peak_belongs_to_the_innermost_phase_and_logps_to_the_plans_score():
     assert peaks(meter) == {"generate": 4.0, "score": 5.0, "update": 8.0, "step": 0.0}
 
 
-def test_a_phase_that_runs_twice_keeps_the_higher_peak():
+def test_a_phase_keeps_its_highest_peak_until_it_is_read_and_its_last_one_while_it_does_not_run():
     card, meter, clock = metered()
     one_step(card, clock, update=8)
     one_step(card, clock, update=7)
     assert peaks(meter)["update"] == 8.0
-
-
-def test_a_reading_starts_over():
-    card, meter, clock = metered()
-    one_step(card, clock, update=8)
-    meter.take()
-    one_step(card, clock, update=7)
-    assert peaks(meter)["update"] == 7.0
-
-
-def test_a_phase_that_did_not_run_keeps_its_last_peak():
-    """Several optimizer steps on the same completions: the keys of a log entry stay the same."""
-    card, meter, clock = metered()
-    one_step(card, clock)
-    meter.take()
+    # Several optimizer steps on the same completions: the keys of a log entry stay the same.
     with clock.phase("update"):
         card.allocate(7)
     assert peaks(meter) == {"generate": 4.0, "score": 5.0, "update": 7.0, "step": 0.0}
 
 
-def test_what_was_allocated_before_the_start_is_in_no_phase():
+def test_what_was_allocated_before_the_start_and_evaluation_are_in_no_phase_of_the_plan():
     card = FakeCard()
     meter, clock = MemoryMeter(card, PHASES), PhaseClock()
     clock.on_charge = meter.charge
     card.allocate(20)
     meter.start()
-    one_step(card, clock)
-    assert max(peaks(meter).values()) == 8.0
-
-
-def test_evaluation_is_in_no_phase_of_the_plan():
-    card, meter, clock = metered()
     one_step(card, clock)
     with clock.phase("evaluate", whole=True):
         card.allocate(15)
@@ -135,22 +108,11 @@ def test_the_worst_rank_is_logged():
 # Metrics ------------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_gib_and_shares():
-    metrics = audit(None)[0].metrics(reading())
-    assert metrics == {
-        "memory/generate_gib": 4.0,
-        "memory/score_gib": 5.0,
-        "memory/update_gib": 8.0,
-        "memory/step_gib": 6.0,
-        "memory/reserved_gib": 18.0,
-        "memory/free_share": 0.5,
-        "memory/alloc_retries": 0.0,
-    }
-
-
-def test_the_error_is_that_of_the_plans_worst_phase_that_is_measured():
-    metrics = audit()[0].metrics(reading(update=12))
-    assert metrics["memory/error_pct"] == pytest.approx(-25.0)
+def test_metrics_are_gib_and_shares_and_the_error_is_that_of_the_plans_worst_phase_that_is_measured():
+    gibs = {"memory/generate_gib": 4.0, "memory/score_gib": 5.0, "memory/update_gib": 8.0, "memory/step_gib": 6.0}
+    others = {"memory/reserved_gib": 18.0, "memory/free_share": 0.5, "memory/alloc_retries": 0.0}
+    assert audit(None)[0].metrics(reading()) == gibs | others
+    assert audit()[0].metrics(reading(update=12))["memory/error_pct"] == pytest.approx(-25.0)
 
 
 def test_predictions_come_once_and_all_other_keys_with_every_entry():
@@ -179,26 +141,21 @@ def test_more_than_predicted_is_said_once_with_both_numbers():
     ]
 
 
-@pytest.mark.parametrize(("update", "count"), [(16.7, 0), (16.9, 1), (3.0, 0)])
-def test_five_percent_more_than_predicted_is_tolerated_and_less_is_fine(update, count):
-    subject, said = audit()
-    subject.metrics(reading(update=update))
-    assert len(said) == count
+def test_five_percent_more_than_predicted_is_tolerated_and_less_is_fine():
+    for update, count in ((16.7, 0), (16.9, 1), (3.0, 0)):
+        subject, said = audit()
+        subject.metrics(reading(update=update))
+        assert len(said) == count
 
 
-def test_a_card_that_is_nearly_full_is_said_once():
+def test_a_card_that_is_nearly_full_and_allocator_retries_are_said_once():
     subject, said = audit(None)
     for free in (0.04, 0.02, 0.01):
         subject.metrics(reading(free=free))
     assert said == ["2.0% of the card is free. Set this lower."]
-
-
-def test_allocator_retries_are_said_once():
-    subject, said = audit(None)
     for retries in (0, 2, 1):
         subject.metrics(reading(retries=retries))
-    assert len(said) == 1
-    assert said[0].startswith("The allocator emptied its cache 2 times to find room")
+    assert len(said) == 2 and said[1].startswith("The allocator emptied its cache 2 times to find room")
 
 
 # In a Trainer -------------------------------------------------------------------------------------------------------
@@ -271,17 +228,10 @@ def test_only_steps_that_are_logged_are_read():
 
 # The table ----------------------------------------------------------------------------------------------------------
 
+FIRST = {"memory/update_gib": 15.0, "memory/step_gib": 12.3, "memory/reserved_gib": 18.0, "memory/free_share": 0.2}
+FIRST |= {"memory/predicted_update_gib": 16.0, "memory/error_pct": -6.25}
 HISTORY = [
-    {
-        "step": 1,
-        "reward": 0.1,
-        "memory/update_gib": 15.0,
-        "memory/step_gib": 12.3,
-        "memory/reserved_gib": 18.0,
-        "memory/predicted_update_gib": 16.0,
-        "memory/error_pct": -6.25,
-        "memory/free_share": 0.2,
-    },
+    {"step": 1, "reward": 0.1, **FIRST},
     {"step": 2, "reward": 0.2, "memory/update_gib": 16.8, "memory/step_gib": 12.1, "memory/reserved_gib": 18.0},
 ]
 
@@ -290,20 +240,16 @@ def test_the_table_holds_the_highest_peak_of_the_run_beside_the_prediction():
     assert memory_rows(HISTORY) == [MEMORY_HEADER, ["update", "16.0", "16.8", "+5.0%"], ["step", "-", "12.3", "-"]]
 
 
-def test_a_run_without_measured_memory_has_no_table():
-    assert memory_rows([{"step": 1, "reward": 0.1}]) == []
-    assert "<h2>Memory</h2>" not in report_page([{"step": 1, "reward": 0.1}], RunFacts())
-
-
 def test_the_run_ends_on_the_table():
     console = Console(width=100, record=True, file=open("/dev/null", "w"))
     console.print(summary_table(summarize(HISTORY)))
-    text = console.export_text()
-    assert "predicted GiB" in text
-    assert [line.split() for line in text.splitlines() if "+5.0%" in line] == [["update", "16.0", "16.8", "+5.0%"]]
+    lines = [line.split() for line in console.export_text().splitlines() if "+5.0%" in line or "predicted GiB" in line]
+    assert len(lines) == 2 and lines[1] == ["update", "16.0", "16.8", "+5.0%"]
 
 
-def test_the_report_has_the_table():
+def test_the_report_has_the_table_where_memory_was_measured():
     html = report_page(HISTORY, RunFacts())
     assert "<h2>Memory</h2>" in html
     assert "<td>16.8</td><td>+5.0%</td>" in html
+    assert memory_rows([{"step": 1, "reward": 0.1}]) == []
+    assert "<h2>Memory</h2>" not in report_page([{"step": 1, "reward": 0.1}], RunFacts())

@@ -1,7 +1,8 @@
-# Seven commands, and no other documented way.
+# Eight commands, and no other documented way.
 #
 #   make quickstart   set up, and train a real model on two processes: the main job
-#   make test         set up, and run all CPU tests
+#   make test         set up, and run the CPU tests: each sentence and each invariant once
+#   make nightly      the same in every combination, and the lanes fuzz and kills: hours
 #   make light        ruff, mypy and the light tests: seconds
 #   make fix          format, and mend what ruff can mend
 #   make docs         the documentation site, built strictly into site/
@@ -31,7 +32,7 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills \
+.PHONY: quickstart test nightly light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills \
 	state-kernels fuzz kills
 
 $(VENV)/.installed: pyproject.toml
@@ -50,11 +51,16 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+nightly: $(VENV)/.installed
+	PATH="$(CURDIR)/$(BIN):$$PATH" TRL_EXT_THOROUGH=1 TRL_EXT_TWIN=each $(BIN)/python -m pytest -m "" \
+		--numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) fuzz kills
+
 light: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow" tests/light
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not slow and not nightly" tests/light
 
 fix: $(VENV)/.installed
 	$(BIN)/ruff check --fix .

@@ -20,7 +20,7 @@ from trl_ext.scripts.exit import OUT_OF_MEMORY
 
 WORKER = PROGRAMS / "oom_worker.py"
 TOLERANCE = 1e-6
-REWARD_TOLERANCE = 2e-6  # of twenty steps
+REWARD_TOLERANCE = 2e-6
 REWARD_BUDGET = 110
 TIMEOUT_S = 900  # of a run that hangs: the process group's own patience is 30 minutes
 LAUNCH = """
@@ -64,7 +64,7 @@ def grpo(tiny_model, tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("name", ["cpu", "zero2"])
+@pytest.mark.parametrize("name", [pytest.param("cpu", marks=pytest.mark.nightly), "zero2"])
 def test_two_processes_split_together_in_grpo(name, grpo, out_of_memory, tiny_model, tmp_path):
     skip_what_cannot_run(name)
     # A step has two forwards or so of several rows: the second one fails, and one of a later step.
@@ -101,7 +101,7 @@ def ppo_run(worker, command, num_processes, models, folder, *options) -> Run:
     return Run(facts["separate"], weights, own)
 
 
-@pytest.mark.parametrize("name", ["cpu", "zero2"])
+@pytest.mark.parametrize("name", ["cpu", pytest.param("zero2", marks=pytest.mark.nightly)])
 def test_a_separate_critic_splits_on_its_own(name, out_of_memory, tiny_model, tiny_reward_model, ppo, tmp_path):
     skip_what_cannot_run(name)
     out_of_memory("tests.multi.programs.ppo_worker", at="4", model="critic")

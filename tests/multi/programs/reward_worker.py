@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 import trl_ext
 
-NUM_STEPS = 20
+NUM_STEPS = 6
 PAIRS_PER_STEP = 8
 GRADIENT_ACCUMULATION_STEPS = 2
 

@@ -1,6 +1,6 @@
 """Two processes with packed, unequal pairs train the reward model that one process of TRL trains, padded.
 
-On the CPU in fp32, over gloo, on a tiny random Llama; twenty optimizer steps with margins, centring and clipping.
+On the CPU in fp32, over gloo, on a tiny random Llama; six optimizer steps with margins, centring and clipping.
 """
 
 import pytest
@@ -60,7 +60,7 @@ def test_one_process_under_a_budget_is_trls(padded, tiny_reward_model, tmp_path)
     check_against(padded, run)
 
 
-@pytest.mark.parametrize("name", ["cpu", *(["zero1", "zero2"] if IS_THOROUGH else []), "zero3"])
+@pytest.mark.parametrize("name", ["cpu", *(["zero1", "zero2", "zero3"] if IS_THOROUGH else [])])
 def test_two_processes_with_unequal_pairs_are_trls(name, padded, tiny_reward_model, tmp_path):
     skip_what_cannot_run(name)
     options = ("--budget", BUDGET)
@@ -73,7 +73,7 @@ def test_two_processes_with_unequal_pairs_are_trls(name, padded, tiny_reward_mod
     check_against(padded, run)
 
 
-@pytest.mark.parametrize("name", ["cpu", "zero3"])
+@pytest.mark.parametrize("name", [*(["cpu"] if IS_THOROUGH else []), "zero3"])
 def test_two_processes_without_a_budget_are_trls(name, padded, tiny_reward_model, tmp_path):
     skip_what_cannot_run(name)
     run = run_worker(WORKER, launched(name, 2), tiny_reward_model, tmp_path / "out", 2)
@@ -82,9 +82,9 @@ def test_two_processes_without_a_budget_are_trls(name, padded, tiny_reward_model
 
 # Launch file, processes, how many of them share a row, and other options.
 GROUPS = [("cpu", 2, 2, ["--budget", BUDGET])]
-STREAMS = [("cpu", 1), ("zero3", 1)]
+STREAMS = [("zero3", 1)]  # where a forward more on one rank would hang
 if IS_THOROUGH:
-    STREAMS += [("cpu", 2)]
+    STREAMS += [("cpu", 1), ("cpu", 2)]
     GROUPS += [
         ("zero3", 2, 2, []),
         ("zero1", 2, 2, ["--budget", BUDGET]),

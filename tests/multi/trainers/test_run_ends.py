@@ -133,7 +133,7 @@ def test_trl_ext_passes_signals_on_and_tells_that_it_saved(start, number, num_pr
     assert "Traceback" not in run.text
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_stopped_process_is_named(start, rank):
     run = start(launched("cpu", 2))
     os.kill(run.pid(rank), signal.SIGSTOP)
@@ -143,7 +143,7 @@ def test_a_stopped_process_is_named(start, rank):
     assert run.code() != 0
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_dead_process_is_named(start, rank):
     run = start(launched("cpu", 2))
     os.kill(run.pid(rank), signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""Two processes under every launch file that we ship train the same weights as one plain process, to 1e-6.
+"""Two processes under the launch files that we ship train the same weights as one plain process, to 1e-6.
+
+DDP and ZeRO-3 in `make test`, the stages between in `make nightly`.
 
 The plain process pads, the launched ones pack and share prompts: what holds here holds for both at once. All runs are
 on the CPU in fp32, over gloo, on a tiny random Llama. A run takes about 10 s, nearly all of it imports; DeepSpeed
@@ -15,9 +17,6 @@ from tests.multi.warm import warm_python
 
 WORKER = PROGRAMS / "zero_worker.py"
 TOLERANCE = 1e-6
-
-
-RARE = () if IS_THOROUGH else ("zero2_offload",)  # the optimizer in host memory runs under ZeRO-3
 
 
 @pytest.fixture(scope="session")
@@ -56,16 +55,19 @@ def test_single_gpu_yaml_changes_nothing(plain, tiny_model, tmp_path):
     assert run.distance(plain) == 0
 
 
-# multi_gpu.yaml says word for word what cpu.yaml says (tests/light/test_configs.py).
-@pytest.mark.parametrize("name", [name for name in YAMLS if name not in ("single_gpu", "multi_gpu", *RARE)])
+# multi_gpu.yaml says word for word what cpu.yaml says (tests/light/test_configs.py). ZeRO-3 alone runs by its JSON.
+@pytest.mark.parametrize(
+    "name",
+    [name for name in YAMLS if name not in ("single_gpu", "multi_gpu")] if IS_THOROUGH else ["cpu", "zero3_offload"],
+)
 def test_two_processes_train_what_one_does(name, plain, tiny_model, tmp_path):
     skip_what_cannot_run(name)
     run = run_worker(WORKER, launched(name, 2), tiny_model, tmp_path / "out", 2, "--packing")
     check_against(plain, run, name)
 
 
-# Each says what the YAML of its name says (tests/light/test_configs.py): two of them, unless TRL_EXT_THOROUGH=1.
-@pytest.mark.parametrize("name", JSONS if IS_THOROUGH else ("zero2", "zero3"))
+# Each says what the YAML of its name says (tests/light/test_configs.py).
+@pytest.mark.parametrize("name", JSONS if IS_THOROUGH else ["zero3"])
 def test_two_processes_train_what_one_does_with_a_deepspeed_file(name, plain, tiny_model, tmp_path):
     skip_what_cannot_run(name)
     options = ("--packing", "--deepspeed", JSONS[name])

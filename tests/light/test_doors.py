@@ -1,6 +1,7 @@
 """The doors of the house: which room of the package may import which. docs/architecture.md shows the picture."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else module
 
 
+@cache  # and not where tests are collected: each worker does that
 def imports(module: str) -> set[str]:
     """Modules of ours that this one imports, anywhere in it, as a statement or by `import_module("...")`."""
     found: set[str] = set()
@@ -61,9 +63,6 @@ def imports(module: str) -> set[str]:
     return (found & set(FILES)) - {module}
 
 
-IMPORTS = {module: imports(module) for module in FILES}
-
-
 def test_every_room_stands_in_the_table():
     assert {room(module) for module in FILES} == set(DOORS)
 
@@ -80,7 +79,7 @@ def test_a_room_imports_through_its_doors_only(name):
         f"{module} imports {other}"
         for module in FILES
         if room(module) == name
-        for other in sorted(IMPORTS[module])
+        for other in sorted(imports(module))
         if room(other) not in DOORS[name] | {name}
     ]
     assert not walls, "\n".join(walls)
@@ -88,11 +87,13 @@ def test_a_room_imports_through_its_doors_only(name):
 
 @pytest.mark.parametrize("name", DOORS)
 def test_every_door_is_used(name):
-    used = {room(other) for module in FILES if room(module) == name for other in IMPORTS[module]}
+    used = {room(other) for module in FILES if room(module) == name for other in imports(module)}
     if name == "trl_ext":  # its names load on first use, from a table of texts
         used |= {"memory", "rewards", "trainers"}
     assert DOORS[name] <= used
 
 
 def test_no_files_import_each_other_in_a_circle():
-    list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError, which names the circle
+    list(
+        TopologicalSorter({module: imports(module) for module in FILES}).static_order()
+    )  # raises CycleError, which names the circle

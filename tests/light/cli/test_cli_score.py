@@ -9,6 +9,8 @@ import pytest
 from trl_ext.cli.main import main
 from trl_ext.monitor.words import visible
 
+pytestmark = pytest.mark.slow
+
 RULES = """\
 rules:
   - {rule: answer}
@@ -274,7 +276,6 @@ def of_a_run(folder, text="<think>a b</think> <answer>4</answer>"):
 LINE = "explain rules.yaml out/completions/completions_00010.parquet --row 17 --data train.jsonl"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("where", ["out", "out/checkpoint-10", "model"])
 def test_tokens_are_counted_with_the_runs_own_tokenizer(where, folder, capsys):
     of_a_run(folder)
@@ -285,7 +286,6 @@ def test_tokens_are_counted_with_the_runs_own_tokenizer(where, folder, capsys):
     assert "length" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_without_a_tokenizer_in_the_run_the_option_is_named(folder, capsys):
     of_a_run(folder)
     assert stopped(["score", *LINE.split()], capsys).endswith("On the command line: --tokenizer MODEL.")

@@ -14,6 +14,8 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.files.plan import read_plan
 from trl_ext.memory.planner.presets import PRESETS
 
+pytestmark = pytest.mark.slow
+
 PPO = "--trainer ppo --model meta-llama/Meta-Llama-3-8B --gpus 4xA40-48GB".split()
 K1 = "--max_prompt_length 1024 --max_completion_length 1024".split()
 HEAVY = ("torch", "trl", "transformers", "datasets", "numpy", "accelerate", "deepspeed")

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import sys
+from itertools import product
 
 import pytest
 
@@ -115,45 +116,47 @@ def code_of(module, **names):
     return names
 
 
-@pytest.mark.parametrize(
-    "module", ["transformers.trainer", "trl.trainer.grpo_trainer", "peft.config", "deepspeed.ops"]
-)
-@pytest.mark.parametrize("kind", [ValueError, OSError, ImportError, TypeError, RuntimeError])
-def test_what_a_library_refuses_is_a_sentence_with_its_words(module, kind):
-    with pytest.raises(ConfigError) as caught, refusals():
-        code_of(module)["fails"](kind("Wrong\n - very wrong."))
-    assert str(caught.value) == f"The run cannot start: Wrong - very wrong ({kind.__name__} in {module}, line 2)."
-    assert isinstance(caught.value.__cause__, kind)
+@pytest.mark.slow  # refusals look for PyTorch's errors
+def test_what_a_library_refuses_is_a_sentence_with_its_words(subtests):
+    modules = ("transformers.trainer", "trl.trainer.grpo_trainer", "peft.config", "deepspeed.ops")
+    for module, kind in product(modules, (ValueError, OSError, ImportError, TypeError, RuntimeError)):
+        with subtests.test(module=module, kind=kind.__name__):
+            with pytest.raises(ConfigError) as caught, refusals():
+                code_of(module)["fails"](kind("Wrong\n - very wrong."))
+            sentence = f"The run cannot start: Wrong - very wrong ({kind.__name__} in {module}, line 2)."
+            assert str(caught.value) == sentence and isinstance(caught.value.__cause__, kind)
 
 
-@pytest.mark.parametrize(
-    ("module", "error"),
-    [
+@pytest.mark.slow
+def test_other_errors_go_on_as_they_are(subtests):
+    for module, error in (
         ("trl_ext.trainers.packing", ValueError("our own bug")),
         ("my_rewards", ValueError("the user's code")),
         ("transformers.trainer", KeyError("nothing that a library says on purpose")),
         ("torch.distributed", RuntimeError("Connection closed by peer")),
         ("transformers.trainer", RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
         ("trl_ext.errors", OutOfMemoryError("full")),
-    ],
-)
-def test_other_errors_go_on_as_they_are(module, error):
-    with pytest.raises(type(error)) as caught, refusals():
-        code_of(module)["fails"](error)
-    assert caught.value is error
+    ):
+        with subtests.test(module=module, error=str(error)):
+            with pytest.raises(type(error)) as caught, refusals():
+                code_of(module)["fails"](error)
+            assert caught.value is error
 
 
+@pytest.mark.slow
 def test_nothing_is_changed_once_the_first_step_has_begun():
     with pytest.raises(ValueError, match="late"), refusals(has_begun=lambda: True):
         code_of("transformers.trainer")["fails"](ValueError("late"))
 
 
+@pytest.mark.slow
 def test_whatever_ends_the_loading_of_a_model_names_its_folder():
     for error in (ValueError("no config"), KeyError("hidden_size"), RuntimeError("file is truncated")):
         with pytest.raises(ConfigError, match=r"^models/tiny cannot be loaded: .*in transformers.auto"), refusals():
             code_of("transformers.auto")["from_pretrained"]("models/tiny", error)
 
 
+@pytest.mark.slow
 def test_what_json_raises_counts_for_who_called_it():
     import json
 

@@ -10,6 +10,8 @@ import pytest
 from tests.conftest import ROOT
 from trl_ext.trainers.record.launch import is_launcher
 
+pytestmark = pytest.mark.slow
+
 CHILD = (
     "import os, time; from trl_ext.scripts.start import end_with_launcher; end_with_launcher(); "
     "print('ready', flush=True); time.sleep(600)"

@@ -14,6 +14,8 @@ from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.search import ALLOW
 from trl_ext.memory.units import gib
 
+pytestmark = pytest.mark.slow
+
 K1 = {"max_prompt_length": 1024, "max_completion_length": 1024}
 LLAMA3 = "meta-llama/Meta-Llama-3-8B"
 CASES = [
@@ -232,7 +234,6 @@ def options(plans):
     return [change.option for change, _ in plans.ways_out()]
 
 
-@pytest.mark.slow
 def test_where_nothing_fits_all_settings_are_looked_at_whatever_was_given():
     plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
     assert not plans.plans
@@ -245,7 +246,6 @@ def test_where_nothing_fits_all_settings_are_looked_at_whatever_was_given():
     assert options(cards) == ["without --use_vllm", "--gpus 8xRTX4090-24GB"]
 
 
-@pytest.mark.slow
 def test_every_way_out_fits_and_is_the_answer_to_the_question_that_it_names():
     plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
     for _, one in plans.ways_out():

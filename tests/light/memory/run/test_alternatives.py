@@ -8,6 +8,8 @@ from tests.plans import FULL, named_stage, planned
 from trl_ext.memory.run.alternatives import alternatives, next_stage
 from trl_ext.memory.units import gib
 
+pytestmark = pytest.mark.slow
+
 
 def test_there_are_three_alternatives_cheapest_first_that_save_memory_and_keep_what_the_optimisation_sees():
     found = alternatives(planned(**FULL).estimate, "update")

@@ -21,6 +21,8 @@ from trl_ext.rewards import Answer, Call, Length, Row
 from trl_ext.rewards.adapters import server as adapter
 from trl_ext.rewards.adapters.server import REQUEST, RewardServer
 
+pytestmark = pytest.mark.slow
+
 PAGE = "docs/reference/own_rules.md"
 BATCH = {"prompts": ["9 * 2 ="] * 2, "completions": ["A: 18", "A: 17"], "columns": {"answer": ["18", "18"]}}
 

@@ -13,6 +13,8 @@ from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
 from trl_ext.rewards.auditing.redteam import holds, redteam, token_ids
 from trl_ext.rewards.auditing.redteam_rows import honest, of_data, wrong_answers
 
+pytestmark = pytest.mark.slow
+
 NOTHING = [cheat for cheat in CHEATS if cheat.name in ("empty", "white space", "control characters", "null")]
 CONNECTIVES = [cheat for cheat in CHEATS if cheat.name == "connectives only"]
 # The gold stands in these without a wrong answer: it is denied, or not where an answer belongs.

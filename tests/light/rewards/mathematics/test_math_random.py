@@ -25,6 +25,7 @@ SOUP = st.lists(PIECES, max_size=40).map("".join)
 TEXT = st.one_of(SOUP, SOUP.map("so \\boxed{{{}}}".format), st.text(max_size=60))
 
 
+@pytest.mark.slow
 @hypothesis.given(text=TEXT, gold=st.one_of(SOUP, st.sampled_from(["3", r"\frac12", "(1,2)", "x=5", r"3\sqrt{13}"])))
 def test_random_text_gets_a_bounded_value(text, gold):
     rule = Math()

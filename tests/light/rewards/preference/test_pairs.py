@@ -13,6 +13,8 @@ from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdic
 from trl_ext.rewards.preference.data import CHUNK_ROWS, falls_short
 from trl_ext.rewards.preference.gaps import rule_gaps, split_implicit
 
+pytestmark = pytest.mark.slow
+
 datasets = pytest.importorskip("datasets")
 
 RIGHT, WRONG = "so A: 18", "so A: 17"
@@ -432,7 +434,6 @@ def test_rules_do_not_see_the_other_side():
 # Real data
 
 
-@pytest.mark.slow
 def test_the_answer_rule_agrees_with_every_labelled_solution(gsm8k):
     assert set(rule_gaps(gsm8k, ANSWER)) == {1.0}
     assert filter_pairs(gsm8k, ANSWER)[1].kept == len(gsm8k) == 888
@@ -490,7 +491,6 @@ def test_both_are_public():
     assert (trl_ext.build_pairs, trl_ext.filter_pairs) == (build_pairs, filter_pairs)
 
 
-@pytest.mark.slow
 def test_making_pairs_needs_neither_torch_nor_trl():
     code = (
         "import sys; from datasets import Dataset; from trl_ext.rewards import Answer, RuleSet, build_pairs;"

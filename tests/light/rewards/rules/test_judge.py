@@ -11,6 +11,8 @@ from trl_ext.errors import RuleError
 from trl_ext.rewards import Judge, Length, RuleSet
 from trl_ext.rewards.rules import async_rule
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("openai")
 
 

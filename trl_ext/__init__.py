@@ -53,7 +53,13 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'trl_ext' has no attribute '{name}'. It offers {', '.join(sorted(_HOME))}.")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except (ImportError, AttributeError):
+        from trl_ext.compat.versions import check_versions
+
+        check_versions()  # names what a package lacks
+        raise
 
 
 def __dir__() -> list[str]:

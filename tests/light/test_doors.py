@@ -21,12 +21,12 @@ DOORS: dict[str, set[str]] = {
     "monitor": {"errors"},
     "doctor": {"compat", "errors", "memory"},
     "trainers": {"compat", "doctor", "errors", "memory", "monitor", "packing", "resources", "rewards"},
-    "scripts": {"errors", "memory", "monitor", "resources", "rewards", "trainers"},
+    "scripts": {"compat", "errors", "memory", "monitor", "resources", "rewards", "trainers"},
     "twin": {"compat", "errors", "memory", "packing", "scripts", "trainers"},
     "launch": {"errors", "resources", "rewards", "scripts", "trainers"},
     "cli": {"doctor", "errors", "launch", "memory", "monitor", "resources", "rewards", "scripts", "trainers", "twin"},
     # The public names: `trl_ext/__init__.py`. No room may import it.
-    "trl_ext": {"memory", "resources", "rewards", "trainers"},
+    "trl_ext": {"compat", "memory", "resources", "rewards", "trainers"},
 }
 
 

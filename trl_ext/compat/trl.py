@@ -28,7 +28,7 @@ def check_fused_head(device_type: str) -> None:
     # Remove when: trl>=1.16 is the lower bound.
     if device_type == "cpu" and is_older("trl", than="1.16"):
         raise SupportError(
-            f"TRL {version('trl')} computes log-probabilities on GPUs only. Run: pip install 'trl>=1.16,<1.17'"
+            f"TRL {version('trl')} computes log-probabilities on GPUs only. Run: pip install 'trl>=1.16,<2'"
         )
 
 

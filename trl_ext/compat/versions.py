@@ -1,24 +1,40 @@
-"""Which versions are installed, and which we support."""
+"""Which versions are installed, which we support, and what those lack that nobody has tested."""
 
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from trl_ext.errors import SupportError
 
-# Package: lowest version that works, first version that is not tested.
+# Package: lowest version that works, first version that does not.
 SUPPORTED = {
     "torch": ("2.11", None),
     "transformers": ("5.17", None),
-    "trl": ("1.15", "1.17"),
+    "trl": ("1.15", "2"),
+}
+# Package: the newest minor version with which all tests ran. Its patches count as tested.
+TESTED = {
+    "torch": "2.13",
+    "transformers": "5.24",
+    "trl": "1.16",
+    "accelerate": "1.15",
+    "deepspeed": "0.19",
+    "peft": "0.21",
 }
 
 
 def check_versions() -> None:
-    """Stop early on a version outside the support window.
+    """Stop early on a version outside the support window or without a seam; warn once of those that are not tested.
 
     Raises:
-        SupportError: a package of `SUPPORTED` is missing or outside its window.
+        SupportError: a package of `SUPPORTED` is missing or outside its window, or a newer one than `TESTED` lacks
+            something that we hold on to.
     """
     from packaging.version import Version
 
@@ -30,6 +46,73 @@ def check_versions() -> None:
         if found < Version(low) or (high is not None and found >= Version(high)):
             wanted = f"{package}>={low}" + (f",<{high}" if high else "")
             raise SupportError(f"{package} {found} is outside the supported window. Run: pip install '{wanted}'")
+    if problem := seam_problem():
+        raise SupportError(problem)
+    _warn_once(tuple(untested()))
+
+
+def untested() -> dict[str, str]:
+    """Return the installed version of each package that is newer than what was tested."""
+    from packaging.version import Version
+
+    found = {}
+    for package, tested in TESTED.items():
+        with suppress(PackageNotFoundError):
+            if Version(version(package)).release[:2] > Version(tested).release:
+                found[package] = version(package)
+    return found
+
+
+def untested_sentence(packages: Iterable[str]) -> str:
+    """Return a sentence that names packages which are newer than what was tested, with both versions."""
+    named = (f"{package} {version(package)} (tested: up to {TESTED[package]})" for package in packages)
+    return f"Newer than what trl_ext was tested with: {', '.join(named)}."
+
+
+def seam_problem() -> str:
+    """Return a sentence for the first seam that untested versions lack; "" if there is none.
+
+    With tested versions nothing is looked at. Others are looked at once: a file in `extensions_folder` lists the
+    environments that lack none.
+    """
+    if not (newer := untested()):
+        return ""
+    from trl_ext.compat.seams import SEAMS
+
+    places = {name: Path(spec.origin) for name in TESTED if (spec := find_spec(name)) and spec.origin}
+    environment = [(version(name), str(path), path.stat().st_mtime_ns) for name, path in places.items()]
+    mark, kept = sha256(repr((environment, SEAMS)).encode()).hexdigest(), extensions_folder() / "trl_ext_seams"
+    with suppress(OSError):
+        if mark in kept.read_text(encoding="ascii"):
+            return ""
+    # Names of DeepSpeed's depend on no other package, and its import takes seconds.
+    looked_at = places.keys() - ({"deepspeed"} - newer.keys())
+    for seam in SEAMS:
+        if seam.package in looked_at and (problem := seam.problem):
+            blamed = [seam.package] if seam.package in newer else list(newer)
+            remedy = " ".join(f"'{package}=={TESTED[package]}.*'" for package in blamed)
+            return (
+                f"trl_ext builds on {seam.where}, which {problem}. What for: {seam.why}. {untested_sentence(blamed)} "
+                f"Run: pip install {remedy}"
+            )
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.open("a", encoding="ascii") as file:
+            file.write(f"{mark}\n")
+    return ""
+
+
+@cache
+def _warn_once(packages: tuple[str, ...]) -> None:
+    if packages and os.environ.get("RANK", "0") == "0":
+        what = f"{untested_sentence(packages)} All names that it builds on are there; packing is checked as always."
+        print(f"\nwarning: {what}\n", file=sys.stderr, flush=True)
+
+
+def extensions_folder() -> Path:
+    """Return where torch compiles helpers: TORCH_EXTENSIONS_DIR, else a folder of the cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions").expanduser()
 
 
 def is_older(package: str, than: str) -> bool:

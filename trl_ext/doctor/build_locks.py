@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from trl_ext.compat.versions import extensions_folder
 from trl_ext.doctor.finding import Finding, note, ok
 
 # No build takes as long. A younger lock may be that of another machine or container that shares the folder.
@@ -54,12 +55,8 @@ class BuildLock:
 
 def build_locks() -> tuple[BuildLock, ...]:
     """All locks where torch compiles helpers: in TORCH_EXTENSIONS_DIR, else in this Python's folders of the cache."""
-    if own := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        files = Path(own).expanduser().glob("*/lock")
-    else:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
-        files = cache.glob(f"torch_extensions/{python}_*/*/lock")
+    python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
+    files = extensions_folder().glob("*/lock" if os.environ.get("TORCH_EXTENSIONS_DIR") else f"{python}_*/*/lock")
     found = []
     for file in sorted(files):
         with suppress(FileNotFoundError):  # its build ended while we looked

@@ -121,6 +121,7 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
             yield problem("versions", *_outside(window, version))
     if fine:
         yield ok("versions", f"{', '.join(fine)}.")
+    yield from facts.untested
     for window in optional_windows(facts.vllm_window):
         version = facts.versions.get(window.package)
         if version is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trl_ext.doctor.build_locks import BuildLock
+from trl_ext.doctor.finding import Finding
 from trl_ext.memory.cards import CONTEXT_GIB
 
 
@@ -86,6 +87,7 @@ class Facts:
         has_nvlink: All pairs of cards talk over NVLink; None if there are no pairs or the driver does not say.
         has_peer_access: All pairs reach each other's memory.
         versions: Installed version of a package, None if it is missing.
+        untested: What is known of versions that are newer than what was tested.
         vllm_window: Which vLLM the installed TRL takes; "" for any.
         kernels: What PyTorch can do; None if it did not answer.
         no_kernels: Why it did not.
@@ -103,6 +105,7 @@ class Facts:
     has_nvlink: bool | None = None
     has_peer_access: bool | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    untested: tuple[Finding, ...] = ()
     vllm_window: str = ""
     kernels: Kernels | None = None
     no_kernels: str = ""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 
-from trl_ext.compat.versions import SUPPORTED, installed_versions
+from trl_ext.compat.versions import SUPPORTED, installed_versions, seam_problem, untested, untested_sentence
+from trl_ext.doctor.finding import Finding, note, problem
 
 # Package: least version.
 REQUIRED = {"accelerate": "1.13", "datasets": "4.0", "peft": "0.18"}
@@ -22,7 +23,7 @@ class Window:
 
     Args:
         package: As pip calls it.
-        wanted: As pip writes it: ">=1.15,<1.17"; "" for any.
+        wanted: As pip writes it: ">=1.15,<2"; "" for any.
     """
 
     package: str
@@ -51,6 +52,17 @@ def optional_windows(vllm: str) -> Iterator[Window]:
     yield from (Window(package, f">={low}") for package, low in OPTIONAL.items())
     yield Window("vllm", vllm)
     yield Window("bitsandbytes", "")
+
+
+def untested_findings() -> tuple[Finding, ...]:
+    """What is known of versions that are newer than what was tested, for which the seams are looked at."""
+    if missing := seam_problem():
+        what, _, remedy = missing.partition(" Run: ")
+        return (problem("versions", what, remedy),)
+    if newer := untested():
+        advice = "All names that it builds on are there; packing is checked as always."
+        return (note("versions", untested_sentence(newer), advice),)
+    return ()
 
 
 def versions() -> dict[str, str | None]:

@@ -38,6 +38,7 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
     facts: dict[str, Any] = {
         **{field.name: getattr(cards, field.name) for field in fields(cards)},
         "versions": installed.versions(),
+        "untested": installed.untested_findings(),
         "vllm_window": installed.vllm_window(),
         "compiler": shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++"),
         "ninja": shutil.which("ninja"),

@@ -67,6 +67,13 @@ def user_errors() -> Iterator[None]:
     except TrlExtError as error:
         _print_once(f"\nerror: {error}\n")
         sys.exit(CANNOT_SAVE if isinstance(error, StorageError) else USER_ERROR)
+    except (ImportError, AttributeError, TypeError):
+        from trl_ext.compat.versions import seam_problem
+
+        if not (problem := seam_problem()):
+            raise
+        _print_once(f"\nerror: {problem}\n")
+        sys.exit(USER_ERROR)
 
 
 def _print_once(sentence: str) -> None:

@@ -137,8 +137,8 @@ def test_what_hurts_is_a_note_with_its_number_and_a_remedy(facts, subject, words
 @pytest.mark.parametrize(
     ("facts", "words_said"),
     [
-        (with_versions(trl="1.14.0"), "pip install 'trl>=1.15,<1.17'"),
-        (with_versions(trl="1.17.0"), "pip install 'trl>=1.15,<1.17'"),
+        (with_versions(trl="1.14.0"), "pip install 'trl>=1.15,<2'"),
+        (with_versions(trl="2.0.0"), "pip install 'trl>=1.15,<2'"),
         (with_versions(torch="2.10.0+cu128"), "torch 2.10.0+cu128 is outside the window >=2.11"),
         (with_versions(peft=None), "peft is not installed"),
         (replace(HEALTHY, kernels=Kernels(None, 0)), "built without CUDA"),
@@ -152,6 +152,16 @@ def test_what_hurts_is_a_note_with_its_number_and_a_remedy(facts, subject, words
 )
 def test_what_stops_a_run_is_a_problem(facts, words_said):
     assert words_said in words(facts, "problem")
+
+
+def test_a_newer_version_than_tested_is_a_note_and_one_that_lacks_a_seam_a_problem(monkeypatch):
+    monkeypatch.setattr(installed, "untested", lambda: {"trl": "1.17.0"})
+    monkeypatch.setattr(installed, "seam_problem", lambda: "")
+    (found,) = installed.untested_findings()
+    assert found.level == "note" and "(tested: up to 1.16)" in found.what
+    monkeypatch.setattr(installed, "seam_problem", lambda: "It is gone. Run: pip install 'trl==1.16.*'")
+    facts = replace(HEALTHY, untested=installed.untested_findings())
+    assert "versions: It is gone. pip install 'trl==1.16.*'" in words(facts, "problem")
 
 
 def test_a_build_for_another_cuda_is_within_its_window():

@@ -110,10 +110,12 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     from trl_ext.cli.check import recipe as check_recipe
     from trl_ext.cli.check import rules as check_rules
     from trl_ext.doctor.finding import ok
+    from trl_ext.doctor.installed import untested_findings
     from trl_ext.memory.files.launch import read_deepspeed, zero_stage
     from trl_ext.trainers.setting_checks import check_anywhere
 
     report = Report()
+    report.findings += untested_findings()
     hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib)
     launch = check_recipe.read_launch(arguments.config_file, arguments.recipe)
     num_processes = arguments.num_processes or launch.num_processes or (hardware.num_gpus if hardware else 1)

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.trl import print_samples
+from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.fit.oom.rescue import Forward
@@ -132,6 +133,7 @@ class PPOTrainer(GRPOTrainer):
         reward_adapter: str | Sequence[str] | None = None,
         **grpo_options: Any,
     ):
+        check_versions()
         rules, models, adapters = listed(reward_funcs), listed(reward_model), listed(reward_adapter)
         check_arguments(args, data_collator)
         rollout_func = grpo_options.get("rollout_func")

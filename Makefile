@@ -10,7 +10,7 @@
 #   make gpu          exactness, speed and memory on a CUDA card: gpu-exact, gpu-speed and gpu-memory
 #
 # Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make oldest,
-# make trl-suite, make drills, make fuzz, make kills.
+# make newest, make trl-suite, make drills, make fuzz, make kills.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -32,8 +32,8 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test nightly light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest trl-suite drills \
-	state-kernels fuzz kills
+.PHONY: quickstart test nightly light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest newest \
+	trl-suite drills state-kernels fuzz kills
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -162,6 +162,17 @@ oldest: .venv-oldest/.installed
 	.venv-oldest/bin/python -m pytest tests/tensor/compat tests/train/trainers/reward
 	PYTHONPATH=.venv-oldest/trl-1.16 .venv-oldest/bin/python -m pytest tests/tensor/compat \
 		tests/train/trainers/grpo/test_grpo_exactness.py tests/train/trainers/grpo/test_grpo_step.py \
+		tests/train/trainers/ppo/test_ppo_exactness.py
+
+# The newest of each on the index, pre-releases too (a bound that is one lets pip take them): for the day of a release.
+.venv-newest/bin/python:
+	$(PYTHON) -m venv .venv-newest
+
+newest: .venv-newest/bin/python
+	.venv-newest/bin/python -m pip install --progress-bar off --upgrade "torch>=0a0" "transformers>=0a0" "trl>=0a0" \
+		"accelerate>=0a0" "deepspeed>=0a0" "peft>=0a0" --editable ".[deepspeed,rules]" pytest hypothesis | $(ONE_LINE_EACH)
+	.venv-newest/bin/python -m pytest tests/tensor/compat tests/train/trainers/grpo/test_grpo_exactness.py \
+		tests/train/trainers/grpo/test_grpo_step.py tests/train/trainers/reward/test_reward_step.py \
 		tests/train/trainers/ppo/test_ppo_exactness.py
 
 # TRL's own tests with our classes in the place of TRL's: make trl-suite TRL_SOURCE=/path/to/a/checkout/of/trl

@@ -164,7 +164,7 @@ CHOICES = {
     "scale_rewards": ("group", "batch", "none"),
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
-PATHS = ("output_dir", "resume_from_checkpoint", "memory", "deepspeed", "chat_template_path", "critic_warmup_data")
+PATHS = ("output_dir", "resume_from_checkpoint", "memory", "deepspeed", "chat_template_path")
 # Keys of generation_kwargs that would overrule a setting in silence, with the setting.
 _SET_ELSEWHERE = {
     **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),

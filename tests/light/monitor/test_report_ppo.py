@@ -27,8 +27,6 @@ def rollout(update):
         "objective/kl": 2.0 * score,
         "objective/non_score_reward": -0.1 * score,
         "ppo/explained_variance": score - 0.2,
-        "ppo/explained_variance/1-64": score - 0.1,
-        "ppo/explained_variance/65-128": score - 0.3,
         "ppo/value_scale_mean": score,
         "ppo/value_scale_std": 0.5 + score,
         "ppo/kl_coef": 0.05,
@@ -144,9 +142,7 @@ def test_the_report_has_a_panel_for_each_axis(tmp_path, history):
     assert headings == ["Scores", *others]
     panels = re.findall(r'aria-label="(.*) over optimizer steps"', html)
     main = ["Mean score", "KL", "Value loss", "Explained variance"]
-    of_the_critic = ["Explained variance by position", "Scale of the critic"]
-    assert panels == [*main, "Gradient norm", "KL in the loss", *of_the_critic, "Phases of a step"]
-    assert "<span>tokens 1-64</span>" in html and "<span>tokens 65-128</span>" in html
+    assert panels == [*main, "Gradient norm", "KL in the loss", "Scale of the critic", "Phases of a step"]
     assert "<span>critic&#39;s own</span>" in html
     greedy = html[html.index("<h3>Greedy</h3>") :]
     rows = re.findall(r"<tr>(.*?)</tr>", greedy[: greedy.index("</table>")])

@@ -39,10 +39,10 @@ def token_reward(completion_ids, **kwargs):
     return [None if sum(ids) % 7 == 0 else score for ids, score in zip(completion_ids, scores, strict=True)]
 
 
-# What a run has of its own: each critic, and the estimators without one. The head warms up; the separate critic starts
+# What a run has of its own: each critic, and the estimators without one. Two warm up; the separate critic starts
 # from the reward model, on a course of its own; two estimators have the KL in the loss.
 KINDS: dict[str, dict] = {
-    "adapter": {},
+    "adapter": {"critic_warmup_steps": 2},
     "head": {"critic_warmup_steps": 1},
     "separate": {"critic_init": "reward", "value_lr_scheduler_type": "linear", "value_weight_decay": 0.1},
     "reinforce_pp": {"advantage_estimator": "reinforce_pp", "gamma": 0.9},
@@ -55,7 +55,6 @@ EVALUATED = (
     "objective/scores",
     "loss/value_avg",
     "ppo/explained_variance",
-    "ppo/explained_variance/5-8",
     "completions/mean_length",
 )
 
@@ -68,7 +67,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--num_processes", type=int, required=True)
     parser.add_argument("--critics", nargs="+", required=True)
     parser.add_argument("--reward_adapters", nargs="*", help="folders; of the critic of kind adapter")
-    parser.add_argument("--warmup_data", help="file; of the critic of kind adapter, for its first update")
     parser.add_argument("--packing", action="store_true")
     parser.add_argument("--accumulation", type=int, default=GRADIENT_ACCUMULATION_STEPS)
     parser.add_argument("--sequence_parallel", type=int, default=1)
@@ -85,12 +83,8 @@ def config(options: argparse.Namespace, critic: str, folder: Path) -> PPOConfig:
         own |= dict(critic=critic, value_learning_rate=5e-3, vf_coef=0.5)
     if critic == "adapter" and options.reward_adapters:
         own |= dict(score_ensemble="cautious", score_normalisation="running")
-    if critic == "adapter" and options.warmup_data:
-        own |= dict(critic_warmup_data=options.warmup_data, critic_warmup_steps=2)
     if critic == "separate":
-        own |= dict(
-            score_normalisation="running", score_length_control=True, value_max_grad_norm=options.max_grad_norm
-        )
+        own |= dict(score_normalisation="running", value_max_grad_norm=options.max_grad_norm)
     if own.get("kl_term") != "loss":
         own |= dict(kl_target=0.5, kl_horizon=50)
     if critic not in ("rloo", "grpo"):

@@ -6,7 +6,6 @@ gloo, on a tiny random Llama. A process trains its critics one after the other: 
 """
 
 import functools
-import json
 from pathlib import Path
 
 import pytest
@@ -54,14 +53,9 @@ def saved_reward_adapter(model: Path, folder: Path, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def of_the_adapter_critic(tiny_model, tmp_path_factory):
-    """Options for an ensemble of two reward adapters, and a file of completions that the critic learns from first."""
+    """Options for an ensemble of two reward adapters."""
     folder = tmp_path_factory.mktemp("of_the_adapter_critic")
-    adapters = [saved_reward_adapter(tiny_model, folder / str(seed), seed) for seed in (1, 2)]
-    completions = [" ".join(f"w{j}" for j in range(i, 2 * i + 3)) for i in range(9)]
-    rows = [{"prompt": f"w{i} w{i + 3}", "completion": text} for i, text in enumerate(completions)]
-    data = folder / "scored.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["--reward_adapters", *adapters, "--warmup_data", data]
+    return ["--reward_adapters", *(saved_reward_adapter(tiny_model, folder / str(seed), seed) for seed in (1, 2))]
 
 
 @pytest.fixture(scope="module")

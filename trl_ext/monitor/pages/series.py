@@ -68,11 +68,6 @@ PANELS = (
     Panel("Policy loss", "", (Curve("loss/policy_avg", "policy loss"),)),
     _panel("KL in the loss", "nats per token", "loss/kl_avg"),
     _panel("KL coefficient", "", "ppo/kl_coef"),
-    Panel(
-        "Explained variance by position",
-        "tokens of the completion",
-        (Curve("ppo/explained_variance/*", "tokens *"),),
-    ),
     _panel("Clipped values", "share", "val/clipfrac_avg"),
     _panel("Completions without a score", "share", "ppo/unscored_frac"),
     Panel(

@@ -167,13 +167,6 @@ class PPOConfig(GRPOConfig):
         default=0,
         metadata={"help": "Optimizer steps at the start in which the critic alone learns: actor and Adam wait."},
     )
-    critic_warmup_data: str | None = field(
-        default=None,
-        metadata={
-            "help": "File of JSON lines with prompt, completion and, in all lines or none, score: what the critic "
-            "learns from in critic_warmup_steps. Unset: completions that are sampled."
-        },
-    )
     score_mode: str = field(
         default="add",
         metadata={
@@ -202,13 +195,6 @@ class PPOConfig(GRPOConfig):
     score_std: float | None = field(default=None, metadata={"help": "For score_normalisation='fixed'."})
     score_clip: float | None = field(
         default=10.0, metadata={"help": "Largest absolute value of a reward model's normalised score. Unset: none."}
-    )
-    score_length_control: bool = field(
-        default=False,
-        metadata={
-            "help": "Take off each reward model's score what the completion's length explains of it, by a line "
-            "through all scores so far; before it is normalised."
-        },
     )
     reward_tokens_per_forward: int | None = field(
         default=None, metadata={"help": "Most tokens in one forward of a reward model. Unset: 16,384."}
@@ -252,7 +238,6 @@ class PPOConfig(GRPOConfig):
         self._check_choices()
         check_settings_of_kl(self)
         self._check_horizon()
-        self._check_warmup()
         check_policy_loss(self)
         self._check_greedy()
         if self.num_total_batches is not None:
@@ -316,15 +301,6 @@ class PPOConfig(GRPOConfig):
                 f"num_mini_batches={self.num_mini_batches} and gradient_accumulation_steps="
                 f"{self.gradient_accumulation_steps} already fix how many episodes an update has. Leave "
                 "steps_per_generation and generation_batch_size unset."
-            )
-
-    def _check_warmup(self) -> None:
-        steps = self.num_iterations * self.num_mini_batches
-        if self.critic_warmup_data is not None and self.critic_warmup_steps % steps:
-            raise ConfigError(
-                f"critic_warmup_steps={self.critic_warmup_steps} would end inside an update, which has {steps} "
-                "optimizer steps, and the policy would learn from the completions of critic_warmup_data. Give a "
-                f"multiple of {steps}."
             )
 
     def _check_groups(self) -> None:

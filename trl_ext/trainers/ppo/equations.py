@@ -183,13 +183,13 @@ def whiten(
         [B, T], 0 where mask is 0.
     """
     counted, wide_values = wide(mask).bool(), wide(values)
-    count, means, squares = _moments(wide_values[None], counted, total)
+    count, means, squares = moments(wide_values[None], counted, total)
     variance = squares[0] / (count - 1).clamp(min=1)
     whitened = (wide_values - means[0]) * torch.rsqrt(variance + _EPSILON)
     return _narrow(_kept(whitened if shift_mean else whitened + means[0], counted), values)
 
 
-def _moments(
+def moments(
     x: torch.Tensor, counted: torch.Tensor, total: Total | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return count [], means [K] and sums of squared deviations [K] of x [K, B, T] over all ranks' counted tokens.

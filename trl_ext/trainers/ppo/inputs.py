@@ -1,7 +1,7 @@
 """Checks and loads what PPOTrainer is given: models that must fit together, datasets as TRL 1.12 wanted them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +84,6 @@ def check_models(
     if len(reward_models) == 1 and args.score_ensemble != "sum":
         raise ConfigError(
             f"score_ensemble='{args.score_ensemble}' is of several reward models, and there is one. Leave it out."
-        )
-
-
-def check_no_tools(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError where the completions of critic_warmup_data would be without the tools' answers.
-
-    Args:
-        options: Of TRL's trainer.
-    """
-    if name := next((name for name in ("tools", "environment_factory") if options.get(name)), None):
-        raise ConfigError(
-            f"critic_warmup_data has completions of one turn, and {name} makes several. Leave critic_warmup_data out: "
-            "critic_warmup_steps alone learns from completions that are sampled."
         )
 
 

@@ -129,7 +129,7 @@ class PPOModels:
         args = self._args
         normaliser = ScoreNormaliser(args.score_normalisation, args.score_mean, args.score_std, args.score_clip)
         how = args.score_mode, args.gate_above, args.score_ensemble
-        return Scoring(num_rules, self.rewards, normaliser, *how, controls_length=args.score_length_control)
+        return Scoring(num_rules, self.rewards, normaliser, *how)
 
     def choose_reference(self) -> None:
         """Settle which adapter is trained and what the KL is measured from; adapters of the actor may change."""

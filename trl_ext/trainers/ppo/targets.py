@@ -14,7 +14,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.update import counted_tokens
 from trl_ext.trainers.ppo.advantages import less_the_others, rewards_to_come, spread_over_tokens, standardised
 from trl_ext.trainers.ppo.config import PPOConfig
-from trl_ext.trainers.ppo.critic.errors import ValueErrors, position_buckets
+from trl_ext.trainers.ppo.critic.errors import ValueErrors
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.equations import (
@@ -173,8 +173,7 @@ class PPOTargets:
             scale.follow(to_come, mask, self._total)
         values = scale.values(scale.standardised(outputs))
         advantages, returns = generalized_advantages(rewards, values, mask, self.args.gamma, self.args.lam)
-        ends = position_buckets(self.args.max_completion_length)
-        errors = ValueErrors.of(values, returns, mask, ends, self._total)
+        errors = ValueErrors.of(values, returns, mask, self._total)
         metrics = {
             "ppo/value_mean": self._mean_over_tokens(values, mask),
             "ppo/return_mean": self._mean_over_tokens(returns, mask),

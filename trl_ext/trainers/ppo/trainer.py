@@ -39,14 +39,12 @@ from trl_ext.trainers.ppo.critic.gradients import can_settle, settled
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.schedule import ActorWaits, factors, joint_schedule
 from trl_ext.trainers.ppo.critic.values import CriticValues
-from trl_ext.trainers.ppo.critic.warmup_data import WarmupData, completion_ids, read_warmup_data
 from trl_ext.trainers.ppo.equations import AdaptiveKL, clipped_value_loss, kl_estimate
 from trl_ext.trainers.ppo.held_out import GREEDY, SAMPLED, HeldOut, empty_logs, extend_logs
 from trl_ext.trainers.ppo.inputs import (
     TokenizedPrompt,
     check_arguments,
     check_models,
-    check_no_tools,
     keep_token_ids,
     listed,
     with_prompts,
@@ -80,7 +78,6 @@ class PPOTrainer(GRPOTrainer):
         objective/scores, objective/kl, objective/non_score_reward, objective/rlhf_reward: Means over completions.
         loss/policy_avg, loss/value_avg, val/clipfrac_avg: Of the optimizer steps.
         ppo/kl_coef, ppo/explained_variance, ppo/value_mean, ppo/return_mean, ppo/unscored_frac: Of the episodes.
-        ppo/explained_variance/<first>-<last>: Of the tokens at these positions of a completion.
         ppo/value_scale_mean, ppo/value_scale_std: The scale on which the critic predicts.
         episode: Episodes sampled so far.
 
@@ -110,8 +107,6 @@ class PPOTrainer(GRPOTrainer):
     _scores: torch.Tensor  # [B of all ranks] of the rollouts that were scored last
     _forwards: Sequence[Forward] = ()  # of the micro-step
     _held_out: HeldOut | None = None  # the evaluation that runs
-    _warmup_data: WarmupData | None = None
-    _given_scores: torch.Tensor | None = None  # [B] of the file that rollouts are taken from now
 
     def __init__(
         self,
@@ -138,9 +133,6 @@ class PPOTrainer(GRPOTrainer):
         check_arguments(args, data_collator)
         rollout_func = grpo_options.get("rollout_func")
         check_models(args, model, ref_model, value_model, [*models, *adapters], rules, rollout_func)
-        if args.critic_warmup_data is not None:
-            check_no_tools(grpo_options)
-            self._warmup_data = read_warmup_data(args.critic_warmup_data, args.seed)
         grpo_options |= {"peft_config": peft_config, "callbacks": callbacks, "optimizers": optimizers}
         inputs: dict[str, Any] = {"tokenizer": processing_class, "dataset": train_dataset}
         if args.score_mode != "rules_only":
@@ -262,10 +254,7 @@ class PPOTrainer(GRPOTrainer):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
-        """Overrides trl_ext.GRPOTrainer._calculate_rewards: rules, then the reward models; or what a file says."""
-        if self._given_scores is not None:
-            self._scores = self.accelerator.gather(self._given_scores)
-            return self._scores[:, None]
+        """Overrides trl_ext.GRPOTrainer._calculate_rewards: rules, then the reward models."""
         accelerator, weights = self.accelerator, self.reward_weights.to(self.accelerator.device)
         rules = torch.zeros(len(prompts) * accelerator.num_processes, 0, device=accelerator.device)
         if self._scoring.num_rules:
@@ -278,58 +267,11 @@ class PPOTrainer(GRPOTrainer):
             models = accelerator.gather(asked.contiguous())
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
         per_function = torch.cat([rules, models], dim=1)
-        lengths = None
-        if self._scoring.controls_length:
-            own_lengths = [len(ids) for ids in completion_ids_list]
-            lengths = accelerator.gather(torch.tensor(own_lengths, device=accelerator.device))
-        self._scores = self._scoring.scores(per_function, weights, lengths, is_training=self.model.training)
+        self._scores = self._scoring.scores(per_function, weights, is_training=self.model.training)
         return per_function
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: advantages and returns per token; in the
-        critic's warm-up of rows that a file has answered, where there is one."""
-        if self._warmup_data is None or not self.model.training or self._warmup_update is None:
-            return self._complete_rollouts(inputs)
-        rows = self._warmup_data.of_update(
-            self._warmup_update, self.accelerator.process_index, self.accelerator.num_processes, len(inputs)
-        )
-        with self._answered_by(rows):
-            return self._complete_rollouts(rows)
-
-    @property
-    def _warmup_update(self) -> int | None:
-        """Number of this update, counted from 0; None when the critic's warm-up is over."""
-        number = self._step // (cast(int, self.args.steps_per_generation) * self.num_iterations)
-        steps_before = number * self.num_iterations * self.args.num_mini_batches
-        return number if steps_before < self.args.critic_warmup_steps else None
-
-    @contextmanager
-    def _answered_by(self, rows: list[dict[str, Any]]) -> Iterator[None]:
-        """Inside the block completions are the rows' own, and so are the scores, where they have them."""
-
-        def answers(prompts: Any, trainer: Any) -> dict[str, Any]:
-            longest = cast(int, self.args.max_completion_length)
-            ids = completion_ids(rows, self._tokenizer, self.eos_token_ids[0], longest)
-            # Nobody sampled them; the ratio that vLLM's correction makes of this weighs the policy's loss alone.
-            logps = [[0.0] * len(own) for own in ids] if self.use_vllm else None
-            return {"prompt_ids": self._tokenize_prompts(prompts)[0], "completion_ids": ids, "logprobs": logps}
-
-        metrics: dict[str, list[float]] = defaultdict(list)
-        device = self.accelerator.device
-        swaps: dict[str, Any] = {"rollout_func": answers, "_logs": empty_logs()}
-        swaps["_metrics"] = {**self._metrics, "train": metrics}
-        if "score" in rows[0]:
-            swaps["_given_scores"] = torch.tensor([float(row["score"]) for row in rows], device=device)
-            swaps |= {"reward_funcs": [_given], "reward_func_names": ["score"]}
-            swaps |= {"reward_processing_classes": [None], "reward_weights": torch.ones(1)}
-        with swapped(self, **swaps):
-            yield
-        for name, values in metrics.items():
-            if not name.startswith("sampling/"):
-                self._metrics["train"][name] += values
-
-    def _complete_rollouts(self, inputs: Any) -> dict[str, Any]:
-        """TRL's rollouts with PPO's targets."""
+        """Overrides trl_ext.GRPOTrainer._generate_and_score_completions: advantages and returns per token."""
         is_remax = self.args.advantage_estimator == "remax" and self.model.training
         baselines = self._greedy_scores(inputs) if is_remax else None
         self._values.forget()
@@ -358,8 +300,6 @@ class PPOTrainer(GRPOTrainer):
 
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
         """Return [B, T] what rewards per turn change; None where no reward has any on this rank. Collective."""
-        if self._given_scores is not None:
-            return None
         if not any(isinstance(reward, GuardedReward) and not reward.is_rule_set for reward in self._guarded):
             return None
         mask, moved = counted_tokens(rollouts), None
@@ -666,8 +606,3 @@ class PPOTrainer(GRPOTrainer):
         if "values" in state:  # not in checkpoints of earlier versions
             self._scale.load_state_dict(state["values"])
         self._critic.resume_from(checkpoint)
-
-
-def _given(**_: Any) -> list[None]:
-    """Stand in TRL's list of reward functions for scores that a file has."""
-    raise AssertionError("Scores of a file are asked of nobody.")

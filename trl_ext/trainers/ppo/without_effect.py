@@ -95,11 +95,6 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         for loss, names in _OF_ONE_LOSS.items()
         for name in names
     },
-    "critic_warmup_data": (
-        "critic_warmup_steps",
-        lambda value: value > 0,
-        "critic_warmup_steps=..., the optimizer steps that learn from it",
-    ),
     "skip_zero_advantage": (
         "advantage_estimator",
         lambda value: value != "gae",
@@ -113,7 +108,6 @@ _OF_REWARD_MODELS = (
     "score_normalisation",
     "score_clip",
     "score_ensemble",
-    "score_length_control",
     "reward_tokens_per_forward",
 )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trl_ext.trainers.ppo.critic.errors import ValueErrors, position_buckets
+from trl_ext.trainers.ppo.critic.errors import ValueErrors
 from trl_ext.trainers.ppo.equations import generalized_advantages, shaped_rewards, whiten
 
 torch.set_num_threads(1)
@@ -252,11 +252,9 @@ def test_half_precision_is_whitened_to_float32():
 
 # Explained variance -----------------------------------------------------------------------------------------------
 
-ENDS = (2, 5, 9)
-
 
 def errors_of(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total=lambda x: x) -> ValueErrors:
-    return ValueErrors.of(values, returns, mask, ENDS, total)
+    return ValueErrors.of(values, returns, mask, total)
 
 
 def explained_variance(*args, **options) -> float:
@@ -274,27 +272,6 @@ def test_explained_variance_is_one_less_the_part_that_is_left(seed):
     values = returns + 0.5 * noise + 2
     found = explained_variance(dirty(values, mask), dirty(returns, mask), mask)
     assert found == pytest.approx(by_hand(values, returns, mask), abs=1e-6)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_each_bucket_holds_the_tokens_at_its_positions_of_the_completion(seed):
-    noise, returns, mask = ragged(seed)
-    values = returns + 0.5 * noise + 2
-    positions = mask.cumsum(dim=1)  # a token that does not count takes no place
-    found = errors_of(dirty(values, mask), dirty(returns, mask), mask).metrics()
-    for name, inside in {
-        "1-2": positions <= 2,
-        "3-5": (3 <= positions) & (positions <= 5),
-        "6-9": 6 <= positions,  # the last has no end
-    }.items():
-        expected = by_hand(values, returns, mask * inside)
-        assert found[f"ppo/explained_variance/{name}"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_buckets_double_up_to_the_whole_length():
-    assert position_buckets(2048) == (64, 128, 256, 512, 1024, 2048) == position_buckets(None)
-    assert position_buckets(53) == (2, 4, 7, 14, 27, 53)
-    assert position_buckets(3) == (1, 2, 3)
 
 
 @pytest.mark.parametrize("cut", [1, 3])

@@ -78,7 +78,6 @@ ACTS = {
     "sapo_temperature_pos": (0.5, dict(loss_type="sapo")),
     "score_clip": (0.01, MODEL),
     "score_ensemble": ("min", TWO_MODELS),
-    "score_length_control": (True, MODEL),
     "score_mean": (1.0, dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0, **MODEL)),
     "score_mode": ("gate", MODEL),
     "score_normalisation": ("running", MODEL),
@@ -141,7 +140,7 @@ OTHERS = {
     "needs another model, optimizer, dataset or critic than this file's": """
         optim_args optim_target_modules model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout
         chat_template_kwargs remove_unused_columns max_tool_calling_iterations stop_token critic advantage_estimator
-        ref_adapter_name model_adapter_name reward_model_eos critic_warmup_data""",
+        ref_adapter_name model_adapter_name reward_model_eos""",
     "the other name of num_mini_batches x gradient_accumulation_steps": "generation_batch_size steps_per_generation",
     "a bound that the coefficient meets only after it has fallen": "entropy_coef_min",
     "vLLM": """
@@ -298,7 +297,6 @@ def test_a_setting_that_needs_another_one_is_refused_alone(changes, words):
         dict(score_clip=1.0),
         dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0),
         dict(score_ensemble="min"),
-        dict(score_length_control=True),
         dict(reward_tokens_per_forward=99),
     ],
 )

@@ -29,7 +29,6 @@ RUN = dict(
     kl_horizon=100,
     score_normalisation="running",
     score_clip=2.0,
-    score_length_control=True,
     value_normalisation=True,
 )
 

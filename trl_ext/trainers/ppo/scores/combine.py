@@ -15,7 +15,6 @@ from transformers.utils import logging
 from trl_ext.errors import ConfigError
 from trl_ext.rewards.totals.moments import Moments
 from trl_ext.trainers.forward.reward_input import is_main_process
-from trl_ext.trainers.ppo.scores.length import LengthControl
 
 logger = logging.get_logger(__name__)
 
@@ -184,7 +183,6 @@ class Scoring:
         normaliser: Each model's scores have one like it.
         mode, gate_above: As in `combine`.
         ensemble: As in `one_of_ensemble`.
-        controls_length: Each model's scores are freed of what length explains, before they are normalised.
     """
 
     def __init__(
@@ -195,13 +193,10 @@ class Scoring:
         mode: str,
         gate_above: float,
         ensemble: str = "sum",
-        *,
-        controls_length: bool = False,
     ):
         self.num_rules = num_rules
         self._models = models
         self._normalisers = [copy.deepcopy(normaliser) for _ in models]
-        self._lines = [LengthControl() for _ in models] if controls_length else []
         self._warned: set[int] = set()
         self._mode, self._gate_above, self._ensemble = mode, gate_above, ensemble
 
@@ -218,36 +213,18 @@ class Scoring:
         columns = [model(prompts, completions, keep, completion_ids).to(rules.device) for model in self._models]
         return torch.stack(columns, dim=1) if columns else rules.new_zeros(len(prompts), 0)
 
-    @property
-    def controls_length(self) -> bool:
-        """True where `scores` needs the completions' lengths."""
-        return bool(self._lines)
-
-    def scores(
-        self,
-        per_function: torch.Tensor,
-        weights: torch.Tensor,
-        lengths: torch.Tensor | None = None,
-        *,
-        is_training: bool,
-    ) -> torch.Tensor:
+    def scores(self, per_function: torch.Tensor, weights: torch.Tensor, *, is_training: bool) -> torch.Tensor:
         """Return [N] scores of [N, R + M] values; NaN where nothing could score.
 
         Args:
             per_function: Values of rules and raw scores of reward models, of all ranks.
             weights: [R + M].
-            lengths: [N] tokens of the completions, where `controls_length` asks for them.
             is_training: False leaves running statistics alone.
         """
         rules, models = per_function[:, : self.num_rules], per_function[:, self.num_rules :]
-        state = self._normalisers, self._lines
-        normalisers, lines = state if is_training else copy.deepcopy(state)
+        normalisers = self._normalisers if is_training else copy.deepcopy(self._normalisers)
         if is_training:
             self._warn_of_constants(models)
-        if lines:
-            assert lengths is not None, "Length control needs lengths."
-            freed = [line(column, lengths) for line, column in zip(lines, models.unbind(1), strict=True)]
-            models = torch.stack(freed, dim=1)
         if normalisers:
             columns = zip(normalisers, models.unbind(1), strict=True)
             models = torch.stack([normalise(column) for normalise, column in columns], dim=1)
@@ -271,14 +248,8 @@ class Scoring:
                     )
 
     def state_dict(self) -> list[dict[str, Any]]:
-        states: list[dict[str, Any]] = [normaliser.state_dict() for normaliser in self._normalisers]
-        for state, line in zip(states, self._lines, strict=False):
-            state |= line.state_dict()
-        return states
+        return [normaliser.state_dict() for normaliser in self._normalisers]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
         for normaliser, own in zip(self._normalisers, state, strict=True):
             normaliser.load_state_dict(own)
-        for line, own in zip(self._lines, state, strict=False):
-            if "line" in own:  # else the run has taken up length control since
-                line.load_state_dict(own)

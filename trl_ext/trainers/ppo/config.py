@@ -12,7 +12,7 @@ from trl_ext.trainers.ppo.critic.schedule import check_warmup
 from trl_ext.trainers.ppo.equations import ESTIMATORS
 from trl_ext.trainers.ppo.policy_losses import check_policy_loss
 from trl_ext.trainers.ppo.scores.combine import ENSEMBLES, KINDS, MODES
-from trl_ext.trainers.ppo.without_effect import check_settings, check_settings_of_kl
+from trl_ext.trainers.ppo.without_effect import refuse_without_effect, refuse_without_kl
 from trl_ext.trainers.setting_checks import check_numbers
 
 CRITICS = ("adapter", "head", "separate", "none")
@@ -226,7 +226,7 @@ class PPOConfig(GRPOConfig):
     dataset_num_proc: int | None = field(default=None, metadata={"help": "For scripts: processes that tokenize."})
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        refuse_without_effect(self)
         check_numbers(self)  # before the old names are taken: the message has the name that was given
         self._take_old_names()
         self._set_steps_per_generation()
@@ -236,7 +236,7 @@ class PPOConfig(GRPOConfig):
             setattr(self, old, getattr(self, new))
         self._check_groups()
         self._check_choices()
-        check_settings_of_kl(self)
+        refuse_without_kl(self)
         self._check_horizon()
         check_policy_loss(self)
         self._check_greedy()

@@ -12,7 +12,7 @@ from transformers.utils import logging
 from trl_ext.compat.versions import is_older
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.config import PPOConfig
-from trl_ext.trainers.ppo.without_effect import check_settings_of_reward_models
+from trl_ext.trainers.ppo.without_effect import refuse_without_reward_models
 from trl_ext.trainers.rows.tokens import check_ids
 from trl_ext.trainers.setting_checks import check_settings
 
@@ -80,7 +80,7 @@ def check_models(
     if args.score_mode == "rules_only" and not reward_funcs:
         raise ConfigError("score_mode='rules_only' has no rules. Give reward_funcs, or another score_mode.")
     if not reward_models or args.score_mode == "rules_only":
-        check_settings_of_reward_models(args)
+        refuse_without_reward_models(args)
     if len(reward_models) == 1 and args.score_ensemble != "sum":
         raise ConfigError(
             f"score_ensemble='{args.score_ensemble}' is of several reward models, and there is one. Leave it out."

@@ -603,6 +603,5 @@ class PPOTrainer(GRPOTrainer):
         state = critic_files.read_state(checkpoint)
         self._kl.load_state_dict(state["kl"])
         self._scoring.load_state_dict(state["scores"])
-        if "values" in state:  # not in checkpoints of earlier versions
-            self._scale.load_state_dict(state["values"])
+        self._scale.load_state_dict(state["values"])
         self._critic.resume_from(checkpoint)

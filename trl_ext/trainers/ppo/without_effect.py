@@ -112,7 +112,7 @@ _OF_REWARD_MODELS = (
 )
 
 
-def check_settings(config: Any) -> None:
+def refuse_without_effect(config: Any) -> None:
     """Raise ConfigError for a setting of a PPOConfig, as the user gave it, that cannot have an effect."""
     for name, reason in REASONS.items():
         if is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
@@ -123,7 +123,7 @@ def check_settings(config: Any) -> None:
             raise ConfigError(f"{_shown(config, name)} has no effect without {what}. Set both, or leave {name} out.")
 
 
-def check_settings_of_kl(config: Any) -> None:
+def refuse_without_kl(config: Any) -> None:
     """Raise ConfigError for a setting of the KL where its coefficient is 0; the config's old names have been taken."""
     for name in _OF_THE_KL:
         if config.beta == 0 and is_given(config, name):
@@ -133,7 +133,7 @@ def check_settings_of_kl(config: Any) -> None:
             )
 
 
-def check_settings_of_reward_models(config: Any) -> None:
+def refuse_without_reward_models(config: Any) -> None:
     """Raise ConfigError for a setting of reward models, where there is none or none is asked."""
     why, instead = "without a reward model: it is about reward models' scores", "Give a reward_model"
     if config.score_mode == "rules_only":

@@ -272,7 +272,7 @@ def test_a_setting_without_effect_is_refused_with_its_reason(name):
 # TRL itself refuses to synchronise a reference with weight 0 in the loss.
 @pytest.mark.parametrize("name", sorted(set(REFUSED) - {"sync_ref_model"}))
 def test_what_is_refused_has_no_effect_indeed(name, trained, monkeypatch):
-    monkeypatch.setattr(config_module, "check_settings", lambda config: None)
+    monkeypatch.setattr(config_module, "refuse_without_effect", lambda config: None)
     assert ppo_trainers.distance(trained({}), trained({name: REFUSED[name]})) == 0
 
 

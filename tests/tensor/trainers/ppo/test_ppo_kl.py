@@ -23,17 +23,11 @@ def log_probs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_k1_is_the_log_ratio(seed):
-    logps, ref = log_probs(seed)
-    expected = logps.double().numpy() - ref.double().numpy()
-    np.testing.assert_allclose(kl_estimate(logps, ref, "k1"), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_k3_is_ratio_less_log_ratio_less_one(seed):
+def test_estimates_are_their_formulas(seed):
     logps, ref = log_probs(seed)
     x = ref.double().numpy() - logps.double().numpy()
-    np.testing.assert_allclose(kl_estimate(logps, ref, "k3"), np.exp(x) - x - 1, atol=1e-6)
+    for estimator, expected in {"k1": -x, "k2": x**2 / 2, "k3": np.exp(x) - x - 1}.items():
+        np.testing.assert_allclose(kl_estimate(logps, ref, estimator), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
@@ -42,33 +36,6 @@ def test_estimates_average_to_the_kl(estimator):
     exact = (policy * (policy.log() - reference.log())).sum()
     estimates = kl_estimate(policy.log()[None], reference.log()[None], estimator)[0]
     assert (policy * estimates).sum().item() == pytest.approx(exact.item(), abs=1e-6)
-
-
-def policy_gradient(logits: torch.Tensor, reference: torch.Tensor, estimator: str) -> torch.Tensor:
-    """The exact policy gradient of a one-token reward that is the estimate: the sum of p grad(log p) estimate."""
-    logits = logits.clone().requires_grad_()
-    logps = logits.log_softmax(0)
-    estimates = kl_estimate(logps.detach()[None], reference.log()[None], estimator)[0]
-    (logps.detach().exp() * logps * estimates).sum().backward()
-    return logits.grad
-
-
-@pytest.mark.parametrize("distance", [1.0, 1e-2])
-def test_as_a_reward_k1_has_the_gradient_of_the_kl_and_k3_another_one(distance):
-    reference = torch.tensor([0.3, 0.3, 0.4])
-    logits = reference.log() + distance * torch.tensor([1.0, -0.5, 0.0])
-
-    def gradient_of(divergence):
-        at = logits.clone().requires_grad_()
-        divergence(at.log_softmax(0), reference.log()).backward()
-        return at.grad
-
-    forward = gradient_of(lambda p, q: (p.exp() * (p - q)).sum())
-    backward = gradient_of(lambda p, q: (q.exp() * (q - p)).sum())
-    torch.testing.assert_close(policy_gradient(logits, reference, "k1"), forward, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(policy_gradient(logits, reference, "k3"), forward - backward, atol=1e-6, rtol=1e-4)
-    if distance < 0.1:
-        assert policy_gradient(logits, reference, "k3").norm() < distance * forward.norm()
 
 
 def test_a_reward_with_k1_ends_at_the_known_optimum_and_one_with_k3_far_beyond_it():
@@ -93,11 +60,6 @@ def test_a_reward_with_k1_ends_at_the_known_optimum_and_one_with_k3_far_beyond_i
     assert kl(trained("k3")) == pytest.approx(math.log(20), abs=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_k3_is_never_negative(seed):
-    assert (kl_estimate(*log_probs(seed), "k3") >= 0).all()
-
-
 @pytest.mark.parametrize("x", [1e-2, -1e-3, 1e-4])
 def test_k3_keeps_its_digits_near_the_reference(x):
     # exp(x) - x - 1 in float32 is all rounding here.
@@ -116,27 +78,70 @@ def test_another_estimator_is_refused_by_name():
         kl_estimate(*log_probs(0), "k4")
 
 
+# Gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def policies():
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, generator=draw, dtype=torch.float64).requires_grad_()
+    return logits, torch.randn(6, generator=draw, dtype=torch.float64).log_softmax(0)
+
+
+def gradient(loss, logits):
+    return torch.autograd.grad(loss, logits)[0]
+
+
+def kl_of(p, q):
+    return (p.exp() * (p - q)).sum()
+
+
+def in_loss(logits, ref, estimator):
+    """The mean gradient of the estimate over actions that the policy samples."""
+    logps = logits.log_softmax(0)
+    return gradient((logps.detach().exp() * kl_estimate(logps, ref, estimator)).sum(), logits)
+
+
+def in_reward(logits, ref, estimator):
+    """The mean policy gradient of the estimate as a penalty, which is a number and has no gradient of its own."""
+    logps = logits.log_softmax(0)
+    return gradient((logps.detach().exp() * kl_estimate(logps, ref, estimator).detach() * logps).sum(), logits)
+
+
+def test_k1_in_the_reward_and_k2_in_the_loss_have_the_kls_gradient(policies):
+    logits, ref = policies
+    expected = gradient(kl_of(logits.log_softmax(0), ref), logits)
+    torch.testing.assert_close(in_reward(logits, ref, "k1"), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(in_loss(logits, ref, "k2"), expected, rtol=0, atol=1e-6)
+    assert in_loss(logits, ref, "k1").abs().max() < 1e-6
+
+
+def test_k3_has_the_gradients_that_its_docstring_names(policies):
+    logits, ref = policies
+    logps = logits.log_softmax(0)
+    forward, backward = (gradient(one, logits) for one in (kl_of(logps, ref), kl_of(ref, logits.log_softmax(0))))
+    torch.testing.assert_close(in_loss(logits, ref, "k3"), backward, rtol=0, atol=1e-6)
+    torch.testing.assert_close(in_reward(logits, ref, "k3"), forward - backward, rtol=0, atol=1e-6)
+
+
+def test_near_the_reference_k3_in_the_reward_holds_nothing_back(policies):
+    _, ref = policies
+    logits = (ref + 1e-2 * torch.linspace(-1, 1, 6, dtype=torch.float64)).requires_grad_()
+    forward = gradient(kl_of(logits.log_softmax(0), ref), logits)
+    assert in_reward(logits, ref, "k3").norm() < 1e-2 * forward.norm()
+
+
 # Coefficient ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kl", "error"),
-    [(6.0, 0.0), (6.6, 0.1), (5.4, -0.1), (60.0, 0.2), (0.0, -0.2), (-3.0, -0.2), (math.inf, 0.2)],
+    [(6.0, 0.0), (6.6, 0.1), (5.4, -0.1), (60.0, 0.2), (0.0, -0.2), (-3.0, -0.2), (math.inf, 0.2), (math.nan, 0.0)],
 )
 def test_the_coefficient_follows_the_bounded_relative_error(kl, error):
     controller = AdaptiveKL(0.05, target=6.0, horizon=1000)
     controller.update(kl, num_episodes=64)
     assert controller.value == pytest.approx(0.05 * (1 + error * 64 / 1000), rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_many_updates_equal_the_formula_applied_in_turn(seed):
-    kls = np.random.default_rng(seed).gamma(2.0, 3.0, size=50)
-    controller, expected = AdaptiveKL(0.1, target=6.0, horizon=500), 0.1
-    for kl in kls:
-        controller.update(kl, 32)
-        expected *= 1 + np.clip(kl / 6.0 - 1, -0.2, 0.2) * 32 / 500
-    assert controller.value == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_adaptive_coefficient_is_verls_and_openrlhfs():
@@ -152,12 +157,6 @@ def test_the_adaptive_coefficient_is_verls_and_openrlhfs():
 def test_a_fixed_coefficient_never_moves(kl):
     controller = AdaptiveKL(0.05)
     controller.update(kl, 10**9)
-    assert controller.value == 0.05
-
-
-def test_a_kl_that_is_not_a_number_moves_nothing():
-    controller = AdaptiveKL(0.05, target=6.0)
-    controller.update(math.nan, 64)
     assert controller.value == 0.05
 
 

@@ -10,8 +10,7 @@ from tests import ppo_trainers, tiny
 from tests.faults.starting import IS_THOROUGH
 from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
 from tests.rollouts import rollout
-from trl_ext import PPOConfig, RuleSet
-from trl_ext.errors import ConfigError
+from trl_ext import RuleSet
 from trl_ext.rewards import Length
 
 torch.set_num_threads(1)
@@ -170,10 +169,3 @@ def test_the_best_checkpoint_may_be_that_of_greedy_completions(tmp_path):
     trainer.train()
     evaluated = next(log for log in trainer.state.log_history if "eval_loss" in log)
     assert trainer.state.best_metric == evaluated[f"eval_{name}"] != evaluated["eval_objective/scores"]
-
-
-def test_greedy_completions_beside_greedy_ones_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="eval_greedy=True adds greedy completions to sampled ones, and with"):
-        PPOConfig(str(tmp_path), use_cpu=True, bf16=False, eval_greedy=True, eval_temperature=0.0)
-    with pytest.raises(ConfigError, match="eval_greedy=True asks for greedy completions, and a rollout_func samples"):
-        ppo_trainers.trainer("head", tmp_path, eval_greedy=True)

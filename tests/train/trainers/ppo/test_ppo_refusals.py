@@ -1,12 +1,14 @@
 """What PPO cannot work with costs a sentence before the first step."""
 
 import copy
+import math
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 
 import trl_ext
 from tests import ppo_trainers, tiny
@@ -17,39 +19,72 @@ from trl_ext.trainers.ppo import inputs
 torch.set_num_threads(1)
 
 
+GROUPS = dict(advantage_estimator="rloo", num_generations=4)
+
+
 def config(folder="out", **changes):
     return trl_ext.PPOConfig(str(folder), use_cpu=True, bf16=False, report_to="none", **changes)
 
 
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        (dict(num_generations=2, per_device_train_batch_size=3), "3 episodes of an update cannot be split"),
-        (dict(num_generations=0), "num_generations=0 must be at least 1"),
-        (dict(num_mini_batches=0), "num_mini_batches=0 must be at least 1"),
-        (dict(num_mini_batches=2, steps_per_generation=3), "Leave steps_per_generation"),
-        (dict(response_length=10, max_completion_length=20), "response_length=10 and max_completion_length=20"),
-        (dict(kl_coef=0.1, beta=0.2), "kl_coef=0.1 and beta=0.2 name the same setting"),
-        (dict(kl_estimator="k4"), "kl_estimator='k4' is unknown. Use one of: k1, k2, k3"),
-        (dict(critic="shared"), "critic='shared' is unknown. Use one of: adapter, head, separate"),
-        (dict(score_mode="multiply"), "score_mode='multiply' is unknown"),
-        (dict(stop_token="newline"), "stop_token='newline' is unknown"),
-        (dict(stop_token="eos", stop_token_id=3), "both set"),
-        (dict(lam=1.5), "lam=1.5 must be at least 0 and at most 1"),
-        (dict(vf_coef=-0.1), "vf_coef=-0.1 must be at least 0"),
-        (dict(missing_eos_penalty=-1.0), "missing_eos_penalty=-1.0 must be at least 0"),
-        (dict(total_episodes=0), "total_episodes=0 must be at least 1"),
-        (dict(total_episodes=64, max_steps=1), "max_steps=1 has no effect with total_episodes=64"),
-        (dict(kl_target=1.0, kl_horizon=4), "kl_horizon=4 is not above"),
-        (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
-        (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),
-        (dict(score_normalisation="fixed", score_mean=0.0, score_std=0.0), "score_std=0.0 must be"),
-        (dict(advantage_estimator="rloo"), "compares the completions of a prompt, and num_generations=1 makes one"),
-    ],
-)
-def test_settings_that_contradict_are_said(changes, words):
-    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
-        config(**changes)
+CONTRADICTIONS: list[tuple[dict, str]] = [
+    (dict(num_generations=2, per_device_train_batch_size=3), "3 episodes of an update cannot be split"),
+    (dict(num_generations=0), "num_generations=0 must be at least 1"),
+    (dict(num_mini_batches=0), "num_mini_batches=0 must be at least 1"),
+    (dict(num_mini_batches=2, steps_per_generation=3), "Leave steps_per_generation"),
+    (dict(response_length=10, max_completion_length=20), "response_length=10 and max_completion_length=20"),
+    (dict(kl_coef=0.1, beta=0.2), "kl_coef=0.1 and beta=0.2 name the same setting"),
+    (dict(kl_estimator="k4"), "kl_estimator='k4' is unknown. Use one of: k1, k2, k3"),
+    (dict(critic="shared"), "critic='shared' is unknown. Use one of: adapter, head, separate"),
+    (dict(score_mode="multiply"), "score_mode='multiply' is unknown"),
+    (dict(stop_token="newline"), "stop_token='newline' is unknown"),
+    (dict(stop_token="eos", stop_token_id=3), "both set"),
+    (dict(lam=1.5), "lam=1.5 must be at least 0 and at most 1"),
+    (dict(vf_coef=-0.1), "vf_coef=-0.1 must be at least 0"),
+    (dict(missing_eos_penalty=-1.0), "missing_eos_penalty=-1.0 must be at least 0"),
+    (dict(total_episodes=0), "total_episodes=0 must be at least 1"),
+    (dict(total_episodes=64, max_steps=1), "max_steps=1 has no effect with total_episodes=64"),
+    (dict(kl_target=1.0, kl_horizon=4), "kl_horizon=4 is not above"),
+    (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
+    (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),
+    (dict(score_normalisation="fixed", score_mean=0.0, score_std=0.0), "score_std=0.0 must be"),
+    (dict(eval_greedy=True, eval_temperature=0.0), "eval_greedy=True adds greedy completions to sampled ones, and"),
+    # Settings that need another one.
+    (dict(kl_horizon=100), "kl_horizon=100 has no effect without kl_target"),
+    (dict(gate_above=0.5), "gate_above=0.5 has no effect without score_mode='gate'"),
+    (dict(kl_coef=0.0, kl_estimator="k3"), "kl_estimator='k3' has no effect with kl_coef=0"),
+    (dict(beta=0.0, kl_estimator="k2", kl_term="loss"), "kl_estimator='k2' has no effect with kl_coef=0"),
+    (dict(kl_coef=0.0, ref_adapter_name="start"), "ref_adapter_name='start' has no effect with kl_coef=0"),
+    # Estimators and critics.
+    (dict(advantage_estimator="rloo"), "compares the completions of a prompt, and num_generations=1 makes one"),
+    (dict(advantage_estimator="grpo", num_generations=4, lam=0.5), "lam=0.5 has no effect without"),
+    (dict(advantage_estimator="rloo", num_generations=4, gamma=0.5), "gamma=0.5 has no effect without"),
+    (dict(advantage_estimator="reinforce_pp", vf_coef=0.5), "vf_coef=0.5 has no effect without"),
+    (dict(advantage_estimator="reinforce_pp", critic="head"), "critic='head' does not go with"),
+    (dict(critic="none"), "gae needs a critic"),
+    (dict(skip_zero_advantage=True), "without an advantage_estimator that has no critic"),
+    (dict(skip_zero_advantage=False), "without an advantage_estimator that has no critic"),
+    (dict(kl_term="loss"), "kl_estimator='k1' has no gradient as a loss"),
+    (dict(advantage_estimator="best"), "advantage_estimator='best' is unknown"),
+    # Policy losses.
+    (dict(importance_sampling_level="sequence"), "one advantage a token"),
+    (dict(importance_sampling_level="sequence", advantage_estimator="remax"), "one advantage a token"),
+    (dict(loss_type="luspo"), "a loss of whole completions"),
+    (dict(GROUPS, loss_type="vespo", importance_sampling_level="sequence"), "has no effect with loss_type='vespo'"),
+    (dict(loss_type="cispo"), "0.2 would cut every one"),
+    (dict(delta=1.2), "delta=1.2 is not above 1 + epsilon_high = 1.2"),
+    (dict(delta=1.25, epsilon_high=0.3), "delta=1.25 is not above"),
+    (dict(loss_type="cispo", epsilon_high=5.0, cliprange=0.1), "cliprange=0.1 has no effect without a loss that"),
+    (dict(loss_type="sapo", delta=3.0), "delta=3.0 has no effect without a loss that clips"),
+    (dict(loss_type="vespo", epsilon_high=0.3), "epsilon_high=0.3 has no effect without"),
+    (dict(sapo_temperature_pos=2.0), "has no effect without loss_type='sapo'"),
+    (dict(loss_type="sapo", vespo_k_pos=1.0), "has no effect without loss_type='vespo'"),
+]
+
+
+def test_settings_that_contradict_are_refused_with_their_values(subtests):
+    for changes, words in CONTRADICTIONS:
+        with subtests.test(changes=changes), pytest.raises(ConfigError, match=re.escape(words)):
+            config(**{"per_device_train_batch_size": 4} | changes)
 
 
 def test_an_odd_batch_is_fine_with_one_completion_a_prompt():
@@ -61,6 +96,48 @@ def refusal(folder, critic="head", **changes):
     with pytest.raises((ConfigError, DataError)) as caught:
         ppo_trainers.trainer(critic, folder, **changes)
     return str(caught.value)
+
+
+def test_models_and_data_that_do_not_go_together(subtests, tmp_path):
+    model, scorer, tokenizer = ppo_trainers.actor(), ppo_trainers.classifier(), tiny.tokenizer()
+    labels, foreign = ppo_trainers.classifier(num_labels=3), ppo_trainers.classifier(vocab_size=77)
+    with_adapter = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA))
+    remax = dict(advantage_estimator="remax")
+    for critic, changes, words in [
+        ("head", dict(stop_token_id=10**6), "stop_token_id=1000000 would end no completion"),
+        ("head", dict(model=model, ref_model=model), "ref_model is the model itself"),
+        ("head", dict(ref_model=ppo_trainers.actor(seed=3), kl_coef=0.0), "ref_model has no use with kl_coef=0"),
+        (
+            "head",
+            dict(reward_model=labels, reward_processing_classes=tokenizer),
+            "one label; reward_model_0 has 3",
+        ),
+        ("separate", dict(value_model=foreign), f"77 tokens, the actor {tiny.VOCAB}: it has another"),
+        ("separate", dict(value_model=ppo_trainers.actor(seed=3)), "without a layer `score`"),
+        ("separate", dict(value_model=None), "critic='separate' needs value_model"),
+        ("separate", dict(value_model=scorer, reward_model=scorer), "must not be trained"),
+        ("head", dict(value_model=scorer), "value_model has no use with critic='head'"),
+        ("none", dict(value_model=scorer, advantage_estimator="reinforce_pp"), "value_model has no use"),
+        ("none", remax, "compares with greedy completions"),
+        ("head", dict(eval_greedy=True), "eval_greedy=True asks for greedy completions, and a rollout_func samples"),
+        ("adapter", dict(peft_config=None), "the actor has none"),
+        ("adapter", dict(model=with_adapter, peft_config=None, ref_adapter_name="first"), "'first' is none of"),
+        ("head", dict(ref_adapter_name="start"), "has no effect: the model has no adapters yet"),
+        ("head", dict(data=Dataset.from_dict({"text": ["w3"]})), "no column 'prompt'"),
+        ("head", dict(reward_funcs=None), "Nothing scores the completions"),
+        ("head", dict(score_mode="gate"), "score_mode='gate' needs both"),
+        ("head", dict(score_clip=1.0), "score_clip=1.0 has no effect without a reward model"),
+        ("head", dict(score_normalisation="fixed", score_mean=0.0, score_std=1.0), "no effect without a reward model"),
+        ("head", dict(score_ensemble="min"), "has no effect without a reward model"),
+        ("head", dict(reward_tokens_per_forward=99), "has no effect without a reward model"),
+        (
+            "head",
+            dict(reward_funcs=ppo_trainers.reward, reward_model=scorer, score_mode="rules_only", score_clip=1.0),
+            "score_clip=1.0 has no effect with score_mode='rules_only'",
+        ),
+    ]:
+        with subtests.test(words):
+            assert words in refusal(tmp_path, critic, **changes)
 
 
 @pytest.mark.parametrize("by_launch", [True, False])
@@ -80,37 +157,11 @@ def test_an_adapter_critic_under_zero_3_with_a_deepspeed_that_cannot_recompute_i
     assert inputs.choose_critic(args, is_peft=True, value_model=None) == "adapter"
 
 
-def test_a_stop_token_that_no_completion_can_have(tmp_path):
-    assert "stop_token_id=1000000 would end no completion" in refusal(tmp_path, stop_token_id=10**6)
-
-
 def test_a_field_that_was_set_after_the_config_was_made(tmp_path):
     args = config(tmp_path)
     args.gamma = float("nan")
     with pytest.raises(ConfigError, match="gamma=nan must be a finite number"):
         trl_ext.PPOTrainer(args, model="no-model-is-loaded", reward_funcs=ppo_trainers.reward)
-
-
-def test_the_model_as_its_own_reference(tmp_path):
-    model = ppo_trainers.actor()
-    assert "ref_model is the model itself" in refusal(tmp_path, model=model, ref_model=model)
-
-
-def test_a_reference_that_no_kl_is_measured_from(tmp_path):
-    words = refusal(tmp_path, ref_model=ppo_trainers.actor(seed=3), kl_coef=0.0)
-    assert "ref_model has no use with kl_coef=0" in words
-
-
-def test_a_reward_model_with_several_labels(tmp_path):
-    model = ppo_trainers.classifier(num_labels=3)
-    words = refusal(tmp_path, reward_model=model, reward_processing_classes=tiny.tokenizer())
-    assert "A reward model has one label" in words and "has 3" in words
-
-
-def test_a_value_model_of_another_tokenizer(tmp_path):
-    model = ppo_trainers.classifier(vocab_size=77)
-    words = refusal(tmp_path, "separate", value_model=model)
-    assert "77 tokens" in words and "another tokenizer" in words
 
 
 def test_a_value_model_whose_tokenizer_has_other_words(tmp_path):
@@ -121,21 +172,7 @@ def test_a_value_model_whose_tokenizer_has_other_words(tmp_path):
     assert "has other tokens than the actor's" in refusal(tmp_path, "separate", value_model=str(tmp_path / "value"))
 
 
-def test_a_value_model_without_one_score_per_token(tmp_path):
-    model = ppo_trainers.actor(seed=3)
-    assert "without a layer `score`" in refusal(tmp_path, "separate", value_model=model)
-
-
-def test_a_value_model_with_a_critic_that_has_no_use_for_it(tmp_path):
-    assert "value_model has no use with critic='head'" in refusal(tmp_path, value_model=ppo_trainers.classifier())
-
-
-def test_a_separate_critic_without_a_model(tmp_path):
-    assert "critic='separate' needs value_model" in refusal(tmp_path, "separate", value_model=None)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("critic", ppo_trainers.CRITICS)
+@pytest.mark.parametrize(("critic", "value"), [("adapter", math.nan), ("head", math.inf), ("separate", math.nan)])
 def test_a_critic_whose_values_are_not_finite(critic, value, tmp_path):
     trainer = ppo_trainers.trainer(critic, tmp_path, value_normalisation=True)
     head = trainer._ppo_models.value_model.score if critic == "separate" else trainer._critic.head
@@ -158,30 +195,6 @@ def test_a_reward_model_that_tells_nothing_apart_is_warned_of_once(tmp_path, cap
     assert all(log["objective/scores"] == 0 for log in trainer.state.log_history if "objective/scores" in log)
 
 
-def test_an_adapter_critic_without_peft(tmp_path):
-    assert "the actor has none" in refusal(tmp_path, "adapter", peft_config=None)
-
-
-def test_a_dataset_without_prompts(tmp_path):
-    assert "no column 'prompt'" in refusal(tmp_path, data=Dataset.from_dict({"text": ["w3"]}))
-
-
-def test_nothing_that_scores(tmp_path):
-    assert "Nothing scores the completions" in refusal(tmp_path, reward_funcs=None)
-
-
-def test_a_gate_without_a_reward_model(tmp_path):
-    assert "score_mode='gate' needs both" in refusal(tmp_path, score_mode="gate")
-
-
-def test_the_reward_model_as_value_model(tmp_path):
-    model = ppo_trainers.classifier()
-    words = refusal(
-        tmp_path, "separate", value_model=model, reward_model=model, reward_processing_classes=tiny.tokenizer()
-    )
-    assert "must not be trained" in words
-
-
 def test_arguments_of_grpo_in_grpos_order(tmp_path):
     with pytest.raises(ConfigError, match="args is a LlamaForCausalLM"):
         trl_ext.PPOTrainer(ppo_trainers.actor(), ppo_trainers.reward)
@@ -193,14 +206,6 @@ def test_reentrant_checkpointing_with_an_adapter_critic(tmp_path):
     )
     with pytest.raises(ConfigError, match="cannot keep the adapters of actor and critic apart"):
         trainer.train()
-
-
-def test_a_reference_adapter_that_is_not_there(tmp_path):
-    from peft import get_peft_model
-
-    model = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA))
-    words = refusal(tmp_path, "adapter", model=model, peft_config=None, ref_adapter_name="first")
-    assert "ref_adapter_name='first' is none of" in words
 
 
 def test_nothing_was_moved_or_patched_by_a_refusal(tmp_path):

@@ -213,20 +213,6 @@ def our_loss_of_policy(trainer, inputs):
     return loss
 
 
-@pytest.mark.parametrize("estimator", WITHOUT_CRITIC)
-def test_a_toy_task_is_solved_without_a_critic(estimator, tmp_path):
-    trainer = trainer_of(
-        estimator, tmp_path, rollout_func=None, reward_funcs=ppo_trainers.share_of_twenty_tokens,
-        data=ppo_trainers.prompts(64), max_steps=80 if estimator == "remax" else 40,
-        model=ppo_trainers.decided_actor(), per_device_train_batch_size=32, gradient_accumulation_steps=1,
-        num_ppo_epochs=2, kl_coef=0.0, learning_rate=4e-3, adam_epsilon=1e-8,
-    )  # fmt: skip
-    trainer.train()
-    scores = [log["objective/scores"] for log in trainer.state.log_history if "objective/scores" in log]
-    assert scores[0] < 0.25
-    assert sum(scores[-5:]) / 5 > 0.8
-
-
 @pytest.mark.parametrize("estimator", ["reinforce_pp", "remax", "rloo"])
 def test_a_resumed_run_is_the_run_that_did_not_stop(estimator, tmp_path):
     settings = dict(
@@ -241,37 +227,3 @@ def test_greedy_completions_leave_no_trace_in_the_log(tmp_path):
     trainer.train()
     assert not any(key.startswith("eval") for log in trainer.state.log_history for key in log)
     assert len(trainer._logs["completion"]) == len(trainer._logs["advantages"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (dict(advantage_estimator="rloo"), "num_generations=1 makes one"),
-        (dict(advantage_estimator="grpo", num_generations=4, lam=0.5), "lam=0.5 has no effect without"),
-        (dict(advantage_estimator="rloo", num_generations=4, gamma=0.5), "gamma=0.5 has no effect without"),
-        (dict(advantage_estimator="reinforce_pp", vf_coef=0.5), "vf_coef=0.5 has no effect without"),
-        (dict(advantage_estimator="reinforce_pp", critic="head"), "critic='head' does not go with"),
-        (dict(critic="none"), "gae needs a critic"),
-        (dict(skip_zero_advantage=True), "without an advantage_estimator that has no critic"),
-        (dict(skip_zero_advantage=False), "without an advantage_estimator that has no critic"),
-        (dict(kl_term="loss"), "kl_estimator='k1' has no gradient as a loss"),
-        (dict(advantage_estimator="best"), "advantage_estimator='best' is unknown"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings, sentence, tmp_path):
-    from trl_ext import PPOConfig
-
-    with pytest.raises(ConfigError, match=sentence):
-        PPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=4, **settings)
-
-
-def test_remax_refuses_a_rollout_func(tmp_path):
-    with pytest.raises(ConfigError, match="compares with greedy completions"):
-        ppo_trainers.trainer("none", tmp_path, advantage_estimator="remax")
-
-
-def test_models_that_only_a_critic_needs_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="value_model has no use"):
-        ppo_trainers.trainer(
-            "none", tmp_path, advantage_estimator="reinforce_pp", value_model=ppo_trainers.classifier()
-        )

@@ -73,34 +73,25 @@ def pretokenised(count: int = 8, seed: int = 0) -> Dataset:
 # Tokens -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_tokens_are_trls(form, tmp_path):
-    dataset = in_form(form)
-    theirs, ours = trainer(tmp_path, dataset, trl), trainer(tmp_path, dataset)
-    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
+def test_the_tokens_are_trls_and_those_that_the_sides_share_are_counted(subtests, tmp_path):
+    found = {}
+    for form in FORMS:
+        with subtests.test(form):
+            dataset = in_form(form)
+            theirs, ours = trainer(tmp_path, dataset, trl).train_dataset, trainer(tmp_path, dataset).train_dataset
+            found[form] = ids_of(ours)
+            assert found[form] == ids_of(theirs)
+            stream = trainer(tmp_path, dataset.to_iterable_dataset(), max_steps=1).train_dataset
+            assert ids_of(stream) == found[form]
+            assert list(ours[SHARED]) == [num_shared_tokens(*sides) for sides in found[form]]
+            assert max(ours[SHARED]) > 1
+    for start in ("", "messages, "):
+        assert found[f"{start}explicit prompt"] == found[f"{start}implicit prompt"]
 
 
-@pytest.mark.parametrize("start", ["", "messages, "])
-def test_a_prompt_is_the_same_explicit_or_implicit(start, tmp_path):
-    forms = (f"{start}explicit prompt", f"{start}implicit prompt")
-    explicit, implicit = (ids_of(trainer(tmp_path, in_form(form)).train_dataset) for form in forms)
-    assert explicit == implicit
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_every_pair_knows_how_many_tokens_its_sides_share(form, tmp_path):
-    prepared = trainer(tmp_path, in_form(form)).train_dataset
-    assert max(prepared[SHARED]) > 1
-    assert list(prepared[SHARED]) == [num_shared_tokens(*sides) for sides in ids_of(prepared)]
-
-
-def test_pretokenised_pairs_stay_as_they_are(tmp_path):
+def test_pretokenised_pairs_stay_as_they_are_and_may_carry_their_old_names(tmp_path):
     dataset = pretokenised()
     assert ids_of(trainer(tmp_path, dataset).train_dataset) == ids_of(dataset)
-
-
-def test_pretokenised_pairs_may_carry_their_old_names(tmp_path):
-    dataset = pretokenised()
     renamed = dataset.rename_columns({f"{side}_ids": f"{side}_input_ids" for side in ("chosen", "rejected")})
     assert ids_of(trainer(tmp_path, renamed).train_dataset) == ids_of(dataset)
 
@@ -155,23 +146,13 @@ def test_pairs_that_fit_are_no_warning(max_length, tmp_path, caplog):
     assert warnings_of(caplog) == []
 
 
-def test_a_shortened_prompt_loses_its_oldest_tokens_and_the_answers_none(tmp_path):
-    dataset = Dataset.from_list([{"chosen_ids": [5, 6, 7, 8, 3, 9, EOS], "rejected_ids": [5, 6, 7, 8, 4, EOS]}])
-    subject = trainer(tmp_path, dataset, max_length=5, max_length_policy="truncate_prompt")
-    assert ids_of(subject.train_dataset) == [([7, 8, 3, 9, EOS], [7, 8, 4, EOS])]
-    assert list(subject.train_dataset[SHARED]) == [2]
-
-
-def test_a_shortened_prompt_keeps_a_leading_bos(tmp_path):
-    dataset = Dataset.from_list([{"chosen_ids": [BOS, 6, 7, 8, 3, 9, EOS], "rejected_ids": [BOS, 6, 7, 8, 4, EOS]}])
-    subject = trainer(tmp_path, dataset, max_length=5, max_length_policy="truncate_prompt")
-    assert ids_of(subject.train_dataset) == [([BOS, 8, 3, 9, EOS], [BOS, 8, 4, EOS])]
-
-
-def test_a_bos_in_the_middle_is_a_token_like_others(tmp_path):
-    dataset = Dataset.from_list([{"chosen_ids": [5, BOS, 7, 3, EOS], "rejected_ids": [5, BOS, 7, 4, EOS]}])
-    subject = trainer(tmp_path, dataset, max_length=3, max_length_policy="truncate_prompt")
-    assert ids_of(subject.train_dataset) == [([7, 3, EOS], [7, 4, EOS])]
+def test_a_shortened_prompt_loses_its_oldest_tokens_but_a_leading_bos_and_the_answers_none(tmp_path):
+    prompts = ([5, 6, 7, 8], [BOS, 6, 7, 8], [6, BOS, 7, 8])
+    rows = [{"chosen_ids": [*prompt, 3, 9, EOS], "rejected_ids": [*prompt, 4, EOS]} for prompt in prompts]
+    subject = trainer(tmp_path, rows, max_length=5, max_length_policy="truncate_prompt")
+    left = ([7, 8], [BOS, 8], [7, 8])
+    assert ids_of(subject.train_dataset) == [([*prompt, 3, 9, EOS], [*prompt, 4, EOS]) for prompt in left]
+    assert list(subject.train_dataset[SHARED]) == [2] * 3
 
 
 def answers(chosen, rejected) -> tuple[tuple[int, ...], ...]:
@@ -232,20 +213,12 @@ def trained(tmp_path, dataset, library=trl_ext, **changes) -> torch.Tensor:
 WAYS = [{}, dict(max_tokens_per_forward=120), dict(packing=False)]
 
 
-@pytest.mark.parametrize("changes", WAYS, ids=str)
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_steps_on_a_stream_are_trls(accumulation, changes, tmp_path):
+@pytest.mark.parametrize(("changes", "accumulation"), zip(WAYS, (2, 2, 1), strict=True), ids=str)
+def test_steps_on_a_stream_are_trls(changes, accumulation, tmp_path):
     stream = pairs(32, margin=True).to_iterable_dataset()
     settings = dict(gradient_accumulation_steps=accumulation)
     ours, theirs = trained(tmp_path, stream, **settings, **changes), trained(tmp_path, stream, trl, **settings)
     assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_streams_tokens_are_trls(form, tmp_path):
-    stream = in_form(form).to_iterable_dataset()
-    theirs, ours = (trainer(tmp_path, stream, library, max_steps=1) for library in (trl, trl_ext))
-    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
 
 
 @pytest.mark.parametrize("changes", WAYS, ids=str)

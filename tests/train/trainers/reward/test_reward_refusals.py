@@ -50,31 +50,27 @@ EMPTY_SIDES = {
 # Pairs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", ["chosen", "rejected"])
-@pytest.mark.parametrize("form", EMPTY_SIDES)
-def test_an_empty_side_is_refused_with_the_number_of_its_row(form, side, tmp_path):
-    make, nothing = EMPTY_SIDES[form]
-    with pytest.raises(DataError, match=r"train_dataset: row 2 has an empty side\. Drop such pairs: .*filter_pairs"):
-        trainer(tmp_path, [make(), make(), make(**{side: nothing}), make()])
+def test_an_empty_side_is_refused_with_the_number_of_its_row(subtests, tmp_path):
+    sentence = r"train_dataset: row 2 has an empty side\. Drop such pairs: .*filter_pairs"
+    for form, (make, nothing) in EMPTY_SIDES.items():
+        for side in ("chosen", "rejected"):
+            with subtests.test(form, side=side), pytest.raises(DataError, match=sentence):
+                trainer(tmp_path, [make(), make(), make(**{side: nothing}), make()])
+    with pytest.raises(DataError, match=sentence):
+        trainer(tmp_path, [chat(), chat(), chat() | {"rejected": []}])
+    with pytest.raises(DataError, match="train_dataset: row 0 has an empty side"):
+        trainer(tmp_path, Dataset.from_list([plain(chosen=""), plain()]).to_iterable_dataset(), max_steps=1)
 
 
-def test_a_side_without_messages_is_refused(tmp_path):
-    with pytest.raises(DataError, match="row 1 has an empty side"):
-        trainer(tmp_path, [chat(), chat() | {"rejected": []}])
-
-
-@pytest.mark.parametrize("make", [plain, chat, tokens, legacy])
-def test_identical_sides_are_refused(make, tmp_path):
-    same = (5, 8, 2) if make in (tokens, legacy) else "w8"
-    with pytest.raises(DataError, match="row 1 has a chosen side that equals the rejected one"):
-        trainer(tmp_path, [make(), make(chosen=same, rejected=same)])
-
-
-@pytest.mark.parametrize("make", [plain, chat, tokens, legacy])
-@pytest.mark.parametrize("margin", [math.nan, math.inf, None])
-def test_a_margin_that_is_no_number_is_refused(margin, make, tmp_path):
-    with pytest.raises(DataError, match="row 1 has a margin that is no finite number"):
-        trainer(tmp_path, [make(margin=1.0), make(margin=margin), make(margin=0.0)])
+def test_identical_sides_and_margins_that_are_no_numbers_are_refused(subtests, tmp_path):
+    for make in (plain, chat, tokens, legacy):
+        same = (5, 8, 2) if make in (tokens, legacy) else "w8"
+        with subtests.test(make.__name__):
+            with pytest.raises(DataError, match="row 1 has a chosen side that equals the rejected one"):
+                trainer(tmp_path, [make(), make(chosen=same, rejected=same)])
+            for margin in (math.nan, math.inf, None):
+                with pytest.raises(DataError, match="row 1 has a margin that is no finite number"):
+                    trainer(tmp_path, [make(margin=1.0), make(margin=margin), make(margin=0.0)])
 
 
 def test_many_bad_rows_are_counted_and_the_first_three_named(tmp_path):
@@ -90,12 +86,9 @@ def test_columns_that_make_no_pair_are_refused_with_those_that_do(columns, tmp_p
         trainer(tmp_path, [dict.fromkeys(columns, "w5")])
 
 
-def test_an_empty_dataset_is_refused(tmp_path):
+def test_no_pair_at_all_is_refused(tmp_path):
     with pytest.raises(DataError, match="train_dataset is empty"):
         trainer(tmp_path, Dataset.from_dict({"chosen": [], "rejected": []}))
-
-
-def test_an_empty_stream_is_refused(tmp_path):
     with pytest.raises(DataError, match="stream ended before its first row"):
         trainer(tmp_path, IterableDataset.from_generator(lambda: iter(())), max_steps=1)
 
@@ -119,11 +112,6 @@ def test_pairs_given_to_evaluate_are_looked_at_as_well(tmp_path):
     subject = trainer(tmp_path)
     with pytest.raises(DataError, match="eval_dataset: row 0 has an empty side"):
         subject.evaluate(Dataset.from_list([plain(chosen="")]))
-
-
-def test_a_stream_whose_first_pair_is_bad_is_refused(tmp_path):
-    with pytest.raises(DataError, match="train_dataset: row 0 has an empty side"):
-        trainer(tmp_path, Dataset.from_list([plain(chosen=""), plain()]).to_iterable_dataset(), max_steps=1)
 
 
 def test_no_pair_within_max_length_is_refused(tmp_path):
@@ -155,9 +143,7 @@ def test_a_pair_over_the_budget_is_refused_with_its_row_and_the_number_to_set(tm
 
 def test_a_budget_of_exactly_the_longest_pair_is_enough(tmp_path):
     trainer(tmp_path, [tokens(), tokens(range(5, 15))], max_tokens_per_forward=12)
-
-
-def test_a_pair_that_needs_its_prompt_twice_needs_a_larger_budget(tmp_path):
+    # A pair that needs its prompt twice needs more.
     with pytest.raises(DataError, match="row 1 with 13 tokens"):
         trainer(tmp_path, [tokens(), tokens(range(5, 15))], max_tokens_per_forward=12, share_prompt=False)
 

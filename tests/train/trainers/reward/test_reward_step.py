@@ -1,4 +1,4 @@
-"""Twenty optimizer steps of trl_ext.RewardTrainer are those of trl.RewardTrainer: loss, metrics, every gradient."""
+"""Optimizer steps of trl_ext.RewardTrainer are those of trl.RewardTrainer: loss, metrics, every gradient."""
 
 import tempfile
 from functools import cache
@@ -12,11 +12,12 @@ from peft import LoraConfig
 
 import trl_ext
 from tests import tiny
+from tests.faults.starting import IS_THOROUGH
 from tests.preferences import Gradients, pairs, reward_model
 
 torch.set_num_threads(1)
 
-NUM_STEPS = 20
+NUM_STEPS = 20 if IS_THOROUGH else 5
 METRICS = ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens")
 OURS = {
     "packed": {"packing": True},
@@ -141,36 +142,34 @@ def comparable(way, accumulation):
     return [name for name in METRICS if name not in apart]
 
 
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("way", OURS)
-def test_steps_are_trls(way, accumulation, tmp_path):
-    dataset = pairs(count=96)
-    options = dict(gradient_accumulation_steps=accumulation)
-    ours = run(trl_ext, tmp_path, dataset, **options, **OURS[way])
-    check_equal(of_trl(**options), ours, comparable(way, accumulation))
+OPTIONS: list[dict] = [
+    dict(),
+    dict(gradient_accumulation_steps=4),
+    dict(margin=True, center_rewards_coefficient=0.1),
+    dict(margin=True, gradient_checkpointing=False),
+    dict(margin=True, max_grad_norm=0.05),
+    dict(margin=True, peft=True),
+    dict(margin=True, peft=True, gradient_checkpointing=False),
+    # One pair's gradient is the small difference of two large ones: four of them lift it out of the rounding.
+    dict(margin=True, per_device_train_batch_size=1, gradient_accumulation_steps=4),
+    dict(margin=True, family="qwen3"),
+    dict(margin=True, family="gemma3"),
+    dict(margin=True, family="mistral_window"),
+]
+# Each way without options, each option in one way.
+CASES = [
+    (options, way)
+    for number, options in enumerate(OPTIONS)
+    for place, way in enumerate(OURS)
+    if IS_THOROUGH or not options or number % len(OURS) == place
+]
 
 
-@pytest.mark.parametrize("way", OURS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(center_rewards_coefficient=0.1),
-        dict(gradient_checkpointing=False),
-        dict(max_grad_norm=0.05),
-        dict(peft=True),
-        dict(peft=True, gradient_checkpointing=False),
-        # One pair's gradient is the small difference of two large ones: four of them lift it out of the rounding.
-        dict(per_device_train_batch_size=1, gradient_accumulation_steps=4),
-        dict(family="qwen3"),
-        dict(family="gemma3"),
-        dict(family="mistral_window"),
-    ],
-    ids=lambda options: ",".join(f"{k}={v}" for k, v in options.items()),
-)
-def test_steps_are_trls_under_its_options(options, way, tmp_path):
-    dataset = pairs(count=96, margin=True)
-    ours = run(trl_ext, tmp_path, dataset, **options, **OURS[way])
-    check_equal(of_trl(margin=True, **options), ours, comparable(way, options.get("gradient_accumulation_steps", 1)))
+@pytest.mark.parametrize(("options", "way"), CASES, ids=str)
+def test_steps_are_trls(options, way, tmp_path):
+    own = {name: value for name, value in options.items() if name != "margin"}
+    ours = run(trl_ext, tmp_path, pairs(count=96, margin="margin" in options), **own, **OURS[way])
+    check_equal(of_trl(**options), ours, comparable(way, options.get("gradient_accumulation_steps", 1)))
 
 
 @pytest.mark.parametrize("way", ["packed", "budget"])
@@ -198,28 +197,18 @@ def test_a_gradient_that_is_off_by_a_hundred_thousandth_is_seen(relative_error):
         check_equal(theirs, Run(theirs.run.log, off))
 
 
-def test_a_budget_cuts_a_step_into_several_forwards(tmp_path, monkeypatch):
+def test_a_budget_cuts_a_step_and_lets_micro_batches_share_a_forward(tmp_path, monkeypatch):
     forwards = []
     original = trl_ext.RewardTrainer._packed_loss
 
     def count(self, model, rows):
-        forwards.extend(row.flat.num_tokens for row in rows)
+        forwards.extend((row.flat.num_tokens, row.num_pairs) for row in rows)
         return original(self, model, rows)
 
     monkeypatch.setattr(trl_ext.RewardTrainer, "_packed_loss", count)
     run(trl_ext, tmp_path, pairs(count=96), max_tokens_per_forward=130)
     assert len(forwards) > NUM_STEPS
-    assert max(forwards) <= 130
-
-
-def test_accumulated_micro_batches_share_a_forward_where_the_budget_allows(tmp_path, monkeypatch):
-    forwards = []
-    original = trl_ext.RewardTrainer._packed_loss
-
-    def count(self, model, rows):
-        forwards.extend(row.num_pairs for row in rows)
-        return original(self, model, rows)
-
-    monkeypatch.setattr(trl_ext.RewardTrainer, "_packed_loss", count)
+    assert max(tokens for tokens, _ in forwards) <= 130
+    forwards.clear()
     run(trl_ext, tmp_path, pairs(count=96), max_tokens_per_forward=4096, gradient_accumulation_steps=4)
-    assert forwards == [16] * NUM_STEPS
+    assert [num_pairs for _, num_pairs in forwards] == [16] * NUM_STEPS

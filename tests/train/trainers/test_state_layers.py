@@ -13,7 +13,7 @@ from tests.preferences import reward_model
 from tests.train.trainers.grpo.test_grpo_exactness import GRADIENT_TOLERANCE, LOGP_TOLERANCE, compare, trainer
 from tests.train.trainers.grpo.test_grpo_step import WEIGHT_TOLERANCE, weights_after
 from trl_ext.errors import PackingError
-from trl_ext.trainers.ppo.scores.reward_models import RewardModel
+from trl_ext.trainers.reward.scorer import RewardModel
 
 torch.set_num_threads(1)
 

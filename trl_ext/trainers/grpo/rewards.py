@@ -20,6 +20,8 @@ from trl.trainer.utils import is_async_callable
 
 from trl_ext.errors import ConfigError, RuleError, TrlExtError
 from trl_ext.rewards import RuleSet
+from trl_ext.trainers.grpo.reward_models import as_function
+from trl_ext.trainers.reward.scorer import CompletionScorer
 
 RULES_FILE = "rules.json"
 # What TRL passes on under names of its own.
@@ -108,7 +110,9 @@ def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> 
 
 
 def guard(function: Any, name: str, takes_turns: bool = False) -> Any:
-    """Return the reward function behind a guard; a reward model, which runs on the device, is returned as it is."""
+    """Return the reward function or reward model behind a guard; another module is returned as it is."""
+    if isinstance(function, CompletionScorer):
+        return GuardedReward(as_function(function), function.name)
     if isinstance(function, nn.Module):
         return function
     return (AsyncGuardedReward if is_async_callable(function) else GuardedReward)(function, name, takes_turns)

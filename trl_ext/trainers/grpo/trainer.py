@@ -49,7 +49,7 @@ from trl_ext.trainers.grpo.continuous_batching import beside_training
 from trl_ext.trainers.grpo.old_policy import OldPolicy, check_sampled_logps
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.per_rule import per_rule
-from trl_ext.trainers.grpo.reward_models import make_encoders, stand_ins
+from trl_ext.trainers.grpo.reward_models import with_scorers
 from trl_ext.trainers.grpo.rewards import (
     check_weights,
     guard,
@@ -145,7 +145,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             )
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
-        self._reward_encoders = make_encoders(self, given_rewards)
+        self.reward_funcs = with_scorers(self, given_rewards)
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         self._check_update(args)
@@ -381,15 +381,13 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
-        """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them; a reward
-        model reads what it was trained on."""
+        """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
         self._unscored.begin(self.reward_funcs)
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         guarded = self._guarded = [guard(f, name, self._takes_turns) for f, name in named]
-        tokenizers = stand_ins(self, self._reward_encoders, prompts, completions, completion_ids_list)
-        with swapped(self, reward_funcs=guarded, reward_processing_classes=tokenizers), self._clock.phase("score"):
+        with swapped(self, reward_funcs=guarded), self._clock.phase("score"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        raise_together([*guarded, *tokenizers], self.accelerator.num_processes, self.accelerator.process_index)
+        raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
         synchronise(self.reward_funcs, is_training=self.model.training)
         self._unscored.look(self)
         if self._oversampling.is_on and self.model.training:

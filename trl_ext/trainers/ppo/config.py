@@ -237,9 +237,7 @@ class PPOConfig(GRPOConfig):
         self._check_groups()
         self._check_choices()
         refuse_without_kl(self)
-        self._check_horizon()
         check_policy_loss(self)
-        self._check_greedy()
         if self.num_total_batches is not None:
             steps = self.num_total_batches * self.num_iterations * self.num_mini_batches
             if self.max_steps > 0 and self.max_steps != steps:  # equal in a copy of this config
@@ -351,15 +349,17 @@ class PPOConfig(GRPOConfig):
             raise ConfigError(
                 f"stop_token='eos' and stop_token_id={self.stop_token_id} are both set. Give one of them."
             )
-
-    def _check_greedy(self) -> None:
+        given = [value for value in (self.score_mean, self.score_std) if value is not None]
+        if len(given) != (2 if self.score_normalisation == "fixed" else 0):
+            raise ConfigError(
+                f"score_normalisation='{self.score_normalisation}' has score_mean={self.score_mean} and score_std="
+                f"{self.score_std}: fixed needs both, and the others take neither."
+            )
         if self.eval_greedy and self.eval_temperature == 0:
             raise ConfigError(
                 "eval_greedy=True adds greedy completions to sampled ones, and with eval_temperature=0 there are "
                 "none. Leave one of the two out."
             )
-
-    def _check_horizon(self) -> None:
         if self.kl_target is not None and self.kl_horizon <= self.batch_size:
             raise ConfigError(
                 f"kl_horizon={self.kl_horizon} is not above the {self.batch_size} episodes of an update, "

@@ -27,7 +27,7 @@ from trl_ext.trainers.ppo.inputs import (
 from trl_ext.trainers.ppo.reference import choose_reference, prepare_frozen
 from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
 from trl_ext.trainers.ppo.scores.reward_adapter import SharedRewardModel
-from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, RewardModel
+from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     ),
     "gate_above": ("score_mode", lambda value: value == "gate", "score_mode='gate'"),
 }
-_OF_THE_KL = ("kl_estimator", "kl_term", "ref_adapter_name")
+_OF_THE_KL = ("kl_estimator", "kl_term", "kl_target", "ref_adapter_name")
 # Settings of how reward models are asked.
 _OF_REWARD_MODELS = (
     "score_normalisation",

@@ -91,11 +91,6 @@ def test_half_precision_is_summed_in_float32():
     assert combine(rules, weights, torch.zeros(1, 0), torch.zeros(0), "add").tolist() == [257.0]
 
 
-def test_another_mode_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"score mode is 'max'\. Give one of rules_only, add, gate\."):
-        combine(torch.ones(1, 1), torch.ones(1), torch.zeros(1, 0), torch.zeros(0), "max")
-
-
 def test_a_reward_model_that_is_subtracted_cannot_stand_behind_a_gate():
     with pytest.raises(ConfigError, match="takes none below 0"):
         combine(torch.ones(1, 1), torch.ones(1), torch.ones(1, 1), -torch.ones(1), "gate")
@@ -163,25 +158,6 @@ def test_a_resumed_normaliser_goes_on_as_if_uninterrupted():
 
 def test_half_precision_scores_become_float32():
     assert ScoreNormaliser()(torch.tensor([1.5], dtype=torch.bfloat16)).dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"kind": "batch"}, r"'batch'\. Give one of none, running, fixed\."),
-        ({"kind": "fixed", "mean": 0.0}, r"std None\. Give both\."),
-        ({"kind": "fixed", "std": 1.0}, r"mean None and"),
-        ({"kind": "fixed", "mean": 0.0, "std": 0.0}, "std above 0"),
-        ({"kind": "fixed", "mean": 0.0, "std": -1.0}, "std above 0"),
-        ({"kind": "fixed", "mean": NAN, "std": 1.0}, "finite"),
-        ({"kind": "running", "mean": 0.0}, "'running' is given a mean or std"),
-        ({"kind": "none", "clip": 0.0}, r"clipped at 0\.0"),
-        ({"kind": "none", "clip": -1.0}, r"clipped at -1\.0"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        ScoreNormaliser(**settings)
 
 
 # Ensembles -----------------------------------------------------------------------------------------------------------

@@ -47,6 +47,11 @@ CONTRADICTIONS: list[tuple[dict, str]] = [
     (dict(critic_warmup_steps=9, max_steps=9), "critic_warmup_steps=9 leaves the actor no step of the run's 9"),
     (dict(critic_warmup_steps=4, total_episodes=8), "critic_warmup_steps=4 leaves the actor no step"),
     (dict(score_normalisation="fixed", score_mean=0.0, score_std=0.0), "score_std=0.0 must be"),
+    (dict(score_normalisation="fixed", score_mean=0.0), "score_mean=0.0 and score_std=None: fixed needs both"),
+    (dict(score_mean=0.0), "score_normalisation='running' has score_mean=0.0 and score_std=None"),
+    (dict(score_clip=0.0), "score_clip=0.0 must be above 0"),
+    (dict(reward_tokens_per_forward=0), "reward_tokens_per_forward=0 must be at least 1"),
+    (dict(kl_coef=0.0, kl_target=6.0), "kl_target=6.0 has no effect with kl_coef=0"),
     (dict(eval_greedy=True, eval_temperature=0.0), "eval_greedy=True adds greedy completions to sampled ones, and"),
     # Settings that need another one.
     (dict(kl_horizon=100), "kl_horizon=100 has no effect without kl_target"),

@@ -15,7 +15,7 @@ from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer, warnings_of
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.models import PPOModels
-from trl_ext.trainers.ppo.scores.reward_models import RewardModel, num_positions
+from trl_ext.trainers.reward.scorer import RewardModel, num_positions
 
 TOLERANCE = 5e-6
 
@@ -82,8 +82,10 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a - b).abs().max().item()
 
 
-@pytest.mark.parametrize("budget", [None, 200, 60, 20])
-@pytest.mark.parametrize("family", sorted(tiny.PACKABLE | tiny.MIXTURE))
+@pytest.mark.parametrize(
+    ("family", "budget"),
+    [*((family, 60) for family in sorted(tiny.PACKABLE | tiny.MIXTURE)), *(("llama", n) for n in (None, 200, 20))],
+)
 def test_a_packed_score_is_the_score_of_the_text_alone(tmp_path, family, budget):
     model = reward_model(tmp_path, family)
     expected = alone(copy.deepcopy(model), texts())
@@ -92,12 +94,11 @@ def test_a_packed_score_is_the_score_of_the_text_alone(tmp_path, family, budget)
     assert subject.packs
 
 
-@pytest.mark.parametrize("budget", [None, 60])
-def test_scores_agree_where_the_pad_token_is_eos(llama, budget):
+def test_scores_agree_where_the_pad_token_is_eos(llama):
     tokenizer = tiny.tokenizer()
     tokenizer.pad_token = None
     expected = alone(copy.deepcopy(llama), texts(), pad_token_id=tokenizer.eos_token_id)
-    subject = scorer(llama, tokenizer, max_tokens_per_forward=budget)
+    subject = scorer(llama, tokenizer, max_tokens_per_forward=60)
     assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
     assert llama.config.pad_token_id == tokenizer.eos_token_id
     assert tokenizer.pad_token is None
@@ -197,11 +198,6 @@ def test_a_tokenizer_without_pad_and_eos_is_refused(llama):
     tokenizer.pad_token = tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="neither a pad nor an EOS token"):
         scorer(llama, tokenizer)
-
-
-def test_a_budget_of_no_token_is_refused(llama):
-    with pytest.raises(ConfigError, match="max_tokens_per_forward=0 of the reward model tiny"):
-        scorer(llama, max_tokens_per_forward=0)
 
 
 def test_the_model_is_frozen_and_stays_in_evaluation_mode(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -14,7 +15,7 @@ from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
 from tests.rollouts import rollout
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.trainers.forward.reward_input import RECORD_FILE, RewardInputRecord, read_record
-from trl_ext.trainers.ppo.scores.reward_models import RewardModel
+from trl_ext.trainers.reward.scorer import RewardModel
 
 TOLERANCE = 1e-5
 EOS = 2
@@ -95,18 +96,20 @@ class Trained:
         return subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
 
     def through_grpo(self, ids, folder) -> torch.Tensor:
-        """By TRL's own scoring."""
+        """By GRPO's reward functions."""
         subject = grpo(folder, self.model(), self.tokenizer(), self.prompts)
-        return subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
+        scores = subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
+        assert subject.reward_funcs[0].packs
+        return scores
 
 
-def grpo(folder, reward, reward_tokenizer, prompts, **changes):
-    args = trl_ext.GRPOConfig(
+def grpo(folder, reward, reward_tokenizer, prompts, library=trl_ext, **changes):
+    args = library.GRPOConfig(
         str(folder), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=4, num_generations=2,
         max_completion_length=16, save_strategy="no", gradient_checkpointing=False, disable_tqdm=True,
         max_steps=1, logging_steps=1, **changes,
     )  # fmt: skip
-    return trl_ext.GRPOTrainer(
+    return library.GRPOTrainer(
         ppo_trainers.actor(), [reward], args, Dataset.from_dict({"prompt": prompts}), rollout_func=rollout,
         processing_class=chat_tokenizer(), reward_processing_classes=[reward_tokenizer],
     )  # fmt: skip
@@ -237,6 +240,17 @@ def test_a_setting_without_effect_ends_before_the_first_step(tmp_path):
         ppo_trainers.trainer("head", tmp_path, reward_model_eos="never")
     with pytest.raises(ConfigError, match="reward_model_eos='always' is unknown"):
         trl_ext.GRPOConfig(str(tmp_path), reward_model_eos="always", use_cpu=True, bf16=False)
+
+
+def test_several_labels_are_refused_and_a_plain_models_rewards_are_trls(tmp_path):
+    with pytest.raises(ConfigError, match="A reward model has one label; LlamaForSequenceClassification has 3"):
+        grpo(tmp_path, ppo_trainers.classifier(num_labels=3), tiny.tokenizer(), PROMPTS)
+    rows = [{}] * 4, PROMPTS, ["w7 w8", "w9", "w3 w4 w5", "w6"], [[7, 8], [9], [3, 4, 5], [6]]
+    ours, theirs = (
+        grpo(tmp_path, ppo_trainers.classifier(), tiny.tokenizer(), PROMPTS, library=library)._calculate_rewards(*rows)
+        for library in (trl_ext, trl)
+    )
+    assert difference(ours, theirs) < TOLERANCE and theirs.std() > 100 * TOLERANCE
 
 
 def test_a_chat_template_that_fails_is_said_with_the_reward_models_name(tmp_path):

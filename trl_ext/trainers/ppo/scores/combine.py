@@ -78,10 +78,8 @@ def combine(
         [B] in float32, NaN where nothing scored the completion (with "gate": where no rule did).
 
     Raises:
-        ConfigError: for another mode, for as many weights as do not fit, for a negative model weight with "gate".
+        ConfigError: for as many weights as do not fit, for a negative model weight with "gate".
     """
-    if mode not in MODES:
-        raise ConfigError(f"The score mode is {mode!r}. Give one of {', '.join(MODES)}.")
     if mode == "rules_only":
         return _weighted(rules, rule_weights, "rules")
     if mode == "add":
@@ -122,9 +120,6 @@ class ScoreNormaliser:
         kind: "none"; "running": by mean and standard deviation of everything seen, this batch included; "fixed".
         mean, std: For "fixed".
         clip: Largest absolute value of the result; None for no bound.
-
-    Raises:
-        ConfigError: for settings that contradict each other or cannot work.
     """
 
     kind: str = "none"
@@ -132,21 +127,6 @@ class ScoreNormaliser:
     std: float | None = None
     clip: float | None = None
     _moments: Moments = field(init=False, repr=False, default_factory=Moments)
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"The score normalisation is {self.kind!r}. Give one of {', '.join(KINDS)}.")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"Scores are clipped at {self.clip}. Give more than 0, or None for no bound.")
-        if self.kind == "fixed":
-            if self.mean is None or self.std is None:
-                raise ConfigError(f"Normalisation 'fixed' has mean {self.mean} and std {self.std}. Give both.")
-            if not (isfinite(self.mean) and isfinite(self.std) and self.std > 0):
-                raise ConfigError(
-                    f"Scores have mean {self.mean} and std {self.std}. Give finite numbers, std above 0."
-                )
-        elif self.mean is not None or self.std is not None:
-            raise ConfigError(f"Normalisation '{self.kind}' is given a mean or std. Take 'fixed', or drop them.")
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
         """Normalise scores; "running" takes them into account first.

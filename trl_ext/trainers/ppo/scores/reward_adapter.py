@@ -19,7 +19,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.pooled_head import scored_token
 from trl_ext.trainers.forward.roles import REWARD, reward_role
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
-from trl_ext.trainers.ppo.scores.reward_models import CompletionScorer, num_positions
+from trl_ext.trainers.reward.scorer import CompletionScorer, num_positions
 
 logger = logging.get_logger(__name__)
 

@@ -25,7 +25,7 @@ from trl_ext.packing.state import begin_anew, carries_state, why_not
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import RewardEncoder, is_main_process
-from trl_ext.trainers.ppo.scores.forwards import plan_packed, plan_padded, score_packed, score_padded
+from trl_ext.trainers.reward.scorer_forwards import plan_packed, plan_padded, score_packed, score_padded
 from trl_ext.trainers.reward.self_check import check_reward_model
 
 logger = logging.get_logger(__name__)
@@ -59,7 +59,7 @@ class CompletionScorer:
         is_adapter: True for an adapter on the policy's weights, False for a model of its own.
 
     Raises:
-        ConfigError: a budget below one token, or what RewardEncoder refuses.
+        ConfigError: what RewardEncoder refuses.
     """
 
     is_adapter = False
@@ -79,11 +79,6 @@ class CompletionScorer:
         agree: Callable[[int], int] | None = None,
         **reading: Any,
     ):
-        if max_tokens_per_forward is not None and max_tokens_per_forward < 1:
-            raise ConfigError(
-                f"max_tokens_per_forward={max_tokens_per_forward} of the reward model {name} holds no token. Set it "
-                f"to the tokens that fit into one forward, such as {DEFAULT_MAX_TOKENS}."
-            )
         self.encoder = RewardEncoder(tokenizer, name, **reading)
         self.name = self.__name__ = name  # the second is what TRL's logs take
         self.error: Exception | None = None

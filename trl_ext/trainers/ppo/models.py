@@ -15,7 +15,7 @@ from trl_ext.trainers.forward.roles import reward_role
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
-from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, NoCritic, SeparateCritic
+from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, SeparateCritic
 from trl_ext.trainers.ppo.inputs import (
     check_value_model,
     choose_critic,
@@ -160,7 +160,7 @@ class PPOModels:
                 disable_dropout_in_model(self.value_model)
             return SeparateCritic(trainer, self.value_model, args.value_learning_rate)
         if self._kind == "none":
-            return NoCritic()
+            return Critic()
         from_reward = args.critic_init == "reward"
         if self._kind == "head":
             return HeadCritic(trainer, load_classifier(self._given.rewards[0], args).score if from_reward else None)

@@ -15,8 +15,6 @@ from trl_ext.trainers.forward.sequence_parallel import check_other_ways
 from trl_ext.trainers.packing import PACKING, SEQUENCE_PARALLEL, settle_packing
 from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
 
-LENGTH_POLICIES = ("drop", "truncate_prompt")
-
 
 @dataclass(repr=False)
 class RewardConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TRLRewardConfig):
@@ -44,7 +42,7 @@ class RewardConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TR
         metadata={
             "help": "What becomes of a pair with a side longer than max_length. drop: it is left out, as in TRL, and "
             "counted. truncate_prompt: the oldest tokens that both sides share are cut off.",
-            "choices": LENGTH_POLICIES,
+            "choices": ("drop", "truncate_prompt"),
         },
     )
 
@@ -63,8 +61,4 @@ class RewardConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TR
             raise ConfigError(
                 f"max_tokens_per_forward={self.max_tokens_per_forward} cannot hold a pair. Set it to the tokens that "
                 "fit into one forward, such as 8192."
-            )
-        if self.max_length_policy not in LENGTH_POLICIES:
-            raise ConfigError(
-                f"max_length_policy is {self.max_length_policy!r}. Set it to one of {', '.join(LENGTH_POLICIES)}."
             )

@@ -146,14 +146,9 @@ def test_adapter_and_head_are_frozen_and_named_as_asked(base, saved):
     head = load_reward_adapter(policy, saved, name="judge")
     added = [p for name, p in policy.named_parameters() if ".judge." in name]
     assert len(added) == 2 * 7 * 3
-    assert not any(p.requires_grad for p in [*added, *head.parameters()])
-
-
-def test_the_adapters_config_is_that_of_a_causal_model_without_head(base, saved):
-    policy = actor(base)
-    load_reward_adapter(policy, saved)
-    config = policy.peft_config["reward"]
+    config = policy.peft_config["judge"]
     assert (config.task_type, config.modules_to_save, config.inference_mode) == ("CAUSAL_LM", None, True)
+    assert not any(p.requires_grad for p in [*added, *head.parameters()])
 
 
 def test_dropout_of_the_reward_models_training_is_off_while_the_policy_trains(base, copied, reward_model):
@@ -163,11 +158,56 @@ def test_dropout_of_the_reward_models_training_is_off_while_the_policy_trains(ba
     assert difference(scores_by_adapter(policy, head), scores_by_transformers(reward_model)) < TOLERANCE
 
 
-@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
-def test_a_folder_without_adapter_files_is_refused(base, copied, file):
-    (copied / file).unlink()
-    with pytest.raises(ConfigError, match=f"lacks {file}. Give the folder that RewardTrainer saved"):
-        load_reward_adapter(actor(base), copied)
+def without(file):
+    return lambda folder: (folder / file).unlink()
+
+
+def with_two_labels(folder):
+    weights = load_file(folder / "adapter_model.safetensors")
+    weights["base_model.model.score.weight"] = torch.zeros(2, 64)
+    save_file(weights, folder / "adapter_model.safetensors")
+
+
+UNFIT = {
+    "lacks adapter_config.json. Give the folder that RewardTrainer saved": without("adapter_config.json"),
+    "lacks adapter_model.safetensors. Give the folder that RewardTrainer saved": without("adapter_model.safetensors"),
+    r"A reward model has one label; the adapter in .* has 2": with_two_labels,
+    "is of the type IA3, not LoRA": dict(peft_type="IA3"),
+    "in addition to the score head: embed_tokens": dict(modules_to_save=["score", "embed_tokens"]),
+    "trains biases of the base model": dict(bias="all"),
+    "has init_lora_weights='pissa', which changes the base weights": dict(init_lora_weights="pissa"),
+}
+
+
+def test_an_adapter_that_cannot_be_carried_is_refused(subtests, base, saved, tmp_path):
+    policy = actor(base)
+    for number, (sentence, change) in enumerate(UNFIT.items()):
+        folder = shutil.copytree(saved, tmp_path / str(number))
+        if isinstance(change, dict):
+            spoil(folder, **change)
+        else:
+            change(folder)
+        with subtests.test(sentence), pytest.raises(ConfigError, match=sentence):
+            load_reward_adapter(policy, folder)
+    with pytest.raises(ConfigError, match="has an adapter 'default' already"):
+        load_reward_adapter(policy, saved, name="default")
+
+
+def test_a_policy_of_another_shape_is_refused_and_left_as_it_was(subtests, saved, tmp_path):
+    for changes, sentence in [
+        (dict(hidden_size=32), "has hidden size 64, the policy 32"),
+        (dict(num_hidden_layers=2), "does not fit the policy"),
+        (dict(intermediate_size=80), "does not fit the policy"),
+        (dict(num_hidden_layers=4), "does not fit the policy"),
+    ]:
+        tiny.model("llama", **changes).save_pretrained(tmp_path / "base")
+        policy = actor(tmp_path / "base")
+        before, output = states(policy), logits(policy)
+        with subtests.test(changes=changes):
+            with pytest.raises(ConfigError, match=sentence):
+                load_reward_adapter(policy, saved)
+            assert states(policy) == before and list(policy.peft_config) == ["default"]
+            assert torch.equal(logits(policy), output)
 
 
 def test_of_two_adapters_none_is_left_where_one_cannot_be_loaded(base, saved, tmp_path):
@@ -179,64 +219,9 @@ def test_of_two_adapters_none_is_left_where_one_cannot_be_loaded(base, saved, tm
     assert list(load_reward_adapters(policy, [saved, saved])) == ["reward", "reward_1"]
 
 
-def test_an_adapter_without_score_head_is_refused(base, tmp_path):
-    actor(base).save_pretrained(tmp_path / "policy")
-    with pytest.raises(ConfigError, match="has no trained score head"):
-        load_reward_adapter(actor(base), tmp_path / "policy")
-
-
-def test_a_head_of_several_labels_is_refused(base, copied):
-    weights = load_file(copied / "adapter_model.safetensors")
-    weights["base_model.model.score.weight"] = torch.zeros(2, 64)
-    save_file(weights, copied / "adapter_model.safetensors")
-    with pytest.raises(ConfigError, match=r"A reward model has one label; the adapter in .* has 2"):
-        load_reward_adapter(actor(base), copied)
-
-
-def test_another_hidden_size_is_refused_with_both(saved, tmp_path):
-    tiny.model("llama", hidden_size=32).save_pretrained(tmp_path / "small")
-    with pytest.raises(ConfigError, match="has hidden size 64, the policy 32"):
-        load_reward_adapter(actor(tmp_path / "small"), saved)
-
-
-def test_a_taken_name_is_refused(base, saved):
-    with pytest.raises(ConfigError, match="has an adapter 'default' already"):
-        load_reward_adapter(actor(base), saved, name="default")
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"peft_type": "IA3"}, "is of the type IA3, not LoRA"),
-        ({"modules_to_save": ["score", "embed_tokens"]}, "in addition to the score head: embed_tokens"),
-        ({"bias": "all"}, "trains biases of the base model"),
-        ({"init_lora_weights": "pissa"}, "has init_lora_weights='pissa', which changes the base weights"),
-    ],
-)
-def test_what_a_causal_model_cannot_carry_is_refused(base, copied, changes, sentence):
-    spoil(copied, **changes)
-    with pytest.raises(ConfigError, match=sentence):
-        load_reward_adapter(actor(base), copied)
-
-
-@pytest.mark.parametrize("family", [{"num_hidden_layers": 2}, {"intermediate_size": 80}, {"num_hidden_layers": 4}])
-def test_a_policy_of_another_shape_is_refused_and_left_as_it_was(saved, tmp_path, family):
-    tiny.model("llama", **family).save_pretrained(tmp_path / "base")
-    policy = actor(tmp_path / "base")
-    before, output = states(policy), logits(policy)
-    with pytest.raises(ConfigError, match="does not fit the policy"):
-        load_reward_adapter(policy, saved)
-    assert states(policy) == before
-    assert list(policy.peft_config) == ["default"]
-    assert torch.equal(logits(policy), output)
-
-
 def test_another_base_model_is_warned_of(base, copied, caplog):
+    load_reward_adapter(actor(base), copied)
+    assert warnings_of(caplog) == []
     spoil(copied, base_model_name_or_path="org/another")
     load_reward_adapter(actor(base), copied)
     assert "was trained on org/another, but the policy's base model is" in warnings_of(caplog)[0]
-
-
-def test_the_same_base_model_is_not_warned_of(base, saved, caplog):
-    load_reward_adapter(actor(base), saved)
-    assert warnings_of(caplog) == []

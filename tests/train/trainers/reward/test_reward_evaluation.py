@@ -58,13 +58,22 @@ def trls_and_ours(tmp_path, way, **arguments):
 # As in TRL --------------------------------------------------------------------------------------------------------
 
 
-@every_way
-@pytest.mark.parametrize("margin", [False, True])
-def test_metrics_are_trls(margin, way, tmp_path):
-    held_out = pairs(12, seed=1, margin=margin)
+HELD_OUTS = {
+    "margin": pairs(12, seed=1, margin=True),
+    "no margin": pairs(12, seed=1),
+    "stream": HELD_OUT.to_iterable_dataset(),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "rows"), [*((way, "margin") for way in WAYS), ("packed", "no margin"), ("packed", "stream")]
+)
+def test_metrics_are_trls(rows, way, tmp_path):
+    held_out = HELD_OUTS[rows]
     (theirs, _), (ours, _) = trls_and_ours(tmp_path, way, eval_dataset=held_out, center_rewards_coefficient=0.1)
     for name in TRLS:
         assert ours[f"eval_{name}"] == pytest.approx(theirs[f"eval_{name}"], abs=TOLERANCE), name
+    assert "eval_score_length_correlation" in ours and not [name for name in ours if "rules" in name]
 
 
 @every_way
@@ -101,13 +110,6 @@ def test_compute_metrics_may_ask_for_more(include, tmp_path):
     )
     shown.evaluate()
     assert getattr(given[0], {"loss": "losses"}.get(include, include)) is not None
-
-
-def test_metrics_of_a_stream_are_trls(tmp_path):
-    (theirs, _), (ours, _) = trls_and_ours(tmp_path, "packed", eval_dataset=HELD_OUT.to_iterable_dataset())
-    for name in TRLS:
-        assert ours[f"eval_{name}"] == pytest.approx(theirs[f"eval_{name}"], abs=TOLERANCE), name
-    assert "eval_score_length_correlation" in ours
 
 
 def test_several_evaluation_datasets_are_told_apart(tmp_path):
@@ -213,6 +215,7 @@ FOUR = [
 def test_rules_tell_accuracy_where_they_agree_and_where_they_do_not(way, likes_w9, tmp_path):
     held_out = Dataset.from_list(FOUR)
     subject = trainer(tmp_path, rules=longer_is_better(), eval_dataset=held_out, **likes_w9, **WAYS[way])
+    assert "rule_gap" not in subject.train_dataset.column_names
     metrics = subject.evaluate()
     assert subject.state.log_history[-1]["eval_accuracy"] == 0.75
     assert metrics["eval_accuracy_rules_agree"] == pytest.approx(2 / 3)
@@ -227,17 +230,8 @@ def test_a_column_of_rule_gaps_does_the_same(likes_w9, tmp_path):
     assert metrics["eval_accuracy_rules_agree"] == 1.0
     assert metrics["eval_accuracy_rules_disagree"] == 0.0
     assert metrics["eval_rules_agree_frac"] == 0.5
-
-
-def test_rules_win_over_a_column_of_older_gaps(likes_w9, tmp_path):
-    held_out = Dataset.from_list([row | {"rule_gap": -9.0} for row in FOUR])
-    metrics = trainer(tmp_path, rules=longer_is_better(), eval_dataset=held_out, **likes_w9).evaluate()
-    assert metrics["eval_rules_agree_frac"] == 0.75
-
-
-def test_rules_judge_a_dataset_given_to_evaluate_as_well(likes_w9, tmp_path):
     subject = trainer(tmp_path, rules=longer_is_better(), **likes_w9)
-    assert subject.evaluate(Dataset.from_list(FOUR))["eval_rules_agree_frac"] == 0.75
+    assert subject.evaluate(held_out)["eval_rules_agree_frac"] == 0.75, "rules win over a column of older gaps"
 
 
 def test_rules_judge_every_one_of_several_datasets(likes_w9, tmp_path):
@@ -246,23 +240,6 @@ def test_rules_judge_every_one_of_several_datasets(likes_w9, tmp_path):
     metrics = trainer(tmp_path, rules=longer_is_better(), eval_dataset=sets, **likes_w9).evaluate()
     assert metrics["eval_held_out_rules_agree_frac"] == 0.75
     assert metrics["eval_train_rules_agree_frac"] == 1.0
-
-
-def test_without_rules_there_is_no_metric_of_rules(tmp_path):
-    metrics = trainer(tmp_path, eval_dataset=HELD_OUT).evaluate()
-    assert not [name for name in metrics if "rules" in name]
-
-
-def test_rules_do_not_score_training_pairs(tmp_path):
-    calls = []
-
-    class Counting:
-        def __call__(self, prompts, completions, **columns):
-            calls.append(len(completions))
-            return [0.0] * len(completions)
-
-    trainer(tmp_path, rules=RuleSet([Length(low=1)]), eval_dataset=None)
-    assert calls == []
 
 
 def test_a_stream_cannot_be_judged_by_rules_and_says_so(tmp_path, caplog):

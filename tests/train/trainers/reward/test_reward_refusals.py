@@ -160,7 +160,7 @@ def test_a_pair_over_the_budget_is_named_as_the_user_numbers_it(tmp_path):
     [
         (dict(max_tokens_per_forward=64, packing=False), "Remove one of the two"),
         (dict(max_tokens_per_forward=1), "cannot hold a pair"),
-        (dict(max_length_policy="cut"), "Set it to one of drop, truncate_prompt"),
+        (dict(max_length_policy="cut"), "is unknown. Use one of: drop, truncate_prompt"),
         (dict(max_tokens_per_forward=128, train_sampling_strategy="batch_rebalance"), "balances lengths itself"),
     ],
     ids=str,

@@ -37,7 +37,7 @@ from trl_ext.trainers.ppo.scores.reward_adapter import load_reward_adapters
 
 
 class Critic:
-    """The critic as the trainer uses it.
+    """The critic as the trainer uses it; this one stands where advantages need no values, and has no weights.
 
     Attributes:
         name: "adapter", "head", "separate" or "none".
@@ -46,9 +46,9 @@ class Critic:
         rate_ratio: Its learning rate over the actor's; None where the actor's optimizer has both.
     """
 
-    name: str
+    name = "none"
     comes_with_log_probs = False
-    is_trained_with_actor = True
+    is_trained_with_actor = False
     rate_ratio: float | None = None
 
     @property
@@ -70,44 +70,23 @@ class Critic:
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return the trained weights."""
-        raise NotImplementedError
+        return []
 
     def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
         """Return the weights to save, whole, beyond what PEFT saves. Collective under ZeRO-3."""
-        raise NotImplementedError
+        return {}
 
     def save(self, output_dir: str, weights: dict[str, Any]) -> None:
         """Write gathered weights beside the actor's."""
-        raise NotImplementedError
 
     def load(self, checkpoint: str) -> None:
         """Take the weights of a checkpoint."""
-        raise NotImplementedError
 
     def save_training_state(self, checkpoint: str) -> None:
         """Write the optimizer of a critic that has its own. Collective under DeepSpeed."""
 
     def resume_from(self, checkpoint: str) -> None:
         """Let a critic with its own optimizer go on with that of a checkpoint."""
-
-
-class NoCritic(Critic):
-    """Stands where advantages need no values: it has no weights, and nothing is saved of it."""
-
-    name = "none"
-    is_trained_with_actor = False
-
-    def parameters(self) -> list[torch.nn.Parameter]:
-        return []
-
-    def gathered(self, state_dict: dict[str, Any] | None) -> dict[str, Any]:
-        return {}
-
-    def save(self, output_dir: str, weights: dict[str, Any]) -> None:
-        pass
-
-    def load(self, checkpoint: str) -> None:
-        pass
 
 
 class HeadCritic(Critic):
@@ -120,6 +99,7 @@ class HeadCritic(Critic):
 
     name = "head"
     comes_with_log_probs = True
+    is_trained_with_actor = True
 
     def __init__(self, trainer: GRPOTrainer, score: torch.nn.Linear | None = None):
         model = base_model(trainer.model)
@@ -246,7 +226,6 @@ class SeparateCritic(Critic):
     """
 
     name = "separate"
-    is_trained_with_actor = False
     rate_ratio: float
 
     def __init__(self, trainer: GRPOTrainer, value_model: Any, learning_rate: float | None = None):
@@ -286,7 +265,7 @@ class SeparateCritic(Critic):
         options["lr"] = self._learning_rate or trainer.args.learning_rate
         self.rate_ratio = options["lr"] / trainer.args.learning_rate
         if self._checkpoint is not None:  # the actor's learning rate is the checkpoint's by now
-            self.rate_ratio = critic_files.read_state(self._checkpoint).get("rate_ratio", self.rate_ratio)
+            self.rate_ratio = critic_files.read_state(self._checkpoint)["rate_ratio"]
         optimizer = cls(_decay_groups(trainer, self.bare, self._decay), **options)
         if trainer.is_deepspeed_enabled:
             self.wrapped = deepspeed.make_engine(self.bare, optimizer, trainer.accelerator, self._max_grad_norm)

@@ -44,17 +44,24 @@ def _scorer(trainer: Any, function: Any, tokenizer: Any, path: Any) -> Any:
         model,
         tokenizer,
         Path(name).name or type(base_model(model)).__name__,
-        max_tokens_per_forward=getattr(trainer.args, "reward_tokens_per_forward", None),
-        autocast=lambda: trainer.accelerator.autocast(),
-        agree=lambda num_forwards: trainer._agreed_num_forwards(num_forwards),
         record=read_record(name),
-        eos=getattr(trainer.args, "reward_model_eos", "auto"),
-        chat_template_kwargs=trainer.chat_template_kwargs,
-        policy_tokenizer=trainer._tokenizer,
-        stop_ids=lambda: trainer.eos_token_ids,
+        **scorer_options(trainer, trainer.args, trainer._tokenizer),
     )
     scorer.wrapped = function
     return scorer
+
+
+def scorer_options(trainer: Any, args: Any, policy_tokenizer: Any) -> dict[str, Any]:
+    """Return how reward models are asked, as options of `CompletionScorer`; the trainer need not be built yet."""
+    return dict(
+        max_tokens_per_forward=getattr(args, "reward_tokens_per_forward", None),
+        autocast=lambda: trainer.accelerator.autocast(),
+        agree=lambda num_forwards: trainer._agreed_num_forwards(num_forwards),
+        eos=getattr(args, "reward_model_eos", "auto"),
+        chat_template_kwargs=args.chat_template_kwargs,
+        policy_tokenizer=policy_tokenizer,
+        stop_ids=lambda: trainer.eos_token_ids,
+    )
 
 
 def as_function(scorer: CompletionScorer) -> Any:

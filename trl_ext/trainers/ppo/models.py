@@ -13,6 +13,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.reward_input import read_record
 from trl_ext.trainers.forward.roles import reward_role
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
+from trl_ext.trainers.grpo.reward_models import scorer_options
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, HeadCritic, SeparateCritic
@@ -93,21 +94,13 @@ class PPOModels:
         self.reference: Any = None
 
     def _load_rewards(self) -> list[CompletionScorer]:
-        trainer, args, models = self._trainer, self._args, self._given.rewards
+        args, models = self._args, self._given.rewards
         tokenizers = listed(self._given.reward_tokenizers) or [None] * len(models)
         if len(tokenizers) != len(models):
             raise ConfigError(
                 f"{len(tokenizers)} reward_processing_classes for {len(models)} reward models. Give one for each."
             )
-        options: dict[str, Any] = dict(
-            max_tokens_per_forward=args.reward_tokens_per_forward,
-            autocast=lambda: trainer.accelerator.autocast(),
-            agree=lambda num_forwards: trainer._agreed_num_forwards(num_forwards),
-            eos=args.reward_model_eos,
-            chat_template_kwargs=args.chat_template_kwargs,
-            policy_tokenizer=self.tokenizer,
-            stop_ids=lambda: trainer.eos_token_ids,
-        )
+        options = scorer_options(self._trainer, args, self.tokenizer)
         scorers: list[CompletionScorer] = []
         for i, (given, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
             model = load_classifier(given, args)

@@ -32,29 +32,16 @@ def parts(trainer):
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-def test_the_actor_stands_still_while_the_critic_warms_up(critic, tmp_path):
-    trainer = stir(ppo_trainers.trainer(critic, tmp_path, critic_warmup_steps=2, max_steps=3, weight_decay=0.1))
-    course = [parts(trainer)]
+def test_the_actor_stands_still_while_the_critic_warms_up_and_its_adam_starts_then(critic, tmp_path):
+    """Its moments are those of one step, and its gradients took nothing of the clip norm away from the critic's."""
+    settings = dict(critic_warmup_steps=2, max_steps=3, weight_decay=0.1, max_grad_norm=1e-2)
+    trainer = stir(ppo_trainers.trainer(critic, tmp_path, **settings))
+    norms, course = [], [parts(trainer)]
 
     class Note(TrainerCallback):
         def on_step_end(self, *args, **kwargs):
             course.append(parts(trainer))
 
-    trainer.add_callback(Note())
-    trainer.train()
-    actors, critics = zip(*course, strict=True)
-    assert distance(actors[0], actors[2]) == 0.0
-    assert distance(actors[2], actors[3]) > 1e-5
-    assert all(distance(*pair) > 1e-5 for pair in pairwise(critics))
-
-
-@pytest.mark.parametrize("critic", CRITICS)
-def test_the_actors_adam_starts_when_the_warm_up_ends(critic, tmp_path):
-    """Its moments are those of one step, and its gradients took nothing of the clip norm away from the critic's."""
-    trainer = stir(ppo_trainers.trainer(critic, tmp_path, critic_warmup_steps=2, max_steps=3, max_grad_norm=1e-2))
-    norms = []
-
-    class Note(TrainerCallback):
         def on_pre_optimizer_step(self, *args, **kwargs):
             critic = {id(p): p for p in trainer._critic.parameters()}
             actor = [p for p in trainer.model.parameters() if id(p) not in critic]
@@ -62,6 +49,10 @@ def test_the_actors_adam_starts_when_the_warm_up_ends(critic, tmp_path):
 
     trainer.add_callback(Note())
     trainer.train()
+    actors, critics = zip(*course, strict=True)
+    assert distance(actors[0], actors[2]) == 0.0
+    assert distance(actors[2], actors[3]) > 1e-5
+    assert all(distance(*pair) > 1e-5 for pair in pairwise(critics))
     assert [actor for actor, _ in norms[:2]] == [0.0, 0.0] and norms[2][0] > 1e-4
     if critic != "separate":  # whose gradients have been used by then
         assert [float(own) for _, own in norms[:2]] == pytest.approx([1e-2] * 2, rel=1e-3)

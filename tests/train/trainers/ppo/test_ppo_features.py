@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification
 import trl_ext
 import trl_ext.errors
 from tests import ppo_trainers, tiny
+from tests.faults.starting import IS_THOROUGH
 from tests.ppo_trainers import CRITICS, stir
 from trl_ext.compat.peft import base_model
 from trl_ext.trainers.fit.plan import inputs_of
@@ -30,7 +31,8 @@ def logged(trainer, key):
 # Learning ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("critic", CRITICS)
+# With a head, test_ppo_bandit.py finds the optimum.
+@pytest.mark.parametrize("critic", CRITICS if IS_THOROUGH else ["adapter", "separate"])
 def test_a_toy_task_is_solved(critic, tmp_path):
     # Every tenth token pays, so that each batch has a signal; where one of 199 did, one seed in three learned nothing.
     # Measured mean of the last five scores, worst of seeds 1 to 10 and 42: adapter 0.94, head 0.94, separate 0.97.
@@ -328,21 +330,6 @@ def test_vllm_is_given_the_actors_names_only(tmp_path):
     with hidden_from_names(base_model(trainer.model)):
         assert {name for name, _ in pusher._iter_named_params()} == names
     assert "value_head.weight" in dict(trainer.model.named_parameters())
-
-
-@pytest.mark.parametrize("critic", CRITICS)
-def test_the_critic_trains_at_its_own_rate(critic, tmp_path):
-    runs = {}
-    for rate in (0.0001, 0.02):
-        trainer = stir(ppo_trainers.trainer(critic, tmp_path, value_learning_rate=rate, max_steps=1, vf_coef=1.0))
-        before = ppo_trainers.trained_weights(trainer)
-        trainer.train()
-        after = ppo_trainers.trained_weights(trainer)
-        runs[rate] = {n: (after[n] - before[n]).norm().item() for n in before}
-    own = [n for n in runs[0.02] if "critic" in n or "value" in n]
-    assert all(runs[0.02][n] > 5 * runs[0.0001][n] for n in own)
-    others = [n for n in runs[0.02] if n not in own]
-    assert all(runs[0.02][n] == pytest.approx(runs[0.0001][n], rel=1e-3) for n in others)
 
 
 def test_no_tensor_of_vocabulary_size_is_kept(tmp_path):

@@ -27,7 +27,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     _step: counts micro-batches, and with that when rollouts are generated; saved with a checkpoint
     _buffered_inputs: the micro-batches of a generation, which are planned together; saved with a checkpoint
     _calculate_rewards(inputs, prompts, completions, completion_ids_list): lets all ranks fail together when a reward
-        raises on one; tokenizers of reward models are replaced
+        raises on one; reward models are called as functions
     _generate(prompts): timed as the phase `generate`; greedy in evaluation when asked; its 2nd and 4th results are
         scored early
     _generate_and_score_completions(inputs): notes the rows whose columns the rules read; takes out

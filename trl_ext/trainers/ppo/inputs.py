@@ -210,13 +210,6 @@ def load_classifier(model: Any, args: Any) -> Any:
     return AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, **options)
 
 
-def tokenizer_of(model: Any, given: Any, fallback: Any) -> Any:
-    """Return the tokenizer given for a reward model, or the one beside its weights, or the actor's."""
-    if given is not None:
-        return given
-    return tokenizer_in(model.config._name_or_path, fallback)
-
-
 def tokenizer_in(path: str, fallback: Any) -> Any:
     """Return the tokenizer of a folder or hub repository, or the fallback where a folder has none."""
     has_own = path and (not Path(path).is_dir() or (Path(path) / "tokenizer_config.json").is_file())

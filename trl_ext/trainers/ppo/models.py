@@ -23,7 +23,6 @@ from trl_ext.trainers.ppo.inputs import (
     listed,
     load_classifier,
     tokenizer_in,
-    tokenizer_of,
 )
 from trl_ext.trainers.ppo.reference import choose_reference, prepare_frozen
 from trl_ext.trainers.ppo.scores.combine import ScoreNormaliser, Scoring
@@ -104,7 +103,8 @@ class PPOModels:
         scorers: list[CompletionScorer] = []
         for i, (given, tokenizer) in enumerate(zip(models, tokenizers, strict=True)):
             model = load_classifier(given, args)
-            tokenizer = tokenizer_of(model, tokenizer, self.tokenizer)
+            if tokenizer is None:
+                tokenizer = tokenizer_in(model.config._name_or_path, self.tokenizer)
             name = Path(model.config._name_or_path).name or f"reward_model_{i}"
             record = read_record(given if isinstance(given, str) else model.config._name_or_path)
             scorers.append(RewardModel(model, tokenizer, name, record=record, **options))

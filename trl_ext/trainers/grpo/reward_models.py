@@ -15,25 +15,26 @@ from trl_ext.trainers.forward.reward_input import check_eos_setting, read_record
 from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel
 
 
-def with_scorers(trainer: Any, given: Sequence[Any]) -> list[Any]:
+def with_scorers(trainer: Any, given: Sequence[Any], policy_tokenizer: Any) -> list[Any]:
     """Return the trainer's reward functions with a scorer in place of each model of transformers.
 
     Args:
         trainer: GRPOTrainer with its reward functions and their tokenizers.
         given: Reward functions as the user gave them; a path is where the model's record lies.
+        policy_tokenizer: The policy's.
 
     Raises:
         ConfigError: several labels, a record that contradicts the tokenizer, or `reward_model_eos` without effect.
     """
     paths = [*given, *[None] * (len(trainer.reward_funcs) - len(given))]  # TRL adds environments' own rewards
     triples = zip(trainer.reward_funcs, trainer.reward_processing_classes, paths, strict=True)
-    functions = [_scorer(trainer, *triple) for triple in triples]
+    functions = [_scorer(trainer, policy_tokenizer, *triple) for triple in triples]
     encoders = [function.encoder for function in functions if isinstance(function, CompletionScorer)]
     check_eos_setting(getattr(trainer.args, "reward_model_eos", "auto"), encoders, trainer.train_dataset)
     return functions
 
 
-def _scorer(trainer: Any, function: Any, tokenizer: Any, path: Any) -> Any:
+def _scorer(trainer: Any, policy_tokenizer: Any, function: Any, tokenizer: Any, path: Any) -> Any:
     if not isinstance(function, nn.Module) or not isinstance(tokenizer, PreTrainedTokenizerBase):
         return function
     model = trainer.accelerator.unwrap_model(function, keep_torch_compile=False)
@@ -45,7 +46,7 @@ def _scorer(trainer: Any, function: Any, tokenizer: Any, path: Any) -> Any:
         tokenizer,
         Path(name).name or type(base_model(model)).__name__,
         record=read_record(name),
-        **scorer_options(trainer, trainer.args, trainer._tokenizer),
+        **scorer_options(trainer, trainer.args, policy_tokenizer),
     )
     scorer.wrapped = function
     return scorer

@@ -145,7 +145,7 @@ class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch
             )
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
-        self.reward_funcs = with_scorers(self, given_rewards)
+        self.reward_funcs = with_scorers(self, given_rewards, self._tokenizer)
         self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
         self._share_prompt = getattr(args, "share_prompt", True)
         self._check_update(args)

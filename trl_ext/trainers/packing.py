@@ -18,7 +18,7 @@ from trl_ext.packing.rope import kinds_of, original_length
 from trl_ext.packing.state import begin_anew, kernels_of_training, why_not
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
-from trl_ext.trainers.token_counts import TokenCounts
+from trl_ext.trainers.forward.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     from peft import PeftModel

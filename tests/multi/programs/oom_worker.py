@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 from tests.out_of_memory import Limit, fail_in_backward
-from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
+from trl_ext.trainers.base import ExtendedTrainer
 
 torch.set_num_threads(1)
 AT = os.environ["OOM_AT"]
-plain_train = OutOfMemoryRescue.train
+plain_train = ExtendedTrainer.train
 
 
 def train(self, *args, **kwargs):
-    """Overrides OutOfMemoryRescue.train: with a limit on one rank."""
+    """Overrides ExtendedTrainer.train: with a limit on one rank."""
     rank = self.accelerator.process_index
     model = self._ppo_models.value_model if os.environ["OOM_MODEL"] == "critic" else self._models()[0]
     is_due = rank == int(os.environ["OOM_RANK"])
@@ -39,7 +39,7 @@ def train(self, *args, **kwargs):
     return result
 
 
-OutOfMemoryRescue.train = train
+ExtendedTrainer.train = train
 
 if __name__ == "__main__":
     import_module(os.environ["OOM_RUNS"]).main()

@@ -10,9 +10,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, has_length
 
 from trl_ext.compat.swap import swapped
-from trl_ext.trainers.checkpoints.best import check_best_metric, unknown_metric
+from trl_ext.trainers.checkpoints.best import unknown_metric
 from trl_ext.trainers.checkpoints.fingerprint import fingerprint
-from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.manifest import MANIFEST
 from trl_ext.trainers.checkpoints.ranks import of_rank_0
 from trl_ext.trainers.checkpoints.resume import check_run, find_checkpoint, position_in_stream
@@ -28,12 +27,10 @@ class WholeCheckpoints(Trainer):
 
     Attributes:
         memory_kind: "grpo", "ppo" or "reward".
-        leaves_record: False where nothing is trained for good.
         doing: A sentence about what a process that does not answer is busy with; empty where that is not known.
     """
 
     memory_kind: str
-    leaves_record: bool
     doing = ""
     _run: dict[str, Any] | None = None
     _savers: dict[str, Saver] | None = None
@@ -48,29 +45,21 @@ class WholeCheckpoints(Trainer):
     def _check_checkpoint(self, folder: str) -> None:
         """Raise ConfigError for a checkpoint that this trainer cannot go on from, before it is compared."""
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
-    ) -> Any:
-        """Overrides transformers.Trainer.train: only a whole checkpoint of this run is resumed from, and no other run
-        uses the folder meanwhile.
-        """
-        check_best_metric(self)
-        if trial is not None:  # a search has settings and checkpoints of its own
-            self._run = None
-            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        if not self.leaves_record:
-            return self._train_from(resume_from_checkpoint, ignore_keys_for_eval)
-        with held(self.args):
-            return self._train_from(resume_from_checkpoint, ignore_keys_for_eval)
+    def _checkpoint_of(self, wanted: str | bool | None, trial: Any) -> str | bool | None:
+        """Return the whole checkpoint of this run to go on from; None to start afresh. Collective.
 
-    def _train_from(self, resume_from_checkpoint: str | bool | None, ignore_keys_for_eval: Any) -> Any:
-        if isinstance(resume_from_checkpoint, str) and not Path(resume_from_checkpoint, MANIFEST).is_file():
-            self._check_checkpoint(resume_from_checkpoint)
-        checkpoint = find_checkpoint(self, resume_from_checkpoint)
+        A search has settings and checkpoints of its own, which are not looked at.
+        """
+        if trial is not None:
+            self._run = None
+            return wanted
+        if isinstance(wanted, str) and not Path(wanted, MANIFEST).is_file():
+            self._check_checkpoint(wanted)
+        checkpoint = find_checkpoint(self, wanted)
         self._run = of_rank_0(self.args, fingerprint(self))
         if checkpoint is not None:
             check_run(self, checkpoint, self._run)
-        return super().train(checkpoint, None, ignore_keys_for_eval)
+        return checkpoint
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Overrides transformers.Trainer._determine_best_metric: an unknown name is a sentence."""

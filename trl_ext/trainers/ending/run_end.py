@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,27 @@ class Ending(TrainerCallback):
             self._trainer.pop_callback(self._save_on_signal)
 
 
+@contextmanager
+def ended(trainer: Trainer) -> Iterator[None]:
+    """Let the training inside the block be saved on SIGTERM and Ctrl-C, and end when a process is lost.
+
+    Raises:
+        SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is whole on all processes.
+        LostProcessError: Another process does not answer, or has ended.
+    """
+    ending = Ending(trainer)
+    trainer.add_callback(ending)
+    try:
+        yield
+        ending.finish()
+    except Exception as error:
+        if lost := ending.lost(error):
+            raise lost from error
+        raise
+    finally:
+        ending.clean()
+
+
 class RunEnds(Trainer):
     """Mixed into a trainer.
 
@@ -173,23 +196,3 @@ class RunEnds(Trainer):
             if self._step_of_full_disk != self.state.global_step:
                 self._step_of_full_disk = self.state.global_step
                 logger.warning(f"Step {self.state.global_step}: what is logged could not be written: {error}.")
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Overrides transformers.Trainer.train: saved on SIGTERM and Ctrl-C, ended when a process is lost.
-
-        Raises:
-            SystemExit: With code 75 after SIGTERM or Ctrl-C; the checkpoint is whole on all processes.
-            LostProcessError: Another process does not answer, or has ended.
-        """
-        ending = Ending(self)
-        self.add_callback(ending)
-        try:
-            result = super().train(*args, **kwargs)
-            ending.finish()
-            return result
-        except Exception as error:
-            if lost := ending.lost(error):
-                raise lost from error
-            raise
-        finally:
-            ending.clean()

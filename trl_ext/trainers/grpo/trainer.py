@@ -28,12 +28,11 @@ from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.packing.plan import PlannedRow
 from trl_ext.packing.step_plan import num_tokens
+from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.checkpoints import moving_reference
 from trl_ext.trainers.checkpoints.ranks import gathered
-from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
 from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
-from trl_ext.trainers.ending.run_end import RunEnds
-from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
+from trl_ext.trainers.fit.oom.rescue import Rescue, smaller_micro_batch
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, rollout_batch
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
@@ -42,6 +41,7 @@ from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_s
 from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
 from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group, size_of_groups
+from trl_ext.trainers.forward.token_counts import TokenCounts
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
@@ -65,17 +65,15 @@ from trl_ext.trainers.grpo.shares import RuleShares
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
 from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate
-from trl_ext.trainers.packing import PackingSwitch, check_options
-from trl_ext.trainers.record.trainer import RunRecords
+from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.rows.images import may_hold_images
 from trl_ext.trainers.rows.prompts import PromptChecks
 from trl_ext.trainers.rows.sentence import stream_read
 from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.setting_checks import check_settings
-from trl_ext.trainers.token_counts import TokenCounts
 
 
-class GRPOTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLGRPOTrainer):
+class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     """Drop-in for `trl.GRPOTrainer`, which documents the arguments.
 
     A plain `trl.GRPOConfig` is fine: packing is then on where it is exact. `reward_funcs` takes a `RuleSet` like any

@@ -1,7 +1,8 @@
 """Mixed into the trainers: a run records what it was given, shows one line of progress, and ends on a report."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,14 @@ class RunRecords(Trainer):
             self.pop_callback(ProgressLine)
         super().add_callback(callback)
 
-    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Overrides transformers.Trainer.train: the record before the first step, the report after the last."""
-        is_writer = self.leaves_record and trial is None and self.is_world_process_zero()
-        if is_writer:
-            self._record(is_resumed=resume_from_checkpoint is not None)
-        result = super().train(resume_from_checkpoint, trial, *rest, **kwargs)
-        if is_writer and os.environ.get(REPORT_VARIABLE) != "0":
+    @contextmanager
+    def _recorded(self, *, is_resumed: bool) -> Iterator[None]:
+        """Write the record before the training inside the block, and the report after it."""
+        if self.is_world_process_zero():
+            self._record(is_resumed=is_resumed)
+        yield
+        if self.is_world_process_zero() and os.environ.get(REPORT_VARIABLE) != "0":
             self._report()
-        return result
 
     def create_model_card(  # type: ignore[override]  # as TRL has it
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

@@ -27,10 +27,9 @@ from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
-from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
+from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.checks import check_launch
-from trl_ext.trainers.ending.run_end import RunEnds
-from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue, Rescue, smaller_micro_batch
+from trl_ext.trainers.fit.oom.rescue import Rescue, smaller_micro_batch
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
@@ -38,9 +37,9 @@ from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
+from trl_ext.trainers.forward.token_counts import TokenCounts
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
-from trl_ext.trainers.packing import PackingSwitch, check_options
-from trl_ext.trainers.record.trainer import RunRecords
+from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.batches import (
     ANY_NUMBER,
@@ -61,10 +60,9 @@ from trl_ext.trainers.rows.sentence import stream_read
 from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.rows.tokens import check_tokens
 from trl_ext.trainers.setting_checks import check_settings
-from trl_ext.trainers.token_counts import TokenCounts
 
 
-class RewardTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch, RunEnds, TRLRewardTrainer):
+class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     """Drop-in for `trl.RewardTrainer`, which documents the arguments.
 
     A plain `trl.RewardConfig` is fine: packing is then on where it is exact. LoRA that would leave a new score

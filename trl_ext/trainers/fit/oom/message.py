@@ -61,13 +61,15 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
 
 
 @contextmanager
-def out_of_memory_in_words() -> Iterator[None]:
-    """Explain out of memory inside the block as well, such as while a model loads before a trainer's `train`."""
+def out_of_memory_in_words(trainer: Any = None) -> Iterator[None]:
+    """Explain out of memory inside the block: while a trainer trains, or, without one, while a model loads before."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        if trainer is not None:
+            raise explained(error, trainer) from error
         place = place_of(error)
         sentences = [f"Out of memory {place.words}: {error}", _card(numbers_of(error)), *_general(place)]
         raise OutOfMemoryError(" ".join(filter(None, sentences))) from error

@@ -18,7 +18,6 @@ from transformers.utils import logging
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.fit.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
 from trl_ext.trainers.fit.oom.errors import is_out_of_memory
-from trl_ext.trainers.fit.oom.message import explained
 from trl_ext.trainers.fit.oom.rollback import StepRollback
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.gradient_sync import gradients_unsynced
@@ -193,15 +192,6 @@ class OutOfMemoryRescue(Trainer):
     @cached_property
     def _rescue(self) -> Rescue:
         return self._make_rescue()
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Overrides transformers.Trainer.train: out of memory ends with what would fit."""
-        try:
-            return super().train(*args, **kwargs)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise explained(error, self) from error
 
     def _one_by_one(
         self,

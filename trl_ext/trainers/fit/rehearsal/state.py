@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType
 from trl_ext.compat.swap import restored, swapped
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.trainers.fit.rehearsal.zero import drop_gradients
-from trl_ext.trainers.token_counts import TokenCounts
+from trl_ext.trainers.forward.token_counts import TokenCounts
 
 # Numbers that a training step of TRL's trainers or ours counts up, where the trainer has them.
 _COUNTERS = (

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from trl_ext.trainers.fit.oom.rollback import StepRollback
-from trl_ext.trainers.token_counts import TokenCounts
+from trl_ext.trainers.forward.token_counts import TokenCounts
 
 
 def test_everything_since_the_mark_is_taken_back():

@@ -20,6 +20,22 @@ def test_a_folder_has_at_most_14_siblings():
     assert {name: size for name, size in sizes.items() if size > MOST_SIBLINGS}.keys() <= LONGER
 
 
+def private_reads(source: str) -> list[str]:
+    """Names such as `trainer._packs` that are read of a trainer by another object."""
+    reads = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and node.attr[0] == "_"]
+    owners = [(getattr(node.value, "id", getattr(node.value, "attr", "")), node.attr) for node in reads]
+    return [f"{owner}.{name}" for owner, name in owners if owner.endswith("trainer") and not name.startswith("__")]
+
+
+def test_nobody_reads_a_private_name_of_a_trainer():
+    assert private_reads("trainer._packs\nself._trainer._step\nself._x\ntrainer.rescue") == [
+        "trainer._packs",
+        "_trainer._step",
+    ]
+    found = {str(path.relative_to(PACKAGE)): private_reads(path.read_text()) for path in MODULES}
+    assert not {name: reads for name, reads in found.items() if reads}
+
+
 def test_no_two_public_classes_share_a_name():
     homes = defaultdict(list)
     for path in MODULES:

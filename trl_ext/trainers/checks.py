@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -70,15 +70,22 @@ def sample_of_prompts(dataset: Any, num_longest: int | None = None) -> list[Any]
     return prompts if num_longest is None else sorted(prompts, key=lambda prompt: len(str(prompt)))[-num_longest:]
 
 
-def longest_prompt_tokens(trainer: Any, num_longest: int | None = None) -> int | None:
+def longest_prompt_tokens(
+    trainer: Any, tokenize: Callable[[list[Any]], Any], num_longest: int | None = None
+) -> int | None:
     """Return the tokens of the training set's longest prompt; None where no row tells before the run.
 
     That is the case for a stream, and for environments, which append to the prompts what their `reset` returns.
+
+    Args:
+        trainer: A GRPO trainer.
+        tokenize: TRL's, which returns the ids first.
+        num_longest: How many prompts to measure, those of the most characters; None for all.
     """
     if trainer.environment_factories is not None:
         return None
     prompts = sample_of_prompts(trainer.train_dataset, num_longest)
-    return max(map(len, trainer._tokenize_prompts(prompts)[0])) if prompts else None
+    return max(map(len, tokenize(prompts)[0])) if prompts else None
 
 
 def check_launch(args: Any) -> None:

@@ -18,7 +18,7 @@ from trl_ext.packing.rope import kinds_of, original_length
 from trl_ext.packing.state import begin_anew, kernels_of_training, why_not
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.sequence_parallel import check_models, size_of_groups
-from trl_ext.trainers.forward.token_counts import TokenCounts
+from trl_ext.trainers.forward.step import StepCounts, StepSettings
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -69,7 +69,8 @@ class PackingSwitch(Trainer):
         _attention_before: Configs of the models, each with the attention implementation that it had.
         _carries_state: Whether some model has layers that carry state along the row.
         _share_prompt: Whether rows with a common prompt share one copy of it.
-        _clock, _tokens: Seconds by phase, and tokens, since the last optimizer step.
+        _max_tokens: Most tokens of a forward; None where no budget is set.
+        clock, counts: Seconds by phase, and tokens and notes of forwards, since the last optimizer step.
         _metrics: TRL's, lists by name for "train" and "eval".
     """
 
@@ -78,13 +79,23 @@ class PackingSwitch(Trainer):
     _check_is_due = False
     _attention_before: Sequence[tuple[Any, str | None]] = ()
     _carries_state = False
-    _share_prompt: bool
-    _clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
-    _tokens: TokenCounts
+    clock = PhaseClock()  # each trainer has its own; this one serves what is made without the constructor
     _metrics: Any
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        self.clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
+        self.counts = StepCounts()
+        super().__init__(*args, **kwargs)
+        self._max_tokens: int | None = getattr(self.args, "max_tokens_per_forward", None)
+        self._share_prompt: bool = getattr(self.args, "share_prompt", True)
+
+    @property
+    def step_settings(self) -> StepSettings:
+        """What forwards are planned by, as it is now. Collective once, where processes share rows."""
+        return StepSettings(self._packs, self._share_prompt, self._max_tokens, self.sequence_group)
+
     @cached_property
-    def _sequence_group(self) -> SequenceGroup | None:
+    def sequence_group(self) -> SequenceGroup | None:
         """The processes that share rows with this one; None where each forwards rows of its own. Collective once."""
         size = size_of_groups(self.args)
         return SequenceGroup.of_world(size, self.args.ddp_timeout) if size > 1 else None
@@ -135,9 +146,9 @@ class PackingSwitch(Trainer):
         # DeepSpeed moves or partitions the weights when training starts; only then can they be forwarded.
         self._check_is_due = True
         if not self.is_deepspeed_enabled and not self.is_fsdp_enabled:
-            self._check_packing(self.model)
+            self.check_packing(self.model)
 
-    def _check_packing(self, model: Any) -> None:
+    def check_packing(self, model: Any) -> None:
         """Run the self-check if it is due, and go back to padding on all ranks if it fails on one. Collective."""
         if not self._check_is_due:
             return
@@ -181,26 +192,26 @@ class PackingSwitch(Trainer):
         if self.accelerator.is_main_process:
             logger.warning(f"{self._model_name} is trained on padded batches, without packing: {reason}.")
 
-    def _agreed_num_forwards(self, num_rows: int) -> int:
-        """Return the largest count of any rank: the forwards of ZeRO-3 and DDP are collectives."""
-        counts = self.accelerator.gather(torch.tensor([num_rows], device=self.accelerator.device))
-        return int(counts.max().item())
-
     def _log_step(self) -> None:
         """Log tokens over all ranks, and seconds on this one, since the last optimizer step. Collective."""
-        metrics = self._tokens.take(self.accelerator)
-        metrics |= {f"phase/{name}_s": seconds for name, seconds in self._clock.take().items()}
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
+        for name, value in self.counts.take_tokens(self.accelerator).items():
+            self.add_metric(name, value)
+        for name, seconds in self.clock.take().items():
+            self.add_metric(f"phase/{name}_s", seconds)
+
+    def add_metric(self, name: str, value: float) -> None:
+        """Add a value to those that TRL averages in the next log entry of training."""
+        self._metrics["train"][name].append(value)
 
 
 def check_options(trainer: Any, model: Any) -> dict[str, Any]:
     """Return what every self-check of packing needs to know of a trainer and a model that it trains, unwrapped."""
-    accelerator = trainer.accelerator
+    accelerator, settings = trainer.accelerator, trainer.step_settings
     return {
         "config": model.config.get_text_config(),
         "device": accelerator.device,
         "autocast": accelerator.autocast,
         "half_precision": model.dtype != torch.float32 or accelerator.mixed_precision != "no",
-        "share_prompt": trainer._share_prompt,
+        "share_prompt": settings.share_prompt,
+        "group": settings.group,
     }

@@ -169,7 +169,7 @@ def rollouts_without_padding() -> AbstractContextManager[None]:
         (f"{where}.grpo.update:sizes_of", sizes_of),
         (f"{where}.grpo.update:deal", deal),
         (f"{where}.forward.sequence_parallel:deal", deal),
-        (f"{where}.grpo.trainer:unpad", unpad),
+        (f"{where}.forward.completions:unpad", unpad),
     )
 
 

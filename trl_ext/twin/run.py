@@ -52,7 +52,7 @@ def run(simulation: Simulation) -> dict[str, Any]:
     return {
         "peaks": {phase: asdict(peak) for phase, peak in tracker.peaks.items()},
         **counts,
-        "packed": bool(trainer._packs),
+        "packed": bool(trainer.step_settings.packs),
         "seconds": round(time.perf_counter() - begun_s, 1),
         "versions": installed_versions(*packages),
     }
@@ -121,14 +121,14 @@ def optimizer_steps(tracker: Tracker) -> Iterator[None]:
 
 def follow(trainer: Any, tracker: Tracker) -> None:
     """Let the trainer's clock tell the phases, and its models the names of modules."""
-    plain = trainer._clock.phase
+    plain = trainer.clock.phase
 
     @contextlib.contextmanager
     def phase(name: str, whole: bool = False) -> Iterator[None]:
         with plain(name, whole), tracker.phase(PHASES.get(name, name)):
             yield
 
-    trainer._clock.phase = phase
+    trainer.clock.phase = phase
     trainer.add_callback(TrainingBegins(tracker))
     tracker.name_modules(trainer.model)
     value_model = value_model_of(trainer)

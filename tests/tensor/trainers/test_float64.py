@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trl_ext.trainers.forward.token_counts import TokenCounts
+from trl_ext.trainers.forward.step import StepCounts
 from trl_ext.trainers.ppo.equations import generalized_advantages, whiten
 
 torch.set_num_threads(1)
@@ -60,10 +60,10 @@ def test_tokens_are_counted_exactly_on_a_device_without_float64():
         return total
 
     total = torch.tensor([2**25 + 1, 2**25 + 1, 2**26 + 2])  # float32 would round the first two
-    counts = TokenCounts()
+    counts = StepCounts()
     counts.add(1, 2, 3)
     with apple_gpu() as device:
-        metrics = counts.take(SimpleNamespace(device=device, reduce=reduce))
+        metrics = counts.take_tokens(SimpleNamespace(device=device, reduce=reduce))
     assert sent == [("mps", torch.int64)]
     assert metrics["packing/forwarded_tokens"] == 2**25 + 1
     assert metrics["packing/padded_over_forwarded"] == 2.0

@@ -5,6 +5,7 @@ All processes look, each reads a part of the files, and all come to the same end
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +67,21 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
     raise ConfigError(f"No checkpoint in {run_dir} is whole: {_listed(passed)}.{_flag(passed[0])}")
 
 
-def check_run(trainer: Any, checkpoint: str, run: dict[str, Any]) -> None:
+def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Callable[[str], None]) -> None:
     """Raise ConfigError unless the checkpoint is of this run; say which settings it restores over new values.
 
     Args:
         trainer: The trainer.
         checkpoint: A whole checkpoint.
         run: The fingerprint of the run that is about to begin.
+        check_own: The trainer's own check of the folder.
     """
     despite = _despite(trainer)
     try:
         manifest = Manifest.read(Path(checkpoint))
     except Damaged:
         if "manifest" in despite:
-            trainer._check_checkpoint(checkpoint)
+            check_own(checkpoint)
             return
         raise
     old = manifest.run
@@ -88,7 +90,7 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any]) -> None:
             f"{checkpoint} is of {_TRAINERS.get(old['trainer'], old['trainer'])}, and this is "
             f"{_TRAINERS[run['trainer']]}. Give the folder as the model of a new run."
         )
-    trainer._check_checkpoint(checkpoint)
+    check_own(checkpoint)
     if manifest.save_only_model:
         raise ConfigError(
             f"{checkpoint} was saved with save_only_model: without optimizer and random state no run goes on from it. "

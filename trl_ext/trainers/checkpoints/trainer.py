@@ -58,7 +58,7 @@ class WholeCheckpoints(Trainer):
         checkpoint = find_checkpoint(self, wanted)
         self._run = of_rank_0(self.args, fingerprint(self))
         if checkpoint is not None:
-            check_run(self, checkpoint, self._run)
+            check_run(self, checkpoint, self._run, self._check_checkpoint)
         return checkpoint
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:

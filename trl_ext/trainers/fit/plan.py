@@ -23,7 +23,7 @@ from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.keys import given_fields, job_of_run
 from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
 from trl_ext.trainers.checks import sample_of_prompts
-from trl_ext.trainers.forward.loss_split import split_is_free
+from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
 
 logger = logging.get_logger(__name__)
 NUM_LONGEST = 64  # of the prompts, those with most characters are tokenized
@@ -190,7 +190,8 @@ def decided(
         given |= {"steps_per_generation"}
     if job.generates:
         wants_entropy = bool(args.entropy_coef) or args.use_adaptive_entropy
-        if not split_is_free(args, has_entropy_bonus=wants_entropy, has_aux_loss=shape.experts is not None):
+        facts = {"has_entropy_bonus": wants_entropy, "has_aux_loss": shape.experts is not None}
+        if why_rows_stay(args, why_micro_batch_stays_whole(args, takes_images=False, **facts)):
             given |= {MICRO}
     return given
 

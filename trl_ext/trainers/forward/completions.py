@@ -15,10 +15,13 @@ from trl_ext.errors import DataError
 from trl_ext.packing.layout import IGNORE_INDEX, PackedRow, lay_out
 from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
-from trl_ext.packing.step_plan import RowSize
+from trl_ext.packing.step_plan import RowSize, num_tokens
 from trl_ext.packing.ulysses import SequenceGroup, sum_over
 from trl_ext.trainers.forward.calls import call_flat
+from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.forward.scored_positions import only_positions
+from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group
+from trl_ext.trainers.forward.step import StepSettings
 from trl_ext.trainers.rows.sentence import named
 
 
@@ -108,6 +111,59 @@ def plan(
     items = [sizes[i] for i in kept]
     beginnings = {sizes[i].group: batch.sequences[i][: sizes[i].shared] for i in kept}
     return renumbered(plan_rows(items, max_tokens, beginnings), kept)
+
+
+@dataclass(frozen=True, eq=False)
+class FlatBatch:
+    """A padded batch on flat rows.
+
+    Args:
+        of_group: The padded rows of all processes that forward these together.
+        batch: The same without padding.
+        rows: The flat rows.
+        num_forwards: How many forwards all ranks make.
+    """
+
+    of_group: GroupBatch
+    batch: Unpadded
+    rows: list[PlannedRow]
+    num_forwards: int
+
+
+def flat_batch(
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    width: int,
+    settings: StepSettings,
+    accelerator: Any,
+    batch_size: int | None = None,
+    keep_all: bool = False,
+) -> FlatBatch:
+    """Return a padded batch [B, P + C] on flat rows. Collective without a gradient.
+
+    With a gradient it is one flat row, whose size was planned before, of rows that are those of the group already.
+    Without, a flat row holds at most the budget; where none is set, what `batch_size` rows of the batch take at most.
+
+    Args:
+        input_ids, attention_mask, width: As in `unpad`.
+        settings: Of the step.
+        accelerator: accelerate's.
+        batch_size: Rows of a padded forward; None for all at once.
+        keep_all: For an auxiliary loss, which counts tokens: each row has its own copy of the prompt, scored or not.
+    """
+    has_gradient = torch.is_grad_enabled()
+    given = gather_group(input_ids, attention_mask, width, None if has_gradient else settings.group, accelerator)
+    batch, share = unpad(given.input_ids, given.attention_mask, given.width), settings.share_prompt and not keep_all
+    rows = plan(batch, share, keep_all=keep_all)
+    if has_gradient:
+        return FlatBatch(given, batch, rows, 1)
+    budget = settings.max_tokens
+    if budget is None:
+        sizes, each = row_sizes(batch, share), batch_size or len(given.input_ids)
+        budget = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
+    if rows[0].num_tokens > budget:
+        rows = plan(batch, share, budget, keep_all=keep_all)
+    return FlatBatch(given, batch, rows, agreed_num_forwards(len(rows), accelerator))
 
 
 def row_sizes(batch: Unpadded, share_prompt: bool) -> list[RowSize]:

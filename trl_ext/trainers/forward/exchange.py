@@ -14,6 +14,12 @@ from torch.nn.functional import pad
 _MASKS = ("prompt_mask", "completion_mask")
 
 
+def agreed_num_forwards(num_forwards: int, accelerator: Any) -> int:
+    """Return the largest count of any rank: the forwards of ZeRO-3 and DDP are collectives. Collective."""
+    counts = accelerator.gather(torch.tensor([num_forwards], device=accelerator.device))
+    return int(counts.max().item())
+
+
 def deal(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelerator: Any) -> dict[str, Any]:
     """Give every rank the rows that it is to have. Collective; with one process a plain selection.
 

@@ -14,28 +14,28 @@ SUM_OVER_TOKENS = frozenset({"dapo", "cispo", "vespo"})
 MEAN_OVER_TOKENS = frozenset({"bnpo"})
 
 
-def split_is_free(args: Any, has_entropy_bonus: bool, has_aux_loss: bool) -> bool:
-    """True when moving rows between micro-batches of one optimizer step leaves its gradient as it is."""
-    return (
-        args.loss_type in MEAN_OVER_ROWS | SUM_OVER_TOKENS
-        # These three are means or quantiles over the tokens of a micro-batch.
-        and not has_entropy_bonus
-        and not has_aux_loss
-        and args.top_entropy_quantile == 1.0
-    )
-
-
-def why_micro_batch_stays_whole(trainer: Any) -> str:
+def why_micro_batch_stays_whole(args: Any, *, takes_images: bool, has_entropy_bonus: bool, has_aux_loss: bool) -> str:
     """Return why the loss of a GRPO trainer's micro-batch is no weighted sum over its rows; "" if it is one."""
-    args = trainer.args
     if args.loss_type not in MEAN_OVER_ROWS | SUM_OVER_TOKENS | MEAN_OVER_TOKENS:
         return f"loss_type='{args.loss_type}' is not known to be a sum over rows"
-    if trainer._takes_images:
+    if takes_images:
         return "rows may hold images, which are not counted by rows"
     if args.top_entropy_quantile < 1.0:
         return f"top_entropy_quantile={args.top_entropy_quantile} is a quantile over all tokens of the micro-batch"
-    if trainer._entropy_bonus_enabled:
+    if has_entropy_bonus:
         return "the entropy bonus is a mean over all tokens of the micro-batch"
-    if trainer.aux_loss_enabled:
+    if has_aux_loss:
         return "the load-balancing loss counts all tokens of the micro-batch together"
     return ""
+
+
+def why_rows_stay(args: Any, why_whole: str) -> str:
+    """Return why a row has to be forwarded in its micro-batch, whatever the model; "" if it need not.
+
+    Args:
+        args: The trainer's config.
+        why_whole: Why a micro-batch stays whole.
+    """
+    if why_whole or args.loss_type not in MEAN_OVER_TOKENS:
+        return why_whole
+    return f"loss_type='{args.loss_type}' is a mean over the tokens of each micro-batch"

@@ -148,8 +148,7 @@ class Oversampling:
         kept = deal(rollouts, [rows[start : start + per_rank] for start in range(0, len(rows), per_rank)], accelerator)
         num_tokens = (kept["completion_mask"] * kept.get("tool_mask", 1)).sum()
         kept["num_items_in_batch"] = accelerator.gather(num_tokens).sum()
-        metrics = trainer._metrics["train"]
-        metrics["oversample/groups_sampled"].append(float(self.num_sampled))
-        metrics["oversample/groups_replaced"].append(float(choice.num_replaced))
-        metrics["oversample/groups_without_variance_kept"].append(float(choice.num_without_variance))
+        trainer.add_metric("oversample/groups_sampled", float(self.num_sampled))
+        trainer.add_metric("oversample/groups_replaced", float(choice.num_replaced))
+        trainer.add_metric("oversample/groups_without_variance_kept", float(choice.num_without_variance))
         return kept

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_ext.compat.peft import base_model
+from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.forward.reward_input import check_eos_setting, read_record
 from trl_ext.trainers.reward.scorer import CompletionScorer, RewardModel
 
@@ -57,7 +58,7 @@ def scorer_options(trainer: Any, args: Any, policy_tokenizer: Any) -> dict[str, 
     return dict(
         max_tokens_per_forward=getattr(args, "reward_tokens_per_forward", None),
         autocast=lambda: trainer.accelerator.autocast(),
-        agree=lambda num_forwards: trainer._agreed_num_forwards(num_forwards),
+        agree=lambda num_forwards: agreed_num_forwards(num_forwards, trainer.accelerator),
         eos=getattr(args, "reward_model_eos", "auto"),
         chat_template_kwargs=args.chat_template_kwargs,
         policy_tokenizer=policy_tokenizer,

@@ -64,7 +64,7 @@ def noted(trainer: Any, rollouts: dict[str, Any]) -> Iterator[None]:
     is_by_row = trainer.importance_sampling_level == "sequence" and rollouts["advantages"].ndim == 1
     for name, (value,) in logged["train"].items():
         by_row = name == "vespo/phi_seq_mean" or (is_by_row and name.startswith(_CLIPPED))
-        trainer._step_stats.append(Noted(name, value, num_rows if by_row else num_tokens))
+        trainer.counts.notes.append(Noted(name, value, num_rows if by_row else num_tokens))
 
 
 def merged(stats: Sequence[Any], accelerator: Any, copies: int = 1) -> dict[str, float]:

@@ -24,24 +24,21 @@ from trl_ext.compat.transformers import old_names_unsaid, prompts_read_once
 from trl_ext.compat.trl import check_fused_head, sampling_temperature
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
-from trl_ext.packing.plan import PlannedRow
-from trl_ext.packing.step_plan import num_tokens
 from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.checkpoints import moving_reference
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
 from trl_ext.trainers.fit.oom.rescue import Rescue, smaller_micro_batch
 from trl_ext.trainers.fit.plan import by_name, settle_memory
-from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, rollout_batch
+from trl_ext.trainers.fit.rehearsal.inputs import MAX_TOKENIZED, MicroBatch, rollout_batch
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, Unpadded, plan, row_sizes, rows_without_prompt, score, unpad
-from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS
+from trl_ext.trainers.forward.completions import LogProbs, flat_batch, rows_without_prompt, score
+from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS, why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
-from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group, size_of_groups
-from trl_ext.trainers.forward.token_counts import TokenCounts
+from trl_ext.trainers.forward.sequence_parallel import size_of_groups
+from trl_ext.trainers.forward.step import StepSettings
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.grpo.config import GRPOConfig
@@ -121,16 +118,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             given = {"tokenizer": kwargs.get("processing_class"), "dataset": train_dataset}
             given["num_reward_models"] = sum(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
             settle_memory("grpo", args, kwargs, model, **given)
-        self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
-        self._tokens = TokenCounts()
         self._rows_to_score: list[dict[str, Any]] = []
         self._unscored = UnscoredRules()
         self._shares = RuleShares()
         self._old_policy = OldPolicy(self)
         check_oversample(args)  # again: a plan may have set the batch since
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
-        self._step_stats: list[Any] = []
-        self._update = StepUpdate(self, getattr(args, "skip_zero_advantage", None))
+        self._update = StepUpdate(self)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
@@ -144,11 +138,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
         self.reward_funcs = with_scorers(self, given_rewards, self._tokenizer)
-        self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
-        self._share_prompt = getattr(args, "share_prompt", True)
         self._check_update(args)
         if self._max_tokens is not None:
-            longest = longest_prompt_tokens(self)
+            longest = longest_prompt_tokens(self, self._tokenize_prompts)
             if longest is not None and self.max_completion_length is not None:
                 check_budget(longest, self.max_completion_length, self._max_tokens)
         if getattr(args, "packing", True):
@@ -158,12 +150,12 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _check_update(self, args: Any) -> None:
         """Raise ConfigError for settings of the update that this loss does not allow."""
-        if self._max_tokens is not None and self._update.why_whole:
+        if self._max_tokens is not None and self._why_whole:
             raise ConfigError(
-                f"max_tokens_per_forward={self._max_tokens} cannot cut a micro-batch: {self._update.why_whole}. Unset "
+                f"max_tokens_per_forward={self._max_tokens} cannot cut a micro-batch: {self._why_whole}. Unset "
                 "it and lower per_device_train_batch_size instead."
             )
-        size, why = size_of_groups(args), self._update.why_rows_stay
+        size, why = size_of_groups(args), why_rows_stay(args, self._why_whole)
         if size > 1 and why:
             raise ConfigError(
                 f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why}. "
@@ -173,6 +165,25 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         if getattr(args, "skip_zero_advantage", None) and why:
             raise ConfigError(f"skip_zero_advantage=True would change the gradient: {why}. Remove it.")
 
+    @property
+    def _why_whole(self) -> str:
+        """Why micro-batches are not cut; "" if they are."""
+        return why_micro_batch_stays_whole(
+            self.args,
+            takes_images=self._takes_images,
+            has_entropy_bonus=self._entropy_bonus_enabled,
+            has_aux_loss=self.aux_loss_enabled,
+        )
+
+    @property
+    def step_settings(self) -> StepSettings:
+        """What forwards are planned by, as it is now, with what the loss allows."""
+        skips = getattr(self.args, "skip_zero_advantage", None) is not False and not self._why_zero_advantage_counts()
+        why_whole = self._why_whole
+        stay = why_rows_stay(self.args, why_whole)
+        passes = self._num_passes_of_update
+        return replace(super().step_settings, why_whole=why_whole, why_rows_stay=stay, skips=skips, num_passes=passes)
+
     def _why_zero_advantage_counts(self) -> str:
         """Return why a row of zero advantage has a gradient all the same; "" if it has none.
 
@@ -180,7 +191,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """
         if self.beta and self._kl_is_in_loss:
             return f"beta={self.beta} adds a KL penalty to every row"
-        return self._update.why_whole
+        return self._why_whole
 
     def _add_models(self) -> None:
         """Add models that a subclass trains or asks beside TRL's; called before packing is tried."""
@@ -193,7 +204,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _longest_row_tokens(self) -> int | None:
         if self.rollout_func is not None or self.tools or self.max_completion_length is None:
             return None
-        longest = longest_prompt_tokens(self)
+        longest = longest_prompt_tokens(self, self._tokenize_prompts)
         return None if longest is None else longest + self.max_completion_length
 
     def _start_packing(self) -> None:
@@ -202,7 +213,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
-        return check_causal_model(model, **check_options(self, self.model), group=self._sequence_group)
+        return check_causal_model(model, **check_options(self, self.model))
 
     def _models(self) -> list[PreTrainedModel]:
         """Return the policy and the reference, unwrapped."""
@@ -225,9 +236,10 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         if left_out is not None:
             return left_out, None, None
         phase = "update" if torch.is_grad_enabled() else "logps"
-        with self._clock.phase(phase):
+        with self.clock.phase(phase):
             if not self._packs or any(value is not None for value in multimodal.values()):
-                self._count(input_ids.numel(), attention_mask)
+                if self.model.training:
+                    self.counts.add_forward(input_ids.numel(), attention_mask)
                 padded = super()._get_per_token_logps_and_entropies(
                     model,
                     input_ids,
@@ -257,58 +269,28 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         compute_aux_loss: bool,
     ) -> LogProbs:
         """Return the log-probabilities of the whole batch, computed on flat rows."""
-        # An auxiliary loss counts tokens, so a prompt that stands for eight must be forwarded eight times.
-        share = self._share_prompt and not compute_aux_loss
-        given = self._rows_of_group(input_ids, attention_mask, width)
-        batch, rows, num_forwards = self._planned(
-            given.input_ids, given.attention_mask, given.width, batch_size, share, keep_all=compute_aux_loss
+        settings = self.step_settings
+        flat = flat_batch(
+            input_ids, attention_mask, width, settings, self.accelerator, batch_size, keep_all=compute_aux_loss
         )
-        options = compute_entropy, compute_aux_loss, self._sequence_group
+        options = flat.num_forwards, compute_entropy, compute_aux_loss, settings.group
         with self.accelerator.autocast():
-            result = score(model, batch, rows, input_ids.device, num_forwards, *options)
-        self._count(result.num_forwarded, attention_mask)
-        entropies, values = (one if one is None else given.own(one) for one in (result.entropies, result.values))
-        return replace(result, logps=given.own(result.logps), entropies=entropies, values=values)
-
-    def _rows_of_group(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int) -> GroupBatch:
-        """Return the rows of all processes that forward these with this one. Collective where there are others.
-
-        Rows of the update are those of the group already.
-        """
-        group = None if torch.is_grad_enabled() else self._sequence_group
-        return gather_group(input_ids, attention_mask, width, group, self.accelerator)
-
-    def _planned(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        width: int,
-        batch_size: int | None,
-        share: bool,
-        keep_all: bool = False,
-    ) -> tuple[Unpadded, list[PlannedRow], int]:
-        """Return the batch without padding, its flat rows, and how many forwards all ranks make.
-
-        With a gradient it is one row, whose size was planned before. Without, a row holds at most the budget, or what
-        `batch_size` rows of the batch take at most where there is none.
-        """
-        batch = unpad(input_ids, attention_mask, width)
-        whole = plan(batch, share, keep_all=keep_all)
-        if torch.is_grad_enabled():
-            return batch, whole, 1
-        budget = self._max_tokens
-        if budget is None:
-            sizes, each = row_sizes(batch, share), batch_size or len(input_ids)
-            budget = max(num_tokens(sizes[start : start + each]) for start in range(0, len(sizes), each))
-        rows = whole if whole[0].num_tokens <= budget else plan(batch, share, budget, keep_all=keep_all)
-        return batch, rows, self._agreed_num_forwards(len(rows))
+            result = score(model, flat.batch, flat.rows, input_ids.device, *options)
+        if self.model.training:
+            self.counts.add_forward(result.num_forwarded, attention_mask)
+        own = flat.of_group.own
+        entropies, values = (one if one is None else own(one) for one in (result.entropies, result.values))
+        return replace(result, logps=own(result.logps), entropies=entropies, values=values)
 
     def _prepare_inputs(self, generation_batch: dict[str, Any]) -> Any:
         """Overrides trl.GRPOTrainer._prepare_inputs: in training the forwards of the micro-step, planned for all of
         the optimizer step."""
-        self._check_packing(self.model_wrapped)
+        self.check_packing(self.model_wrapped)
         inputs = super()._prepare_inputs(generation_batch)
-        return self._update.next_forwards() if self.model.training else inputs
+        if not self.model.training:
+            return inputs
+        assert self._buffered_inputs is not None  # TRL's, just made
+        return self._update.next_forwards(self._buffered_inputs, self._step % len(self._buffered_inputs))
 
     # Loss ---------------------------------------------------------------------------------------------------------
 
@@ -316,13 +298,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     _num_passes_of_update = 1
 
     def _make_rescue(self) -> Rescue:
-        return Rescue(self, self._smaller_forwards, self._update.why_whole)
+        return Rescue(self, self._smaller_forwards, self._why_whole)
 
     def _smaller_forwards(self, level: int) -> str:
         """Return the settings with which forwards are `2**level` times smaller; empty if they change the loss."""
         if self._max_tokens is not None:
             return f"max_tokens_per_forward={self._max_tokens // 2**level}"
-        if not self._update.rows_move and self.args.loss_type in MEAN_OVER_TOKENS:
+        if not self.step_settings.rows_move and self.args.loss_type in MEAN_OVER_TOKENS:
             return ""
         return smaller_micro_batch(self.args, 2**level)
 
@@ -354,13 +336,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             value: [] of this rank.
             weight: Of the mean over forwards and ranks; None: forwards add up, ranks are averaged.
         """
-        self._step_stats.append(Noted(name, value, weight))
+        self.counts.notes.append(Noted(name, value, weight))
 
     def _log_step(self) -> None:
         """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
-        for name, value in merged(self._step_stats, self.accelerator, size_of_groups(self.args)).items():
-            self._metrics["train"][name].append(value)
-        self._step_stats.clear()
+        for name, value in merged(self.counts.notes, self.accelerator, size_of_groups(self.args)).items():
+            self.add_metric(name, value)
+        self.counts.notes.clear()
         super()._log_step()
 
     # Rewards ------------------------------------------------------------------------------------------------------
@@ -383,7 +365,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._unscored.begin(self.reward_funcs)
         named = zip(self.reward_funcs, self.reward_func_names, strict=True)
         guarded = self._guarded = [guard(f, name, self._takes_turns) for f, name in named]
-        with swapped(self, reward_funcs=guarded), self._clock.phase("score"):
+        with swapped(self, reward_funcs=guarded), self.clock.phase("score"):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
         synchronise(self.reward_funcs, is_training=self.model.training)
@@ -453,14 +435,15 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
-    def _why_not_rehearse(self) -> str:
+    def why_not_rehearse(self) -> str:
         """Return a reason that all ranks know; empty if there is none."""
         return "rows may hold images, and no size of them is the largest" if self._takes_images else ""
 
-    def _largest_micro_batch(self) -> MicroBatch:
-        return rollout_batch(self)
+    def largest_micro_batch(self) -> MicroBatch:
+        """Return what the rehearsal forwards."""
+        return rollout_batch(self, longest_prompt_tokens(self, self._tokenize_prompts, MAX_TOKENIZED))
 
-    def _rehearse(self, batch: MicroBatch) -> None:
+    def rehearse(self, batch: MicroBatch) -> None:
         """TRL's step on a micro-batch: nothing is generated, and its metrics are thrown away."""
         TRLGRPOTrainer.training_step(self, self.model_wrapped, [self._update.as_one(batch.inputs)], None)
 
@@ -471,7 +454,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         temperature = None if self.model.training else getattr(self.args, "eval_temperature", None)
         continuous = self.use_transformers_continuous_batching
         with (
-            self._clock.phase("generate"),
+            self.clock.phase("generate"),
             sampling_temperature(self, temperature) if temperature is not None else nullcontext(),
             beside_training(self.model, self.accelerator) if continuous else nullcontext(),
             prompts_read_once(self.model) if self._reads_prompts_once else nullcontext(),
@@ -498,12 +481,12 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Overrides trl.GRPOTrainer.evaluate: rows given to it are looked at; its seconds are a phase of their own."""
         self._row_checks.look_at(eval_dataset, "eval_dataset")
-        with self._clock.phase("evaluate", whole=True):
+        with self.clock.phase("evaluate", whole=True):
             return super().evaluate(eval_dataset, *args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""
-        with self._clock.phase("update"), backward_where_there_is_one(self.accelerator):
+        with self.clock.phase("update"), backward_where_there_is_one(self.accelerator):
             loss = self._train_others(model, super().training_step(model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self._update.restart()
@@ -527,12 +510,3 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     def _train_others(self, model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
         """Train models that a subclass has beside the actor on the micro-batch; return the loss with theirs."""
         return loss
-
-    def _count(self, num_forwarded: int, attention_mask: torch.Tensor) -> None:
-        """Count tokens of a forward; what they would be as a padded batch is known of the update already."""
-        if not self.model.training:
-            return
-        if torch.is_grad_enabled():
-            self._tokens.add(num_forwarded, 0, 0)
-        else:
-            self._tokens.add(num_forwarded, int(attention_mask.sum().item()), attention_mask.numel())

@@ -10,20 +10,16 @@ Legend: B rows, P prompt width, C completion width.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers.utils import logging
 
 from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
 from trl_ext.trainers.forward.exchange import deal
-from trl_ext.trainers.forward.loss_split import (
-    MEAN_OVER_ROWS,
-    MEAN_OVER_TOKENS,
-    SUM_OVER_TOKENS,
-    why_micro_batch_stays_whole,
-)
+from trl_ext.trainers.forward.loss_split import MEAN_OVER_ROWS, SUM_OVER_TOKENS
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
+from trl_ext.trainers.forward.step import StepSettings
 
 logger = logging.get_logger(__name__)
 Rollouts = dict[str, Any]
@@ -171,15 +167,18 @@ class StepUpdate:
 
     Args:
         trainer: A GRPO trainer; not ready yet.
-        skips: Whether rows of zero advantage leave the update where their gradient is 0; None: yes.
     """
 
-    def __init__(self, trainer: Any, skips: bool | None = None):
+    def __init__(self, trainer: Any):
         self._trainer = trainer
-        self._skips = skips
         self._has_warned = False
         self._num_kept: int | None = None  # rows of the step so far; None where none may be left out
         self.restart()
+
+    @property
+    def _settings(self) -> StepSettings:
+        settings: StepSettings = self._trainer.step_settings
+        return settings
 
     def restart(self) -> None:
         """The next micro-step is the first of an optimizer step; say once that the last had nothing to learn from."""
@@ -194,66 +193,51 @@ class StepUpdate:
         self._done = 0
         self._micro_steps: list[Sequence[Any]] = []
 
-    @property
-    def why_whole(self) -> str:
-        """Why micro-batches are not cut; "" if they are."""
-        return why_micro_batch_stays_whole(self._trainer)
-
-    @property
-    def why_rows_stay(self) -> str:
-        """Why a row has to be forwarded in its micro-batch, whatever the model; "" if it has not."""
-        loss = self._trainer.args.loss_type
-        own_mean = f"loss_type='{loss}' is a mean over the tokens of each micro-batch"
-        return self.why_whole or (own_mean if loss in MEAN_OVER_TOKENS else "")
-
-    @property
-    def rows_move(self) -> bool:
-        """Whether a row may be in any forward of its optimizer step, on any rank."""
-        return bool(self._trainer._packs and not self.why_rows_stay)
-
-    def next_forwards(self) -> Sequence[Any]:
+    def next_forwards(self, micro_batches: Sequence[Rollouts], place: int) -> Sequence[Any]:
         """Return the forwards of the next micro-step, perhaps none; a window begins where the last one ends.
-        Collective at such a beginning."""
-        trainer = self._trainer
+        Collective at such a beginning.
+
+        Args:
+            micro_batches: Of the generation.
+            place: The number of the next of them.
+        """
         if not self._micro_steps:
-            per_generation = cast(int, trainer.args.steps_per_generation)
-            place = trainer._step % per_generation
-            left = min(trainer.current_gradient_accumulation_steps - self._done, per_generation - place)
-            micro_batches = trainer._buffered_inputs[place : place + (max(left, 1) if self.rows_move else 1)]
-            self._count(micro_batches)
-            forwards = self.planned(micro_batches)
+            left = min(self._trainer.current_gradient_accumulation_steps - self._done, len(micro_batches) - place)
+            window = micro_batches[place : place + (max(left, 1) if self._settings.rows_move else 1)]
+            self._count(window)
+            forwards = self.planned(window)
             # Even, and rounded so that the last micro-step, after which the weights may change, is never empty.
-            cuts = [len(forwards) * k // len(micro_batches) for k in range(len(micro_batches) + 1)]
+            cuts = [len(forwards) * k // len(window) for k in range(len(window) + 1)]
             self._micro_steps = [forwards[a:b] for a, b in pairwise(cuts)]
         self._done += 1
         return self._micro_steps.pop(0)
 
     def planned(self, micro_batches: Sequence[Rollouts]) -> Sequence[Any]:
         """Return the forwards for some micro-batches of one optimizer step. Collective."""
-        if self.why_whole:
+        settings = self._settings
+        if settings.why_whole:
             return [WholeForward(batch) for batch in micro_batches]
         trainer, accelerator = self._trainer, self._trainer.accelerator
         rollouts = _joined(micro_batches)
         sizes = sizes_of(rollouts, accelerator)
         num_rows = len(micro_batches[0]["completion_ids"])
-        kept = self._kept(sizes)
+        kept = _kept(sizes, settings)
         has_gradient = bool(kept)
-        if self.skips and not kept:
+        if settings.skips and not kept:
             # One row all the same, so that `entropy` and the like are computed in every step.
             longest = max(range(len(sizes)), key=lambda i: sizes[i].completion_length)
             kept = [longest] if sizes[longest].completion_length else []
-        self._tell(rollouts, sizes, kept, has_gradient)
-        # Padded rows are as long as their batch is wide.
-        width = 0 if trainer._packs else max(one.length for one in sizes)
-        as_planned = [_as_planned(i, sizes[i], trainer._share_prompt, width) for i in kept]
+        if settings.skips:
+            self._tell(rollouts, sizes, kept, has_gradient)
+        rows = _as_planned(sizes, settings)
         per_rank, in_group = len(sizes) // accelerator.num_processes, size_of_groups(trainer.args)
-        plan = self._plan(as_planned, [i // per_rank for i in kept], sizes, num_rows, width)
+        plan = self._plan(rows, kept, num_rows, settings)
         rank = accelerator.process_index
         # Of each rank; processes that share rows make the same forwards.
         forwards = [plan.forwards[rank // in_group] for rank in range(accelerator.num_processes)]
-        mine = [[kept[i] for i in rows] for rows in forwards[rank]]
-        if self.rows_move and accelerator.num_processes > 1:
-            of_ranks = [sorted(kept[i] for rows in own for i in rows) for own in forwards]
+        mine = [[kept[i] for i in forward] for forward in forwards[rank]]
+        if settings.rows_move and accelerator.num_processes > 1:
+            of_ranks = [sorted(kept[i] for forward in own for i in forward) for own in forwards]
             here: Sequence[int] = of_ranks[rank]
             # Behind them a row for the filler, of which all processes that share rows need the same.
             of_filler = [rank // in_group * in_group * per_rank for rank in range(accelerator.num_processes)]
@@ -262,82 +246,56 @@ class StepUpdate:
             here = range(rank * per_rank, (rank + 1) * per_rank)
             rollouts_here = rollouts
         place = {number: i for i, number in enumerate(here)}
-        weigh = _weights(trainer.args.loss_type, num_rows, rollouts)
-        window = self._window(rollouts_here, [sizes[i] for i in here], width, weigh, _filler(rollouts_here))
+        weigh, filler = _weights(trainer.args.loss_type, num_rows, rollouts), _filler(rollouts_here)
+        window = RolloutWindow(rollouts_here, [sizes[i] for i in here], [rows[i] for i in here], weigh, filler)
         return [
-            RolloutForward(window, tuple(place[i] for i in rows), plan.largest(k), trainer._rescue.level)
-            for k, rows in enumerate(mine)
+            RolloutForward(window, tuple(place[i] for i in forward), plan.largest(k), trainer.rescue.level)
+            for k, forward in enumerate(mine)
         ]
-
-    @property
-    def skips(self) -> bool:
-        """Whether rows of zero advantage leave the update."""
-        return not self._trainer._why_zero_advantage_counts() and self._skips is not False
-
-    def _kept(self, sizes: Sequence[RolloutSize]) -> list[int]:
-        """Return the numbers of the rows that the update learns from."""
-        if self.why_whole:
-            return list(range(len(sizes)))
-        skips = self.skips
-        return [i for i, one in enumerate(sizes) if one.completion_length and (one.has_gradient or not skips)]
 
     def as_one(self, micro_batch: Rollouts) -> Any:
         """Return a micro-batch as one forward, without a plan."""
-        if self.why_whole:
+        settings = self._settings
+        if settings.why_whole:
             return WholeForward(micro_batch)
         sizes = sizes_of(micro_batch)
-        width = 0 if self._trainer._packs else max(one.length for one in sizes)
         weigh = _weights(self._trainer.args.loss_type, len(sizes), micro_batch)
-        window = self._window(micro_batch, sizes, width, weigh, _filler(micro_batch))
+        window = RolloutWindow(micro_batch, sizes, _as_planned(sizes, settings), weigh, _filler(micro_batch))
         return RolloutForward(window, tuple(range(len(sizes))), len(sizes))
 
-    def _window(
-        self, rollouts: Rollouts, sizes: Sequence[RolloutSize], width: int, weigh: Weigh, filler: Rollouts
-    ) -> RolloutWindow:
-        planned = [_as_planned(i, one, self._trainer._share_prompt, width) for i, one in enumerate(sizes)]
-        return RolloutWindow(rollouts, sizes, planned, weigh, filler)
-
-    def _plan(
-        self,
-        rows: Sequence[RowSize],
-        homes: Sequence[int],
-        sizes: Sequence[RolloutSize],
-        num_rows: int,
-        width: int,
-    ) -> StepPlan:
-        trainer = self._trainer
-        budget = trainer._max_tokens if trainer._packs else None
+    def _plan(self, rows: Sequence[RowSize], kept: Sequence[int], num_rows: int, settings: StepSettings) -> StepPlan:
+        """Return the plan of some of the rows of all ranks, `num_rows` of which make a micro-batch."""
+        trainer, num_processes = self._trainer, self._trainer.accelerator.num_processes
+        budget = settings.max_tokens if settings.packs else None
         if budget is None:
             # No forward is larger than the largest of TRL's own, packed with group mates side by side.
-            everything = [_as_planned(i, one, trainer._share_prompt, width) for i, one in enumerate(sizes)]
-            budget = tokens_of_rows(everything, num_rows)
+            budget = tokens_of_rows(rows, num_rows)
         return plan_step(
-            rows,
-            trainer.accelerator.num_processes // size_of_groups(trainer.args),
-            max(budget >> trainer._rescue.level, 1),
+            [rows[i] for i in kept],
+            num_processes // size_of_groups(trainer.args),
+            max(budget >> trainer.rescue.level, 1),
             trainer.model.config.get_text_config().hidden_size,
-            None if self.rows_move else homes,
+            None if settings.rows_move else [i // (len(rows) // num_processes) for i in kept],
         )
 
     def _count(self, micro_batches: Sequence[Rollouts]) -> None:
         """Count what the rows that are forwarded would take as padded batches; forwards count themselves."""
+        settings = self._settings
         for batch in micro_batches:
             width = sum(batch[mask].size(1) for mask in ("prompt_mask", "completion_mask"))
             sizes = sizes_of(batch)
-            kept = [sizes[i].length for i in self._kept(sizes)]
-            times = self._trainer._num_passes_of_update
-            self._trainer._tokens.add(0, times * sum(kept), times * width * len(kept))
+            kept = [sizes[i].length for i in _kept(sizes, settings)]
+            times = settings.num_passes
+            self._trainer.counts.add(0, times * sum(kept), times * width * len(kept))
 
     def _tell(self, rollouts: Rollouts, sizes: Sequence[RolloutSize], kept: Sequence[int], has_gradient: bool) -> None:
         """Note which share of the rows is left out, and how many have a gradient."""
-        if not self.skips:
-            return
         tokens = counted_tokens(rollouts).sum(dim=1)
         first = self._trainer.accelerator.process_index * len(tokens)
         here = [i - first for i in kept if 0 <= i - first < len(tokens)]
         counted = kept if has_gradient else ()
         num_tokens = sum(one.length for one in sizes) - sum(sizes[i].length for i in counted)
-        self._trainer._step_stats.append(
+        self._trainer.counts.notes.append(
             SkippedRows(len(sizes) - len(counted), len(sizes), num_tokens, tokens.sum() - tokens[here].sum())
         )
         self._num_kept = (self._num_kept or 0) + len(counted)
@@ -364,12 +322,22 @@ def counted_tokens(rollouts: Mapping[str, Any]) -> torch.Tensor:
     return rollouts["completion_mask"] * rollouts.get("tool_mask", 1)
 
 
-def _as_planned(number: int, row: RolloutSize, share_prompt: bool, width: int) -> RowSize:
-    if width:
-        return RowSize(number, 0, width)
-    # The last prompt token stays with each completion: it is the one that predicts the first completion token.
-    shared = max(row.prompt_length - 1, 0) if share_prompt else 0
-    return RowSize(row.prompt if share_prompt else number, shared, row.length - shared)
+def _kept(sizes: Sequence[RolloutSize], settings: StepSettings) -> list[int]:
+    """Return the numbers of the rows that the update learns from."""
+    if settings.why_whole:
+        return list(range(len(sizes)))
+    return [i for i, one in enumerate(sizes) if one.completion_length and (one.has_gradient or not settings.skips)]
+
+
+def _as_planned(sizes: Sequence[RolloutSize], settings: StepSettings) -> list[RowSize]:
+    if not settings.packs:  # padded rows are as long as their batch is wide
+        return [RowSize(i, 0, max(one.length for one in sizes)) for i in range(len(sizes))]
+    rows = []
+    for i, row in enumerate(sizes):
+        # The last prompt token stays with each completion: it is the one that predicts the first completion token.
+        shared = max(row.prompt_length - 1, 0) if settings.share_prompt else 0
+        rows.append(RowSize(row.prompt if settings.share_prompt else i, shared, row.length - shared))
+    return rows
 
 
 def _joined(micro_batches: Sequence[Rollouts]) -> Rollouts:

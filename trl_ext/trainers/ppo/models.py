@@ -170,7 +170,7 @@ class PPOModels:
     def prepare_rewards(self) -> None:
         """Put the reward models where the trainer's process needs them; after the critic was made."""
         for scorer in self.rewards:
-            scorer.group = self._trainer._sequence_group
+            scorer.group = self._trainer.sequence_group
             if isinstance(scorer, SharedRewardModel):
                 scorer.attach(self._trainer)
             else:

@@ -165,7 +165,9 @@ class PPOTrainer(GRPOTrainer):
         self._set_stop_tokens()
         if self.use_vllm:
             hide_heads_from_vllm(self.vllm_generation, base_model(self.model))
-        self._values = CriticValues(self, self._critic, self.args.local_rollout_forward_batch_size)
+        self._values = CriticValues(
+            self, self._critic, self._get_per_token_logps_and_entropies, self.args.local_rollout_forward_batch_size
+        )
         self._scale = ValueScale(self.args.value_normalisation)
         self._targets = PPOTargets(
             self.args, self._kl, self._values, self._scale, self.accelerator, self.eos_token_ids
@@ -262,7 +264,7 @@ class PPOTrainer(GRPOTrainer):
             with swapped(self, **{name: getattr(self, name)[: self._scoring.num_rules] for name in names}):
                 rules = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         own = rules.split(len(prompts))[accelerator.process_index]
-        with self._clock.phase("score"):
+        with self.clock.phase("score"):
             asked = self._scoring.ask_models(prompts, completions, completion_ids_list, own, weights)
             models = accelerator.gather(asked.contiguous())
         raise_together(self._ppo_models.rewards, accelerator.num_processes, accelerator.process_index)
@@ -548,19 +550,19 @@ class PPOTrainer(GRPOTrainer):
     def _train_critic(self, critic: SeparateCritic, actor: Any, forwards: Sequence[Forward]) -> torch.Tensor:
         """Forward and backward of a separate critic; return its value loss."""
         return critic.train_on(
-            forwards, self._rescue, lambda batch: self._value_loss(self._values.forwarded(actor, batch), batch)
+            forwards, self.rescue, lambda batch: self._value_loss(self._values.forwarded(actor, batch), batch)
         )
 
     # Rehearsal ----------------------------------------------------------------------------------------------------
 
-    def _largest_micro_batch(self) -> MicroBatch:
-        """Overrides trl_ext.GRPOTrainer._largest_micro_batch: with PPO's targets."""
-        return with_targets(super()._largest_micro_batch(), has_values=self._critic.has_values)
+    def largest_micro_batch(self) -> MicroBatch:
+        """Overrides trl_ext.GRPOTrainer.largest_micro_batch: with PPO's targets."""
+        return with_targets(super().largest_micro_batch(), has_values=self._critic.has_values)
 
-    def _rehearse(self, batch: MicroBatch) -> None:
-        """Overrides trl_ext.GRPOTrainer._rehearse: a separate critic goes backward when the actor has."""
+    def rehearse(self, batch: MicroBatch) -> None:
+        """Overrides trl_ext.GRPOTrainer.rehearse: a separate critic goes backward when the actor has."""
         self._critic.after_rollout()
-        super()._rehearse(batch)
+        super().rehearse(batch)
         if isinstance(self._critic, SeparateCritic):
             self._train_critic(self._critic, self.model_wrapped, [self._update.as_one(batch.inputs)])
         self._values.forget()

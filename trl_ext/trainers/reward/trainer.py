@@ -25,7 +25,6 @@ from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import restored, swapped
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
-from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.checks import check_launch
@@ -33,11 +32,11 @@ from trl_ext.trainers.fit.oom.rescue import Rescue, smaller_micro_batch
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
+from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
-from trl_ext.trainers.forward.token_counts import TokenCounts
 from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.reward import data as preference_data
@@ -104,13 +103,8 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         self.given_rewards = [] if rules is None else [rules]
         self._has_own_collator = data_collator is not None
         self._has_train_dataset = False
-        self._max_tokens: int | None = getattr(args, "max_tokens_per_forward", None)
-        self._share_prompt = getattr(args, "share_prompt", True)
-        self._clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
-        self._tokens = TokenCounts()
-        self._step_stats: list[torch.Tensor] = []
         self._judged: list[JudgedPair] = []
-        if self._max_tokens is not None and self._has_own_collator:
+        if getattr(args, "max_tokens_per_forward", None) is not None and self._has_own_collator:
             raise ConfigError("max_tokens_per_forward plans the batches, so it cannot take a data_collator. Drop one.")
         pair_rows.check_columns(train_dataset, "train_dataset")
         pair_rows.check_columns(eval_dataset, "eval_dataset")
@@ -189,7 +183,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             self.accelerator.num_processes,
             size_of_groups(self.args),
             self._max_tokens,
-            self._clock,
+            self.clock,
         )
         return with_batch_sampler(loader, RowsOfPairs(loader.dataset), sampler)
 
@@ -207,7 +201,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             self._share_prompt,
             self._pad_token_id,
             self._max_tokens,
-            self._clock,
+            self.clock,
             padded=self._padded_collator if wants_inputs else None,
         )
 
@@ -236,7 +230,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         with stream_read(self.train_dataset, "train_dataset"):
             batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         is_planned = self._max_tokens is not None and isinstance(self.train_dataset, Dataset)
-        for batch in batches if self._sequence_group is not None and not is_planned else ():
+        for batch in batches if self.sequence_group is not None and not is_planned else ():
             batch["rows"] = [row for rows in self._rows_of_group(batch["rows"]) for row in rows]
         if self._max_tokens is None or not batches:
             return batches, num_items
@@ -247,7 +241,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
 
     def _rows_of_group(self, rows: list[PairRow]) -> list[list[PairRow]]:
         """Return the rows of each process that forwards these with this one. Collective where there are others."""
-        group = self._sequence_group
+        group = self.sequence_group
         if group is None:
             return [rows]
         of_processes = group.gather_object([row.examples for row in rows])
@@ -261,7 +255,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     @property
     def _counts_rows(self) -> bool:
         """Whether this process counts the rows that it trains on; one process of a group does."""
-        return self._sequence_group is None or self._sequence_group.rank == 0
+        return self.sequence_group is None or self.sequence_group.rank == 0
 
     @property
     def _collator(self) -> PairCollator:
@@ -300,7 +294,6 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             head=self._models()[0].get_submodule("score"),
             pad_token_id=self._pad_token_id,
             **check_options(self, self.model),
-            group=self._sequence_group,
         )
 
     @property
@@ -311,12 +304,12 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.RewardTrainer.training_step: timed; ends the metrics of an optimizer step."""
-        with self._clock.phase("update"), backward_where_there_is_one(self.accelerator):
+        with self.clock.phase("update"), backward_where_there_is_one(self.accelerator):
             loss = super().training_step(model, inputs, num_items_in_batch)
         # One value a micro-batch, as in TRL, or a step, where a budget has no micro-batches.
-        if self._step_stats and (self.accelerator.sync_gradients or self._max_tokens is None):
-            self._log_stats(combined(torch.stack(self._step_stats)))
-            self._step_stats.clear()
+        if self.counts.notes and (self.accelerator.sync_gradients or self._max_tokens is None):
+            self._log_stats(combined(torch.stack(self.counts.notes)))
+            self.counts.notes.clear()
         if self.accelerator.sync_gradients:
             self._log_step()
             if self.args.include_num_input_tokens_seen == "no":  # else transformers counts there
@@ -339,7 +332,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         ranks, not gathered logits."""
         if "rows" not in inputs:  # a collator of the user's
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        self._check_packing(model)
+        self.check_packing(model)
         if return_outputs or not torch.is_grad_enabled():
             return self._loss_of_rows(model, inputs, return_outputs, num_items_in_batch)
         # Under a budget ranks may hold different numbers of pairs.
@@ -356,7 +349,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         rows = [row.to(self.accelerator.device) for row in inputs["rows"]]
         for row in rows if self.model.training and self._counts_rows else ():
             forwarded = row.flat.num_tokens if self._packs else row.num_padded_tokens
-            self._tokens.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
+            self.counts.add(forwarded, row.num_raw_tokens, row.num_padded_tokens)
         if self._packs:
             loss, outputs = self._packed_loss(model, rows)
         else:
@@ -365,7 +358,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         stats = pair_stats(chosen, rejected, sum(row.num_raw_tokens for row in rows))
         if self.model.training:
-            self._step_stats.append(stats)
+            self.counts.notes.append(stats)
         else:
             self._log_stats(stats)
             self._judged += judged([e for row in rows for e in row.examples], chosen, rejected)
@@ -390,11 +383,11 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         if not self.model.training:  # training has gathered and agreed before
             of_processes = self._rows_of_group(rows)
             forwarded = [row for own in of_processes for row in own]
-            first = 0 if self._sequence_group is None else sum(map(len, of_processes[: self._sequence_group.rank]))
+            first = 0 if self.sequence_group is None else sum(map(len, of_processes[: self.sequence_group.rank]))
             mine = slice(first, first + len(rows))
             if self._max_tokens is not None:
-                forwarded = self._filled_up(forwarded, self._agreed_num_forwards(len(forwarded)))
-        scores = [score_row(model, row, self._sequence_group).view(2, -1) for row in forwarded][mine]
+                forwarded = self._filled_up(forwarded, agreed_num_forwards(len(forwarded), self.accelerator))
+        scores = [score_row(model, row, self.sequence_group).view(2, -1) for row in forwarded][mine]
         center = self.args.center_rewards_coefficient
         losses = torch.cat([pair_losses(s[0], s[1], row.margins, center) for s, row in zip(scores, rows, strict=True)])
         chosen, rejected = torch.cat(scores, dim=1)
@@ -408,7 +401,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
-    def _why_not_rehearse(self) -> str:
+    def why_not_rehearse(self) -> str:
         """Return a reason that all ranks know; empty if there is none."""
         if self._has_own_collator:
             return "a data_collator is given, whose batches are its own"
@@ -416,10 +409,12 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             return "train_dataset is a stream and max_length is None, so that no pair is the longest"
         return ""
 
-    def _largest_micro_batch(self) -> MicroBatch:
-        return pair_batch(self)
+    def largest_micro_batch(self) -> MicroBatch:
+        """Return what the rehearsal forwards."""
+        return pair_batch(self, self._pair_sizes().tokens if isinstance(self.train_dataset, Dataset) else None)
 
-    def _rehearse(self, batch: MicroBatch) -> None:
+    def rehearse(self, batch: MicroBatch) -> None:
+        """Take TRL's step on a micro-batch."""
         TRLRewardTrainer.training_step(self, self.model_wrapped, dict(batch.inputs), None)
 
     # Metrics ------------------------------------------------------------------------------------------------------
@@ -446,7 +441,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     ) -> EvalLoopOutput:
         """Overrides trl.RewardTrainer.evaluation_loop: metrics over all pairs of it; a phase of its own."""
         self._judged = []
-        with self._clock.phase("evaluate", whole=True):
+        with self.clock.phase("evaluate", whole=True):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )

@@ -121,7 +121,7 @@ def test_chunks_are_halved_until_one_row_is_left(tmp_path):
     # One padded row has 21 tokens or less, two have more.
     subject, limit = check_same(tmp_path, limit=dict(tokens=21), packing=False)
     assert limit.failed == 2
-    assert subject._rescue.level == 2
+    assert subject.rescue.level == 2
 
 
 def test_a_micro_batch_of_three_rows_is_cut_in_two_and_one(tmp_path):
@@ -195,7 +195,7 @@ def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
     limit = Limit(limited._ppo_models.value_model if is_apart else base_model(limited.model), at={1})
     limited.train()
     assert limit.failed == 1
-    assert limited._rescue.level == (0 if is_apart else 1)
+    assert limited.rescue.level == (0 if is_apart else 1)
     assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
     for ours, theirs in zip(logs(limited), logs(expected), strict=True):
         for name in ("loss", "loss/policy_avg", "loss/value_avg", "packing/forwarded_tokens"):

@@ -144,7 +144,7 @@ def test_a_resumed_run_rehearses_and_ends_with_the_same_bits(tmp_path, monkeypat
 
 
 def largest(trainer) -> dict:
-    return trainer._largest_micro_batch().inputs
+    return trainer.largest_micro_batch().inputs
 
 
 def test_every_row_has_the_longest_prompt_and_the_longest_completion(tmp_path):
@@ -301,7 +301,7 @@ def test_a_micro_batch_that_fits_in_halves_is_trained_in_halves(tmp_path):
     error = torch.OutOfMemoryError("CUDA out of memory.")
     trainer = fail_on(grpo(tmp_path, memory_rehearsal=True), 3, error, times=1)
     trainer.train()
-    assert trainer._rescue.level == 1
+    assert trainer.rescue.level == 1
     assert trainer.state.global_step == 3
 
 
@@ -330,15 +330,15 @@ def state_of(trainer) -> list:
 def test_even_a_failed_rehearsal_leaves_the_trainer_as_it_was(tmp_path):
     trainer = grpo(tmp_path)
     trainer.model.eval()
-    books, clock, before = trainer._metrics, trainer._clock, state_of(trainer)
+    books, clock, before = trainer._metrics, trainer.clock, state_of(trainer)
     with pytest.raises(ZeroDivisionError), nothing_remains(trainer):
-        trainer._rehearse(trainer._largest_micro_batch())
+        trainer.rehearse(trainer.largest_micro_batch())
         trainer.accelerator.gradient_state._set_sync_gradients(False)
         np.random.rand(3), random.random(), torch.rand(3)
         assert trainer.model.training and next(trainer.model.parameters()).grad is not None
         raise ZeroDivisionError
     assert state_of(trainer) == before
-    assert (trainer._metrics is books) and (trainer._clock is clock)
+    assert (trainer._metrics is books) and (trainer.clock is clock)
 
 
 # On a card ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from tests.batches import RAGGED, alone, batch, forward_alone, gradient, padded
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.errors import DataError, PackingError
 from trl_ext.packing import kernels
+from trl_ext.trainers.forward import completions
 
 torch.set_num_threads(1)
 
@@ -149,9 +150,9 @@ def test_a_token_budget_cuts_the_forward_and_changes_nothing(tmp_path):
     assert grad <= GRADIENT_TOLERANCE
 
 
-def test_surplus_forwards_for_other_ranks_add_no_gradient(tmp_path):
+def test_surplus_forwards_for_other_ranks_add_no_gradient(tmp_path, monkeypatch):
     subject = trainer(tiny.model("llama"), tmp_path, max_tokens_per_forward=60, max_completion_length=32)
-    subject._agreed_num_forwards = lambda num_rows: num_rows + 3
+    monkeypatch.setattr(completions, "agreed_num_forwards", lambda num_rows, accelerator: num_rows + 3)
     logp, _, grad = compare(subject, tiny.model("llama"))
     assert logp <= LOGP_TOLERANCE
     assert grad <= GRADIENT_TOLERANCE

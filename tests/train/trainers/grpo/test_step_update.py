@@ -13,7 +13,8 @@ from tests.rollouts import rollout
 from tests.train.trainers.grpo.test_grpo_step import LOSS_TYPES, WEIGHT_TOLERANCE, prompts, reward
 from trl_ext import GRPOConfig, GRPOTrainer
 from trl_ext.errors import ConfigError, PackingError
-from trl_ext.trainers.forward.loss_split import split_is_free
+from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
+from trl_ext.trainers.forward.step import StepSettings
 from trl_ext.trainers.grpo.update import WEIGHT, RolloutForward, RolloutWindow, sizes_of
 
 torch.set_num_threads(1)
@@ -38,7 +39,7 @@ def rollouts() -> dict:
 
 def window(given: dict) -> RolloutWindow:
     subject = trl_ext.trainers.grpo.update
-    planned = [subject._as_planned(i, one, True, 0) for i, one in enumerate(sizes_of(given))]
+    planned = subject._as_planned(sizes_of(given), StepSettings(True, True, None, None))
     return RolloutWindow(given, sizes_of(given), planned, lambda rows, batch: rows / 4, subject._filler(given))
 
 
@@ -107,9 +108,13 @@ def test_halves_are_made_on_every_rank_alike():
 )
 def test_a_loss_that_depends_on_the_split_keeps_trls(loss_type, free, tmp_path):
     args = GRPOConfig(str(tmp_path), loss_type=loss_type, use_cpu=True, bf16=False)
-    assert split_is_free(args, has_entropy_bonus=False, has_aux_loss=False) is free
-    assert not split_is_free(args, has_entropy_bonus=True, has_aux_loss=False)
-    assert not split_is_free(args, has_entropy_bonus=False, has_aux_loss=True)
+
+    def stays(*, has_entropy_bonus: bool = False, has_aux_loss: bool = False) -> bool:
+        facts = {"has_entropy_bonus": has_entropy_bonus, "has_aux_loss": has_aux_loss}
+        return bool(why_rows_stay(args, why_micro_batch_stays_whole(args, takes_images=False, **facts)))
+
+    assert stays() is not free
+    assert stays(has_entropy_bonus=True) and stays(has_aux_loss=True)
 
 
 def subject(tmp_path, library=trl_ext, score=reward, family="llama", **changes):

@@ -354,7 +354,7 @@ def test_a_reward_model_with_lora_is_packed(llama):
 
 def test_a_reward_model_whose_heads_processes_cannot_share_is_refused(llama):
     models = PPOModels.__new__(PPOModels)
-    models._trainer, models._args = SimpleNamespace(_sequence_group=None), SimpleNamespace(sequence_parallel=3)
+    models._trainer, models._args = SimpleNamespace(sequence_group=None), SimpleNamespace(sequence_parallel=3)
     models.rewards = [scorer(llama)]
     with pytest.raises(ConfigError, match="has 4 attention heads, which sequence_parallel=3 does not divide"):
         models.prepare_rewards()

@@ -39,7 +39,7 @@ def explained(error: BaseException, trainer: Any) -> OutOfMemoryError:
         trainer: The trainer in which it rose.
     """
     place, numbers = place_of(error), numbers_of(error)
-    plan, accelerator, rescue = _plan(trainer), trainer.accelerator, trainer._rescue
+    plan, accelerator, rescue = _plan(trainer), trainer.accelerator, trainer.rescue
     running = None
     if rescue.running is not None and place in (FORWARD, BACKWARD):
         running = rescue.running.num_rows, rescue.running.num_tokens

@@ -18,7 +18,6 @@ from transformers.utils import logging
 from trl_ext.compat.swap import swapped
 from trl_ext.trainers.fit.oom.agreement import Agreement, SplitNeeded, why_ranks_cannot_agree
 from trl_ext.trainers.fit.oom.errors import is_out_of_memory
-from trl_ext.trainers.fit.oom.rollback import StepRollback
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 
@@ -55,7 +54,7 @@ class Rescue:
     """Runs forwards, halves those that do not fit, and remembers how often.
 
     Args:
-        trainer: A trainer with `_step_stats` and `_tokens`.
+        trainer: A trainer with `counts`.
         advice: Settings with which the forwards would be `2**level` times smaller, given the level; empty for none.
         why_not: Why its forwards cannot be cut; "" if they can.
 
@@ -91,7 +90,7 @@ class Rescue:
         failed: Forward | None = None
         waiting = self._cut(role, forwards)
         while waiting:
-            before = StepRollback(self._trainer)
+            before = self._trainer.counts.mark()
             self.running = waiting[0]
             try:
                 attempt(waiting[0], len(waiting) == 1)
@@ -101,7 +100,7 @@ class Rescue:
                 waiting.pop(0)
                 continue
             # Here, where the exception and with it the failed graph is gone.
-            before.roll_back()
+            self._trainer.counts.roll_back(before)
             clear_device_cache(garbage_collection=True)  # graphs in reference cycles included
             self._level[role] += 1
             waiting = self._cut(role, waiting)
@@ -177,20 +176,15 @@ class InnerStep:
 
 
 class OutOfMemoryRescue(Trainer):
-    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`.
-
-    Attributes:
-        _step_stats: Numbers of the running optimizer step's forwards.
-    """
-
-    _step_stats: list[Any]
+    """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`."""
 
     def _make_rescue(self) -> Rescue:
         """What runs the forwards of this trainer."""
         raise NotImplementedError
 
     @cached_property
-    def _rescue(self) -> Rescue:
+    def rescue(self) -> Rescue:
+        """What runs the forwards, and remembers how often they were halved."""
         return self._make_rescue()
 
     def _one_by_one(
@@ -208,7 +202,7 @@ class OutOfMemoryRescue(Trainer):
             forwards: Equally many on every rank. None: the loss is 0, without gradient.
             num_items_in_batch: The Trainer's.
         """
-        rescue = self._rescue
+        rescue = self.rescue
         losses: list[torch.Tensor] = []
 
         def loss_of(batch: Any) -> torch.Tensor:

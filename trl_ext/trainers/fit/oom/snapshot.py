@@ -60,7 +60,7 @@ def _content(
     numbers: Numbers,
     plan: Plan | None,
 ) -> dict[str, Any]:
-    rescue, accelerator = trainer._rescue, trainer.accelerator
+    rescue, accelerator = trainer.rescue, trainer.accelerator
     plugin = getattr(accelerator.state, "deepspeed_plugin", None)
     optional = [name for name in ("deepspeed", "peft", "vllm", "flash_attn") if is_installed(name)]
     return {

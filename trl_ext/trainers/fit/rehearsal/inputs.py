@@ -5,15 +5,14 @@ Legend: B rows, P prompt tokens, C completion tokens, N pairs.
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import Dataset
 
-from trl_ext.trainers.checks import longest_prompt_tokens
-from trl_ext.trainers.forward.loss_split import split_is_free
 from trl_ext.trainers.forward.pairs import num_tokens_of_pair
+from trl_ext.trainers.forward.step import StepSettings
 from trl_ext.trainers.reward.batches import IN_MICRO_BATCH
 
 # Prompts that are tokenized to find the longest: those of the most characters.
@@ -36,17 +35,24 @@ class MicroBatch:
 # Rollouts -----------------------------------------------------------------------------------------------------------
 
 
-def rollout_batch(trainer: Any) -> MicroBatch:
+def rollout_batch(trainer: Any, longest_prompt: int | None) -> MicroBatch:
     """Rows of the longest prompt with random completions of `max_completion_length` tokens, for GRPO's loss.
 
     As many prompts are different as may meet in one micro-batch: only where the trainer puts group mates side by side
     is a prompt shared here, too.
+
+    Args:
+        trainer: The trainer.
+        longest_prompt: Tokens of the longest prompt in the training set; None where that is not known. A plan may know
+            a longer one.
     """
     args, width = trainer.args, trainer.max_completion_length
     config = trainer.model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     width = int(min(width, positions - 1))
-    prompt = int(min(prompt_tokens(trainer), positions - width))
+    plan = getattr(args, "memory_plan", None)
+    planned = 1 if plan is None else plan.job.max_prompt_length
+    prompt = int(min(max(planned, longest_prompt or 1), positions - width))
     dice = torch.Generator().manual_seed(0)
     groups = torch.tensor(_groups(trainer, prompt, prompt + width))
     num_rows = len(groups)
@@ -111,22 +117,16 @@ def _groups(trainer: Any, prompt: int, length: int) -> list[int]:
         trainer: The trainer.
         prompt, length: Tokens of the longest prompt, and of the longest row.
     """
-    args, size = trainer.args, trainer.num_generations
+    args, size, settings = trainer.args, trainer.num_generations, trainer.step_settings
     # All rows are in one optimizer step, so that all of a group stand side by side.
-    mates = (
-        trainer._packs
-        and trainer._share_prompt
-        and split_is_free(
-            args, has_entropy_bonus=trainer._entropy_bonus_enabled, has_aux_loss=trainer.aux_loss_enabled
-        )
-        and args.steps_per_generation == args.gradient_accumulation_steps
-    )
+    is_one_step = args.steps_per_generation == args.gradient_accumulation_steps
+    mates = settings.rows_move and settings.share_prompt and is_one_step
     num_rows = args.per_device_train_batch_size
     in_step = num_rows * args.steps_per_generation * trainer.accelerator.num_processes
-    if trainer._max_tokens is not None and trainer._packs:
+    if settings.max_tokens is not None and settings.packs:
         shared = max(prompt - 1, 0) if mates else 0
         groups: list[int] = []
-        room = trainer._max_tokens
+        room = settings.max_tokens
         while len(groups) < in_step:
             room -= length - (shared if len(groups) % size else 0)
             if groups and room < 0:
@@ -139,39 +139,36 @@ def _groups(trainer: Any, prompt: int, length: int) -> list[int]:
     return [(worst + row) // size - worst // size for row in range(num_rows)]
 
 
-def prompt_tokens(trainer: Any) -> int:
-    """Tokens of the longest prompt in the training set and in the plan; 1 if neither knows."""
-    plan = getattr(trainer.args, "memory_plan", None)
-    planned = 1 if plan is None else plan.job.max_prompt_length
-    return max(planned, longest_prompt_tokens(trainer, num_longest=MAX_TOKENIZED) or 1)
-
-
 # Pairs --------------------------------------------------------------------------------------------------------------
 
 
-def pair_batch(trainer: Any) -> MicroBatch:
+def pair_batch(trainer: Any, sizes: Sequence[int] | None) -> MicroBatch:
     """The longest pairs of the training set; of a stream, pairs whose both sides have `max_length` tokens. Under a
-    token budget one full row."""
-    num_pairs, budget = trainer.args.per_device_train_batch_size, trainer._max_tokens
-    if isinstance(trainer.train_dataset, Dataset):
-        sizes = trainer._pair_sizes().tokens
+    token budget one full row.
+
+    Args:
+        trainer: The trainer.
+        sizes: Tokens of each pair of the training set; None for a stream.
+    """
+    num_pairs, settings = trainer.args.per_device_train_batch_size, trainer.step_settings
+    if sizes is not None:
         order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:num_pairs]
         pairs = [trainer.train_dataset[i] for i in order]
     else:
         pairs = _random_pairs(trainer, num_pairs, trainer.args.max_length)
-    if budget is not None:
-        pairs = [{**pair, IN_MICRO_BATCH: num_pairs} for pair in _full_row(trainer, pairs, budget)]
+    if settings.max_tokens is not None:
+        pairs = [{**pair, IN_MICRO_BATCH: num_pairs} for pair in _full_row(trainer, pairs, settings)]
     row = trainer.data_collator.row(pairs).to(trainer.accelerator.device)
-    num_tokens = row.flat.num_tokens if trainer._packs else row.num_padded_tokens
+    num_tokens = row.flat.num_tokens if settings.packs else row.num_padded_tokens
     return MicroBatch({"rows": [row]}, f"{len(pairs):,} pairs of {num_tokens:,} tokens together")
 
 
-def _full_row(trainer: Any, longest_first: list[dict[str, Any]], budget: int) -> list[dict[str, Any]]:
+def _full_row(trainer: Any, longest_first: list[dict[str, Any]], settings: StepSettings) -> list[dict[str, Any]]:
     """Fill the budget: as many of the pairs as fit, at least one, and a pair of random tokens for the rest."""
-    pairs, room = longest_first[:1], budget
-    room -= num_tokens_of_pair(pairs[0], trainer._share_prompt)
+    pairs, share = longest_first[:1], settings.share_prompt
+    room = (settings.max_tokens or 0) - num_tokens_of_pair(pairs[0], share)
     for pair in longest_first[1:]:
-        tokens = num_tokens_of_pair(pair, trainer._share_prompt)
+        tokens = num_tokens_of_pair(pair, share)
         if tokens <= room:
             pairs.append(pair)
             room -= tokens
@@ -180,9 +177,9 @@ def _full_row(trainer: Any, longest_first: list[dict[str, Any]], budget: int) ->
 
 def _random_pairs(trainer: Any, num_pairs: int, num_tokens: int, like: Any = None) -> list[dict[str, Any]]:
     """Pairs that begin with nothing in common; with a margin where the dataset's have one."""
-    vocab_size, pad = trainer.model.config.get_text_config().vocab_size, trainer._pad_token_id
+    config = trainer.model.config.get_text_config()
     dice = random.Random(0)
-    words = [token for token in range(min(vocab_size, 1000)) if token != pad]
+    words = [token for token in range(min(config.vocab_size, 1000)) if token != config.pad_token_id]
 
     def side(first: int) -> list[int]:
         return [words[first], *dice.choices(words, k=num_tokens - 1)]

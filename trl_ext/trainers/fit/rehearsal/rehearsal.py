@@ -53,10 +53,10 @@ def watch_memory(trainer: Any, phases: Sequence[str]) -> None:
                 remedy=lambda: cheapest_change(trainer),
                 warn=lambda sentence: _say(trainer, sentence),
             ),
-            trainer._clock,
+            trainer.clock,
             largest=lambda numbers: _largest(trainer, numbers),
             steppers=lambda: steppers(trainer),
-            note=lambda name, value: trainer._metrics["train"][name].append(value),
+            note=trainer.add_metric,
         )
     )
 
@@ -90,17 +90,17 @@ def rehearse(trainer: Any, source: MemorySource | None) -> None:
     Raises:
         OutOfMemoryError: It does not fit, and cannot be taken in chunks.
     """
-    trainer._check_packing(trainer.model_wrapped)  # due now under DeepSpeed, and it decides what is forwarded
-    batch = trainer._largest_micro_batch()
+    trainer.check_packing(trainer.model_wrapped)  # due now under DeepSpeed, and it decides what is forwarded
+    batch = trainer.largest_micro_batch()
     if source is not None:
         source.reset()
     with nothing_remains(trainer):
         try:
-            if trainer.args.gradient_accumulation_steps > 1 or getattr(trainer, "_max_tokens", None) is not None:
+            if trainer.args.gradient_accumulation_steps > 1 or trainer.step_settings.max_tokens is not None:
                 with gradients_unsynced(trainer.accelerator, trainer.model_wrapped):
-                    trainer._rehearse(batch)
+                    trainer.rehearse(batch)
             trainer.accelerator.gradient_state._set_sync_gradients(True)
-            trainer._rehearse(batch)
+            trainer.rehearse(batch)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise _in_words(error, trainer, batch) from error
@@ -121,7 +121,7 @@ def _why_not(trainer: Any) -> str:
     if optim in _STEP_IN_BACKWARD or "layerwise" in optim:
         return f"optim={optim} changes weights within backward"
     engines = trained_models(trainer) if kind == DistributedType.DEEPSPEED else []
-    return next(filter(None, map(why_not, engines)), "") or trainer._why_not_rehearse()
+    return next(filter(None, map(why_not, engines)), "") or trainer.why_not_rehearse()
 
 
 def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemoryError:
@@ -130,7 +130,7 @@ def _in_words(error: RuntimeError, trainer: Any, batch: MicroBatch) -> OutOfMemo
     text = (
         f"Out of memory in the rehearsal, before step 1: {batch.what}, the largest micro-batch that may come, do not "
         f"fit (per_device_train_batch_size={args.per_device_train_batch_size}, "
-        f"gradient_checkpointing={args.gradient_checkpointing}, packing={trainer._packs}). "
+        f"gradient_checkpointing={args.gradient_checkpointing}, packing={trainer.step_settings.packs}). "
     )
     if plan is not None and "update" in plan.estimate.worst:
         predicted = plan.estimate.worst["update"].num_bytes

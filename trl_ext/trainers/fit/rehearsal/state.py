@@ -17,7 +17,7 @@ from accelerate.utils import DistributedType
 from trl_ext.compat.swap import restored, swapped
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.trainers.fit.rehearsal.zero import drop_gradients
-from trl_ext.trainers.forward.token_counts import TokenCounts
+from trl_ext.trainers.forward.step import StepCounts
 
 # Numbers that a training step of TRL's trainers or ours counts up, where the trainer has them.
 _COUNTERS = (
@@ -95,9 +95,8 @@ def _thrown_away(trainer: Any) -> dict[str, Any]:
     """Return what stands in for metrics, counters and inputs of the trainer, and is thrown away."""
     return {
         "_metrics": {mode: defaultdict(list) for mode in ("train", "eval")},
-        "_clock": PhaseClock(),
-        "_tokens": TokenCounts(),
-        "_step_stats": [],
+        "clock": PhaseClock(),
+        "counts": StepCounts(),
         # Inputs are made by hand: nothing is generated, and no rollout is taken.
         "_prepare_inputs": lambda inputs: inputs,
         "current_gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,

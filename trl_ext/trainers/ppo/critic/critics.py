@@ -290,7 +290,7 @@ class SeparateCritic(Critic):
         was_training = self.bare.training
         self.wrapped.eval()
         options = check_options(self._trainer, self.bare)
-        result = check_causal_model(self.wrapped, **options, of_critic=True, group=self._trainer._sequence_group)
+        result = check_causal_model(self.wrapped, **options, of_critic=True)
         self.wrapped.train(was_training)
         return result
 

@@ -3,14 +3,14 @@
 Legend: B rows, P prompt tokens, T completion tokens.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from trl_ext.trainers.forward.calls import calls_of
-from trl_ext.trainers.forward.completions import score_values
+from trl_ext.trainers.forward.completions import flat_batch, score_values
 from trl_ext.trainers.forward.roles import CRITIC
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic.critics import Critic
@@ -22,12 +22,20 @@ class CriticValues:
     Args:
         trainer: Its rows go through the critic as they go through the policy.
         critic: Whose values.
+        log_probs: TRL's method that forwards the policy.
         rows_without_gradient: Rows of a forward without gradient; None leaves it to the caller.
     """
 
-    def __init__(self, trainer: GRPOTrainer, critic: Critic, rows_without_gradient: int | None = None):
+    def __init__(
+        self,
+        trainer: GRPOTrainer,
+        critic: Critic,
+        log_probs: Callable[..., Any],
+        rows_without_gradient: int | None = None,
+    ):
         self._trainer = trainer
         self._critic = critic
+        self._log_probs = log_probs
         self._rows_without_gradient = rows_without_gradient
         self._noted: list[torch.Tensor] = []
 
@@ -50,7 +58,7 @@ class CriticValues:
     @contextmanager
     def noted_from(self, model: Any, width: int) -> Iterator[None]:
         """Keep the values that padded forwards of `model` return inside the block, for `width` completion tokens."""
-        if self._trainer._packs or not self._critic.comes_with_log_probs:
+        if self._trainer.step_settings.packs or not self._critic.comes_with_log_probs:
             yield
             return
         with calls_of(model) as calls:
@@ -80,7 +88,7 @@ class CriticValues:
             self.forget()
             ids, mask = _whole(rollouts)
             width = rollouts["completion_ids"].size(1)
-            logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
+            logps, *_ = self._log_probs(trainer.model, ids, mask, width, batch_size=rows)
             values = self._noted[0] if self._noted else None
         if self._critic.is_ready and not self._critic.comes_with_log_probs:
             with nullcontext() if is_training else _in_evaluation(self._critic.model(trainer.model)):
@@ -102,15 +110,16 @@ class CriticValues:
             batch_size = self._rows_without_gradient or batch_size
         width = rollouts["completion_ids"].size(1)
         ids, mask = _whole(rollouts)
-        with trainer._clock.phase("update" if torch.is_grad_enabled() else "logps"):
-            if trainer._packs:
+        with trainer.clock.phase("update" if torch.is_grad_enabled() else "logps"):
+            if trainer.step_settings.packs:
                 return self._packed(model, ids, mask, width, batch_size)
             parts = zip(*(x.split(batch_size or len(ids)) for x in (ids, mask)), strict=True)
             return torch.cat([self._padded(model, one, of_one, width) for one, of_one in parts])
 
     def _padded(self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
         trainer = self._trainer
-        trainer._count(input_ids.numel(), mask)
+        if trainer.model.training:
+            trainer.counts.add_forward(input_ids.numel(), mask)
         with trainer.accelerator.autocast():
             outputs = model(input_ids=input_ids, attention_mask=mask, use_cache=False, role=CRITIC)
         return outputs.token_values[:, -width - 1 : -1]
@@ -119,15 +128,15 @@ class CriticValues:
         self, model: Any, input_ids: torch.Tensor, mask: torch.Tensor, width: int, batch_size: int | None
     ) -> torch.Tensor:
         trainer = self._trainer
-        given = trainer._rows_of_group(input_ids, mask, width)
-        batch, rows, num_forwards = trainer._planned(
-            given.input_ids, given.attention_mask, given.width, batch_size, trainer._share_prompt
-        )
-        group = trainer._sequence_group
+        settings = trainer.step_settings
+        flat = flat_batch(input_ids, mask, width, settings, trainer.accelerator, batch_size)
         with trainer.accelerator.autocast():
-            values, num = score_values(model, batch, rows, input_ids.device, num_forwards, group, role=CRITIC)
-        trainer._count(num, mask)
-        return given.own(values)
+            values, num = score_values(
+                model, flat.batch, flat.rows, input_ids.device, flat.num_forwards, settings.group, role=CRITIC
+            )
+        if trainer.model.training:
+            trainer.counts.add_forward(num, mask)
+        return flat.of_group.own(values)
 
 
 @contextmanager

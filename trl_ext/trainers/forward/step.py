@@ -1,0 +1,87 @@
+"""An optimizer step as its forwards know it: what they are planned by, and the numbers that they leave."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trl_ext.packing.ulysses import SequenceGroup
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What the trainer decided about its forwards, as it is now.
+
+    Args:
+        packs: Whether forwards are flat rows.
+        share_prompt: Whether rows with a common prompt share one copy of it.
+        max_tokens: Most tokens of a forward; None where no budget is set.
+        group: The processes that share rows with this one; None where each forwards its own.
+        why_whole: Why a micro-batch is not cut; "" if it is.
+        why_rows_stay: Why a row has to be forwarded in its micro-batch, whatever the model; "" if it need not.
+        skips: Whether rows of zero advantage leave the update.
+        num_passes: Forwards of the update with one backward each: 2 where a critic has its own.
+    """
+
+    packs: bool
+    share_prompt: bool
+    max_tokens: int | None
+    group: SequenceGroup | None
+    why_whole: str = ""
+    why_rows_stay: str = ""
+    skips: bool = False
+    num_passes: int = 1
+
+    @property
+    def rows_move(self) -> bool:
+        """Whether a row may be in any forward of its optimizer step, on any rank."""
+        return self.packs and not self.why_rows_stay
+
+
+class StepCounts:
+    """Numbers of the running optimizer step on this rank: tokens, and what each forward notes for the metrics.
+
+    Tokens are counted as forwarded (through the model), raw (without padding and without sharing) and padded (as
+    padded batches).
+    """
+
+    def __init__(self) -> None:
+        self._tokens = (0, 0, 0)
+        self.notes: list[Any] = []
+
+    def add(self, forwarded: int, raw: int, padded: int) -> None:
+        """Add tokens of a forward."""
+        before = self._tokens
+        self._tokens = before[0] + forwarded, before[1] + raw, before[2] + padded
+
+    def add_forward(self, num_forwarded: int, attention_mask: torch.Tensor) -> None:
+        """Add a forward of a padded batch; of the update's what it would be padded was counted when it was planned."""
+        if torch.is_grad_enabled():
+            self.add(num_forwarded, 0, 0)
+        else:
+            self.add(num_forwarded, int(attention_mask.sum().item()), attention_mask.numel())
+
+    def mark(self) -> Any:
+        """Return what `roll_back` takes."""
+        return self._tokens, len(self.notes)
+
+    def roll_back(self, mark: Any) -> None:
+        """Remove everything that was written since the mark: a forward that failed is taken again in halves."""
+        self._tokens, num_notes = mark
+        del self.notes[num_notes:]
+
+    def take_tokens(self, accelerator: Any) -> dict[str, float]:
+        """Return the metrics of tokens since the last call, over all ranks, and start over. Collective."""
+        # Integers: float32 would round, and not every device has float64.
+        local = torch.tensor(self._tokens, dtype=torch.int64, device=accelerator.device)
+        forwarded, raw, padded = map(float, accelerator.reduce(local, reduction="sum").tolist())
+        self._tokens = (0, 0, 0)
+        if not forwarded:  # everything came by a way that is not counted
+            return {}
+        return {
+            # Without rows but the one that counts for nothing there is no saving.
+            **({"packing/forwarded_over_raw": forwarded / raw} if raw else {}),
+            **({"packing/padded_over_forwarded": padded / forwarded} if padded else {}),
+            "packing/forwarded_tokens": forwarded,
+            "packing/padded_tokens": padded,
+        }

@@ -1,20 +1,69 @@
 """What the three trainers share, and the order in which it surrounds a run."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch.utils.data import DataLoader
+
+from trl_ext.compat.trl import check_fused_head
+from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.checkpoints.best import check_best_metric
 from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
+from trl_ext.trainers.checks import check_launch
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
+from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
+from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.packing import PackingSwitch
 from trl_ext.trainers.record.trainer import RunRecords
+from trl_ext.trainers.rows.sentence import stream_read
+from trl_ext.trainers.rows.steps import check_steps
+from trl_ext.trainers.setting_checks import check_settings
 
 
 class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSwitch, RunEnds):
     """Mixed into GRPOTrainer and RewardTrainer, in front of TRL's trainer. Its bases may come in any order."""
+
+    @classmethod
+    def _checked(cls, args: Any, config: type, model: Any) -> Any:
+        """Return the trainer's config, which can work here; a default one, named after the model, for None."""
+        check_versions()
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = config(f"{name.split('/')[-1]}-{config.__name__.removesuffix('Config')}")
+        if cls.memory_kind != "reward":
+            check_fused_head(args.device.type)
+        check_launch(args)
+        check_settings(args)
+        return args
+
+    def _watch_memory(self, *phases: str) -> None:
+        """Rehearse before step 1, and on a card audit every step; called at the end of a constructor.
+
+        Args:
+            phases: The planner's phases that this trainer goes through.
+        """
+        keep_gradients_in_buckets(self.accelerator)
+        watch_memory(self, phases)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Overrides transformers.Trainer.get_train_dataloader: refuses too few rows for one step."""
+        check_steps(self.train_dataset, self.args)
+        return super().get_train_dataloader()
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Overrides transformers.Trainer.get_batch_samples: what a stream's code raises is a sentence."""
+        with stream_read(self.train_dataset, "train_dataset"):
+            return super().get_batch_samples(*args, **kwargs)
+
+    @contextmanager
+    def _in_update(self) -> Iterator[None]:
+        """Inside the block forwards and backwards are of the update, and a micro-step may have none."""
+        with self.clock.phase("update"), backward_where_there_is_one(self.accelerator):
+            yield
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None

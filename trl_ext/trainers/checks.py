@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 
 from trl_ext.compat.distributed import has_peers, honour_timeout
@@ -86,6 +87,31 @@ def longest_prompt_tokens(
         return None
     prompts = sample_of_prompts(trainer.train_dataset, num_longest)
     return max(map(len, tokenize(prompts)[0])) if prompts else None
+
+
+def check_moving(args: Any, model: Any, peft_config: Any) -> None:
+    """Raise ConfigError where no reference can move, or where no checkpoint could hold it.
+
+    Args:
+        args: GRPOConfig.
+        model: The policy, or its path.
+        peft_config: With which adapters are added to it; None for none.
+    """
+    if not args.sync_ref_model:
+        return
+    if args.beta == 0:
+        raise ConfigError("sync_ref_model=True has no effect with beta=0, which needs no reference. Leave one out.")
+    if peft_config is not None or (not isinstance(model, str) and is_peft_model(model)):
+        raise ConfigError(
+            "sync_ref_model=True moves a separate reference; with adapters the reference is the model without them, "
+            "which stays. Leave sync_ref_model out, or train all weights."
+        )
+    launched = os.environ.get("FSDP_VERSION", "1") if os.environ.get("ACCELERATE_USE_FSDP") == "true" else None
+    if str(args.fsdp_plugin_args["fsdp_version"] if args.fsdp else launched) == "1":
+        raise ConfigError(
+            "sync_ref_model=True needs the reference's weights in every checkpoint, and FSDP1 flattens them. Launch "
+            "with fsdp_version: 2, or with --config_file zero3."
+        )
 
 
 def check_launch(args: Any) -> None:

@@ -83,6 +83,7 @@ class PackingSwitch(Trainer):
     _metrics: Any
 
     def __init__(self, *args: Any, **kwargs: Any):
+        """Overrides transformers.Trainer.__init__: numbers of a step begin with the trainer."""
         self.clock = PhaseClock(sync=torch.cuda.synchronize if torch.cuda.is_available() else None, outside="other")
         self.counts = StepCounts()
         super().__init__(*args, **kwargs)
@@ -94,10 +95,15 @@ class PackingSwitch(Trainer):
         """What forwards are planned by, as it is now. Collective once, where processes share rows."""
         return StepSettings(self._packs, self._share_prompt, self._max_tokens, self.sequence_group)
 
+    @property
+    def num_sharing(self) -> int:
+        """How many processes share each row."""
+        return size_of_groups(self.args)
+
     @cached_property
     def sequence_group(self) -> SequenceGroup | None:
         """The processes that share rows with this one; None where each forwards rows of its own. Collective once."""
-        size = size_of_groups(self.args)
+        size = self.num_sharing
         return SequenceGroup.of_world(size, self.args.ddp_timeout) if size > 1 else None
 
     def _why_not_packing(self) -> str:
@@ -116,9 +122,20 @@ class PackingSwitch(Trainer):
         """Compare packed with alone on `model`, wrapped as training calls it."""
         raise NotImplementedError
 
+    def check_options(self, model: Any) -> dict[str, Any]:
+        """Return what every self-check of packing needs to know of this trainer and a model of it, unwrapped."""
+        return {
+            "config": model.config.get_text_config(),
+            "device": self.accelerator.device,
+            "autocast": self.accelerator.autocast,
+            "half_precision": model.dtype != torch.float32 or self.accelerator.mixed_precision != "no",
+            "share_prompt": self._share_prompt,
+            "group": self.sequence_group,
+        }
+
     def _start_packing(self) -> None:
         """Switch the models to packed attention, and check them now or, where weights are not whole yet, later."""
-        check_models(self._models(), size_of_groups(self.args))
+        check_models(self._models(), self.num_sharing)
         reason = self._why_not_packing()
         if reason:
             self._stop_packing(reason)
@@ -182,7 +199,7 @@ class PackingSwitch(Trainer):
             config._attn_implementation = name
         reason = reason.rstrip(".")  # an exception's sentence has its own full stop
         if getattr(self.args, "packing_is_required", False):
-            size = size_of_groups(self.args)
+            size = self.num_sharing
             asked, advice = "packing=True", "Leave packing unset or set it to False"
             if size > 1:
                 asked, advice = f"sequence_parallel={size} shares packed rows", "Leave it out"
@@ -202,16 +219,3 @@ class PackingSwitch(Trainer):
     def add_metric(self, name: str, value: float) -> None:
         """Add a value to those that TRL averages in the next log entry of training."""
         self._metrics["train"][name].append(value)
-
-
-def check_options(trainer: Any, model: Any) -> dict[str, Any]:
-    """Return what every self-check of packing needs to know of a trainer and a model that it trains, unwrapped."""
-    accelerator, settings = trainer.accelerator, trainer.step_settings
-    return {
-        "config": model.config.get_text_config(),
-        "device": accelerator.device,
-        "autocast": accelerator.autocast,
-        "half_precision": model.dtype != torch.float32 or accelerator.mixed_precision != "no",
-        "share_prompt": settings.share_prompt,
-        "group": settings.group,
-    }

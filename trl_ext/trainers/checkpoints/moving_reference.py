@@ -1,12 +1,10 @@
 """A reference that moves with the policy (`sync_ref_model`): what it has become is kept by checkpoints alone."""
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -15,31 +13,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from trl_ext.errors import ConfigError
 
 _FILE = "reference.safetensors"
-
-
-def check_moving(args: Any, model: Any, peft_config: Any) -> None:
-    """Raise ConfigError where no reference can move, or where no checkpoint could hold it.
-
-    Args:
-        args: GRPOConfig.
-        model: The policy, or its path.
-        peft_config: With which adapters are added to it; None for none.
-    """
-    if not args.sync_ref_model:
-        return
-    if args.beta == 0:
-        raise ConfigError("sync_ref_model=True has no effect with beta=0, which needs no reference. Leave one out.")
-    if peft_config is not None or (not isinstance(model, str) and is_peft_model(model)):
-        raise ConfigError(
-            "sync_ref_model=True moves a separate reference; with adapters the reference is the model without them, "
-            "which stays. Leave sync_ref_model out, or train all weights."
-        )
-    launched = os.environ.get("FSDP_VERSION", "1") if os.environ.get("ACCELERATE_USE_FSDP") == "true" else None
-    if str(args.fsdp_plugin_args["fsdp_version"] if args.fsdp else launched) == "1":
-        raise ConfigError(
-            "sync_ref_model=True needs the reference's weights in every checkpoint, and FSDP1 flattens them. Launch "
-            "with fsdp_version: 2, or with --config_file zero3."
-        )
 
 
 def check_saved(checkpoint: str) -> None:

@@ -6,15 +6,13 @@ multiple of `steps_per_generation * num_iterations`), the old policy is the one 
 log-probabilities of the update are the same numbers. Legend: B rows, T completion tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from transformers.utils import logging
 
-from trl_ext.errors import DataError
 from trl_ext.trainers.grpo.update import counted_tokens
 
 logger = logging.get_logger(__name__)
@@ -171,34 +169,3 @@ def importance_ratio(
     ratio = torch.exp(log_ratio.sum(dim=-1, keepdim=True) if level == "sequence" else log_ratio)
     low, high = -torch.inf if clip_min is None else clip_min, torch.inf if clip_max is None else clip_max
     return ratio.clamp(low, high) if what == "truncate" else ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
-
-
-def check_sampled_logps(
-    completion_ids: Sequence[Sequence[int]], logps: Any, accelerator: Any, *, needed: bool
-) -> None:
-    """Raise DataError on all ranks where a completion has not one log-probability of its sampling for each token.
-
-    TRL pads what is missing, and would compare tokens with numbers of others. Collective.
-
-    Args:
-        completion_ids: Of this rank.
-        logps: As many lists, or None.
-        accelerator: accelerate's.
-        needed: True where None is wrong, too.
-    """
-    found, rank = "", accelerator.process_index
-    if logps is None:
-        found = f"Rank {rank} got no log-probabilities of its {len(completion_ids)} completions." if needed else ""
-    elif len(logps) != len(completion_ids):
-        found = f"Rank {rank} got {len(completion_ids)} completions, and log-probabilities of {len(logps)}."
-    else:
-        lengths = enumerate(zip(map(len, completion_ids), map(len, logps), strict=True))
-        row = next(((i, tokens, given) for i, (tokens, given) in lengths if tokens != given), None)
-        if row is not None:
-            found = f"Row {row[0]} of rank {rank} has {row[1]} sampled tokens, and {row[2]} log-probabilities of them."
-    everywhere = gather_object([found]) if accelerator.num_processes > 1 else [found]
-    if any(everywhere):
-        raise DataError(
-            f"{next(filter(None, everywhere))} They are compared token by token: take a vLLM that this TRL supports, "
-            "and let a rollout_func return one log-probability for each token."
-        )

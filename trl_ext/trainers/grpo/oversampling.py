@@ -118,6 +118,14 @@ class Oversampling:
         """The argument by which TRL counts prompts and table rows of a generation, as it is while sampling."""
         return {"generation_batch_size": self.num_sampled * self._args.num_generations} if self.is_on else {}
 
+    def check_rows(self, *, takes_images: bool) -> None:
+        """Raise ConfigError where rows that are left out cannot make way for others."""
+        if takes_images and self.is_on:
+            raise ConfigError(
+                f"oversample={self._args.oversample} needs rows that can change ranks, and those with images cannot. "
+                "Leave oversample out."
+            )
+
     def note(self, rewards: torch.Tensor, weights: torch.Tensor) -> None:
         """Remember which groups have variance.
 

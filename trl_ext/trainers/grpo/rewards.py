@@ -8,8 +8,9 @@ on every rank, with the name of the reward function.
 import json
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from torch import nn
 from transformers.utils import logging
 from trl.trainer.utils import is_async_callable
 
+from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, RuleError, TrlExtError
-from trl_ext.rewards import RuleSet
+from trl_ext.rewards import Rule, RuleColumn, RuleSet
 from trl_ext.trainers.grpo.reward_models import as_function
+from trl_ext.trainers.grpo.shares import RuleShares
+from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.reward.scorer import CompletionScorer
 
 RULES_FILE = "rules.json"
@@ -101,6 +105,51 @@ class AsyncGuardedReward(GuardedReward):
             return [0.0] * len(kwargs["completions"])
 
 
+class RewardCalls:
+    """A trainer's calls of its reward functions: guarded, begun early, and looked after.
+
+    Args:
+        takes_turns: True where each turn of a completion may have its own reward.
+
+    Attributes:
+        guarded: The reward functions of the rewards that were computed last.
+        rows: Of the batch that is generated, for scoring that starts early.
+    """
+
+    def __init__(self, *, takes_turns: bool):
+        self.guarded: list[Any] = []
+        self.rows: list[dict[str, Any]] = []
+        self._takes_turns = takes_turns
+        self._unscored = UnscoredRules()
+        self._shares = RuleShares()
+
+    @contextmanager
+    def guarding(self, trainer: Any) -> Iterator[None]:
+        """Guard the trainer's reward functions inside the block; an exception of one rank is raised after it on all of
+        them. Collective.
+
+        Args:
+            trainer: It asks its reward functions inside the block.
+        """
+        functions, accelerator = trainer.reward_funcs, trainer.accelerator
+        self._unscored.begin(functions)
+        named = zip(functions, trainer.reward_func_names, strict=True)
+        self.guarded = [guard(function, name, self._takes_turns) for function, name in named]
+        with swapped(trainer, reward_funcs=self.guarded), trainer.clock.phase("score"):
+            yield
+        raise_together(self.guarded, accelerator.num_processes, accelerator.process_index)
+        synchronise(functions, is_training=trainer.model.training)
+        self._unscored.look(trainer)
+
+    def drop_zeros(self, metrics: MutableMapping[str, list[float]], mode: str) -> None:
+        """Take series of rules that were never anything but 0 out of TRL's metrics of "train" or "eval"."""
+        self._shares.drop_zeros(metrics, mode)
+
+    def resume(self, log_history: Iterable[Mapping[str, Any]]) -> None:
+        """Go on with the series that a resumed run has logged."""
+        self._shares.resume(log_history)
+
+
 def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> None:
     """Raise ConfigError where everything that scores has the weight 0: no completion would be better."""
     is_zero = [isinstance(f, RuleSet) and not any(rule.weight for rule in f.rules) for f in functions]
@@ -178,8 +227,8 @@ def synchronise(functions: Sequence[Any], *, is_training: bool) -> None:
             rules.synchronise(gather if is_training else None)
 
 
-def load_state(functions: Sequence[Any], checkpoint: str) -> None:
-    """Restore what `save_state` wrote; do nothing for a checkpoint of TRL's own, which has none."""
+def load_statistics(functions: Sequence[Any], checkpoint: str) -> None:
+    """Restore what `save_statistics` wrote; do nothing for a checkpoint of TRL's own, which has none."""
     path = Path(checkpoint) / RULES_FILE
     if not path.is_file():
         return
@@ -189,7 +238,7 @@ def load_state(functions: Sequence[Any], checkpoint: str) -> None:
             rules.load_state_dict(states[rules.name])
 
 
-def save_state(functions: Sequence[Any], checkpoint: str) -> None:
+def save_statistics(functions: Sequence[Any], checkpoint: str) -> None:
     """Write the running statistics of rule sets that have some."""
     states = {rules.name: rules.state_dict() for rules in _rule_sets(functions) if rules.normalise}
     if states:
@@ -198,3 +247,72 @@ def save_state(functions: Sequence[Any], checkpoint: str) -> None:
 
 def _rule_sets(functions: Sequence[Any]) -> list[RuleSet]:
     return [function for function in functions if isinstance(function, RuleSet)]
+
+
+# Rules one by one -------------------------------------------------------------------------------------------------
+
+
+def per_rule(reward_funcs: Any, args: Any, options: MutableMapping[str, Any]) -> tuple[Any, list[float] | None]:
+    """Return the reward functions with a column for each rule, and their weights; unchanged with another aggregation
+    than `multi_objective_aggregation="normalize_then_sum"`.
+
+    With it TRL normalises each reward function within its group (GDPO, arXiv:2601.05242). A RuleSet is one function,
+    whose sum it would normalise as a whole; so the rules become columns. A standard deviation divides any weight away
+    again: the columns come without theirs, which become TRL's reward weights and count after the normalisation.
+
+    Args:
+        reward_funcs: As TRL's trainer takes them.
+        args: GRPOConfig.
+        options: Keyword arguments of TRL's trainer; its `reward_processing_classes` are lined up with the columns.
+
+    Raises:
+        ConfigError: for a set with a setting that only a sum has.
+    """
+    functions = list(reward_funcs) if isinstance(reward_funcs, list) else [reward_funcs]
+    is_per_rule = args.multi_objective_aggregation == "normalize_then_sum"
+    if not is_per_rule or not any(isinstance(function, RuleSet | RuleColumn) for function in functions):
+        return reward_funcs, args.reward_weights
+    given = args.reward_weights or [1.0] * len(functions)
+    tokenizers = options.get("reward_processing_classes")
+    tokenizers = tokenizers if isinstance(tokenizers, list) else [tokenizers] * len(functions)
+    if not len(given) == len(functions) == len(tokenizers):
+        return reward_funcs, args.reward_weights  # TRL says what does not fit
+    columns, weights, classes = [], [], []
+    for function, weight, tokenizer in zip(functions, given, tokenizers, strict=True):
+        for column, own_weight in _columns(function):
+            columns.append(column)
+            weights.append(weight * own_weight)
+            classes.append(tokenizer)
+    if options.get("reward_processing_classes") is not None:
+        options["reward_processing_classes"] = classes
+    return columns, weights
+
+
+def _columns(function: Any) -> list[tuple[Any, float]]:
+    """Return the columns of a reward function, unweighted, each with its weight."""
+    if isinstance(function, RuleSet):
+        _check_sum(function)
+        columns = function.split()
+    elif isinstance(function, RuleColumn):
+        columns = [function]
+    else:
+        return [(function, 1.0)]
+    return [(replace(column, weighted=False), _weight(column.rules.rules[-1])) for column in columns]
+
+
+def _check_sum(rules: RuleSet) -> None:
+    for name, is_set in (("clip", rules.clip is not None), ("normalise", rules.normalise)):
+        if is_set:
+            raise ConfigError(
+                f"{name}={getattr(rules, name)} of the rule set '{rules.name}' is of its sum, and "
+                "multi_objective_aggregation='normalize_then_sum' takes each rule by itself. Leave one of the two out."
+            )
+
+
+def _weight(rule: Rule) -> float:
+    if rule.schedule is not None:
+        raise ConfigError(
+            f"The schedule of rule '{rule.name}' scales its value, and multi_objective_aggregation="
+            "'normalize_then_sum' divides any scale away again. Leave one of the two out."
+        )
+    return rule.weight

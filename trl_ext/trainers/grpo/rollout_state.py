@@ -4,13 +4,18 @@ TRL generates once for several optimizer steps and keeps what it generated in me
 them generates again, with newer weights. And its sampler deals the first epoch's order again. Both are kept here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import Sampler
+
+from trl_ext.trainers.checkpoints import moving_reference
+from trl_ext.trainers.checkpoints.ranks import gathered
+from trl_ext.trainers.grpo.rewards import load_statistics, save_statistics
 
 
 @dataclass(eq=False)
@@ -38,26 +43,59 @@ class EpochSampler(Sampler):
         return len(self.sampler)
 
 
-def save_rollouts(
-    folder: str, rank: int, num_processes: int, step: int, rollouts: list[dict[str, Any]] | None
+def save(
+    folder: str,
+    args: Any,
+    step: int,
+    rollouts: list[dict[str, Any]] | None,
+    reward_funcs: Sequence[Any],
+    reference: nn.Module | None,
 ) -> None:
-    """Write this rank's micro-batches that wait to be trained on, and how many were drawn since the start."""
-    torch.save({"step": step, "rollouts": rollouts, "processes": num_processes}, _file(folder, rank))
+    """Write this rank's part, and what rank 0 writes. Collective where a reference is divided over processes.
 
-
-def load_rollouts(
-    folder: str, rank: int, num_processes: int, device: torch.device
-) -> tuple[int, list[dict[str, Any]] | None] | None:
-    """Return the step and the rollouts that `save_rollouts` wrote.
-
-    None where it wrote none, as in a checkpoint of TRL's own, or where another number of processes did.
+    Args:
+        folder: The checkpoint's.
+        args: The trainer's config.
+        step: Micro-batches that were drawn since the start.
+        rollouts: Micro-batches that wait to be trained on; None where none do.
+        reward_funcs: Some of which have running statistics.
+        reference: One that moves; None without.
     """
-    path = _file(folder, rank)
-    if not path.is_file():
+    if reference is not None:
+        moving_reference.save(reference, folder, is_writer=args.should_save)
+    torch.save({"step": step, "rollouts": rollouts, "processes": args.world_size}, _file(folder, args.process_index))
+    if args.should_save:
+        save_statistics(reward_funcs, folder)
+
+
+def check(folder: str, args: Any) -> None:
+    """Raise ConfigError for a checkpoint that lacks a reference that moves."""
+    if args.sync_ref_model:
+        moving_reference.check_saved(folder)
+
+
+def load(
+    folder: str, args: Any, device: torch.device, reward_funcs: Sequence[Any], reference: nn.Module | None
+) -> tuple[int, list[dict[str, Any]] | None] | None:
+    """Restore what `save` wrote; return the step and the rollouts. Collective.
+
+    None where a process has none that it can use, as in a checkpoint of TRL's own, or after a run of other processes
+    or other batches. The run then generates again, as TRL does.
+    """
+    if reference is not None:
+        moving_reference.load(reference, folder)
+    load_statistics(reward_funcs, folder)
+    path, state = _file(folder, args.process_index), None
+    if path.is_file():
+        # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
+        state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
+        is_known = state.get("processes", args.world_size) == args.world_size
+        if not is_known or len(state["rollouts"] or ()) not in (0, args.steps_per_generation):
+            state = None
+    if not all(gathered(args, state is not None)):
         return None
-    # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
-    state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
-    return (state["step"], state["rollouts"]) if state.get("processes", num_processes) == num_processes else None
+    assert state is not None
+    return state["step"], state["rollouts"]
 
 
 def _file(folder: str, rank: int) -> Path:

@@ -3,8 +3,6 @@
 TRL computes everything that makes a loss. What changes is how many tokens go through the model for it.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,60 +12,34 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel
-from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
 
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import swapped
-from trl_ext.compat.transformers import old_names_unsaid, prompts_read_once
-from trl_ext.compat.trl import check_fused_head, sampling_temperature
-from trl_ext.compat.versions import check_versions
-from trl_ext.errors import ConfigError, DataError
+from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.base import ExtendedTrainer
-from trl_ext.trainers.checkpoints import moving_reference
-from trl_ext.trainers.checkpoints.ranks import gathered
-from trl_ext.trainers.checks import check_budget, check_launch, longest_prompt_tokens
-from trl_ext.trainers.fit.oom.rescue import Rescue, smaller_micro_batch
+from trl_ext.trainers.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MAX_TOKENIZED, MicroBatch, rollout_batch
-from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
-from trl_ext.trainers.forward.completions import LogProbs, flat_batch, rows_without_prompt, score
-from trl_ext.trainers.forward.loss_split import MEAN_OVER_TOKENS, why_micro_batch_stays_whole, why_rows_stay
+from trl_ext.trainers.forward.completions import LogProbs, flat_batch, score
+from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
-from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.forward.step import StepSettings
 from trl_ext.trainers.forward.vllm_servers import client_of
-from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
+from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.continuous_batching import beside_training
-from trl_ext.trainers.grpo.old_policy import OldPolicy, check_sampled_logps
+from trl_ext.trainers.grpo.generation import check_generated, generating
+from trl_ext.trainers.grpo.old_policy import OldPolicy
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
-from trl_ext.trainers.grpo.per_rule import per_rule
 from trl_ext.trainers.grpo.reward_models import with_scorers
-from trl_ext.trainers.grpo.rewards import (
-    check_weights,
-    guard,
-    load_state,
-    raise_together,
-    save_state,
-    start_scoring,
-    synchronise,
-)
-from trl_ext.trainers.grpo.rollout_state import EpochSampler, load_rollouts, save_rollouts
+from trl_ext.trainers.grpo.rewards import RewardCalls, check_weights, per_rule, start_scoring
 from trl_ext.trainers.grpo.self_check import check_causal_model
-from trl_ext.trainers.grpo.shares import RuleShares
 from trl_ext.trainers.grpo.step_metrics import Noted, merged, noted
-from trl_ext.trainers.grpo.unscored import UnscoredRules
-from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate
-from trl_ext.trainers.packing import check_options
-from trl_ext.trainers.rows.images import may_hold_images
+from trl_ext.trainers.grpo.update import WEIGHT, StepUpdate, check_update
 from trl_ext.trainers.rows.prompts import PromptChecks
-from trl_ext.trainers.rows.sentence import stream_read
-from trl_ext.trainers.rows.steps import check_steps
-from trl_ext.trainers.setting_checks import check_settings
 
 
 class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
@@ -86,7 +58,6 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     memory_kind = "grpo"
     _kl_is_in_loss = True  # where beta is not 0
     _takes_turns = False  # a reward function may give each turn of a completion its own reward
-    _guarded: Sequence[Any] = ()  # the reward functions of the rewards that were computed last
 
     def __init__(
         self,
@@ -98,15 +69,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         *rest: Any,
         **kwargs: Any,
     ):
-        check_versions()
-        if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
-            args = GRPOConfig(f"{name.split('/')[-1]}-GRPO")
-        check_fused_head(args.device.type)
-        check_launch(args)
-        check_settings(args)
+        args = self._checked(args, GRPOConfig, model)
         kwargs |= by_name(TRLGRPOTrainer.__init__, "eval_dataset", rest)
-        moving_reference.check_moving(args, model, kwargs.get("peft_config"))
+        check_moving(args, model, kwargs.get("peft_config"))
         self.given_rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         reward_funcs, reward_weights = per_rule(reward_funcs, args, kwargs)
         rewards = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
@@ -118,9 +83,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             given = {"tokenizer": kwargs.get("processing_class"), "dataset": train_dataset}
             given["num_reward_models"] = sum(isinstance(reward, (str, PreTrainedModel)) for reward in rewards)
             settle_memory("grpo", args, kwargs, model, **given)
-        self._rows_to_score: list[dict[str, Any]] = []
-        self._unscored = UnscoredRules()
-        self._shares = RuleShares()
+        self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
         self._old_policy = OldPolicy(self)
         check_oversample(args)  # again: a plan may have set the batch since
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
@@ -128,46 +91,22 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths
         with swapped(args, reward_weights=reward_weights, **self._oversampling.as_sampled), client_of(args):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
-        has_images = bool(self.tools) or may_hold_images(train_dataset) or may_hold_images(eval_dataset)
-        self._takes_images = self._is_vlm and has_images
-        if self._takes_images and self._oversampling.is_on:
-            raise ConfigError(
-                f"oversample={args.oversample} needs rows that can change ranks, and those with images cannot. "
-                "Leave oversample out."
-            )
+        self._takes_images = self._is_vlm and (bool(self.tools) or self._row_checks.may_hold_images)
+        self._oversampling.check_rows(takes_images=self._takes_images)
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
         self.reward_funcs = with_scorers(self, given_rewards, self._tokenizer)
-        self._check_update(args)
+        check_update(args, self._why_whole, self._why_zero_advantage_counts())
         if self._max_tokens is not None:
             longest = longest_prompt_tokens(self, self._tokenize_prompts)
             if longest is not None and self.max_completion_length is not None:
                 check_budget(longest, self.max_completion_length, self._max_tokens)
         if getattr(args, "packing", True):
             self._start_packing()
-        keep_gradients_in_buckets(self.accelerator)
-        watch_memory(self, ("generate", "score", "update", "step"))
-
-    def _check_update(self, args: Any) -> None:
-        """Raise ConfigError for settings of the update that this loss does not allow."""
-        if self._max_tokens is not None and self._why_whole:
-            raise ConfigError(
-                f"max_tokens_per_forward={self._max_tokens} cannot cut a micro-batch: {self._why_whole}. Unset "
-                "it and lower per_device_train_batch_size instead."
-            )
-        size, why = size_of_groups(args), why_rows_stay(args, self._why_whole)
-        if size > 1 and why:
-            raise ConfigError(
-                f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why}. "
-                "Leave one of the two out."
-            )
-        why = self._why_zero_advantage_counts()
-        if getattr(args, "skip_zero_advantage", None) and why:
-            raise ConfigError(f"skip_zero_advantage=True would change the gradient: {why}. Remove it.")
+        self._watch_memory("generate", "score", "update", "step")
 
     @property
     def _why_whole(self) -> str:
-        """Why micro-batches are not cut; "" if they are."""
         return why_micro_batch_stays_whole(
             self.args,
             takes_images=self._takes_images,
@@ -213,7 +152,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         super()._start_packing()
 
     def _self_check(self, model: Any) -> CheckResult:
-        return check_causal_model(model, **check_options(self, self.model))
+        return check_causal_model(model, **self.check_options(self.model))
 
     def _models(self) -> list[PreTrainedModel]:
         """Return the policy and the reference, unwrapped."""
@@ -297,17 +236,6 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Forwards of the update: all with one backward each. The critic of a subclass may double them.
     _num_passes_of_update = 1
 
-    def _make_rescue(self) -> Rescue:
-        return Rescue(self, self._smaller_forwards, self._why_whole)
-
-    def _smaller_forwards(self, level: int) -> str:
-        """Return the settings with which forwards are `2**level` times smaller; empty if they change the loss."""
-        if self._max_tokens is not None:
-            return f"max_tokens_per_forward={self._max_tokens // 2**level}"
-        if not self.step_settings.rows_move and self.args.loss_type in MEAN_OVER_TOKENS:
-            return ""
-        return smaller_micro_batch(self.args, 2**level)
-
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -340,7 +268,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _log_step(self) -> None:
         """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
-        for name, value in merged(self.counts.notes, self.accelerator, size_of_groups(self.args)).items():
+        for name, value in merged(self.counts.notes, self.accelerator, self.num_sharing).items():
             self.add_metric(name, value)
         self.counts.notes.clear()
         super()._log_step()
@@ -352,7 +280,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         rows, for scoring that starts early."""
         is_first = self.model.training and self.state.global_step == 0
         self._row_checks.look_at_batch(inputs, self.accelerator, is_first=is_first)
-        self._rows_to_score = inputs
+        self._reward_calls.rows = inputs
         with swapped(self.args, **self._oversampling.as_sampled), old_names_unsaid():
             output = super()._generate_and_score_completions(inputs)
         self._old_policy.strip(output, self._metrics["train" if self.model.training else "eval"])
@@ -362,14 +290,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], completion_ids_list: list[Any]
     ) -> torch.Tensor:
         """Overrides trl.GRPOTrainer._calculate_rewards: an exception on one rank is raised on all of them."""
-        self._unscored.begin(self.reward_funcs)
-        named = zip(self.reward_funcs, self.reward_func_names, strict=True)
-        guarded = self._guarded = [guard(f, name, self._takes_turns) for f, name in named]
-        with swapped(self, reward_funcs=guarded), self.clock.phase("score"):
+        with self._reward_calls.guarding(self):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
-        synchronise(self.reward_funcs, is_training=self.model.training)
-        self._unscored.look(self)
         if self._oversampling.is_on and self.model.training:
             self._oversampling.note(rewards, self.reward_weights)
         return rewards
@@ -377,16 +299,9 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
     # Resuming -----------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.GRPOTrainer.get_train_dataloader: refuses too few rows for one step; brings as many prompts
-        as are sampled."""
+        """Overrides trl.GRPOTrainer.get_train_dataloader: brings as many prompts as are sampled."""
         with swapped(self.args, **self._oversampling.as_sampled):
-            check_steps(self.train_dataset, self.args)
             return super().get_train_dataloader()
-
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Overrides trl.GRPOTrainer.get_batch_samples: what a stream's code raises is a sentence."""
-        with stream_read(self.train_dataset, "train_dataset"):
-            return super().get_batch_samples(*args, **kwargs)
 
     def _get_dataloader(
         self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any
@@ -398,23 +313,21 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
-        return EpochSampler(super()._get_train_sampler(dataset))
+        return rollout_state.EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_own_state(self, folder: str) -> None:
         """Adds rules, rollouts that are not used up, and a reference that moves."""
-        if self.args.sync_ref_model:
-            moving_reference.save(self._models()[-1], folder, is_writer=self.args.should_save)
         assert self.args.steps_per_generation is not None  # set by TRL's config
         are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         rollouts = self._buffered_inputs if are_waiting else None
-        save_rollouts(folder, self.args.process_index, self.args.world_size, self._step, rollouts)
-        if self.args.should_save:
-            save_state(self.reward_funcs, folder)
+        rollout_state.save(folder, self.args, self._step, rollouts, self.reward_funcs, self._moving_reference())
+
+    def _moving_reference(self) -> PreTrainedModel | None:
+        return self._models()[-1] if self.args.sync_ref_model else None
 
     def _check_checkpoint(self, folder: str) -> None:
         """Raises ConfigError for a checkpoint that lacks the reference that moves."""
-        if self.args.sync_ref_model:
-            moving_reference.check_saved(folder)
+        rollout_state.check(folder, self.args)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides trl.GRPOTrainer._load_optimizer_and_scheduler: rules, rollouts, reference go on as well."""
@@ -422,15 +335,10 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._update.restart()
         if checkpoint is None:
             return
-        if self.args.sync_ref_model:
-            moving_reference.load(self._models()[-1], checkpoint)
-        load_state(self.reward_funcs, checkpoint)
-        self._shares.resume(self.state.log_history)
-        state = load_rollouts(checkpoint, self.args.process_index, self.args.world_size, self.accelerator.device)
-        # A run that goes on with other batches cannot use the old ones; it generates again, as TRL does.
-        is_usable = state is not None and len(state[1] or ()) in (0, self.args.steps_per_generation)
-        if all(gathered(self.args, is_usable)):
-            assert state is not None
+        self._reward_calls.resume(self.state.log_history)
+        device, reference = self.accelerator.device, self._moving_reference()
+        state = rollout_state.load(checkpoint, self.args, device, self.reward_funcs, reference)
+        if state is not None:
             self._step, self._buffered_inputs = state  # type: ignore[assignment]  # TRL's None has no annotation
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
@@ -451,32 +359,13 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         """Overrides trl.GRPOTrainer._generate: timed, and at `eval_temperature` in evaluation; casts no weights."""
-        temperature = None if self.model.training else getattr(self.args, "eval_temperature", None)
-        continuous = self.use_transformers_continuous_batching
-        with (
-            self.clock.phase("generate"),
-            sampling_temperature(self, temperature) if temperature is not None else nullcontext(),
-            beside_training(self.model, self.accelerator) if continuous else nullcontext(),
-            prompts_read_once(self.model) if self._reads_prompts_once else nullcontext(),
-        ):
+        with self.clock.phase("generate"), generating(self, is_packed=self._packs):
             output = super()._generate(prompts)
         prompt_ids, completion_ids, _, completions, logps, *_ = output
-        problem = rows_without_prompt(*(list(map(len, ids)) for ids in (prompt_ids, completion_ids)))
-        for found in filter(None, gathered(self.args, problem)):
-            raise DataError(found)
-        if self.use_vllm or self.rollout_func is not None:
-            needed = self.use_vllm and self.vllm_importance_sampling_correction
-            check_sampled_logps(completion_ids, logps, self.accelerator, needed=needed)
+        check_generated(self, prompt_ids, completion_ids, logps)
         self._old_policy.expect()
-        start_scoring(self.reward_funcs, self._rows_to_score, prompts, completions, completion_ids, self.state)
+        start_scoring(self.reward_funcs, self._reward_calls.rows, prompts, completions, completion_ids, self.state)
         return output
-
-    @property
-    def _reads_prompts_once(self) -> bool:
-        """True on a processor, where prompts are most of the work, if whole weights generate by `generate`."""
-        by_others = self.use_vllm or self.use_transformers_continuous_batching or self.rollout_func is not None
-        is_whole = not (is_deepspeed_zero3_enabled() or self.is_fsdp_enabled)
-        return self.args.device.type == "cpu" and self._packs and is_whole and not by_others
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Overrides trl.GRPOTrainer.evaluate: rows given to it are looked at; its seconds are a phase of their own."""
@@ -486,20 +375,20 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.GRPOTrainer.training_step: timed; ends the metrics of an optimizer step."""
-        with self.clock.phase("update"), backward_where_there_is_one(self.accelerator):
+        with self._in_update():
             loss = self._train_others(model, super().training_step(model, inputs, num_items_in_batch))
         if self.accelerator.sync_gradients:
             self._update.restart()
             self._log_step()
             self._old_policy.log(self._metrics["train"])
         # Each process of a group returns the group's loss, of which all processes' mean is logged.
-        return loss / size_of_groups(self.args)
+        return loss / self.num_sharing
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Overrides trl.GRPOTrainer.log: series of rules that have always been 0 are left out; completions are printed
         once unless `num_completions_to_print` says how many are each time."""
         mode = "train" if self.model.training else "eval"
-        self._shares.drop_zeros(self._metrics[mode], mode)
+        self._reward_calls.drop_zeros(self._metrics[mode], mode)
         super().log(logs, start_time)
         if self.log_completions and self.num_completions_to_print is None and self._logs["prompt"]:
             self.num_completions_to_print = 0  # TRL prints none, and goes on to write and to upload them

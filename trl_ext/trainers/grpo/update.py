@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from trl_ext.errors import ConfigError
 from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
 from trl_ext.trainers.forward.exchange import deal
-from trl_ext.trainers.forward.loss_split import MEAN_OVER_ROWS, SUM_OVER_TOKENS
+from trl_ext.trainers.forward.loss_split import MEAN_OVER_ROWS, SUM_OVER_TOKENS, why_rows_stay
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
 from trl_ext.trainers.forward.step import StepSettings
 
@@ -160,6 +161,31 @@ class WholeForward:
 
     def batch(self) -> Rollouts:
         return self.rollouts
+
+
+def check_update(args: Any, why_whole: str, why_zero_advantage_counts: str) -> None:
+    """Raise ConfigError for settings of the update that this loss does not allow.
+
+    Args:
+        args: The trainer's config.
+        why_whole: Why micro-batches are not cut; "" if they are.
+        why_zero_advantage_counts: Why a row of zero advantage has a gradient all the same; "" if it has none.
+    """
+    max_tokens, size = getattr(args, "max_tokens_per_forward", None), size_of_groups(args)
+    if max_tokens is not None and why_whole:
+        raise ConfigError(
+            f"max_tokens_per_forward={max_tokens} cannot cut a micro-batch: {why_whole}. Unset it and lower "
+            "per_device_train_batch_size instead."
+        )
+    if size > 1 and (why := why_rows_stay(args, why_whole)):
+        raise ConfigError(
+            f"sequence_parallel={size} takes rows out of their micro-batch, which would change the loss: {why}. "
+            "Leave one of the two out."
+        )
+    if getattr(args, "skip_zero_advantage", None) and why_zero_advantage_counts:
+        raise ConfigError(
+            f"skip_zero_advantage=True would change the gradient: {why_zero_advantage_counts}. Remove it."
+        )
 
 
 class StepUpdate:

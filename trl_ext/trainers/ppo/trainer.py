@@ -302,10 +302,11 @@ class PPOTrainer(GRPOTrainer):
 
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
         """Return [B, T] what rewards per turn change; None where no reward has any on this rank. Collective."""
-        if not any(isinstance(reward, GuardedReward) and not reward.is_rule_set for reward in self._guarded):
+        guarded = self._reward_calls.guarded
+        if not any(isinstance(reward, GuardedReward) and not reward.is_rule_set for reward in guarded):
             return None
         mask, moved = counted_tokens(rollouts), None
-        for reward, weight in zip(self._guarded, self.reward_weights.tolist(), strict=False):
+        for reward, weight in zip(guarded, self.reward_weights.tolist(), strict=False):
             if not any(getattr(reward, "turns", ())):
                 continue
             try:
@@ -313,7 +314,7 @@ class PPOTrainer(GRPOTrainer):
                 moved = change if moved is None else moved + change
             except RuleError as error:
                 reward.error = error
-        raise_together(list(self._guarded), self.accelerator.num_processes, self.accelerator.process_index)
+        raise_together(guarded, self.accelerator.num_processes, self.accelerator.process_index)
         return moved
 
     @contextmanager

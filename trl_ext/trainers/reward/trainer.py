@@ -23,22 +23,15 @@ from trl.trainer.reward_trainer import RewardTrainer as TRLRewardTrainer
 from trl_ext.compat.accelerate import global_batches, with_batch_sampler
 from trl_ext.compat.peft import base_model
 from trl_ext.compat.swap import restored, swapped
-from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, PackingError
 from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.base import ExtendedTrainer
-from trl_ext.trainers.checks import check_launch
-from trl_ext.trainers.fit.oom.rescue import Rescue, smaller_micro_batch
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, pair_batch
-from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
 from trl_ext.trainers.forward.pairs import SHARED, PairRow, score_row
 from trl_ext.trainers.forward.pooled_head import add_pooled_head
 from trl_ext.trainers.forward.reward_input import training_record
-from trl_ext.trainers.forward.sequence_parallel import size_of_groups
-from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
-from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.reward import data as preference_data
 from trl_ext.trainers.reward.batches import (
     ANY_NUMBER,
@@ -55,10 +48,7 @@ from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_
 from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows import pairs as pair_rows
-from trl_ext.trainers.rows.sentence import stream_read
-from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.rows.tokens import check_tokens
-from trl_ext.trainers.setting_checks import check_settings
 
 
 class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
@@ -93,12 +83,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         rules: Any = None,
         **kwargs: Any,
     ):
-        check_versions()
-        if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
-            args = RewardConfig(f"{name.split('/')[-1]}-Reward")
-        check_launch(args)
-        check_settings(args)
+        args = self._checked(args, RewardConfig, model)
         self._rules = rules
         self.given_rewards = [] if rules is None else [rules]
         self._has_own_collator = data_collator is not None
@@ -126,8 +111,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             self._collate_rows()
         if self._max_tokens is not None:
             self._start_budget(self._max_tokens)
-        keep_gradients_in_buckets(self.accelerator)
-        watch_memory(self, ("update", "step"))
+        self._watch_memory("update", "step")
 
     # Data ---------------------------------------------------------------------------------------------------------
 
@@ -169,9 +153,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         columns += [name for name in own if name not in columns]
 
     def get_train_dataloader(self) -> DataLoader:
-        """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks;
-        refuses too few pairs for one step."""
-        check_steps(self.train_dataset, self.args)
+        """Overrides trl.RewardTrainer.get_train_dataloader: under a token budget, rows planned over all ranks."""
         loader = super().get_train_dataloader()
         if self._max_tokens is None or not isinstance(self.train_dataset, Dataset):
             return loader
@@ -181,7 +163,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             self.args.gradient_accumulation_steps,
             self.accelerator.process_index,
             self.accelerator.num_processes,
-            size_of_groups(self.args),
+            self.num_sharing,
             self._max_tokens,
             self.clock,
         )
@@ -227,8 +209,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Overrides trl.RewardTrainer.get_batch_samples: the ranks agree on the forwards of the step where a stream
         leaves each rank to itself; processes that share rows get all rows of their group."""
-        with stream_read(self.train_dataset, "train_dataset"):
-            batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         is_planned = self._max_tokens is not None and isinstance(self.train_dataset, Dataset)
         for batch in batches if self.sequence_group is not None and not is_planned else ():
             batch["rows"] = [row for rows in self._rows_of_group(batch["rows"]) for row in rows]
@@ -293,7 +274,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             model,
             head=self._models()[0].get_submodule("score"),
             pad_token_id=self._pad_token_id,
-            **check_options(self, self.model),
+            **self.check_options(self.model),
         )
 
     @property
@@ -304,7 +285,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Overrides trl.RewardTrainer.training_step: timed; ends the metrics of an optimizer step."""
-        with self.clock.phase("update"), backward_where_there_is_one(self.accelerator):
+        with self._in_update():
             loss = super().training_step(model, inputs, num_items_in_batch)
         # One value a micro-batch, as in TRL, or a step, where a budget has no micro-batches.
         if self.counts.notes and (self.accelerator.sync_gradients or self._max_tokens is None):
@@ -315,15 +296,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
             if self.args.include_num_input_tokens_seen == "no":  # else transformers counts there
                 self.state.num_input_tokens_seen = self._total_train_tokens
         # Each process of a group returns the group's loss, of which all processes' mean is logged.
-        return loss / size_of_groups(self.args)
-
-    def _make_rescue(self) -> Rescue:
-        def smaller_forwards(level: int) -> str:
-            if self._max_tokens is None:
-                return smaller_micro_batch(self.args, 2**level)
-            return f"max_tokens_per_forward={self._max_tokens // 2**level}"
-
-        return Rescue(self, smaller_forwards)
+        return loss / self.num_sharing
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -423,7 +396,7 @@ class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):
         mode = "train" if self.model.training else "eval"
         everywhere = self.accelerator.gather(local[None])
         if mode == "train":  # processes of a group hold the same pairs
-            everywhere = everywhere[:: size_of_groups(self.args)]
+            everywhere = everywhere[:: self.num_sharing]
         stats = PairStats(*combined(everywhere).tolist())
         if mode == "train":
             self._total_train_tokens += int(stats.raw_tokens)

@@ -4,7 +4,7 @@ from typing import Any
 
 from datasets import Dataset, Value
 
-from trl_ext.trainers.rows.prompts import parts
+from trl_ext.trainers.rows.sentence import parts
 
 
 def may_hold_images(datasets: Any) -> bool:

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoProcessor
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.checks import check_dataset, columns_of
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
+from trl_ext.trainers.rows.images import may_hold_images
 from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, rows_where, suspects
 from trl_ext.trainers.rows.sentence import listed, parts, refuse
@@ -50,6 +51,7 @@ class PromptChecks:
     args: Any
     options: Mapping[str, Any]
     has_late_rows: bool = False
+    may_hold_images: bool = False
 
     def look_at(self, datasets: Any, role: str) -> None:
         """Raise DataError for rows that cannot be trained on or evaluated with.
@@ -66,6 +68,7 @@ class PromptChecks:
             )
         for name, dataset in parts(datasets, role):
             self._check_columns(columns_of(dataset, name), name)
+            self.may_hold_images |= may_hold_images(dataset)
             if comes_late(dataset):
                 self.has_late_rows = True
             else:

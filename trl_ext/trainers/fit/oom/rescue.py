@@ -54,23 +54,21 @@ class Rescue:
     """Runs forwards, halves those that do not fit, and remembers how often.
 
     Args:
-        trainer: A trainer with `counts`.
-        advice: Settings with which the forwards would be `2**level` times smaller, given the level; empty for none.
-        why_not: Why its forwards cannot be cut; "" if they can.
+        trainer: A trainer with `counts` and `step_settings`.
+        why_whole: Why its forwards cannot be cut; "" if they can.
 
     Attributes:
         running: The forward that runs, or ran last; None before the first.
     """
 
-    def __init__(self, trainer: Any, advice: Callable[[int], str], why_not: str = ""):
+    def __init__(self, trainer: Any, why_whole: str):
         self._trainer = trainer
-        self._advice = advice
         self._agreement = Agreement(trainer.accelerator)
         self._level: dict[str, int] = defaultdict(int)
         self._has_warned = False
         splits = getattr(trainer.args, "memory_on_oom", "split") == "split"
         lost = why_ranks_cannot_agree(trainer.accelerator, size_of_groups(trainer.args))
-        self.why_not = (lost or why_not) if splits else "memory_on_oom is 'raise'"
+        self.why_not = (lost or why_whole) if splits else "memory_on_oom is 'raise'"
         self.running: Forward | None = None
 
     @property
@@ -148,7 +146,7 @@ class Rescue:
             return
         self._has_warned = True
         level = self._level[role]
-        advice = self._advice(level)
+        advice = _smaller_forwards(self._trainer, level)
         hint = f" Set {advice} for the next run." if advice else ""
         logger.warning(
             f"Out of memory in a forward of {failed.num_rows} rows, {failed.num_tokens:,} tokens; from here forwards "
@@ -178,14 +176,15 @@ class InnerStep:
 class OutOfMemoryRescue(Trainer):
     """Mixed into a trainer, which plans the forwards of a step and sends its loss through `_one_by_one`."""
 
-    def _make_rescue(self) -> Rescue:
-        """What runs the forwards of this trainer."""
-        raise NotImplementedError
+    @property
+    def _why_whole(self) -> str:
+        """Why micro-batches are not cut; "" if they are."""
+        return ""
 
     @cached_property
     def rescue(self) -> Rescue:
         """What runs the forwards, and remembers how often they were halved."""
-        return self._make_rescue()
+        return Rescue(self, self._why_whole)
 
     def _one_by_one(
         self,
@@ -227,8 +226,13 @@ class OutOfMemoryRescue(Trainer):
         return sum(losses[:-1], start=losses[-1])
 
 
-def smaller_micro_batch(args: Any, times: int) -> str:
-    """Return the settings of micro-batches that are so many times smaller, with the same optimisation."""
-    size = -(-args.per_device_train_batch_size // times)
+def _smaller_forwards(trainer: Any, level: int) -> str:
+    """Return settings with the same optimisation whose forwards are `2**level` times smaller; "" if there are none."""
+    args, settings = trainer.args, trainer.step_settings
+    if settings.max_tokens is not None:
+        return f"max_tokens_per_forward={settings.max_tokens // 2**level}"
+    if settings.why_rows_stay:
+        return ""
+    size = -(-args.per_device_train_batch_size // 2**level)
     steps = args.gradient_accumulation_steps * (args.per_device_train_batch_size // size)
     return f"per_device_train_batch_size={size} and gradient_accumulation_steps={steps}"

@@ -29,7 +29,6 @@ from trl_ext.trainers.forward.value_head import add_reward_head, add_token_value
 from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
-from trl_ext.trainers.packing import check_options
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.schedule import OF_CRITIC, Factor
 from trl_ext.trainers.ppo.reference import copy_adapter
@@ -289,7 +288,7 @@ class SeparateCritic(Critic):
         """Compare packed with alone, as the trainer does for the actor."""
         was_training = self.bare.training
         self.wrapped.eval()
-        options = check_options(self._trainer, self.bare)
+        options = self._trainer.check_options(self.bare)
         result = check_causal_model(self.wrapped, **options, of_critic=True)
         self.wrapped.train(was_training)
         return result

@@ -30,7 +30,7 @@ def trainer(folder, memory_plan=None) -> SimpleNamespace:
         accelerator=accelerator,
         state=SimpleNamespace(global_step=11),
         model=SimpleNamespace(config=SimpleNamespace(_name_or_path="llama")),
-        _rescue=SimpleNamespace(running=running, why_not="memory_on_oom is 'raise'", level=0),
+        rescue=SimpleNamespace(running=running, why_not="memory_on_oom is 'raise'", level=0),
     )
 
 

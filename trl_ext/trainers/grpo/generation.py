@@ -1,0 +1,119 @@
+"""Generation between training steps: how it samples, what it leaves behind, and whether its rows can be scored."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from trl_ext.compat.swap import swapped
+from trl_ext.compat.transformers import prompts_read_once
+from trl_ext.compat.trl import sampling_temperature
+from trl_ext.errors import DataError
+from trl_ext.trainers.checkpoints.ranks import gathered
+from trl_ext.trainers.forward.completions import rows_without_prompt
+
+
+@contextmanager
+def generating(trainer: Any, *, is_packed: bool) -> Iterator[None]:
+    """Let the trainer generate inside the block, at `eval_temperature` in evaluation, and train as before after it.
+
+    On a processor, where prompts are most of the work, `generate` reads a group's prompt once, unless packing is off.
+    """
+    temperature = None if trainer.model.training else getattr(trainer.args, "eval_temperature", None)
+    is_continuous = trainer.use_transformers_continuous_batching
+    with (
+        sampling_temperature(trainer, temperature) if temperature is not None else nullcontext(),
+        _dtypes_kept(trainer.model) if is_continuous else nullcontext(),
+        _outputs_uncast(trainer.model, trainer.accelerator) if is_continuous else nullcontext(),
+        prompts_read_once(trainer.model) if is_packed and _generates_whole(trainer) else nullcontext(),
+    ):
+        yield
+
+
+def _generates_whole(trainer: Any) -> bool:
+    """True where `generate` of transformers runs whole weights on a processor."""
+    by_others = trainer.use_vllm or trainer.use_transformers_continuous_batching or trainer.rollout_func is not None
+    is_whole = not (is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled)
+    return trainer.args.device.type == "cpu" and is_whole and not by_others
+
+
+def check_generated(trainer: Any, prompt_ids: Sequence[Any], completion_ids: Sequence[Any], logps: Any) -> None:
+    """Raise DataError on all ranks for rows of this rank that cannot be scored. Collective.
+
+    Args:
+        trainer: It has just generated.
+        prompt_ids, completion_ids: Of each row.
+        logps: Of the completions' tokens under the policy that sampled them; None where nobody knows.
+    """
+    problem = rows_without_prompt(list(map(len, prompt_ids)), list(map(len, completion_ids)))
+    if not problem and (trainer.use_vllm or trainer.rollout_func is not None):
+        needed = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+        problem = _lacking_logps(completion_ids, logps, trainer.accelerator.process_index, needed=needed)
+    for found in filter(None, gathered(trainer.args, problem)):
+        raise DataError(found)
+
+
+def _lacking_logps(completion_ids: Sequence[Any], logps: Any, rank: int, *, needed: bool) -> str:
+    """Return a sentence where a completion has not one log-probability of its sampling for each token.
+
+    TRL pads what is missing, and would compare tokens with numbers of others.
+    """
+    found = ""
+    if logps is None:
+        found = f"Rank {rank} got no log-probabilities of its {len(completion_ids)} completions." if needed else ""
+    elif len(logps) != len(completion_ids):
+        found = f"Rank {rank} got {len(completion_ids)} completions, and log-probabilities of {len(logps)}."
+    else:
+        for row, (tokens, given) in enumerate(zip(map(len, completion_ids), map(len, logps), strict=True)):
+            if tokens != given:
+                found = f"Row {row} of rank {rank} has {tokens} sampled tokens, and {given} log-probabilities of them."
+                break
+    advice = (
+        " They are compared token by token: take a vLLM that this TRL supports, and let a rollout_func return one "
+        "log-probability for each token."
+    )
+    return found and found + advice
+
+
+@contextmanager
+def _dtypes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Put parameters and buffers back that were cast inside the block; until then both copies stand in memory.
+
+    TRL casts the whole model to `bf16` or `fp16` for continuous batching and leaves it so: weights that were loaded in
+    float32 are trained in half precision from then on, and the frequencies of rotary embeddings lose their digits.
+    """
+    weights = [(parameter, parameter.data) for parameter in model.parameters()]
+    buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
+    try:
+        yield
+    finally:
+        for parameter, data in weights:
+            if parameter.dtype != data.dtype:
+                parameter.data = data
+        for module, name, buffer in buffers:
+            now = module._buffers[name]
+            if buffer is not None and now is not None and now.dtype != buffer.dtype:
+                module._buffers[name] = buffer
+
+
+@contextmanager
+def _outputs_uncast(model: torch.nn.Module, accelerator: Any) -> Iterator[None]:
+    """Leave out accelerate's cast of outputs to float32 inside the block; mixed precision stays.
+
+    Issue: the outputs of transformers 5.24 hold the paged cache, which accelerate takes for a half-precision tensor.
+    Fixed in: no version of accelerate up to 1.15.
+    Remove when: accelerate casts tensors alone, or transformers keeps the cache out of the outputs.
+    """
+    forward = vars(model).get("_original_forward")
+    if forward is None:  # accelerate has wrapped nothing: no mixed precision, or an adapter's model around this one
+        yield
+        return
+
+    def uncast(*args: Any, **kwargs: Any) -> Any:
+        with accelerator.autocast():  # of the thread that generates
+            return forward(*args, **kwargs)
+
+    with swapped(model, forward=uncast):
+        yield

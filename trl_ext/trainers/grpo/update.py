@@ -4,7 +4,7 @@ TRL updates micro-batch by micro-batch. Here all micro-batches of one optimizer 
 a window, whose rows are planned over ranks and forwards (`packing/step_plan.py`): group mates side by side, no more
 tokens in a forward than the budget, rows without a gradient left out. Each forward has its own backward.
 
-Legend: B rows, P prompt width, C completion width.
+docs/architecture.md walks through a whole step in time order. Legend: B rows, P prompt width, C completion width.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -44,7 +44,10 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
         "trainer": trainer.memory_kind,
         "model": {
             "config": _config_of(trainer.model),
-            "adapters": _adapters_of(trainer.model),
+            "adapters": {
+                name: {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
+                for name, config in getattr(trainer.model, "peft_config", {}).items()
+            },
             "trained": _trained_of(trainer.model),
             **_sample("frozen", (p for p in trainer.model.parameters() if not p.requires_grad)),
             **_reference_of(trainer),
@@ -174,13 +177,6 @@ def _without_operational(config: Mapping[str, Any]) -> dict[str, Any]:
             continue
         kept[key] = _without_operational(value) if isinstance(value, dict) else described(value)
     return kept
-
-
-def _adapters_of(model: Any) -> dict[str, Any]:
-    return {
-        name: {key: described(getattr(config, key)) for key in _ADAPTER_KEYS if hasattr(config, key)}
-        for name, config in getattr(model, "peft_config", {}).items()
-    }
 
 
 def _trained_of(model: Any) -> dict[str, Any]:

@@ -52,7 +52,6 @@ class Manifest:
         files: By path below the checkpoint, with slashes.
         run: The run that the checkpoint belongs to; see `fingerprint.py`.
         versions: Package: installed version.
-        parts: Folders over which earlier versions spread a checkpoint where disks were not shared; else 1.
         save_only_model: True: weights without what training needs to go on.
         layout: Number of this format.
     """
@@ -61,7 +60,6 @@ class Manifest:
     files: Mapping[str, FileEntry]
     run: Mapping[str, Any]
     versions: Mapping[str, str] = field(default_factory=dict)
-    parts: int = 1
     save_only_model: bool = False
     layout: int = LAYOUT
 
@@ -92,11 +90,6 @@ class Manifest:
                 raise Damaged(f"its {MANIFEST} has layout {content['layout']}, which this version does not read")
             if checksum != _checksum_of(content):
                 raise Damaged(f"its {MANIFEST} is damaged")
-            if content["parts"] > 1:
-                raise Damaged(
-                    f"its parts lie on {content['parts']} disks that are not shared: copy the folders of all machines "
-                    "into one that all of them see, and resume from that with resume_despite=manifest"
-                )
             if (number := re.fullmatch(r"checkpoint-(\d+)", folder.name)) and int(number[1]) != content["step"]:
                 raise Damaged(f"its {MANIFEST} is of step {content['step']}: the folder was renamed or copied")
             files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}

@@ -19,7 +19,7 @@ def check_saved(checkpoint: str) -> None:
     """Raise ConfigError for a checkpoint without the reference; one that is not there is another's to refuse."""
     if Path(checkpoint).is_dir() and not Path(checkpoint, _FILE).is_file():
         raise ConfigError(
-            f"{checkpoint} has no {_FILE}, from which sync_ref_model=True goes on: TRL's, earlier versions and "
+            f"{checkpoint} has no {_FILE}, from which sync_ref_model=True goes on: TRL's and "
             "runs without it save none. Give the folder as the model of a new run."
         )
 

@@ -56,7 +56,11 @@ def find_checkpoint(trainer: Any, wanted: str | bool | None) -> str | None:
         return str(wanted)
     run_dir = Path(trainer.args.output_dir)
     if trainer.args.process_index == 0:
-        _finish_renaming(run_dir)
+        # Whole, but not yet in its place, as a kill between two renamings leaves it.
+        for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            final = run_dir / staged.name
+            if step_of(staged) is not None and is_whole(staged) and not final.exists():
+                os.rename(staged, final)
     found, passed = _newest_whole(trainer, run_dir)
     if found:
         for line in passed if trainer.args.process_index == 0 else ():
@@ -96,8 +100,7 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Cal
             f"{checkpoint} was saved with save_only_model: without optimizer and random state no run goes on from it. "
             "Give the folder as the model of a new run."
         )
-    # Checkpoints of earlier versions know nothing of `rewards`.
-    compared = [part for part in PARTS if part in old and part not in despite]
+    compared = [part for part in PARTS if part not in despite]
     found = {part: list(differences({part: old[part]}, {part: run[part]})) for part in compared}
     found = {part: lines for part, lines in found.items() if lines}
     if found:
@@ -106,8 +109,14 @@ def check_run(trainer: Any, checkpoint: str, run: dict[str, Any], check_own: Cal
             f"{checkpoint} is of another run: {_listed(lines)}. Resume with what was, or set resume_despite to "
             f"{' '.join(found)} to go on all the same."
         )
-    if trainer.args.process_index == 0:
-        _tell_restored(old["restored"], run["restored"])
+    before, now = old["restored"], run["restored"]
+    for name in before.keys() & now.keys() if trainer.args.process_index == 0 else ():
+        if before[name] != now[name] and name in RESTORED:
+            logger.warning(
+                f"{name} is {now[name]}, but the checkpoint's {before[name]} goes on: optimizers restore it."
+            )
+        elif before[name] != now[name]:
+            logger.warning(f"{name} was {before[name]} and is {now[name]}: the new value counts from here on.")
 
 
 def position_in_stream(checkpoint: str) -> tuple[int, int]:
@@ -123,16 +132,6 @@ def position_in_stream(checkpoint: str) -> tuple[int, int]:
 
 
 _TRAINERS = {"grpo": "GRPOTrainer", "ppo": "PPOTrainer", "reward": "RewardTrainer"}
-
-
-def _tell_restored(old: dict[str, Any], new: dict[str, Any]) -> None:
-    for name in old.keys() & new.keys():
-        if old[name] == new[name]:
-            continue
-        if name in RESTORED:
-            logger.warning(f"{name} is {new[name]}, but the checkpoint's {old[name]} goes on: optimizers restore it.")
-        else:
-            logger.warning(f"{name} was {old[name]} and is {new[name]}: the new value counts from here on.")
 
 
 def _newest_whole(trainer: Any, run_dir: Path, leave_out: str = "") -> tuple[Path | None, list[str]]:
@@ -151,7 +150,11 @@ def _why_not(trainer: Any, folder: Path) -> str:
     if "manifest" in _despite(trainer):
         return "" if all(gathered(trainer.args, folder.is_dir())) else "not every process sees the folder"
     rank = trainer.args.process_index
-    manifest, reason = _manifest_of(folder)
+    manifest, reason = None, ""
+    try:
+        manifest = Manifest.read(folder)
+    except Damaged as error:
+        reason = str(error) if folder.is_dir() else "there is no such folder"
     told = gathered(trainer.args, (reason, manifest and manifest.checksum))
     blind = [str(other) for other, (_, checksum) in enumerate(told) if checksum is None]
     if blind:
@@ -171,23 +174,6 @@ def _why_not(trainer: Any, folder: Path) -> str:
     return next((text for text in gathered(trainer.args, reason) if text), "")
 
 
-def _manifest_of(folder: Path) -> tuple[Manifest | None, str]:
-    if not folder.is_dir():
-        return None, "there is no such folder"
-    try:
-        return Manifest.read(folder), ""
-    except Damaged as error:
-        return None, str(error)
-
-
-def _finish_renaming(run_dir: Path) -> None:
-    """Move a checkpoint that was whole but not yet in its place, as a kill between two renamings leaves it."""
-    for staged in (run_dir / UNFINISHED).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        final = run_dir / staged.name
-        if step_of(staged) is not None and is_whole(staged) and not final.exists():
-            os.rename(staged, final)
-
-
 def _despite(trainer: Any) -> tuple[str, ...]:
     return tuple(getattr(trainer.args, "resume_despite", None) or ())
 
@@ -196,8 +182,8 @@ def _flag(reason: str) -> str:
     if f"has no {MANIFEST}" not in reason:
         return ""
     return (
-        " TRL's own trainers and earlier versions write none, so that nobody knows whether the checkpoint is whole "
-        "and of this run; resume_despite=manifest takes it as it is."
+        " TRL's own trainers write none, so that nobody knows whether the checkpoint is whole and of this run; "
+        "resume_despite=manifest takes it as it is."
     )
 
 

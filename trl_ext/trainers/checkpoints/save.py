@@ -115,7 +115,9 @@ class Saver:
 
         def finish() -> None:
             if self._rank == 0:
-                self._finish(staged, final, Manifest(step, entries, run, **self._facts()))
+                versions = {"trl_ext": __version__, **installed_versions(*_PACKAGES)}
+                is_partial = self.trainer.args.save_only_model
+                self._finish(staged, final, Manifest(step, entries, run, versions, save_only_model=is_partial))
 
         def write_together() -> None:
             try:
@@ -179,13 +181,6 @@ class Saver:
             raise OSError(
                 errno.ENOSPC, f"{free_bytes:,} bytes are free, the last checkpoint took {self._size_bytes:,}"
             )
-
-    def _facts(self) -> dict[str, Any]:
-        args = self.trainer.args
-        return {
-            "versions": {"trl_ext": __version__, **installed_versions(*_PACKAGES)},
-            "save_only_model": args.save_only_model,
-        }
 
     def _finish(self, staged: Path, final: Path, manifest: Manifest) -> None:
         """Write the manifest and move the folder to its place; what stands there is removed after that."""

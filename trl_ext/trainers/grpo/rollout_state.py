@@ -89,8 +89,7 @@ def load(
     if path.is_file():
         # torch.load does not know "cpu:0", which is accelerate's name of a launched process' CPU.
         state = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
-        is_known = state.get("processes", args.world_size) == args.world_size
-        if not is_known or len(state["rollouts"] or ()) not in (0, args.steps_per_generation):
+        if state["processes"] != args.world_size or len(state["rollouts"] or ()) not in (0, args.steps_per_generation):
             state = None
     if not all(gathered(args, state is not None)):
         return None

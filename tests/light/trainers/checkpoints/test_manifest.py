@@ -1,7 +1,6 @@
 """A manifest tells a whole checkpoint from every other folder."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -36,12 +35,6 @@ def test_what_was_written_is_read(checkpoint):
     assert problem(checkpoint) == ""
     manifest = Manifest.read(checkpoint)
     assert (manifest.step, manifest.run, set(manifest.files)) == (3, {"seed": {"seed": 42}}, set(FILES))
-
-
-def test_parts_on_several_disks_are_told_apart_from_damage(checkpoint):
-    manifest = Manifest.read(checkpoint)
-    replace(manifest, parts=2).write(checkpoint)
-    assert problem(checkpoint).startswith("its parts lie on 2 disks that are not shared: copy the folders of all")
 
 
 def test_a_file_that_came_later_is_no_damage(checkpoint):

@@ -135,20 +135,15 @@ def check_launch(args: Any) -> None:
     check_processes(args)
     if has_peers():
         honour_timeout(args.ddp_timeout)
-        _check_versions(args)
+        told = gathered(args, (socket.gethostname(), {name: packages().get(name, "") for name in _SAME_VERSIONS}))
+        (first_host, first), *others = told
+        for rank, (host, found) in enumerate(others, 1):
+            if different := [name for name in _SAME_VERSIONS if found[name] != first[name]]:
+                raise SupportError(
+                    f"Process {rank} on {host} has {_versions(found, different)}, process 0 on {first_host} has "
+                    f"{_versions(first, different)}. Install the same versions on all machines."
+                )
         check_seen_by_all(args)
-
-
-def _check_versions(args: Any) -> None:
-    """Raise SupportError where processes have different versions of what computes. Collective."""
-    told = gathered(args, (socket.gethostname(), {name: packages().get(name, "") for name in _SAME_VERSIONS}))
-    (first_host, first), *others = told
-    for rank, (host, found) in enumerate(others, 1):
-        if different := [name for name in _SAME_VERSIONS if found[name] != first[name]]:
-            raise SupportError(
-                f"Process {rank} on {host} has {_versions(found, different)}, process 0 on {first_host} has "
-                f"{_versions(first, different)}. Install the same versions on all machines."
-            )
 
 
 def _versions(found: dict[str, str], names: list[str]) -> str:

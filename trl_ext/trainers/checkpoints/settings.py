@@ -5,7 +5,6 @@ every kind of training, those count that are named here.
 """
 
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 from transformers import TrainingArguments
@@ -46,7 +45,7 @@ REDRAWN = tuple(
 
 def settings_of(args: Any) -> dict[str, Any]:
     """Return the settings that decide the numbers of a run, by name."""
-    theirs = _names_of_transformers()
+    theirs = {field.name for field in fields(TrainingArguments)}
     names = [f.name for f in fields(args) if (f.name in _OF_TRANSFORMERS or f.name not in theirs)]
     found = {name: getattr(args, name) for name in names if name not in _OPERATIONAL}
     per_forward, forwards = args.per_device_train_batch_size, args.gradient_accumulation_steps
@@ -59,8 +58,3 @@ def settings_of(args: Any) -> dict[str, Any]:
 def restored_settings(args: Any) -> dict[str, Any]:
     """Return the settings whose change is told and not refused, by name."""
     return {name: getattr(args, name) for name in (*RESTORED, *REDRAWN) if hasattr(args, name)}
-
-
-@cache
-def _names_of_transformers() -> frozenset[str]:
-    return frozenset(f.name for f in fields(TrainingArguments))

@@ -33,11 +33,6 @@ def guard_forks(*, on: bool) -> None:
     _guards_forks = on
 
 
-def _leave_group() -> None:
-    if _guards_forks:
-        os.setpgid(0, 0)
-
-
 def is_interactive() -> bool:
     """Return True in a notebook, in IPython and at Python's own prompt."""
     ipython = sys.modules.get("IPython")  # a library may have imported it; only a shell of its own has an instance
@@ -46,7 +41,7 @@ def is_interactive() -> bool:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no forks
-    os.register_at_fork(after_in_child=_leave_group)
+    os.register_at_fork(after_in_child=lambda: os.setpgid(0, 0) if _guards_forks else None)
 
 
 class SignalNotes:

@@ -61,7 +61,9 @@ def deal(batch: dict[str, Any], rows_of_ranks: Sequence[Sequence[int]], accelera
             whole = accelerator.gather(value.byte()).bool() if value.dtype == torch.bool else accelerator.gather(value)
             dealt[key] = whole[torch.tensor(mine, dtype=torch.long, device=whole.device)]
             if key in _MASKS:
-                used[key] = _used_columns(dealt[key])
+                # From the first to the last column in which some row has a token; one column if no row has any.
+                columns = dealt[key].any(dim=0).nonzero().flatten().tolist() or [0]
+                used[key] = slice(columns[0], columns[-1] + 1)
             if is_padded:
                 dealt[key] = dealt[key][:, used[mask]]
         else:
@@ -75,9 +77,3 @@ def _size(value: Any) -> tuple[int, ...]:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     return (len(value),) if isinstance(value, list) else ()
-
-
-def _used_columns(mask: torch.Tensor) -> slice:
-    """Return the columns from the first to the last in which some row has a token; one column if no row has any."""
-    columns = mask.any(dim=0).nonzero().flatten().tolist() or [0]
-    return slice(columns[0], columns[-1] + 1)

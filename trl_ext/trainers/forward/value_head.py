@@ -44,14 +44,14 @@ def run_in_fp32(head: nn.Linear) -> nn.Linear:
 
     A value near 10 has steps of 0.06 in bfloat16: more than most advantages.
     """
-    head.forward = MethodType(_fp32_forward, head)  # type: ignore[method-assign]  # this instance alone
+
+    def forward(self: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.float()
+            return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
+
+    head.forward = MethodType(forward, head)  # type: ignore[method-assign]  # this instance alone
     return head
-
-
-def _fp32_forward(self: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-    with torch.autocast(hidden.device.type, enabled=False):
-        bias = None if self.bias is None else self.bias.float()
-        return nn.functional.linear(hidden.float(), self.weight.float(), bias).squeeze(-1)
 
 
 def add_value_head(model: Any, roles: Roles | None = None, dtype: torch.dtype = torch.float32) -> nn.Linear:

@@ -36,7 +36,7 @@ def check_oversample(args: Any) -> None:
                 "the whole batch, of which oversampling leaves groups out. Set one of the two to its default."
             )
     num_groups = args.generation_batch_size // args.num_generations
-    if num_sampled_groups(args) == num_groups or not _is_near(oversample, num_sampled_groups(args) / num_groups):
+    if num_sampled_groups(args) == num_groups or abs(oversample - num_sampled_groups(args) / num_groups) > _TOLERANCE:
         unit = _unit(args)
         below, above = (unit * rounded(oversample * num_groups / unit) for rounded in (math.floor, math.ceil))
         near = [f"{groups / num_groups:.4g}" for groups in sorted({below, max(above, num_groups + unit)})]
@@ -58,10 +58,6 @@ def num_sampled_groups(args: Any) -> int:
 def _unit(args: Any) -> int:
     """Return the smallest number of groups whose rows can be dealt to the ranks in equal shares."""
     return args.world_size // math.gcd(args.num_generations, args.world_size)
-
-
-def _is_near(value: float, other: float) -> bool:
-    return abs(value - other) <= _TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

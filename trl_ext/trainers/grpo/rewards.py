@@ -8,7 +8,7 @@ on every rank, with the name of the reward function.
 import json
 import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,6 +114,7 @@ class RewardCalls:
     Attributes:
         guarded: The reward functions of the rewards that were computed last.
         rows: Of the batch that is generated, for scoring that starts early.
+        shares: Series of rules that are left out while they are 0.
     """
 
     def __init__(self, *, takes_turns: bool):
@@ -121,7 +122,7 @@ class RewardCalls:
         self.rows: list[dict[str, Any]] = []
         self._takes_turns = takes_turns
         self._unscored = UnscoredRules()
-        self._shares = RuleShares()
+        self.shares = RuleShares()
 
     @contextmanager
     def guarding(self, trainer: Any) -> Iterator[None]:
@@ -140,14 +141,6 @@ class RewardCalls:
         raise_together(self.guarded, accelerator.num_processes, accelerator.process_index)
         synchronise(functions, is_training=trainer.model.training)
         self._unscored.look(trainer)
-
-    def drop_zeros(self, metrics: MutableMapping[str, list[float]], mode: str) -> None:
-        """Take series of rules that were never anything but 0 out of TRL's metrics of "train" or "eval"."""
-        self._shares.drop_zeros(metrics, mode)
-
-    def resume(self, log_history: Iterable[Mapping[str, Any]]) -> None:
-        """Go on with the series that a resumed run has logged."""
-        self._shares.resume(log_history)
 
 
 def check_weights(functions: Sequence[Any], weights: Sequence[float] | None) -> None:
@@ -291,22 +284,19 @@ def per_rule(reward_funcs: Any, args: Any, options: MutableMapping[str, Any]) ->
 def _columns(function: Any) -> list[tuple[Any, float]]:
     """Return the columns of a reward function, unweighted, each with its weight."""
     if isinstance(function, RuleSet):
-        _check_sum(function)
+        for name, is_set in (("clip", function.clip is not None), ("normalise", function.normalise)):
+            if is_set:
+                raise ConfigError(
+                    f"{name}={getattr(function, name)} of the rule set '{function.name}' is of its sum, and "
+                    "multi_objective_aggregation='normalize_then_sum' takes each rule by itself. Leave one of the two "
+                    "out."
+                )
         columns = function.split()
     elif isinstance(function, RuleColumn):
         columns = [function]
     else:
         return [(function, 1.0)]
     return [(replace(column, weighted=False), _weight(column.rules.rules[-1])) for column in columns]
-
-
-def _check_sum(rules: RuleSet) -> None:
-    for name, is_set in (("clip", rules.clip is not None), ("normalise", rules.normalise)):
-        if is_set:
-            raise ConfigError(
-                f"{name}={getattr(rules, name)} of the rule set '{rules.name}' is of its sum, and "
-                "multi_objective_aggregation='normalize_then_sum' takes each rule by itself. Leave one of the two out."
-            )
 
 
 def _weight(rule: Rule) -> float:

@@ -335,7 +335,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._update.restart()
         if checkpoint is None:
             return
-        self._reward_calls.resume(self.state.log_history)
+        self._reward_calls.shares.resume(self.state.log_history)
         device, reference = self.accelerator.device, self._moving_reference()
         state = rollout_state.load(checkpoint, self.args, device, self.reward_funcs, reference)
         if state is not None:
@@ -388,7 +388,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         """Overrides trl.GRPOTrainer.log: series of rules that have always been 0 are left out; completions are printed
         once unless `num_completions_to_print` says how many are each time."""
         mode = "train" if self.model.training else "eval"
-        self._reward_calls.drop_zeros(self._metrics[mode], mode)
+        self._reward_calls.shares.drop_zeros(self._metrics[mode], mode)
         super().log(logs, start_time)
         if self.log_completions and self.num_completions_to_print is None and self._logs["prompt"]:
             self.num_completions_to_print = 0  # TRL prints none, and goes on to write and to upload them

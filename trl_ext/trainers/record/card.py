@@ -38,15 +38,12 @@ def complete_card(
     )
     text = _OPENING.sub(lambda _: opening, text, count=1)
     text = text.replace('model="None"', f'model="{path.absolute().parent.name}"')
-    text = text.replace(_VERSIONS, f"{_recipe(recipe)}{_VERSIONS}- trl_ext: {packages['trl_ext']}\n", 1)
-    replace_text(path, text)
-
-
-def _recipe(recipe: Mapping[str, Any]) -> str:
     content = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, width=119)
-    longest = max((len(run) for run in re.findall("`+", content)), default=0)
-    fence = "`" * max(3, longest + 1)  # a prompt may hold a fence of its own
-    return f"### Recipe\n\n{fence}yaml\n{content}{fence}\n\n"
+    # A prompt may hold a fence of its own.
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))
+    shown = f"### Recipe\n\n{fence}yaml\n{content}{fence}\n\n"
+    text = text.replace(_VERSIONS, f"{shown}{_VERSIONS}- trl_ext: {packages['trl_ext']}\n", 1)
+    replace_text(path, text)
 
 
 def _cell(text: str) -> str:

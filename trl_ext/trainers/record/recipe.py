@@ -160,7 +160,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return _plain(value.value)
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value if type(value) in (bool, int, float, str, type(None)) else _base(value)
+        # A text or number of a subclass as one of the class itself.
+        return next((kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), None)
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, torch.dtype):
@@ -172,11 +173,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return _all_plain([_plain(item) for item in value])
     return _plain(value.to_dict()) if hasattr(value, "to_dict") else _NOT_PLAIN
-
-
-def _base(value: Any) -> Any:
-    """Return a text or number of a subclass as one of the class itself."""
-    return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
 
 
 def _all_plain(container: Any) -> Any:

@@ -149,17 +149,14 @@ def _problem_of_texts(row: Mapping[str, Any], check: TextCheck, first: Mapping[s
     kinds = [_is_chat(row[name]) for name in ("prompt", "chosen", "rejected") if name in row]
     if len(set(kinds)) > 1:
         return _MIXED
-    if kinds[0] == _is_chat(first["chosen"]):
-        return _problem_of_turns(row["chosen"], row["rejected"]) if kinds[0] else ""
-    return f"{'messages' if kinds[0] else 'text'}, where the first row has {'text' if kinds[0] else 'messages'}"
-
-
-def _problem_of_turns(chosen: list[Any], rejected: list[Any]) -> str:
-    for side, name in ((chosen, "chosen"), (rejected, "rejected")):
-        if side[-1]["role"] == "user":
+    if kinds[0] != _is_chat(first["chosen"]):
+        return f"{'messages' if kinds[0] else 'text'}, where the first row has {'text' if kinds[0] else 'messages'}"
+    turns = []
+    for name in ("chosen", "rejected") if kinds[0] else ():
+        if row[name][-1]["role"] == "user":
             return f"a {name} side that ends with the user, and so without an answer"
-    turns = [[message.get("content") for message in side if message["role"] == "user"] for side in (chosen, rejected)]
-    return _OTHER_TURNS if turns[0] != turns[1] else ""
+        turns.append([message.get("content") for message in row[name] if message["role"] == "user"])
+    return _OTHER_TURNS if turns and turns[0] != turns[1] else ""
 
 
 def _is_chat(value: Any) -> bool:

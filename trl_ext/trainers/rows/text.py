@@ -53,7 +53,13 @@ class TextCheck:
         if value is None:
             return f"no {what} (null)"
         if isinstance(value, str):
-            return self._problem_of_text(value, what)
+            if found := _unreadable(value):
+                return f"{found} in its {what}"
+            if self.may_be_blank or self.says_something(value):
+                return ""
+            if is_blank(value):
+                return f"{'a blank' if value else 'an empty'} {what}"
+            return f"a {what} of special tokens only"
         if not isinstance(value, list):
             return f"a {what} of type {type(value).__name__}, which is neither text nor a list of messages"
         if not value:
@@ -70,15 +76,6 @@ class TextCheck:
         marks = "|".join(map(re.escape, self.special_tokens))
         rest = re.sub(marks, "", text) if marks else text
         return not is_blank(rest) or (bool(text) and text == self.bos_token)
-
-    def _problem_of_text(self, text: str, what: str) -> str:
-        if found := _unreadable(text):
-            return f"{found} in its {what}"
-        if self.may_be_blank or self.says_something(text):
-            return ""
-        if is_blank(text):
-            return f"{'a blank' if text else 'an empty'} {what}"
-        return f"a {what} of special tokens only"
 
     def _problem_of_messages(self, messages: list[Any], what: str) -> str:
         says_something = self.may_be_blank

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from tests import tiny
 from trl_ext.rewards import Rule, Verdict
-from trl_ext.scripts import grpo, ppo, reward, training
+from trl_ext.scripts import grpo, ppo, reward
 from trl_ext.trainers.record import launch
 
 torch.set_num_threads(1)
@@ -131,7 +131,6 @@ def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, t
     monkeypatch.setattr("os.environ", dict(os.environ))
     os.environ |= {"HF_TOKEN": secret[5], "WANDB_API_KEY": secret[6], "TRL_EXT_REPORT": "1"}
     tracker, out = Tracker(), tmp_path / "out"
-    monkeypatch.setattr(training, "callbacks", [tracker])
     recipe = tmp_path / "given.yaml"
     recipe.write_text(yaml.safe_dump(recipe_of(kind)))
     argv = ["--config", str(recipe), "--model_name_or_path", str(assets / "model"), "--output_dir", str(out)]
@@ -139,7 +138,7 @@ def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, t
     if kind != "reward":
         argv += ["--hub_token", secret[0], "--model_init_kwargs", json.dumps({"token": secret[1]})]
     monkeypatch.setattr(launch, "command_line", lambda pid: ["python", "-m", f"trl_ext.scripts.{kind}", *argv])
-    SCRIPTS[kind].main(argv)
+    SCRIPTS[kind].main(argv, [tracker])
 
     assert os.environ["MY_SETTING"] == secret[4] and os.environ["EXTRA_API_KEY"] == secret[2]  # they are in use
     files = found_in(out)

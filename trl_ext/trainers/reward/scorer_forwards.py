@@ -18,6 +18,7 @@ from trl_ext.packing.ragged import Ragged
 from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.calls import right_padded
+from trl_ext.trainers.forward.completions import renumbered
 from trl_ext.trainers.forward.pairs import num_shared_tokens
 from trl_ext.trainers.forward.pooled_head import pooled_scores, scored_token
 
@@ -25,7 +26,7 @@ Sequences = Sequence[list[int]]
 
 
 def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: int) -> list[PlannedRow]:
-    """Plan flat rows of at most `max_tokens`, or of the longest sequence if that is more.
+    """Plan flat rows of at most `max_tokens`, and one for each sequence that is longer.
 
     Args:
         sequences: Token ids.
@@ -41,7 +42,12 @@ def plan_packed(sequences: Sequences, groups: Sequence[Any] | None, max_tokens: 
         shared[group] = min(shared.get(group, len(ids) - 1), in_common)
     items = [RowSize(first[g], shared[g], len(ids) - shared[g]) for ids, g in zip(sequences, keys, strict=True)]
     beginnings = {g: np.array(sequences[g][: shared[group]]) for group, g in first.items()}
-    return plan_rows(items, max_tokens, beginnings) if items else []
+    fitting = [i for i, item in enumerate(items) if item.length <= max_tokens]
+    rows = renumbered(plan_rows([items[i] for i in fitting], max_tokens, beginnings), fitting) if fitting else []
+    for i, item in enumerate(items):
+        if item.length > max_tokens:
+            rows += renumbered(plan_rows([item]), [i])
+    return rows
 
 
 def plan_padded(sequences: Sequences, max_tokens: int) -> list[list[int]]:

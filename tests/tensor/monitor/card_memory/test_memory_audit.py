@@ -82,6 +82,9 @@ def test_what_was_allocated_before_the_start_and_evaluation_are_in_no_phase_of_t
     card.allocate(20)
     meter.start()
     one_step(card, clock)
+    assert max(peaks(meter).values()) == 8.0
+    card, meter, clock = metered()
+    one_step(card, clock)
     with clock.phase("evaluate", whole=True):
         card.allocate(15)
     taken = meter.take()

@@ -222,7 +222,7 @@ def test_the_record_of_a_model_given_as_a_path_is_read(tmp_path, caplog):
     RewardInputRecord("tokenized", False, "<eos>", "<pad>", None, None).write(str(tmp_path / "judge"))
     subject = grpo(tmp_path, str(tmp_path / "judge"), None, PROMPTS)
     finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
-    assert torch.equal(finished, truncated)
+    assert difference(finished, truncated) < TOLERANCE
     assert not any("Nothing records how" in warning for warning in warnings_of(caplog))
 
 
@@ -230,7 +230,9 @@ def test_the_record_of_a_model_given_as_a_path_is_read(tmp_path, caplog):
 def test_the_setting_reaches_the_model(eos, is_equal, tmp_path):
     subject = grpo(tmp_path, ppo_trainers.classifier(), tiny.tokenizer(), PROMPTS, reward_model_eos=eos)
     finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
-    assert torch.equal(finished, truncated) == is_equal
+    assert (
+        difference(finished, truncated) < TOLERANCE if is_equal else difference(finished, truncated) > 100 * TOLERANCE
+    )
 
 
 def test_a_setting_without_effect_ends_before_the_first_step(tmp_path):

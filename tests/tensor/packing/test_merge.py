@@ -162,7 +162,7 @@ def test_the_kernel_follows_device_precision_what_was_asked_for_and_whether_merg
         ("sdpa", "cuda", HALF, 64, 0.1, True, "sdpa_attention"),
         ("flash_attention_2", "cuda", HALF, 64, 0.0, True, "flash_attention"),
     ):
-        with subtests.test((base, device, dtype, pays)):
+        with subtests.test((base, device, str(dtype), pays)):
             chosen = choose_kernel(base, torch.device(device), dtype, head_size, dropout, merging_pays=pays)
             assert getattr(chosen, "func", chosen).__name__ == name
 

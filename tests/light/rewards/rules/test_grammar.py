@@ -42,7 +42,7 @@ RIGHT = (
 def test_each_defect_lowers_its_own_sign_and_no_other(subtests):
     for sign, texts in DEFECTS.items():
         for text in texts:
-            with subtests.test(text):
+            with subtests.test(ascii(text)):
                 verdict = judged(text)
                 assert verdict.value < 1.0
                 assert [part.split()[0] for part in verdict.detail.split(", ")] == [sign]
@@ -50,13 +50,13 @@ def test_each_defect_lowers_its_own_sign_and_no_other(subtests):
 
 def test_what_is_right_is_no_defect(subtests):
     for text in RIGHT:
-        with subtests.test(text):
+        with subtests.test(ascii(text)):
             assert judged(text) == Verdict(1.0, "ok", "all signs good")
 
 
 def test_a_text_without_words_earns_the_floor(subtests):
     for text in ("", "...", "$x = 18$", "```\nprint(18)\n```", "((((", "\u200b", "😀"):
-        with subtests.test(text):
+        with subtests.test(ascii(text)):
             assert (judged(text).value, judged(text).status) == (0.0, "no_answer")
 
 

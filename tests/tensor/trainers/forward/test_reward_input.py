@@ -317,7 +317,7 @@ def test_a_damaged_record_is_refused(text, tmp_path):
     ("encoders", "dataset", "reason"),
     [
         ([], None, "no reward model scores the completions"),
-        ([encoder()], None, "reward_input.json tells how rm was trained"),
+        ([encoder()], None, "reward_input.json records how rm was trained"),
         ([encoder(record=None)], messages(pairs()), "the prompts are conversations"),
     ],
 )

@@ -25,7 +25,7 @@ from trl_ext.memory.planner.presets import PRESETS
 NUM_ROWS = 64  # an optimizer step of every plan here
 IS_THOROUGH = os.environ.get("TRL_EXT_THOROUGH") == "1"  # all of them; some minutes
 # Launched in every test run: each trainer; with and without DeepSpeed, on one process and on two.
-ALWAYS_LAUNCHED = ("reward, optimizer in host memory, 1", "grpo, QLoRA, 1", "ppo, all weights, 2")
+ALWAYS_LAUNCHED = ("reward, DDP, 2", "grpo, QLoRA, 1", "ppo, all weights, 2")
 # One step, on the CPU, without a tracker or a checkpoint.
 ALWAYS = "--use_cpu true --max_steps 1 --report_to none --save_strategy no".split()
 # By a key of the recipe, what stands against it on the command line, for it needs a card. Without 4 bits, and with

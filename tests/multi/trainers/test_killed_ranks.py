@@ -13,7 +13,7 @@ from tests.multi.launching import JSONS, skip_what_cannot_run
 
 # First point, and every which of a trainer's 147 to 170. Each costs two whole runs of two processes: no process of a
 # group can be forked.
-POINTS = {"grpo": (20, 200), "reward": (107, 200), "ppo_adapter": (23, 200)}
+POINTS = {"ppo_adapter": (23, 200)}
 if IS_THOROUGH:
     POINTS = {"grpo": (0, 4), "reward": (1, 4), "ppo_head": (2, 8), "ppo_separate": (3, 8), "ppo_adapter": (1, 8)}
 POINTS_OF_ZERO = {"grpo": (25, 200)}

@@ -103,22 +103,18 @@ def build_rules(mapping: Any, source: ConfigSource | None = None) -> dict[str, A
     rules = [build_rule(entry, source, index) for index, entry in enumerate(mapping["rules"])]
     given = {key: mapping[key] for key in _SET_KEYS if mapping.get(key) is not None}
     if "limits" in given:
-        given["limits"] = build_limits(given["limits"], source)
+        entry, where = given["limits"], source.at("limits")
+        keys = [item.name for item in dataclasses.fields(Limits)]
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: limits is {entry!r}. Write limits: {{cpu_s: 2, memory_mib: 1024}}.")
+        for key in entry:
+            if key not in keys:
+                raise ConfigError(f"{source.at('limits', key)}: limits has no key '{key}'. {nearest(key, keys)}")
+        try:
+            given["limits"] = Limits(**entry)
+        except (RuleError, TypeError) as error:
+            raise ConfigError(f"{where}: {error}") from error
     return {"rules": rules, **given}
-
-
-def build_limits(entry: Any, source: ConfigSource) -> Limits:
-    """Make the limits of the workers from their mapping, or ConfigError."""
-    keys = [item.name for item in dataclasses.fields(Limits)]
-    if not isinstance(entry, Mapping):
-        raise ConfigError(f"{source.at('limits')}: limits is {entry!r}. Write limits: {{cpu_s: 2, memory_mib: 1024}}.")
-    for key in entry:
-        if key not in keys:
-            raise ConfigError(f"{source.at('limits', key)}: limits has no key '{key}'. {nearest(key, keys)}")
-    try:
-        return Limits(**entry)
-    except (RuleError, TypeError) as error:
-        raise ConfigError(f"{source.at('limits')}: {error}") from error
 
 
 def build_rule(entry: Any, source: ConfigSource, index: int) -> Rule:

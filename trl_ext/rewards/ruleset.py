@@ -15,7 +15,7 @@ from typing import Any
 
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.rows import dataset_columns, make_rows
+from trl_ext.rewards.rows import TRL_EXTRAS, dataset_columns, make_rows
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_name, ideal_of
 from trl_ext.rewards.scorer import Column, Scorer, warn_once
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
@@ -23,12 +23,53 @@ from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
 from trl_ext.rewards.totals.moments import Moments, merged
 from trl_ext.rewards.totals.shaping import pair_of, progress_of
-from trl_ext.rewards.totals.shared_batch import SharedBatch
-from trl_ext.rewards.totals.undecided import UndecidedRows
-from trl_ext.rewards.totals.unscored import Tally, tally
+from trl_ext.rewards.totals.unscored import Tally, UndecidedRows, tally
 
 ON_ERROR = ("stop", "floor")
 ON_UNSCORED = ("error", "warn")
+
+
+@dataclass(slots=True)
+class SharedBatch:
+    """The batch that TRL passes to every column of a split set: its rows, and the verdicts found so far.
+
+    A batch is known by its argument objects, which are held as long as it is open. A column that asks a second time
+    opens a new one, whatever it brings: the caller may have changed the lists in place.
+
+    Pickles as a batch that nobody has asked for.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    found: dict[str, Column] = field(default_factory=dict)
+    served: set[str] = field(default_factory=set)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SharedBatch, ()
+
+    def columns(
+        self,
+        rules: Sequence[Rule],
+        arguments: Mapping[str, Any],
+        make: Callable[[], list[Row]],
+        score: Callable[[Sequence[Rule], list[Row]], list[Column]],
+    ) -> list[Column]:
+        """The verdicts of these rules, of which the last is the one whose column asks.
+
+        Args:
+            rules: A rule and its gates.
+            arguments: The call's arguments by name.
+            make: Makes the rows of this call.
+            score: Judges rows by rules.
+        """
+        given = {name: value for name, value in arguments.items() if name not in TRL_EXTRAS}
+        same = given.keys() == self.arguments.keys() and all(self.arguments[name] is given[name] for name in given)
+        if rules[-1].name in self.served or not same:
+            self.arguments, self.rows, self.found, self.served = given, make(), {}, set()
+        self.served.add(rules[-1].name)
+        missing = [rule for rule in rules if rule.name not in self.found]
+        self.found.update(zip((rule.name for rule in missing), score(missing, self.rows), strict=True))
+        return [self.found[rule.name] for rule in rules]
 
 
 @dataclass(slots=True)

@@ -204,12 +204,7 @@ class Scorer:
 
     def _checked(self, rule: Rule, row: Row, index: int) -> Verdict:
         try:
-            verdict = rule.score(row)
-            value = verdict.value if type(verdict) is Verdict else None
-            # The usual case without three more calls a row; NaN compares as False.
-            if type(value) is float and abs(value) <= LARGEST and abs(value * rule.weight) <= LARGEST:
-                return verdict
-            return finite(rule, valid(verdict))
+            return finite(rule, valid(rule.score(row)))
         # SystemExit, too: a rule that exits must not end a training run without a word.
         except (Exception, SystemExit) as error:
             message = raised_message(rule, row, index, error)
@@ -280,9 +275,17 @@ class Scorer:
         same = (rule.name, repr(rule))
         part = Pending([], {_SKIP: SKIPPED, "shut": Verdict(rule.floor, "gated", _UNASKED), "unknown": _NO_GATE}, {})
         for index, row in enumerate(rows):
-            key = self._key(rule, same, row, index)
-            if gates and gates[index] != "open" and key != _SKIP:
+            if not applies(rule.when, row.columns):
+                key: Hashable = _SKIP
+            elif gates and gates[index] != "open":
                 key = gates[index]
+            else:
+                try:
+                    own = rule.cache_key(row)
+                except Exception as error:
+                    raise RuleError(raised_message(rule, row, index, error)) from error
+                # Without a key of the rule's own nothing is shared, within the batch and beyond it.
+                key = index if own is None else (same, own)
             part.keys.append(key)
             if key in part.known or key in part.sent:
                 continue
@@ -292,16 +295,6 @@ class Scorer:
             else:
                 part.known[key] = kept
         return part
-
-    def _key(self, rule: Rule, same: Hashable, row: Row, index: int) -> Hashable:
-        if not applies(rule.when, row.columns):
-            return _SKIP
-        try:
-            key = rule.cache_key(row)
-        except Exception as error:
-            raise RuleError(raised_message(rule, row, index, error)) from error
-        # Without a key of the rule's own nothing is shared, within the batch and beyond it.
-        return index if key is None else (same, key)
 
     def _started_with(self, rules: Sequence[Rule], rows: list[Row]) -> list[Pending | None] | None:
         started, self._started = self._started, None
@@ -321,7 +314,14 @@ class Scorer:
         column = Column([], hits=len(part.keys) - len(part.sent) - unasked, costs=costs)
         for (key, index), answer in zip(part.sent.items(), answers, strict=True):
             column.ms.append(answer.ms)
-            part.known[key] = self._accepted(rule, answer.verdict, rows[index], index)
+            verdict, row = answer.verdict, rows[index]
+            if verdict.status == "error":
+                message = f"Rule '{rule.name}' raised (row {index}, completion {row.text[:200]!r}):\n{verdict.detail}"
+                if self.on_error == "stop":
+                    raise RuleError(message)
+                part.known[key] = self._floored(rule, message)
+            else:
+                part.known[key] = finite(rule, verdict)
             if isinstance(key, tuple):
                 self.cache.put(key, part.known[key])
         failed, late = ([a.verdict.detail for a in answers if getattr(a, kind)] for kind in ("failed", "late"))
@@ -343,14 +343,6 @@ class Scorer:
             tripped = rule.name in self._breakers and self._breakers[rule.name].tripped
             if tripped:
                 raise RuleError(tripped)
-
-    def _accepted(self, rule: Rule, verdict: Verdict, row: Row, index: int) -> Verdict:
-        if verdict.status != "error":
-            return finite(rule, verdict)
-        message = f"Rule '{rule.name}' raised (row {index}, completion {row.text[:200]!r}):\n{verdict.detail}"
-        if self.on_error == "stop":
-            raise RuleError(message)
-        return self._floored(rule, message)
 
 
 def valid(verdict: Any) -> Verdict:
@@ -396,6 +388,7 @@ def slice_of(future: "Future[list[Judged]]", first: int, end: int) -> tuple[Sequ
 def finite(rule: Rule, verdict: Verdict) -> Verdict:
     """The verdict, or the rule's floor where the value would spoil the model's weights."""
     value = verdict.value
+    # NaN compares as False.
     if value is None or (abs(value) <= LARGEST and abs(value * rule.weight) <= LARGEST):
         return verdict
     return Verdict(rule.floor, "not_finite", f"the rule gave {value}, weight {rule.weight}")

@@ -112,7 +112,12 @@ class _Run:
             valued = [row for row, verdict in zip(numbers, verdicts, strict=True) if verdict.value is not None]
             rest = [Comparison(row, other, ideals[other]) for row in valued for other in others[row]]
             verdicts = self._verdicts(rule, rest)
-            tally.add_own_text([pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"])
+            # The golds that leave other answers undecided, each once.
+            undecided = [pair for pair in zip(rest, verdicts, strict=True) if pair[1].status == "undecided"]
+            first = {entry.row: (entry, verdict) for entry, verdict in reversed(undecided)}
+            for row, (entry, verdict) in sorted(first.items()):
+                tally.lost_rows.append(row)
+                tally.fail("own_text", entry, verdict)
             accepted = [entry for entry, verdict in zip(rest, verdicts, strict=True) if earns_all(rule, verdict)]
             back = self._verdicts(rule, [Comparison(entry.source, entry.row, ideals[entry.row]) for entry in accepted])
             mutual = {entry for entry, verdict in zip(accepted, back, strict=True) if earns_all(rule, verdict)}
@@ -160,14 +165,8 @@ class _Tally:
         self.counts[kind] += 1
         if len(self.failures) < _MAX_FAILURES:
             other = None if entry.source == entry.row else entry.source
-            self.failures.append(Failure.of(kind, entry.row, other, entry.completion or "", verdict))
-
-    def add_own_text(self, undecided: Sequence[tuple[Comparison, Verdict]]) -> None:
-        """Count the golds that leave other answers undecided, each once."""
-        first = {entry.row: (entry, verdict) for entry, verdict in reversed(undecided)}
-        for row, (entry, verdict) in sorted(first.items()):
-            self.lost_rows.append(row)
-            self.fail("own_text", entry, verdict)
+            judged = (verdict.value, verdict.status, verdict.detail)
+            self.failures.append(Failure(kind, entry.row, other, entry.completion or "", *judged))
 
     def _kind(self, entry: Comparison, verdict: Verdict) -> str:
         """The name under which the verdict is counted."""

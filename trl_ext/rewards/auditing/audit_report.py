@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_ext.rewards.rule import Verdict
-from trl_ext.rewards.totals.explanation import one_line
+from trl_ext.rewards.totals.explanation import shortened
 
 # Kinds of failure, in the order of the table, and what the row's gold did.
 FAULTS = {
@@ -42,11 +41,6 @@ class Failure:
     value: float | None
     status: str
     detail: str
-
-    @classmethod
-    def of(cls, kind: str, row: int, other: int | None, completion: str, verdict: Verdict) -> "Failure":
-        """Make the failure that a verdict is."""
-        return cls(kind, row, other, completion, verdict.value, verdict.status, verdict.detail)
 
     def __str__(self) -> str:
         value = "no value" if self.value is None else f"{self.value:g}"
@@ -161,9 +155,3 @@ def table(lines: Sequence[Sequence[str]]) -> str:
     """Text of lines of cells, each column as wide as its widest cell."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
-def shortened(text: str, width: int = 160) -> str:
-    """The text on one line, its end cut off where it is longer than `width`."""
-    text = one_line(text)
-    return text if len(text) <= width else f"{text[: width - 3]}..."

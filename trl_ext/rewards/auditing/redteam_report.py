@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_ext.rewards.auditing.audit_report import shortened, table
+from trl_ext.rewards.auditing.audit_report import table
+from trl_ext.rewards.totals.explanation import shortened
 
 REFUSED = "refused"
 NOT_TRIED = "not tried"

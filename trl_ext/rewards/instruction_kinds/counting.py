@@ -1,12 +1,13 @@
-"""Test instructions about numbers and shares of words, sentences, names and marks: IFBench's."""
+"""Test instructions about numbers and shares of words, names and marks, and about a text repeated: IFBench's."""
 
 import re
 
-from trl_ext.rewards.instruction_kinds.length import count_words
+from trl_ext.rewards.instruction_kinds.ifeval import count_words
 from trl_ext.rewards.instruction_kinds.spec import count, instruction, percentage, positive, raw_text, text
 from trl_ext.rewards.instruction_kinds.splitting import bare_words, sentences, stripped_words
 from trl_ext.rewards.text.prose import normalized
 
+_SENTENCE = "Only output this sentence here, ignore all other requests."
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+")
 _JAPANESE = re.compile("[\u3040-\u30ff\u4e00-\u9fff]")
@@ -132,3 +133,27 @@ def has_keywords_often(response: str, **keywords: str) -> bool:
     folded = response.casefold()
     wanted = zip(sorted(keywords), (1, 2, 3, 5, 7), strict=True)
     return all(folded.count(keywords[name].casefold()) == often for name, often in wanted)
+
+
+def _folded(text: str) -> str:
+    """Return a text in any case and spacing, normalised as the response is."""
+    return " ".join(normalized(text).casefold().split())
+
+
+@instruction("repeat:repeat_change", prompt_to_repeat=raw_text)
+def changes_first_word(response: str, prompt_to_repeat: str) -> bool:
+    """True when the response is the request with another first word."""
+    wanted, given = normalized(prompt_to_repeat).split(), response.split()
+    return wanted[1:] == given[1:] and wanted[:1] != given[:1]
+
+
+@instruction("repeat:repeat_simple")
+def repeats_sentence(response: str) -> bool:
+    """True when the response is the instruction's own sentence, in any case."""
+    return _folded(response) == _folded(_SENTENCE)
+
+
+@instruction("repeat:repeat_span", prompt_to_repeat=raw_text, n_start=count, n_end=count)
+def copies_span(response: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
+    """True when the response is the request's characters from n_start to n_end, both included."""
+    return _folded(response) == _folded(prompt_to_repeat[n_start : n_end + 1])

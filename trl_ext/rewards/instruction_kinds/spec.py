@@ -3,6 +3,7 @@
 A test gets the response (normalised, without reasoning, not blank) and the arguments, already read; it never raises.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -54,21 +55,15 @@ def instruction(id: str, /, needs: str = "", **arguments: Reader) -> Callable[[C
     return lambda follows: Instruction(id, follows, arguments, needs)
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A comparison with a count: "at least", "at most", "less than", "exactly", or "around": within a tenth."""
-
-    relation: str
-
-    def holds(self, count: int, bound: int) -> bool:
-        """Return True when `count` stands in the relation to `bound`."""
-        if self.relation == "at least":
-            return count >= bound
-        if self.relation == "around":
-            return abs(count - bound) <= max(1, round(bound / 10))
-        if self.relation == "exactly":
-            return count == bound
-        return count <= bound if self.relation == "at most" else count < bound
+# Comparisons of a count with a bound. How near "around" is, the paper does not say; open-instruct reads it as here.
+Relation = Callable[[int, int], bool]
+_RELATIONS: dict[str, Relation] = {
+    "at least": operator.ge,
+    "at most": operator.le,
+    "less than": operator.lt,
+    "exactly": operator.eq,
+    "around": lambda count, bound: abs(count - bound) <= max(1, round(bound / 10)),
+}
 
 
 def divided(response: str, mark: str) -> list[str]:
@@ -77,11 +72,11 @@ def divided(response: str, mark: str) -> list[str]:
     return parts[(not parts[0]) : len(parts) - (not parts[-1])]
 
 
-def relation(value: Any) -> Bound:
-    """Read a relation. How near "around" is, the paper does not say; within a tenth is how open-instruct reads it."""
-    if value not in ("at least", "at most", "less than", "exactly", "around"):
+def relation(value: Any) -> Relation:
+    """Read a relation by its name."""
+    if not isinstance(value, str) or value not in _RELATIONS:
         raise ValueError("'at least', 'at most', 'less than', 'exactly' or 'around'")
-    return Bound(value)
+    return _RELATIONS[value]
 
 
 def text(value: Any) -> str:

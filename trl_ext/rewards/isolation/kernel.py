@@ -81,16 +81,13 @@ def children() -> set[int]:
     try:
         return {int(pid) for pid in Path(f"/proc/self/task/{me}/children").read_text().split()}
     except FileNotFoundError:  # A kernel without CONFIG_PROC_CHILDREN.
-        return {int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(path) == me}
-
-
-def parent_of(process: Path) -> int | None:
-    """Parent of the process with this folder in /proc; None when it is gone."""
-    try:
-        # The name stands in parentheses and may hold any character.
-        return int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, IndexError, ValueError):  # It is gone.
+                # The name stands in parentheses and may hold any character.
+                if int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == me:
+                    found.add(int(process.name))
+        return found
 
 
 def drop_capabilities() -> None:

@@ -1,7 +1,6 @@
 """Decide whether two answers are mathematically the same.
 
 extract   the answer in a completion
-gold      the right answer in a gold column
 bounds    sizes above which an answer is not judged
 spelling  the many spellings of one thing
 tokens    a text as tokens, one spelling for each meaning

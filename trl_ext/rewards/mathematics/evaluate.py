@@ -61,7 +61,10 @@ def value_of(tokens: Tokens) -> Value:
     names = frozenset(one[1] for one in nodes if one[0] == "var")
     if any(one[0] == "call" and one[1] in ("floor", "ceil") and has_variable(one) for one in nodes):
         raise Unreadable("a variable that is rounded: a few points prove nothing about it")
-    branching = any(_branches(one) for one in nodes)
+    # A logarithm, an inverse function, a power that is not whole.
+    cuts = [one for one in nodes if one[0] == "call" and (one[1] in ("log", "ln") or one[1].startswith("arc"))]
+    cuts += [one for one in nodes if one[0] == "pow" and (one[2][0] != "num" or one[2][1].denominator != 1)]
+    branching = any(map(has_variable, cuts))
     calls = [one for one in nodes if one[0] in ("pow", "call")] if exact is None else []
     gamma = any(one[0] == "call" and one[1] in ("factorial", "binomial") for one in calls)
     return Value(node, exact, digits, names, branching, len(calls), gamma)
@@ -146,19 +149,16 @@ def has_variable(node: Node) -> bool:
     return any(one[0] == "var" for one in walk(node))
 
 
-def _branches(node: Node) -> bool:
-    """Return True when a logarithm, an inverse function or a power that is not whole is taken of a variable."""
-    cut = node[0] == "call" and (node[1] in ("log", "ln") or node[1].startswith("arc"))
-    cut = cut or (node[0] == "pow" and (node[2][0] != "num" or node[2][1].denominator != 1))
-    return cut and has_variable(node)
-
-
 @lru_cache(maxsize=4096)
 def _at_point(value: Value, index: int, digits: int) -> Any:
     """Return the value at one point, to twice the digits that are compared; None where it is not finite."""
     context = _context()
     context.dps = 2 * digits
-    point = {name: _coordinate(context, name, index) for name in value.names}
+    point = {}
+    for name in value.names:  # Between 0.7 and 1.4, so `x^{2023}` stays small, and fixed by its name.
+        digest = hashlib.sha256(f"{index}:{name}".encode("utf-8", "backslashreplace")).digest()
+        place = 7 * (context.mpf(int.from_bytes(digest[:8], "big")) / 2**64 + 1) / 10
+        point[name] = -place if index == _NUM_POINTS - 1 else place
     try:
         found = context.mpc(_evaluate(value.node, context, point))
     except (ArithmeticError, ValueError, TypeError, NotImplementedError):  # what mpmath raises outside a domain
@@ -172,13 +172,6 @@ def _context() -> Any:
 
         _local.context = MPContext()
     return _local.context
-
-
-def _coordinate(context: Any, name: str, index: int) -> Any:
-    """Return a variable's value at a point: between 0.7 and 1.4, so `x^{2023}` stays small, and fixed by its name."""
-    digest = hashlib.sha256(f"{index}:{name}".encode("utf-8", "backslashreplace")).digest()
-    place = 7 * (context.mpf(int.from_bytes(digest[:8], "big")) / 2**64 + 1) / 10
-    return -place if index == _NUM_POINTS - 1 else place
 
 
 def _evaluate(node: Node, context: Any, point: dict[str, Any]) -> Any:

@@ -8,7 +8,6 @@ Every search is one pass over the text.
 """
 
 import re
-from dataclasses import dataclass
 
 from trl_ext.rewards.mathematics.bounds import MAX_CHARS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import value_of
@@ -39,21 +38,8 @@ _AND = re.compile(r"\b(?:and|or)\b")
 _ONE_WORD = re.compile(r"[A-Za-z]{2,30}")
 
 
-@dataclass(frozen=True, slots=True)
-class Extracted:
-    """The answers that a completion states (one, or several equally valid boxes) and how they were announced.
-
-    `answers` is empty unless `status`, one of a Verdict's, is "ok"; `detail` is a line for people.
-    """
-
-    answers: tuple[str, ...]
-    anchor: str
-    status: str = "ok"
-    detail: str = ""
-
-
-def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> Extracted:
-    """Find the answer of a completion.
+def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> Stated:
+    """Find the answers that a completion states: one, or several equally valid boxes.
 
     Args:
         where: "after_think" or "all".
@@ -64,46 +50,46 @@ def extract(text: str, where: str, multiple: str, gold_kind: str = "scalar") -> 
     """
     text = visible(text, where)
     if not text.strip():
-        return Extracted((), "", "no_answer", "no text outside thoughts and comments")
+        return Stated("", (), "no_answer", "no text outside thoughts and comments")
     if gold_kind == "letter":
         reading = read_choice(text)
         if reading.status != "no_answer":
-            return Extracted((str(reading.value),) if reading.value else (), "letter", reading.status, reading.detail)
+            return Stated("letter", (str(reading.value),) if reading.value else (), reading.status, reading.detail)
     if gold_kind == "list" and multiple == "reject":
         multiple = "list"
     found = stated(text, "maths")
     return _unannounced(text) if found is None else _announced(found, multiple, gold_kind == "list")
 
 
-def announced_gold(text: str) -> Extracted | None:
+def announced_gold(text: str) -> Stated | None:
     """Return the answer that a gold column announces, several boxes as one list; None where it announces nothing."""
     found = stated(text, "maths", trusted=True)
     return None if found is None else _announced(found, "list", is_list=True)
 
 
-def _announced(found: Stated, multiple: str, is_list: bool) -> Extracted:
+def _announced(found: Stated, multiple: str, is_list: bool) -> Stated:
     anchor = found.anchor
     if found.status != "ok":
-        return Extracted((), anchor, found.status, found.detail)
+        return found
     filled = list(found.contents[-1:] if multiple == "last" else found.contents)
     if len(filled) > MAX_DIFFERENT:
-        return Extracted((), anchor, "conflict", f"{len(filled)} different answers in '{anchor}'")
+        return Stated(anchor, (), "conflict", f"{len(filled)} different answers in '{anchor}'")
     if anchor != "\\boxed":  # Tags and phrases hold prose as often as formulas.
         read = [_from_line(content, anchor, found.encloses, is_list) for content in filled]
         failed = next((one for one in read if one.status != "ok"), None)
         if failed:
             return failed
-        filled = list(dict.fromkeys(one.answers[0] for one in read))
+        filled = list(dict.fromkeys(one.contents[0] for one in read))
     if any(len(content) > MAX_CHARS for content in filled):
-        return Extracted((), anchor, "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
+        return Stated(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if multiple == "all_equal":
-        return Extracted(tuple(filled), anchor)
+        return Stated(anchor, tuple(filled))
     if len(filled) == 1 or len({_cheap_value(content) for content in filled}) == 1:
-        return Extracted((filled[-1],), anchor)
+        return Stated(anchor, (filled[-1],))
     if multiple == "list":
-        return Extracted((", ".join(content.strip("$ ") for content in filled),), anchor)
+        return Stated(anchor, (", ".join(content.strip("$ ") for content in filled),))
     shown = " and ".join(repr(content[:40]) for content in filled[:3])
-    return Extracted((), anchor, "conflict", f"different answers in '{anchor}': {shown}")
+    return Stated(anchor, (), "conflict", f"different answers in '{anchor}': {shown}")
 
 
 def _cheap_value(content: str) -> object:
@@ -119,7 +105,7 @@ def _cheap_value(content: str) -> object:
     return tokens if exact is None else exact
 
 
-def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Extracted:
+def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Stated:
     """Read the answer that follows an announcement: "1 and 2" where the gold is a list, "1/2 or 0.5" where not."""
     lead = _LEAD.match(rest)
     rest = (rest[lead.end() :] if lead else rest).lstrip(" *:")
@@ -132,9 +118,9 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Extract
     formula = FORMULA.match(rest)
     if formula and not _is_prose(_formula_text(formula)) and not MULTIPLIER.match(rest, formula.end()):
         if _ANOTHER.match(rest, formula.end()):
-            return Extracted((), anchor, "conflict", f"several answers after '{anchor}'")
+            return Stated(anchor, (), "conflict", f"several answers after '{anchor}'")
         if denied_behind(rest, formula.end()) or _GOES_ON.match(rest, formula.end()):
-            return Extracted((), anchor, "no_answer", f"'{anchor}' is denied, or goes on")
+            return Stated(anchor, (), "no_answer", f"'{anchor}' is denied, or goes on")
         return _checked(_formula_text(formula), anchor)
     line = rest.partition("\n")[0].strip(' *`"')
     if not encloses and not _OPTION.match(line):
@@ -143,8 +129,8 @@ def _from_line(rest: str, anchor: str, encloses: bool, is_list: bool) -> Extract
         return _checked(line, anchor)
     reading = stated_number(Stated(anchor, (rest,)))
     if reading.value is None:
-        return Extracted((), anchor, reading.status, reading.detail)
-    return Extracted((str(reading.value),), anchor)
+        return Stated(anchor, (), reading.status, reading.detail)
+    return Stated(anchor, (str(reading.value),))
 
 
 def _is_prose(text: str) -> bool:
@@ -152,7 +138,7 @@ def _is_prose(text: str) -> bool:
     return _WORD.search(_TEXT_GROUP.sub(" ", text)) is not None
 
 
-def _unannounced(text: str) -> Extracted:
+def _unannounced(text: str) -> Stated:
     """Read the whole text, the last formula of the last line, or the last number as the answer."""
     stripped = text.strip().strip("*`").strip().removeprefix("= ").removeprefix("=")
     if _is_expression(stripped) or _ONE_WORD.fullmatch(stripped):
@@ -164,13 +150,13 @@ def _unannounced(text: str) -> Extracted:
     formulas = list(FORMULA.finditer(line))
     if formulas and not re.search(r"[0-9]", line[formulas[-1].end() :]) and not _is_prose(_formula_text(formulas[-1])):
         if denied_before(line, formulas[-1].start()) or denied_behind(line, formulas[-1].end()):
-            return Extracted((), "last formula", "no_answer", "the last formula is denied")
+            return Stated("last formula", (), "no_answer", "the last formula is denied")
         if not MULTIPLIER.match(line, formulas[-1].end()):
             return _checked(_formula_text(formulas[-1]), "last formula")
     reading = last_number(text[-_TAIL_CHARS:])
     if reading.value is None:
-        return Extracted((), "last number", reading.status, reading.detail)
-    return Extracted((str(reading.value),), "last number")
+        return Stated("last number", (), reading.status, reading.detail)
+    return Stated("last number", (str(reading.value),))
 
 
 def _last_display(text: str) -> str | None:
@@ -198,9 +184,9 @@ def _formula_text(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None)
 
 
-def _checked(answer: str, anchor: str) -> Extracted:
+def _checked(answer: str, anchor: str) -> Stated:
     if len(answer) > MAX_CHARS:
-        return Extracted((), anchor, "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
+        return Stated(anchor, (), "too_long", f"'{anchor}' holds more than {MAX_CHARS} characters")
     if not answer.strip(" $.\\"):
-        return Extracted((), anchor, "no_answer", f"nothing after '{anchor}'")
-    return Extracted((answer.strip(),), anchor)
+        return Stated(anchor, (), "no_answer", f"nothing after '{anchor}'")
+    return Stated(anchor, (answer.strip(),))

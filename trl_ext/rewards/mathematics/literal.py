@@ -104,7 +104,14 @@ def _left(node: Node) -> str:
     if kind in ("num", "var", "const"):
         return ""
     if kind == "add":
-        return _left_of_sum(list(_terms(node)))
+        terms = list(_terms(node))
+        if ("num", 0) in terms:
+            return "a sum with 0"
+        if sum(_exact(term) is not None for term in terms) > 1:
+            return "a sum of numbers"
+        # What differs by a rational factor alone is alike.
+        alike = Counter(repr(sorted((repr(n), inv) for n, inv in _factors(term) if n[0] != "num")) for term in terms)
+        return "a sum of like terms" if max(alike.values()) > 1 else _first(map(_left, terms))
     if kind == "mul":
         return _left_of_product(list(_factors(node)))
     if kind == "pow":
@@ -114,24 +121,14 @@ def _left(node: Node) -> str:
     return _first(map(_left, node[2:]))
 
 
-def _left_of_sum(terms: list[Node]) -> str:
-    if any(term == ("num", 0) for term in terms):
-        return "a sum with 0"
-    if sum(_exact(term) is not None for term in terms) > 1:
-        return "a sum of numbers"
-    # What differs by a rational factor alone is alike.
-    alike = Counter(repr(sorted((repr(n), inv) for n, inv in _factors(term) if n[0] != "num")) for term in terms)
-    if max(alike.values()) > 1:
-        return "a sum of like terms"
-    return _first(map(_left, terms))
-
-
 def _left_of_product(factors: list[tuple[Node, bool]]) -> str:
     above = [node for node, inverted in factors if not inverted and node[0] == "num" and node != MINUS_ONE]
     below = [node for node, inverted in factors if inverted and node[0] == "num" and node != MINUS_ONE]
     others = [(node, inverted) for node, inverted in factors if node[0] != "num"]
-    if _is_scientific(above, below, others):
-        return ""
+    if len(above) == len(others) == 1 and not below and 1 <= abs(above[0][1]) < 10:
+        node, inverted = others[0]
+        if node[0] == "pow" and node[1] == ("num", 10) and _is_whole(node[2]) and not inverted:
+            return ""  # `6.7 \\cdot 10^5`
     if ("num", 0) in above:
         return "a product with 0"
     powers = [node for node, _ in others if _exact(node) is not None]
@@ -188,14 +185,6 @@ def _left_of_power(node: Node) -> str:
     if exponent != MINUS_ONE and _exact(node) is not None:
         return "a root of a number"
     return _left(base) or _left(exponent)
-
-
-def _is_scientific(above: list[Node], below: list[Node], others: list[tuple[Node, bool]]) -> bool:
-    """Return True for `6.7 \\cdot 10^5`."""
-    if len(above) != 1 or below or len(others) != 1 or not 1 <= abs(above[0][1]) < 10:
-        return False
-    (node, inverted), *_ = others
-    return node[0] == "pow" and node[1] == ("num", 10) and _is_whole(node[2]) and not inverted
 
 
 def _functions(expressions: list[Tokens], of_numbers: bool) -> Iterator[str]:

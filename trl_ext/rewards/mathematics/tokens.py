@@ -58,7 +58,15 @@ def tokenize(text: str) -> Tokens:
         raise TooComplex("brackets nested too deeply") from None
     if end < len(raw):
         raise Unreadable("a brace closes that was never opened")
-    return _trimmed(_joined_words(tokens))
+    tokens = _joined_words(tokens)
+    while tokens and tokens[-1] in (".", ",", ":", "\\\\", "`"):  # The punctuation that ends a sentence.
+        tokens.pop()
+    while tokens and tokens[0] in ("+", ":", ",", "`"):
+        tokens.pop(0)
+    found = tuple(tokens)
+    while found[:1] == ("{",) and closes_at(found, 0) == len(found) - 1:
+        found = found[1:-1]
+    return found
 
 
 def latex(tokens: Tokens) -> str:
@@ -187,15 +195,3 @@ def _joined_words(tokens: list[str]) -> list[str]:
         else:
             joined.append(token)
     return joined
-
-
-def _trimmed(tokens: list[str]) -> Tokens:
-    """Remove the punctuation that ends a sentence, a plus in front, and braces around everything."""
-    while tokens and tokens[-1] in (".", ",", ":", "\\\\", "`"):
-        tokens.pop()
-    while tokens and tokens[0] in ("+", ":", ",", "`"):
-        tokens.pop(0)
-    found = tuple(tokens)
-    while found[:1] == ("{",) and closes_at(found, 0) == len(found) - 1:
-        found = found[1:-1]
-    return found

@@ -37,7 +37,11 @@ _MAX_WORDS = 5
 
 def split_unit(tokens: Tokens) -> tuple[Tokens, str]:
     """Return an answer without its unit, and the unit in one spelling ("" without one)."""
-    bare, currency = _without_currency(_in_degrees(tokens))
+    bare, currency = _in_degrees(tokens), ""
+    for position in (0, 1):  # `-\\$5` and `\\$-5` are -5.
+        if position < len(bare) and bare[position] in _CURRENCIES and bare[:position] in ((), ("-",)):
+            bare, currency = bare[:position] + bare[position + 1 :], _CURRENCIES[bare[position]]
+            break
     start = len(bare)
     while start > 0 and (length := _unit_piece(bare[:start])):
         start -= length
@@ -76,14 +80,6 @@ def _in_degrees(tokens: Tokens) -> Tokens:
     return (*sign, "(", rest[0], "+", rest[2], "/", "60", *seconds, ")", "\\degree")
 
 
-def _without_currency(tokens: Tokens) -> tuple[Tokens, str]:
-    """Return `-\\$5` and `\\$-5` as -5, with the name of the currency ("" without one)."""
-    for position in (0, 1):
-        if position < len(tokens) and tokens[position] in _CURRENCIES and tokens[:position] in ((), ("-",)):
-            return tokens[:position] + tokens[position + 1 :], _CURRENCIES[tokens[position]]
-    return tokens, ""
-
-
 def _unit_piece(tokens: Tokens) -> int:
     """Count the last tokens that make up a word, a sign, an exponent of a word or a slash behind one; 0 for none."""
     last = tokens[-1]
@@ -120,14 +116,11 @@ def _unit(tail: Tokens) -> str | None:
             word.isalpha() and word not in _NO_UNIT and (len(word) > 1 or word in _LETTERS) for word in words
         ):
             return None
-        parts.extend("/" if word == "per" else _singular(word) for word in words)
+        for word in words:
+            if word not in _SAME and len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+                word = word[:-1]
+            parts.append("/" if word == "per" else _SAME.get(word, word))
     # `sq cm`, `cm squared` and `cm ^ { 2 }` are `cm^2`.
     unit = " ".join(parts).replace(" ^ { 2 }", "^2").replace(" ^ { 3 }", "^3").replace(" / ", "/").replace("/ ", "/")
     unit = unit.replace(" squared", "^2").replace(" cubed", "^3")
     return re.sub(r"^(sq|cu) (\S+)", lambda match: f"{match[2]}^{2 if match[1] == 'sq' else 3}", unit)
-
-
-def _singular(word: str) -> str:
-    if word not in _SAME and len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
-        word = word[:-1]
-    return _SAME.get(word, word)

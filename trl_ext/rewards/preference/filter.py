@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards.preference.data import Scorer, check_number_from, checked_dataset, chunks, counts, falls_short
-from trl_ext.rewards.preference.gaps import PAIR_COLUMNS, SplitPair, bare, gaps_of_rows, split_batch
+from trl_ext.rewards.preference.gaps import PAIR_COLUMNS, bare, gaps_of_rows, split_batch
 from trl_ext.rewards.rows import completion_text
 
 if TYPE_CHECKING:
@@ -112,22 +112,17 @@ def pair_faults(dataset: "Dataset") -> list[str | None]:
     for rows in chunks(range(len(texts)), "Reading pairs", " pairs"):
         batch = texts[list(rows)]
         sides = zip(batch["chosen"], batch["rejected"], split_batch(batch), strict=True)
-        faults += [pair_fault(chosen, rejected, pair, implicit) for chosen, rejected, pair in sides]
+        for chosen, rejected, pair in sides:
+            is_empty = any(map(is_blank, pair.completions))
+            if not is_empty and implicit and isinstance(chosen, str):
+                # Read by characters: "1" is the beginning of "18".
+                short, long = sorted((chosen.rstrip(), rejected.rstrip()), key=len)
+                is_empty = short != long and long.startswith(short)
+            if is_empty or bare(chosen) == bare(rejected):
+                faults.append("empty" if is_empty else "identical")
+            else:
+                faults.append(None if pair.same_prompt else "different_prompt")
     return faults
-
-
-def pair_fault(chosen: Any, rejected: Any, pair: SplitPair, implicit: bool) -> str | None:
-    """The first of the reasons `empty`, `identical`, `different_prompt` that holds, or None."""
-    if any(map(is_blank, pair.completions)):
-        return "empty"
-    if implicit and isinstance(chosen, str):
-        # Read by characters: "1" is the beginning of "18".
-        short, long = sorted((chosen.rstrip(), rejected.rstrip()), key=len)
-        if short != long and long.startswith(short):
-            return "empty"
-    if bare(chosen) == bare(rejected):
-        return "identical"
-    return None if pair.same_prompt else "different_prompt"
 
 
 def is_blank(completion: Any) -> bool:

@@ -88,8 +88,10 @@ def split_implicit(chosen: Any, rejected: Any) -> SplitPair:
     if isinstance(chosen, str) and isinstance(rejected, str):
         return split_texts(chosen, rejected)
     if isinstance(chosen, list) and isinstance(rejected, list):
-        # The last assistant turn is all that follows the last user or system message.
-        cuts = [turn_start(side) for side in (chosen, rejected)]
+        cuts = []
+        for side in (chosen, rejected):  # The last assistant turn is all that follows the last user or system message.
+            openers = (i + 1 for i, message in reversed([*enumerate(side)]) if message.get("role") not in _TURN_ROLES)
+            cuts.append(next(openers, 0))
         prompts = (chosen[: cuts[0]], rejected[: cuts[1]])
         completions = (chosen[cuts[0] :], rejected[cuts[1] :])
         return SplitPair(prompts, completions, bare(prompts[0]) == bare(prompts[1]))
@@ -112,12 +114,6 @@ def split_texts(chosen: str, rejected: str) -> SplitPair:
         same = bool(common.strip())
     prompts, completions = (chosen[: cuts[0]], rejected[: cuts[1]]), (chosen[cuts[0] :], rejected[cuts[1] :])
     return SplitPair(prompts, completions, same)
-
-
-def turn_start(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Position of the first message of the last assistant turn; the list's length where that turn is missing."""
-    openers = (i + 1 for i, message in reversed([*enumerate(messages)]) if message.get("role") not in _TURN_ROLES)
-    return next(openers, 0)
 
 
 def bare(value: Any) -> Any:

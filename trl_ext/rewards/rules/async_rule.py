@@ -1,24 +1,30 @@
-"""The base of rules that wait for a server, such as a model that judges: many calls at a time, each may fail alone."""
+"""The base of rules that wait for a server, such as a model that judges: many calls at a time, each may fail alone.
+
+They wait in one event loop per process, in a thread of its own. The caller's thread only waits for results, so that it
+may run an event loop itself, as Jupyter does, and so that TRL's own loop for `async def` rewards is not touched.
+"""
 
 import asyncio
 import hashlib
 import json
+import os
 import random
+import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards.isolation.event_loop import run_in_loop
 from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.request import Judged
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_number, check_whole, place_of
 
 Reply = TypeVar("Reply")
+Result = TypeVar("Result")
 Judgement = tuple[list[Judged], dict[str, float]]  # of a batch, with the metrics of its calls
 
 # Pauses between the attempts of a call: 0.5 s, 1 s, 2 s, ..., each shortened by chance so that calls that failed
@@ -167,7 +173,10 @@ class AsyncRule(Rule):
                     raise
                 except Exception as error:  # A failure of any client: sockets, HTTP, what it read.
                     if attempt == self.retries or not may_pass(error):
-                        raise CallFailed(self._failure(error, attempt + 1)) from error
+                        is_late = isinstance(error, TimeoutError) and not str(error)
+                        late = f"no answer within {self.timeout_s:g} s" if is_late else ""
+                        said = (late or f"{type(error).__name__}: {error}")[:300]
+                        raise CallFailed(f"{said} ({attempt + 1} attempt{'s' * (attempt > 0)})") from error
                     pause_s = pause_after(error, attempt)
                 else:
                     calls.latencies_s.append(time.perf_counter() - start)
@@ -184,11 +193,6 @@ class AsyncRule(Rule):
         group = [other.text for other in row.group] if self.reads_group else []
         cells = [row.columns.get(name) for name in self.columns]
         return content_key([row.prompt, row.text, row.messages, cells, group])
-
-    def _failure(self, error: Exception, attempts: int) -> str:
-        late = f"no answer within {self.timeout_s:g} s" if isinstance(error, TimeoutError) and not str(error) else ""
-        said = late or f"{type(error).__name__}: {error}"
-        return f"{said[:300]} ({attempts} {'attempts' if attempts > 1 else 'attempt'})"
 
     async def _all(self, rows: list[Row], most_failed: int | None) -> Judgement:
         calls = Calls(asyncio.Semaphore(self.concurrency), most_failed, costs=Counter(dict.fromkeys(self.costs, 0)))
@@ -236,3 +240,27 @@ def content_key(content: Any) -> bytes | None:
     except (TypeError, ValueError):
         return None
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def run_in_loop(coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
+    """Start a coroutine in this process's loop; cancelling the future cancels it."""
+    global _loop
+    with _lock:
+        if _loop is None:
+            _loop = asyncio.new_event_loop()
+            # A daemon: a server that does not answer must not keep the process from ending.
+            threading.Thread(target=_loop.run_forever, name="trl_ext-loop", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, _loop)
+
+
+def _forget() -> None:
+    """Forget the parent's loop, whose thread a forked child does not have, and its lock, which may be held."""
+    global _loop, _lock
+    _loop, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -129,11 +129,6 @@ def balance(text: str) -> float:
     return 1.0 - (unmatched + len(open_marks) + straight % 2) / total if total else 1.0
 
 
-def num_odd(text: str) -> int:
-    """Count tokens that cannot be words, runs of one letter, and characters that are no text."""
-    return sum(map(is_odd, _LONG_WORD.findall(text))) + len(_STUTTER.findall(text)) + len(_JUNK.findall(text))
-
-
 def is_odd(token: str) -> bool:
     """Return True for a token that cannot be a word; names such as GPT4 and H2O, and all capitals, can.
 
@@ -150,7 +145,10 @@ def is_odd(token: str) -> bool:
 
 _SHARES: dict[str, Callable[[str], float]] = {"starts": starts, "ends": ends, "balance": balance}
 _DEFECTS: dict[str, Callable[[str], int]] = {
-    "words": num_odd,
+    # Tokens that cannot be words, runs of one letter, and characters that are no text.
+    "words": lambda text: (
+        sum(map(is_odd, _LONG_WORD.findall(text))) + sum(len(pattern.findall(text)) for pattern in (_STUTTER, _JUNK))
+    ),
     "punctuation": lambda text: sum(run.group() != "..." for run in _REPEATED_MARKS.finditer(text)),
     "doubled": lambda text: len(_DOUBLED.findall(text)),  # "had had" and "that that" are English.
     "spacing": lambda text: len(_SPACED_MARKS.findall(text)),  # French puts one in front of the taller marks.

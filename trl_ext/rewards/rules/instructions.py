@@ -12,27 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from trl_ext.rewards.instruction_kinds import (
-    content,
-    copying,
-    counting,
-    format,
-    language,
-    layout,
-    length,
-    sentence_order,
-    word_order,
-    wording,
-)
+from trl_ext.rewards.instruction_kinds import counting, ifeval, layout, word_order
 from trl_ext.rewards.instruction_kinds.spec import Instruction
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_column, check_flag
 from trl_ext.rewards.text.prose import normalized, refusal
 from trl_ext.rewards.text.visible import after_think
 
-_MODULES = (
-    *(wording, length, content, format, language),  # IFEval's
-    *(counting, word_order, sentence_order, layout, copying),  # IFBench's
-)
+_MODULES = (ifeval, counting, word_order, layout)
 KNOWN = {one.id: one for module in _MODULES for one in vars(module).values() if isinstance(one, Instruction)}
 
 _MAX_INSTRUCTIONS = 64  # in one row
@@ -134,7 +120,12 @@ def read_tasks(text: str) -> tuple[Task, ...]:
     pairs = list_pairs(parsed(text))
     if not 0 < len(pairs) <= _MAX_INSTRUCTIONS:
         raise ValueError(f"{len(pairs)} instructions; 1 to {_MAX_INSTRUCTIONS} are read")
-    return tuple((KNOWN[name], KNOWN[name].read(arguments)) for name, arguments in map(checked_pair, pairs))
+    for name, arguments in pairs:
+        if not isinstance(name, str) or name not in KNOWN:
+            raise ValueError(f"unknown instruction {name!r}")
+        if arguments is not None and not isinstance(arguments, dict):
+            raise ValueError(f"{name}: the arguments are {arguments!r}, not a mapping")
+    return tuple((KNOWN[name], KNOWN[name].read(arguments or {})) for name, arguments in pairs)
 
 
 def parsed(text: str) -> Any:
@@ -175,13 +166,3 @@ def named_pair(cell: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(given.get("options"), list):
         given["options"] = "/".join(map(str, given["options"]))
     return name, given | ({_EXACT[name]: "exactly"} if name in _EXACT else {})
-
-
-def checked_pair(pair: tuple[Any, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the pair; ValueError unless the id is known and the arguments are a mapping, or null for none."""
-    name, arguments = pair
-    if not isinstance(name, str) or name not in KNOWN:
-        raise ValueError(f"unknown instruction {name!r}")
-    if arguments is not None and not isinstance(arguments, dict):
-        raise ValueError(f"{name}: the arguments are {arguments!r}, not a mapping")
-    return name, arguments or {}

@@ -14,17 +14,19 @@ import re
 import statistics
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
 import regex
 from jinja2 import TemplateError
 
-from trl_ext.errors import RuleError
+from trl_ext.errors import RuleError, SupportError
 from trl_ext.rewards.rows import is_null
 from trl_ext.rewards.rule import Row, Verdict, check_choice, check_number, check_whole
 from trl_ext.rewards.rules import judge_prompt
 from trl_ext.rewards.rules.async_rule import AsyncRule, CallFailed, content_key
-from trl_ext.rewards.rules.judge_client import JudgeReply, check_server, client_of, require_openai, send
 from trl_ext.rewards.text.prose import is_blank, text_part
 from trl_ext.rewards.totals.shaping import pair_of
 
@@ -33,10 +35,18 @@ _GIVEN = frozenset({"prompt", "completion", "messages", "gold", "first", "second
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 _LONGEST_LINE = 200  # characters of a reply's last line
 _PATTERN_S = 0.5
+MOST_REPLY_BYTES = 2_000_000
 _DETAIL_CHARS = 300
 # HTTP codes that a completion may bring about, since it is too long or is filtered. They earn the floor, and count as
 # failures all the same, since a wrong configuration brings them about for every row.
 _REFUSALS = (400, 403, 413, 422, 451)
+
+
+class JudgeReply(NamedTuple):
+    """A judge's reply: its text, None where it was cut off or is missing, and the tokens that it took."""
+
+    text: str | None
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,9 @@ class Judge(AsyncRule):
         return bool(self.gold)
 
     def check(self) -> None:
-        require_openai()
-        check_server(self.name, self.model, self.base_url, self.api_key_env)
+        if find_spec("openai") is None:
+            raise SupportError("Judge needs the package openai. Install it: pip install 'trl_ext[judge]'.")
+        self._check_server()
         self._check_shown()
         self._check_reply()
         check_choice(self, "where", self.where, ("after_think", "all"))
@@ -122,6 +133,21 @@ class Judge(AsyncRule):
 
     def _refuse(self, sentence: str) -> NoReturn:
         raise RuleError(f"Rule '{self.name}': {sentence}")
+
+    def _check_server(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            self._refuse(f"model is {self.model!r}. Give the name that the server has for it.")
+        parts = urlsplit(self.base_url if isinstance(self.base_url, str) else "")
+        if parts.username or parts.password:  # The address is logged: it must hold no secret.
+            self._refuse("base_url holds a user or a password. Give a key by api_key_env.")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            self._refuse(f"base_url is {self.base_url!r}. Give an address such as http://localhost:8000/v1.")
+        key = self.api_key_env
+        # The value is not shown: it may be the key.
+        if not isinstance(key, str) or not re.fullmatch(r"(?:[A-Za-z_][A-Za-z0-9_]*)?", key):
+            self._refuse("api_key_env is no name of an environment variable. Give its name, not the key.")
+        if key and not os.environ.get(key):
+            self._refuse(f"the environment variable {key} is not set. Put the server's key there.")
 
     def _check_shown(self) -> None:
         for key in ("rubric", "template", "gold", "against", "pattern"):
@@ -293,3 +319,31 @@ class Judge(AsyncRule):
         except TimeoutError:
             return None
         return match[1] if match else None
+
+
+@lru_cache(maxsize=8)
+def client_of(pid: int, base_url: str, key: str, timeout_s: float) -> Any:
+    """The client of a server. Its connections belong to a process, so that a forked one gets its own."""
+    from openai import AsyncOpenAI
+
+    # AsyncRule tries again, and counts. Without a key a word is sent, lest the client sends that of OPENAI_API_KEY.
+    return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout_s, max_retries=0)
+
+
+async def send(client: Any, request: Mapping[str, Any]) -> JudgeReply:
+    """Ask for one chat completion; ValueError for a reply that is none, or that is above 2 MB."""
+    body = bytearray()
+    async with client.chat.completions.with_streaming_response.create(**request) as response:
+        async for part in response.iter_bytes():
+            body += part
+            if len(body) > MOST_REPLY_BYTES:
+                raise ValueError(f"the server's reply has more than {MOST_REPLY_BYTES} bytes")
+    try:
+        found = json.loads(body)
+        choice = found["choices"][0]
+        text, tokens = choice["message"].get("content"), (found.get("usage") or {}).get("total_tokens")
+        is_cut = choice.get("finish_reason") == "length"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the server's reply is no chat completion: {bytes(body[:100])!r}") from error
+    known_tokens = tokens if isinstance(tokens, int) and 0 <= tokens < 10**9 else 0
+    return JudgeReply(text if isinstance(text, str) and not is_cut else None, known_tokens)

@@ -1,31 +1,88 @@
 """Judge whether the answer is mathematically the same as the gold."""
 
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
-from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
+from trl_ext.rewards.mathematics.bounds import MAX_GOLD_CHARS, MAX_GOLD_TOKENS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison import library as math_library
 from trl_ext.rewards.mathematics.comparison.equal import Match, compare, why_undecided
-from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library
-from trl_ext.rewards.mathematics.extract import Extracted, extract
-from trl_ext.rewards.mathematics.gold import Gold, read_gold
+from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library, check_length
+from trl_ext.rewards.mathematics.extract import announced_gold, extract
+from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.literal import unfit
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, tokenize
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_choice, check_column
 from trl_ext.rewards.text.choices import read_choice
 from trl_ext.rewards.text.golds import best, golds_of
 from trl_ext.rewards.text.prompt import asked_forms, stands_in
+from trl_ext.rewards.text.reader import Stated
 
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")  # outside of commands
+_MAX_WORDS = 8  # A longer gold without a box is prose, and prose is not compared.
+_LETTERS = tuple("ABCDEFGHIJ")
 _BY_TEXT = frozenset({"same text", "letter"})
 _COPIED = "copied from the prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """A gold answer; `problem` says why it cannot be read and is empty where it can."""
+
+    text: str
+    tokens: Tokens
+    problem: str = ""
+
+    @property
+    def kind(self) -> str:
+        """How an answer to it is looked for: "letter" for A to J, "list" where several boxes may be its parts."""
+        return _kind(self.tokens)
+
+
+@lru_cache(maxsize=4096)
+def _kind(tokens: Tokens) -> str:
+    if _letter(tokens) in _LETTERS:
+        return "letter"
+    try:
+        is_list = form_of(tokens).kind in ("list", "set") and not why_undecided(tokens)
+    except (Unreadable, TooComplex, RecursionError):
+        return "scalar"
+    return "list" if is_list else "scalar"
+
+
+@lru_cache(maxsize=4096)  # The completions of a GRPO group share their gold.
+def read_gold(text: str) -> Gold:
+    r"""Return the answer in a gold column's text.
+
+    A gold may be a number, bare LaTeX, LaTeX in `$..$`, `\[..\]`, `\(..\)` or `\boxed{}`, or a worked solution with
+    one box or one announced answer (`... #### 18`). Where nothing is announced, the whole text is the answer and never
+    the first or last number in it, which would reward a fragment of `3\sqrt{13}`.
+    """
+    stated = announced_gold(text)
+    if stated is not None and stated.status != "ok":
+        return Gold(text, (), f"{stated.status}: {stated.detail}")
+    answer = text if stated is None else stated.contents[0]
+    if len(answer) > MAX_GOLD_CHARS:
+        return Gold(text, (), f"longer than {MAX_GOLD_CHARS} characters")
+    try:
+        tokens = tokenize(answer)
+        check_length(tokens, MAX_GOLD_TOKENS)
+    except (Unreadable, TooComplex) as error:
+        return Gold(answer, (), str(error))
+    num_words = len(_WORD.findall(answer))
+    problem = f"prose of {num_words} words without an announced answer" if num_words > _MAX_WORDS else ""
+    if tokens in ((WORDS + "nan",), ("n", "a", "n")):
+        problem = "not a number"
+    return Gold(answer, tokens, problem if tokens else "empty")
 
 
 @dataclass(frozen=True, slots=True)
 class Math(Rule):
     r"""1.0 when the completion's answer is mathematically the gold column's, else 0.0.
 
-    `text.reader` and `mathematics.extract` say where the answer is looked for, `gold` how a gold may be written,
+    `text.reader` and `mathematics.extract` say where the answer is looked for, `read_gold` how a gold may be written,
     `equal` when two answers are the same. An answer that would take too long to judge, which its size and form tell
     and never a clock, is `too_long` or `too_complex` and earns 0.0. A gold that can be compared with nothing but its
     own text (`a_0 + \\ldots + a_n`, a sentence), which its text tells, leaves other answers `undecided`.
@@ -104,15 +161,15 @@ class Math(Rule):
         if gold.problem:
             return Verdict(None, "gold_invalid", f"column '{self.gold}': {gold.problem}")
         found = self._extract(row, gold)
-        if not found.answers:
+        if not found.contents:
             return Verdict(self.floor, found.status, found.detail)
         return self._judge(gold, found, self._copied(row, found), self._asked(row))
 
-    def _extract(self, row: Row, gold: Gold) -> Extracted:
+    def _extract(self, row: Row, gold: Gold) -> Stated:
         return extract(row.text, self.where, self.multiple, gold.kind)
 
-    def _copied(self, row: Row, found: Extracted) -> bool:
-        return self._minds_form and any(stands_in(answer, row.prompt) for answer in found.answers)
+    def _copied(self, row: Row, found: Stated) -> bool:
+        return self._minds_form and any(stands_in(answer, row.prompt) for answer in found.contents)
 
     def _asked(self, row: Row) -> frozenset[str]:
         return asked_forms(row.prompt) if self._minds_form else frozenset()
@@ -121,10 +178,10 @@ class Math(Rule):
     def _minds_form(self) -> bool:
         return self.form == "auto" and self.profile == "train"
 
-    def _judge(self, gold: Gold, found: Extracted, copied: bool, asked: frozenset[str]) -> Verdict:
-        told = f"'{found.anchor}': {' and '.join(found.answers)[:80]}; gold: {gold.text[:80]}"
+    def _judge(self, gold: Gold, found: Stated, copied: bool, asked: frozenset[str]) -> Verdict:
+        told = f"'{found.anchor}': {' and '.join(found.contents)[:80]}; gold: {gold.text[:80]}"
         try:
-            matches = [self._match(gold, answer, asked) for answer in found.answers]
+            matches = [self._match(gold, answer, asked) for answer in found.contents]
         except TooComplex as error:
             return Verdict(self.floor, "too_complex", f"{told}; {error}")
         except RecursionError:
@@ -181,7 +238,7 @@ def _is_choice(gold: Tokens, answer: Tokens) -> bool:
 
     Without an option's bracket, full stop or colon, C may be a constant and is compared as an expression.
     """
-    if _letter(gold) not in tuple("ABCDEFGHIJ"):
+    if _letter(gold) not in _LETTERS:
         return False
     return gold != (_letter(gold),) or answer[1:2] in ((")",), (".",), (":",)) or answer[2:3] == (")",)
 

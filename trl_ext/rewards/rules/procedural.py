@@ -75,7 +75,11 @@ class Procedural(Rule):
 
     def score(self, row: Row) -> Verdict:
         try:
-            text = guard.entry_text(row.columns[self.entry])
+            cell = row.columns[self.entry]
+            if not isinstance(cell, str | Mapping):
+                raise TypeError(f"{type(cell).__name__} is neither JSON text nor a mapping")
+            # As text: a few entries carry a Fraction that no scorer reads.
+            text = cell if isinstance(cell, str) else json.dumps(cell, default=str)
             family = self.dataset or str(json.loads(text)["metadata"]["source_dataset"])
             config = self._config(family)
             require_sound(family, config, text)

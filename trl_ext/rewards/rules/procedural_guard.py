@@ -172,15 +172,6 @@ def _code_names(code: CodeType) -> Iterator[str]:
             yield from _code_names(constant)
 
 
-def entry_text(cell: Any) -> str:
-    """Return an entry's cell as JSON text; TypeError or ValueError unless it is text or a mapping."""
-    if isinstance(cell, str):
-        return cell
-    if not isinstance(cell, Mapping):
-        raise TypeError(f"{type(cell).__name__} is neither JSON text nor a mapping")
-    return json.dumps(cell, default=str)  # A few entries carry a Fraction that no scorer reads.
-
-
 def read_entry(family: str, text: str) -> Any:
     """Read the entry as its scorer wants it, anew on each call because some scorers write into it."""
     entry = json.loads(text)

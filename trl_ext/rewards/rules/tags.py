@@ -45,24 +45,17 @@ class Tags(Rule):
         object.__setattr__(self, "tags", tags)
 
     def score(self, row: Row) -> Verdict:
-        end = 0
+        text, end = row.text, 0
         failed = []
         for tag in self.tags:
-            behind = pair_end(row.text, tag, end)
-            if behind < 0:
-                failed.append(tag)
+            opener, closer = f"<{tag}>", f"</{tag}>"
+            opened, closed = text.find(opener), text.find(closer)
+            inside = opened + len(opener)
+            is_once = text.find(opener, inside) < 0 and text.find(closer, closed + 1) < 0
+            is_closed = is_once and end <= opened and inside < closed
+            if is_closed and (text[inside].isalnum() or not is_blank(text[inside:closed])):
+                end = closed + len(closer)
             else:
-                end = behind
+                failed.append(tag)
         detail = f"not once, closed, filled and in order: {', '.join(failed)}" if failed else "all there"
         return Verdict(1.0 - len(failed) / len(self.tags), "ok", detail)
-
-
-def pair_end(text: str, tag: str, start: int) -> int:
-    """Return where the only `<tag>...</tag>` ends; -1 for none, several, one before `start`, or an empty one."""
-    opener, closer = f"<{tag}>", f"</{tag}>"
-    opened, closed = text.find(opener), text.find(closer)
-    if opened < start or closed < 0 or text.find(opener, opened + 1) >= 0 or text.find(closer, closed + 1) >= 0:
-        return -1
-    inside = opened + len(opener)
-    is_filled = inside < closed and (text[inside].isalnum() or not is_blank(text[inside:closed]))
-    return closed + len(closer) if is_filled else -1

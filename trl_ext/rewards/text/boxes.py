@@ -33,7 +33,12 @@ def boxes(text: str) -> Enclosed | None:
         return None
     contents, start, end = found
     if any("\\boxed" in content for content in contents):
-        contents = [_unboxed(content) for content in contents]
+        for place, content in enumerate(contents):  # Without the boxes that stand around all of it.
+            for _ in range(MAX_NESTED):
+                inner = _outermost(content)
+                if inner is None or len(inner[0]) != 1 or not _ALL_BOXED.fullmatch(content):
+                    break
+                contents[place] = content = inner[0][0]
     return Enclosed("\\boxed", tuple(contents), start, end, any("\\boxed" in content for content in contents))
 
 
@@ -77,13 +82,3 @@ def answer_tags(text: str) -> Enclosed | None:
         return Enclosed("<answer>", (), start, len(text), is_nested)
     contents = tuple(part.partition("</answer>")[0].strip() for part in parts if "</answer>" in part)
     return Enclosed("<answer>", contents, start, text.rfind("</answer>") + len("</answer>"))
-
-
-def _unboxed(content: str) -> str:
-    """Remove from a box's content the boxes that stand around all of it."""
-    for _ in range(MAX_NESTED):
-        inner = _outermost(content)
-        if inner is None or len(inner[0]) != 1 or not _ALL_BOXED.fullmatch(content):
-            break
-        content = inner[0][0]
-    return content

@@ -10,7 +10,7 @@ import re
 
 from trl_ext.rewards.text.denial import DENIAL, denied_before, denied_behind
 from trl_ext.rewards.text.numbers import clean
-from trl_ext.rewards.text.reader import AnswerReading, Stated, stated
+from trl_ext.rewards.text.reader import AnswerReading, stated
 
 _OPENING = re.compile(
     r"[\s(\[*\"'`]*+(?>(?:(?:option|choice|letter|answer)\s++)?)[(\[*]*+([A-J])(?![A-Za-z0-9'])", re.IGNORECASE
@@ -41,11 +41,8 @@ def read_choice(text: str) -> AnswerReading:
         ('B', None)
     """
     found = stated(text, "choice")
-    return _bare(text) if found is None else stated_choice(found)
-
-
-def stated_choice(found: Stated) -> AnswerReading:
-    """Read the one letter in what a text states; several different ones are a conflict."""
+    if found is None:
+        return _bare(text)
     if found.status != "ok":
         return AnswerReading(None, found.status, found.detail)
     readings = [letter_of(content) for content in found.contents]

@@ -38,7 +38,10 @@ def fenced_blocks(text: str) -> list[Fenced]:
         if not opened and ticks >= 3:
             opened, language, block = ticks, stripped[ticks:].strip().lower(), []
         elif opened and ticks >= opened and ticks == len(stripped):
-            found.append(Fenced(language, "\n".join(_outdented(block))))
+            first = next((one for one in block if one.strip()), "")
+            indent = len(first) - len(first.lstrip())
+            block = [one[min(indent, len(one) - len(one.lstrip())) :] for one in block] if indent else block
+            found.append(Fenced(language, "\n".join(block)))
             opened = 0
         elif opened:
             block.append(line)
@@ -78,9 +81,3 @@ def _is_example(code: str, known: set[str]) -> bool:
     own = {*_DEFINED.findall(code), *_ASSIGNED.findall(code)}
     imported = {word for line in _IMPORT.findall(code) for word in _WORD.findall(line)}
     return not called <= own | imported
-
-
-def _outdented(lines: list[str]) -> list[str]:
-    first = next((line for line in lines if line.strip()), "")
-    indent = len(first) - len(first.lstrip())
-    return [line[min(indent, len(line) - len(line.lstrip())) :] for line in lines] if indent else lines

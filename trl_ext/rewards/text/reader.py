@@ -120,18 +120,14 @@ def stated(text: str, kind: str, trusted: bool = False) -> Stated | None:
         return spoken
     if enclosed is None:
         return None
-    return _enclosed(text, kind, enclosed, trusted)
-
-
-def _enclosed(text: str, kind: str, found: Enclosed, trusted: bool) -> Stated:
-    anchor = found.anchor
-    if found.is_nested:
+    anchor = enclosed.anchor
+    if enclosed.is_nested:
         return Stated(anchor, (), "conflict", f"'{anchor}' holds another one")
-    if not found.contents:
+    if not enclosed.contents:
         return Stated(anchor, (), "no_answer", f"'{anchor}' is not closed")
-    if not trusted and (denied_before(text, found.start) or denied_behind(text, found.end)):
+    if not trusted and (denied_before(text, enclosed.start) or denied_behind(text, enclosed.end)):
         return _denied(anchor)
-    filled = tuple(dict.fromkeys(content for content in found.contents if not _BLANK.fullmatch(content)))
+    filled = tuple(dict.fromkeys(content for content in enclosed.contents if not _BLANK.fullmatch(content)))
     if not filled:
         return Stated(anchor, (), "no_answer", f"'{anchor}' is empty")
     return Stated(anchor, tuple(_inner(content, kind) for content in filled) if anchor == "<answer>" else filled)

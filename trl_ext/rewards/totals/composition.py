@@ -95,8 +95,8 @@ def contribution(weight: float, value: float | None, state: str) -> float | None
 def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[int, ...], ...]:
     """The positions of each rule's gate, its gate's gate and so on; RuleError for unknown gates and circles."""
     positions = {rule.name: position for position, rule in enumerate(rules)}
-
-    def chain_of(rule: Rule) -> tuple[int, ...]:
+    chains = []
+    for rule in rules:
         chain: list[int] = []
         gate = rule.gate
         while gate is not None:
@@ -106,9 +106,8 @@ def gate_chains(rules: Sequence[Rule]) -> tuple[tuple[int, ...], ...]:
                 raise RuleError(f"The gate of rule '{rule.name}' leads in a circle at '{gate}'. Take one gate out.")
             chain.append(positions[gate])
             gate = rules[positions[gate]].gate
-        return tuple(chain)
-
-    return tuple(map(chain_of, rules))
+        chains.append(tuple(chain))
+    return tuple(chains)
 
 
 def gate_state(values: Sequence[float | None], chain: Sequence[int]) -> str:

@@ -66,3 +66,9 @@ def _number(value: float | None, sign: str) -> str:
 def one_line(text: str) -> str:
     """The text without line breaks, so that a table stays a table."""
     return " ".join(text.split())
+
+
+def shortened(text: str, width: int = 160) -> str:
+    """The text on one line, its end cut off where it is longer than `width`."""
+    text = one_line(text)
+    return text if len(text) <= width else f"{text[: width - 3]}..."

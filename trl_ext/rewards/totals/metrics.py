@@ -11,7 +11,7 @@ from typing import Any
 from trl_ext.rewards.rule import Rule
 from trl_ext.rewards.scorer import Column
 from trl_ext.rewards.totals.composition import Composed
-from trl_ext.rewards.totals.explanation import Part, one_line
+from trl_ext.rewards.totals.explanation import Part, shortened
 
 LogMetric = Callable[[str, float], None]
 
@@ -67,31 +67,23 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 def traces(rules: Sequence[Rule], columns: Sequence[Column], composed: Sequence[Composed]) -> list[str]:
     """JSON of each rule's value, status, contribution and detail, a text per row: a column of TRL's completions."""
-    return [
-        json.dumps(
-            {
-                rule.name: [
-                    verdict.value,
-                    verdict.status,
-                    adds,
-                    _trace_cell(Part.of(rule, verdict, state, adds).detail),
-                ]
-                for rule, verdict, state, adds in zip(
-                    rules, (c.verdicts[index] for c in columns), row.states, row.contributions, strict=True
-                )
-            }
-        )
-        for index, row in enumerate(composed)
-    ]
+    texts = []
+    for row, *verdicts in zip(composed, *(column.verdicts for column in columns), strict=True):
+        cells = {}
+        for rule, verdict, state, adds in zip(rules, verdicts, row.states, row.contributions, strict=True):
+            detail = Part.of(rule, verdict, state, adds).detail
+            cells[rule.name] = [verdict.value, verdict.status, adds, trace_cell(detail)]
+        texts.append(json.dumps(cells))
+    return texts
 
 
 def read_cells(rules: Sequence[Rule], columns: Mapping[str, Sequence[Any]]) -> list[str]:
     """JSON of the dataset's cells that the rules read, shortened, one text per row: a column of the same table."""
     names = list(dict.fromkeys(name for rule in rules for name in rule.all_columns))
     rows = zip(*(columns[name] for name in names), strict=True)
-    return [json.dumps({name: _trace_cell(str(cell)) for name, cell in zip(names, row, strict=True)}) for row in rows]
+    return [json.dumps({name: trace_cell(str(cell)) for name, cell in zip(names, row, strict=True)}) for row in rows]
 
 
-def _trace_cell(text: str) -> str:
-    text = one_line(text[: 2 * _TRACE_CHARS])
-    return text if len(text) <= _TRACE_CHARS else f"{text[: _TRACE_CHARS - 3]}..."
+def trace_cell(text: str) -> str:
+    """The start of a text on one line."""
+    return shortened(text[: 2 * _TRACE_CHARS], _TRACE_CHARS)

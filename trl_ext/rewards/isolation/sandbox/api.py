@@ -19,18 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from trl_ext.rewards.isolation.sandbox.client import WALL_PER_CPU, JobLimits, Outcome, SandboxTrouble, ServerProcess
-
-__all__ = [
-    "HIGHEST_LEVEL",
-    "WALL_PER_CPU",
-    "JobLimits",
-    "Outcome",
-    "SandboxTrouble",
-    "run_program",
-    "run_tests",
-    "sandbox_level",
-]
+from trl_ext.rewards.isolation.sandbox.client import JobLimits, Outcome, SandboxTrouble, ServerProcess
 
 _LOG = logging.getLogger(__name__)
 HIGHEST_LEVEL = 2

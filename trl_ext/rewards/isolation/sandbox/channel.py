@@ -1,8 +1,9 @@
 """A conversation between two interpreters: each may ask the other to do something with an object that it holds.
 
-The side with the tests calls the candidate's functions here. Data goes by value (`values`), so the tests
-compare values of their own exact types, and no object of the candidate's takes part in a comparison with an expected
-value. Other objects stay where they are and are spoken to through a `Remote`.
+The side with the tests calls the candidate's functions here. Plain data goes by value, as JSON, and arrives as the
+receiver's own exact types, whatever class it had at the sender: an object with an `__eq__` of its own cannot cross, so
+it takes no part in a comparison with an expected value. JSON's own values stand for themselves; anything else is a
+list of a tag and its content. Other objects stay where they are and are spoken to through a `Remote`.
 
 The side with the tests answers calls of functions that it passed as arguments, and nothing else: an attribute of one
 of its functions would lead to the expected values.
@@ -13,10 +14,11 @@ import json
 import operator
 import os
 import struct
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NoReturn
-
-from trl_ext.rewards.isolation.sandbox.values import decode, encode
 
 LONGEST_MESSAGE = 4 * 2**20  # bytes
 
@@ -40,6 +42,21 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 CALLS_ONLY = frozenset({"call"})
 ALL_OPERATIONS = frozenset(_OPERATIONS)
+
+_MOST_EXACT = 2**63  # Larger whole numbers travel as hexadecimal text, which has no limit of digits.
+_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "dict", defaultdict: "dict", Counter: "counter"}
+_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
+_BUILD_MANY: dict[str, Callable[[Any], Any]] = {tag: kind for kind, tag in _SEQUENCES.items()}
+_AS_TEXT: dict[type, str] = {Fraction: "fraction", Decimal: "decimal"}
+_BUILD: dict[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "fraction": Fraction,
+    "decimal": Decimal,
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "complex": lambda parts: complex(*parts),
+    "range": lambda bounds: range(*[int(bound, 16) for bound in bounds]),
+}
 
 
 class RemoteError(Exception):
@@ -93,26 +110,20 @@ class Channel:
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            if request["do"] == "name":
-                return {"value": self._pack(self._named(request["on"]))}
-            return self._perform(request)
+            operation, subject = request["do"], request["on"]
+            if operation == "name":
+                if subject not in self.names:
+                    raise AttributeError(subject)
+                return {"value": self._pack(self.names[subject])}
+            if operation not in self.allowed:
+                raise ValueError(f"{operation!r} is not answered here")
+            arguments, named = self._unpack(request["with"]), self._unpack(request["named"])
+            before = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
+            value = _OPERATIONS[operation](self._find(subject), *arguments, **named)
+            after = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
+            return {"value": self._pack(value), "after": after if after != before else None}
         except Exception as error:  # Whatever the code raises is an answer, as a value is.
             return {"raised": [type(error).__name__, printable(error)]}
-
-    def _named(self, name: str) -> Any:
-        if name not in self.names:
-            raise AttributeError(name)
-        return self.names[name]
-
-    def _perform(self, request: dict[str, Any]) -> dict[str, Any]:
-        operation = request["do"]
-        if operation not in self.allowed:
-            raise ValueError(f"{operation!r} is not answered here")
-        arguments, named = self._unpack(request["with"]), self._unpack(request["named"])
-        before = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
-        value = _OPERATIONS[operation](self._find(request["on"]), *arguments, **named)
-        after = [self._pack(argument) if _changeable(argument) else None for argument in arguments]
-        return {"value": self._pack(value), "after": after if after != before else None}
 
     def _find(self, handle: Any) -> Any:
         if not isinstance(handle, int) or not 0 <= handle < len(self.held):
@@ -133,24 +144,24 @@ class Channel:
                 argument.update(value)
 
     def _pack(self, value: Any) -> Any:
-        return encode(value, self._export)
+        def handle_of(thing: Any) -> list[Any]:
+            if isinstance(thing, Remote) and thing._channel is self:
+                return ["yours", thing._handle]
+            self.held.append(thing)
+            return ["mine", len(self.held) - 1]
+
+        return encode(value, handle_of)
 
     def _unpack(self, data: Any) -> Any:
-        return decode(data, self._bring)
+        def thing_of(tagged: list[Any]) -> Any:
+            owner, handle = tagged
+            if owner == "yours":
+                return self._find(handle)
+            if owner != "mine" or not isinstance(handle, int):
+                raise ValueError(f"{owner!r} is no tag of a value")
+            return Remote(self, handle)
 
-    def _export(self, value: Any) -> Any:
-        if isinstance(value, Remote) and value._channel is self:
-            return ["yours", value._handle]
-        self.held.append(value)
-        return ["mine", len(self.held) - 1]
-
-    def _bring(self, data: list[Any]) -> Any:
-        owner, handle = data
-        if owner == "yours":
-            return self._find(handle)
-        if owner != "mine" or not isinstance(handle, int):
-            raise ValueError(f"{owner!r} is no tag of a value")
-        return Remote(self, handle)
+        return decode(data, thing_of)
 
     def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode()
@@ -158,9 +169,7 @@ class Channel:
             if "do" in message:
                 raise ValueError(f"{len(data)} bytes are too long for one message")
             data = json.dumps({"raised": ["ValueError", "the value is too long for one message"]}).encode()
-        self._write(struct.pack("<I", len(data)) + data)
-
-    def _write(self, data: bytes) -> None:
+        data = struct.pack("<I", len(data)) + data
         try:
             while data:
                 data = data[os.write(self.outgoing, data) :]
@@ -195,6 +204,24 @@ class Channel:
         return b"".join(parts)
 
 
+def _asking(operation: str) -> Callable[..., Any]:
+    """A method that has the other side do the operation with its object."""
+
+    def method(self: "Remote", *arguments: Any, **named: Any) -> Any:
+        return self._channel.ask(operation, self._handle, *arguments, **named)
+
+    return method
+
+
+def _asking_of_two(operation: str) -> Callable[..., Any]:
+    """The same for operators, whose other operand must be the other side's, too."""
+
+    def method(self: "Remote", other: Any) -> Any:
+        return self._channel.ask(operation, self._handle, other) if isinstance(other, Remote) else NotImplemented
+
+    return method
+
+
 class Remote:
     """An object of the other side.
 
@@ -210,15 +237,6 @@ class Remote:
             raise AttributeError(name)
         return self._channel.ask("attribute", self._handle, name)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._channel.ask("call", self._handle, *arguments, **named)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._channel.ask("item", self._handle, key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._channel.ask("set_item", self._handle, key, value)
-
     def __len__(self) -> int:
         return int(self._channel.ask("length", self._handle))
 
@@ -228,35 +246,13 @@ class Remote:
     def __str__(self) -> str:
         return str(self._channel.ask("text", self._handle))
 
-    def __iter__(self) -> Any:
-        return self._channel.ask("iterate", self._handle)
-
-    def __next__(self) -> Any:
-        return self._channel.ask("next", self._handle)
-
     def __hash__(self) -> int:
         return hash(self._handle)
 
-    def _both(self, operation: str, other: Any) -> Any:
-        return self._channel.ask(operation, self._handle, other) if isinstance(other, Remote) else NotImplemented
-
-    def __eq__(self, other: object) -> Any:
-        return self._both("equal", other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._both("less", other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._both("less_equal", other)
-
-    def __add__(self, other: Any) -> Any:
-        return self._both("add", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._both("subtract", other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._both("multiply", other)
+    __call__, __iter__, __next__ = _asking("call"), _asking("iterate"), _asking("next")
+    __getitem__, __setitem__ = _asking("item"), _asking("set_item")
+    __eq__, __lt__, __le__ = _asking_of_two("equal"), _asking_of_two("less"), _asking_of_two("less_equal")
+    __add__, __sub__, __mul__ = _asking_of_two("add"), _asking_of_two("subtract"), _asking_of_two("multiply")
 
 
 def rebuilt_error(name: str, message: str) -> Exception:
@@ -280,3 +276,48 @@ def printable(error: BaseException) -> str:
 
 def _changeable(value: Any) -> bool:
     return type(value) in (list, dict, set)
+
+
+def encode(value: Any, export: Callable[[Any], Any]) -> Any:
+    """A JSON value. `export` gives the content of a handle for what is no plain data."""
+    kind = type(value)
+    if value is None or kind in (bool, str, float):
+        return value
+    if kind is int:
+        return value if -_MOST_EXACT < value < _MOST_EXACT else ["int", hex(value)]
+    if kind in _MAPPINGS:
+        return [_MAPPINGS[kind], [[encode(key, export), encode(item, export)] for key, item in value.items()]]
+    if kind in _SEQUENCES or isinstance(value, tuple):
+        tag = _SEQUENCES.get(kind, "tuple")  # A named tuple arrives as a plain one.
+        return [tag, [encode(item, export) for item in value]]
+    if kind in _AS_TEXT:
+        return [_AS_TEXT[kind], str(value)]
+    if kind in (bytes, bytearray):
+        return [kind.__name__, value.hex()]
+    if kind is complex:
+        return ["complex", [value.real, value.imag]]
+    if kind is range:
+        return ["range", [hex(bound) for bound in (value.start, value.stop, value.step)]]
+    return export(value)
+
+
+def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:
+    """The value that `encode` wrote, of exact built-in types; ValueError or TypeError for anything else.
+
+    Args:
+        data: What JSON gave.
+        bring: Makes the stand-in for a handle from its tag and content.
+    """
+    if not isinstance(data, list):
+        if isinstance(data, dict):
+            raise ValueError("an object where a value is due")
+        return data
+    tag, content = data
+    if tag in ("dict", "counter"):
+        pairs = {decode(key, bring): decode(item, bring) for key, item in content}
+        return Counter(pairs) if tag == "counter" else pairs
+    if tag in _BUILD_MANY:
+        return _BUILD_MANY[tag](decode(item, bring) for item in content)
+    if tag in _BUILD:
+        return _BUILD[tag](content)
+    return bring(data)

@@ -39,7 +39,15 @@ def run_role(role: str, given: Sequence[int], ready: int, rules: int, job: dict[
     with open(given[0], "rb") as file:
         source = file.read()
     ready, rules = place(given[1:], _PLACES[role], ready, rules)
-    send_waits(ready)
+    # The file in which the kernel counts the main thread's waits; without it the wall clock counts them.
+    with socket.socket(fileno=os.dup(ready)) as channel:
+        try:
+            waits = [os.open("/proc/self/schedstat", os.O_RDONLY)]
+        except OSError:
+            waits = []
+        socket.send_fds(channel, [WAITS], waits)
+    for descriptor in waits:
+        os.close(descriptor)
     shut_in(job, rules)
     os.write(ready, STANDS)
     os.closerange(max(_PLACES[role] + (2,)) + 1, _OPEN_FILES * 4)
@@ -53,18 +61,6 @@ def place(given: Sequence[int], places: Sequence[int], ready: int, rules: int) -
     for number, target in zip(high, places, strict=False):
         os.dup2(number, target)
     return high[-2], high[-1]
-
-
-def send_waits(ready: int) -> None:
-    """Hand out the file in which the kernel counts the main thread's waits; without it the wall clock counts them."""
-    with socket.socket(fileno=os.dup(ready)) as channel:
-        try:
-            waits = os.open("/proc/self/schedstat", os.O_RDONLY)
-        except OSError:
-            channel.send(WAITS)
-            return
-        socket.send_fds(channel, [WAITS], [waits])
-        os.close(waits)
 
 
 def shut_in(job: dict[str, Any], rules: int) -> None:

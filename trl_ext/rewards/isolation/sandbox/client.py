@@ -80,7 +80,11 @@ class ServerProcess:
         wall_s = limits.cpu_s * WALL_PER_CPU
         job = {"roles": roles, "cpu_s": limits.cpu_s, "wall_s": wall_s, "memory_mib": limits.memory_mib}
         with _Descriptors() as kept, _Descriptors() as given:
-            given += [_in_memory(content) for content in contents]
+            for content in contents:  # Each in a file without a name, open at its start.
+                given.append(os.memfd_create("job"))
+                with open(given[-1], "wb", closefd=False) as file:
+                    file.write(content)
+                os.lseek(given[-1], 0, os.SEEK_SET)
             for reading, writing in (os.pipe(), os.pipe()):
                 kept.append(reading)
                 given.append(writing)
@@ -171,15 +175,6 @@ def _start(control: int, at_most: int) -> subprocess.Popen[bytes]:
         pass_fds=[control],
         start_new_session=True,
     )
-
-
-def _in_memory(content: bytes) -> int:
-    """A descriptor of a file without a name, open at its start."""
-    number = os.memfd_create("job")
-    with open(number, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(number, 0, os.SEEK_SET)
-    return number
 
 
 def _read_some(reading: int, output: bytearray) -> bool:

@@ -12,7 +12,6 @@ import os
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterator
 
 from trl_ext.rewards.isolation.kernel import call
 
@@ -36,7 +35,10 @@ def open_rules() -> int:
     fields = [(1 << _FILE_RIGHTS.get(abi, _FILE_RIGHTS_NEWEST)) - 1] + [3] * (abi >= 4) + [3] * (abi >= 6)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     rules = call("syscall", _CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
-    for path in readable_paths():
+    # Python's own library, less what pip installed where that lies elsewhere, and what its modules link to.
+    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
+    linked = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
+    for path in (*sorted(filter(None, standard)), os.path.join(sys.base_prefix, "lib"), *linked):
         _allow(rules, path, _READ | _READ_DIR if os.path.isdir(path) else _READ)
     for path in ("/dev/null", "/dev/zero", "/dev/urandom"):
         _allow(rules, path, _READ | _WRITE * (path == "/dev/null"))
@@ -46,14 +48,6 @@ def open_rules() -> int:
 def restrict(rules: int) -> None:
     """Put the rules on this process and all that it starts. Needs `forbid_new_privileges`; cannot be undone."""
     call("syscall", _RESTRICT, rules, 0)
-
-
-def readable_paths() -> Iterator[str]:
-    """Python's own library, less what pip installed where that lies elsewhere, and what its modules link to."""
-    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}
-    yield from sorted(path for path in standard if path)
-    yield os.path.join(sys.base_prefix, "lib")
-    yield from ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 
 
 def _allow(rules: int, path: str, rights: int) -> None:

@@ -37,7 +37,16 @@ def wrong_tokens(output: str, expected: str, tolerance: float) -> str:
         tokens, due = line.split(), wanted.split()
         if len(tokens) != len(due):
             return False
-        return all(a == b or _same_number(a, b, tolerance) for a, b in zip(tokens, due, strict=True))
+        return all(a == b or same_number(a, b) for a, b in zip(tokens, due, strict=True))
+
+    def same_number(token: str, expected: str) -> bool:
+        if max(len(token), len(expected)) > _LONGEST_NUMBER:
+            return False
+        if not _NUMBER.fullmatch(token) or not _NUMBER.fullmatch(expected):
+            return False
+        if expected.lstrip("+-").isdigit():
+            return Decimal(token) == Decimal(expected)
+        return _close(float(token), float(expected), tolerance)
 
     return _wrong_lines(output.strip().split("\n"), expected.strip().split("\n"), same)
 
@@ -46,16 +55,6 @@ def _wrong_lines(lines: list[str], due: list[str], same: Any) -> str:
     if len(lines) != len(due):
         return f"{len(lines)} lines, expected {len(due)}"
     return "" if all(map(same, lines, due)) else "wrong output"
-
-
-def _same_number(token: str, expected: str, tolerance: float) -> bool:
-    if max(len(token), len(expected)) > _LONGEST_NUMBER:
-        return False
-    if not _NUMBER.fullmatch(token) or not _NUMBER.fullmatch(expected):
-        return False
-    if expected.lstrip("+-").isdigit():
-        return Decimal(token) == Decimal(expected)
-    return _close(float(token), float(expected), tolerance)
 
 
 def _close(number: float, expected: float, tolerance: float) -> bool:

@@ -48,7 +48,7 @@ def run_program(source: bytes) -> None:
     """Run a script as `python script.py` would: input on descriptor 0, output on 1."""
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
-    execute(source, main_module())
+    exec(compile(source, "answer.py", "exec"), main_module().__dict__)
 
 
 def run_candidate(source: bytes) -> None:
@@ -56,7 +56,7 @@ def run_candidate(source: bytes) -> None:
     sys.stdin = io.TextIOWrapper(io.BytesIO())
     main = main_module()
     with suppress(SystemExit):  # A script's last line; what stands above it is defined.
-        execute(source, main)
+        exec(compile(source, "answer.py", "exec"), main.__dict__)
     Channel(CHANNEL, CHANNEL, ALL_OPERATIONS, main.__dict__).serve()
 
 
@@ -69,11 +69,6 @@ def main_module() -> types.ModuleType:
     sys.argv = ["answer.py"]
     random.seed(0)  # Same code, same verdict: a fork would else seed itself from the machine.
     return main
-
-
-def execute(source: bytes, main: types.ModuleType) -> None:
-    """Run source text in a module."""
-    exec(compile(source, "answer.py", "exec"), main.__dict__)
 
 
 def run_judge(source: bytes) -> None:
@@ -116,38 +111,24 @@ def failure_of(text: str, scope: dict[str, Any], channel: Channel) -> str:
 def test_scope(job: dict[str, Any], channel: Channel) -> dict[str, Any]:
     """The names that the tests use and do not define: Python's own modules here, all others from the candidate.
 
-    A prompt's `import math` counts for its tests too, and the candidate's `math` could be anything.
+    A prompt's `import math` counts for its tests too, and the candidate's `math` could be anything. A module is meant
+    where its name is only used with a dot behind it: `select(3)` is the candidate's function.
     """
-    scope: dict[str, Any] = {"__name__": "tests"}
-    for name, is_module in free_names(text for text, _ in job["steps"]).items():
-        if is_module:
-            scope[name] = importlib.import_module(name)
-        else:
-            look_up(scope, name, name, channel)
-    if job["candidate"]:
-        look_up(scope, "candidate", job["candidate"], channel)
-    return scope
-
-
-def look_up(scope: dict[str, Any], name: str, theirs: str, channel: Channel) -> None:
-    """Take an object of the candidate's into the scope. What it lacks stays undefined, and fails where it is used."""
-    try:
-        scope[name] = channel.look_up(theirs)
-    except AttributeError:
-        pass
-
-
-def free_names(texts: Any) -> dict[str, bool]:
-    """Names that the texts read and that are no built-ins, each with whether it is meant as one of Python's modules.
-
-    It is if it bears a module's name and is only used with a dot behind it: `select(3)` is the candidate's function.
-    """
-    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    nodes = [node for text, _ in job["steps"] for node in ast.walk(ast.parse(text))]
     read = [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     dotted = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    plain = {node.id for node in read if id(node) not in dotted}
-    names = {node.id for node in read} - set(dir(builtins))
-    return {name: name in sys.stdlib_module_names - plain for name in sorted(names)}
+    modules = sys.stdlib_module_names - {node.id for node in read if id(node) not in dotted}
+    names = {node.id: node.id for node in sorted(read, key=lambda node: node.id)}
+    if job["candidate"]:
+        names["candidate"] = job["candidate"]
+    scope: dict[str, Any] = {"__name__": "tests"}
+    for name, theirs in names.items():
+        if name in modules:
+            scope[name] = importlib.import_module(name)
+        elif name == "candidate" or not hasattr(builtins, name):
+            with suppress(AttributeError):  # What it lacks stays undefined, and fails where it is used.
+                scope[name] = channel.look_up(theirs)
+    return scope
 
 
 ROLES = {"program": run_program, "candidate": run_candidate, "judge": run_judge}

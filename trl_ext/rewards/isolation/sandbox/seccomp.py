@@ -93,7 +93,11 @@ def assemble(machine: str, pid: int) -> bytes:
     for name in ("kill", "tgkill"):
         steps += _guarded(special[name], 0, _EQUAL, (pid,))
     steps += _guarded(special["prlimit64"], 0, _EQUAL, (0, pid))
-    steps += _without_address(special["sendto"], 4)
+    # Where its pointer is null, both words of it: asyncio's own pair of sockets needs no address.
+    low, high = (_step(_LOAD, _ARGUMENTS + 8 * 4 + offset) for offset in (0, 4))
+    null, refused = _step(_RETURN, _ALLOW), _step(_RETURN, _ERRNO | EPERM)
+    inner = [low, _step(_EQUAL, 0, 0, 3), high, _step(_EQUAL, 0, 0, 1), null, refused]
+    steps += [_step(_EQUAL, special["sendto"], 0, len(inner)), *inner]
     # The C library then falls back to clone, whose flags a filter can see.
     steps += [_step(_EQUAL, special["clone3"], 0, 1), _step(_RETURN, _ERRNO | ENOSYS)]
     return b"".join([*steps, _step(_RETURN, _ERRNO | EPERM)])
@@ -110,14 +114,6 @@ def _guarded(number: int, argument: int, test: int, values: tuple[int, ...]) -> 
     for value in values:
         inner += [_step(test, value, 0, 1), _step(_RETURN, _ALLOW)]
     inner.append(_step(_RETURN, _ERRNO | EPERM))
-    return [_step(_EQUAL, number, 0, len(inner)), *inner]
-
-
-def _without_address(number: int, argument: int) -> list[bytes]:
-    """Allow the call where a pointer is null, both words of it: asyncio's own pair of sockets needs no address."""
-    low, high = (_step(_LOAD, _ARGUMENTS + 8 * argument + offset) for offset in (0, 4))
-    null, refused = _step(_RETURN, _ALLOW), _step(_RETURN, _ERRNO | EPERM)
-    inner = [low, _step(_EQUAL, 0, 0, 3), high, _step(_EQUAL, 0, 0, 1), null, refused]
     return [_step(_EQUAL, number, 0, len(inner)), *inner]
 
 

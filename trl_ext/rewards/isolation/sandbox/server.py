@@ -23,6 +23,7 @@ from typing import Any
 
 from trl_ext.rewards.isolation.kernel import (
     adopt_orphans,
+    children,
     cpu_seconds,
     die_first,
     die_with_parent,
@@ -31,13 +32,6 @@ from trl_ext.rewards.isolation.kernel import (
 )
 from trl_ext.rewards.isolation.sandbox.child import STANDS, WAITS, run_role, shut_in
 from trl_ext.rewards.isolation.sandbox.landlock import open_rules
-from trl_ext.rewards.isolation.sandbox.processes import (
-    fork_if_possible,
-    kill_descendants,
-    kill_namespace,
-    trouble_in_fork,
-    waited_seconds,
-)
 
 _LOOK_EVERY_MS = 20  # how often processor time is read
 # What programs import most, loaded once for all of them.
@@ -86,24 +80,19 @@ class Server:
         hello = {"level": self.level, "trouble": self.trouble, "folder": self.folder}
         try:
             self.control.send(json.dumps(hello).encode())
-            while self._serve_one():
-                pass
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(self.control, 2**16, 16)
+                if not message:
+                    break
+                job = json.loads(message)
+                if "stop" not in job:  # Else it crossed with the reply to the job that it was meant for.
+                    job |= {"level": self.level, "parent": os.getpid()}
+                    self.control.send(json.dumps(self._run(job, descriptors)).encode())
         except ConnectionError:  # The other end is gone, perhaps in the middle of a job.
             pass
         finally:
             if self.folder:
                 shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _serve_one(self) -> bool:
-        """Do one job; False when there will be no more."""
-        message, descriptors, _, _ = socket.recv_fds(self.control, 2**16, 16)
-        if not message:
-            return False
-        job = json.loads(message)
-        if "stop" not in job:  # Else it crossed with the reply to the job that it was meant for.
-            job |= {"level": self.level, "parent": os.getpid()}
-            self.control.send(json.dumps(self._run(job, descriptors)).encode())
-        return True
 
     def _run(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         """Fork the job's processes and wait for the last one; the others end with it."""
@@ -128,7 +117,10 @@ class Server:
         """Fork one process and add its id and the file of its waits; True once it is shut in."""
         ready, theirs = socket.socketpair()
         with ready, theirs:
-            pid = fork_if_possible()
+            try:
+                pid = os.fork()
+            except OSError:  # The machine has no room for one.
+                return False
             if pid == 0:
                 try:
                     self.control.close()
@@ -136,8 +128,6 @@ class Server:
                 finally:
                     os._exit(1)
             theirs.close()
-            if pid is None:
-                return False
             pids.append(pid)
             _, files, _, _ = socket.recv_fds(ready, len(WAITS), 1)
             waits += files
@@ -175,23 +165,22 @@ class Server:
             os.kill(pid, signal.SIGKILL)
         ends = [os.wait4(pid, 0) for pid in pids]
         if os.getpid() == 1:
-            kill_namespace()
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)  # Everything else in this namespace.
+            with suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
         elif self.level == 0:
             kill_descendants()
-            _empty(self.folder)
+            with suppress(OSError):
+                os.chmod(self.folder, 0o700)
+            for entry in os.scandir(self.folder):  # What the program has written.
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
         codes = [os.waitstatus_to_exitcode(status) for _, status, _ in ends]
         return {"codes": codes, "cpu_s": [usage.ru_utime + usage.ru_stime for _, _, usage in ends]}
-
-
-def _empty(folder: str) -> None:
-    """Remove what a program has written."""
-    with suppress(OSError):
-        os.chmod(folder, 0o700)
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path, ignore_errors=True)
-        else:
-            os.unlink(entry.path)
 
 
 def _try_namespaces() -> None:
@@ -222,6 +211,43 @@ def _move_into_namespaces(control: socket.socket) -> None:
         control.close()
         os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
     die_with_parent(0)  # Seen from inside, a parent outside has number 0.
+
+
+def waited_seconds(waits: int) -> float:
+    """Time that a process's main thread was ready to run and had no processor; 0.0 after its end."""
+    try:
+        return int(os.pread(waits, 100, 0).split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def kill_descendants() -> None:
+    """Kill children until none is left; the orphans that this makes become children in turn."""
+    with suppress(ChildProcessError):
+        while True:
+            for pid in children():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+def trouble_in_fork(attempt: Any) -> str:
+    """Make an attempt in a fork; the text of what goes wrong, empty where it works. This process stays as it is."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+            os._exit(0)
+        except BaseException as error:
+            os.write(writing, f"{attempt.__doc__}: {error}"[:500].encode())
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        trouble = file.read().decode()
+    failed = os.waitpid(pid, 0)[1]
+    return trouble or ("a trial ended early" if failed else "")
 
 
 def main() -> None:

@@ -16,9 +16,6 @@ from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.wire import Stream, frame
 from trl_ext.rewards.isolation.workers.worker import cpu_sentence, serve
 
-# A worker that has a chunk and does not begin is stuck in what an earlier row left behind.
-STALL_S = 10.0
-
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -83,10 +80,6 @@ class Worker:
         if spare_s > 0 and spare_s > waited_seconds(self.pid) - self.waited_since:
             return f"took more than {limits.row_wall_s:g} s"
         return None
-
-    def stalled(self, now: float) -> bool:
-        """True where it has a chunk and does not begin."""
-        return bool(self.tasks) and not self.judging and now - self.since > STALL_S
 
     def kill(self) -> None:
         """End it and its process group, and forget the connection."""

@@ -125,17 +125,13 @@ class WorkerPool:
             self._reset()
         with self._lock:
             if self._thread is None or self._thread.closed:
-                self._thread = self._new_thread()
+                from trl_ext.rewards.isolation.workers.server_thread import ServerThread
+
+                # The thread must not keep a pool alive that nobody holds any more.
+                pool = weakref.ref(self)
+                self._thread = ServerThread(self.limits, partial(finish, pool), partial(count_restarts, pool))
+                weakref.finalize(self, self._thread.close)  # At the interpreter's end too.
             return self._thread
-
-    def _new_thread(self) -> "ServerThread":
-        from trl_ext.rewards.isolation.workers.server_thread import ServerThread
-
-        # The thread must not keep a pool alive that nobody holds any more.
-        pool = weakref.ref(self)
-        thread = ServerThread(self.limits, partial(finish, pool), partial(count_restarts, pool))
-        weakref.finalize(self, thread.close)  # At the interpreter's end too.
-        return thread
 
 
 def shared_pool(limits: Limits) -> WorkerPool:

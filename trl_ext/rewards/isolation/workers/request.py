@@ -1,12 +1,18 @@
-"""A call to the pool on its way: rules and rows as pickles, and the verdicts that have come back."""
+"""A call to the pool on its way: rules and rows as pickles, and the verdicts that have come back.
 
+A row that goes to a worker takes an image's path and size along, not its pixels: copied, a photo is megabytes a row,
+for each rule in a worker, whether it looks at images or not. A rule in the trainer's process finds the image itself.
+"""
+
+import io
+import pickle
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_ext.errors import DataError, RuleError
-from trl_ext.rewards.isolation.images import pickled
 from trl_ext.rewards.rule import UNREAD, Row, Rule, Verdict
 
 
@@ -73,6 +79,39 @@ class Request:
         return [self.judged[index] for index in range(len(self.rows))]
 
 
+@dataclass(frozen=True, slots=True)
+class ImageReference:
+    """An image that lies elsewhere.
+
+    Args:
+        path: Its file; empty where the image is only in the trainer's memory.
+        size: Width and height in pixels.
+        mode: Of its pixels, as PIL names it, such as "RGB".
+    """
+
+    path: str
+    size: tuple[int, int]
+    mode: str
+
+    def open(self) -> Any:
+        """The image, read from its file."""
+        if not self.path:
+            raise RuleError(
+                "This image has no file, and rules in workers get images by reference. Set tier = 'inline' in the "
+                "rule, or keep the dataset's images as files."
+            )
+        from PIL import Image
+
+        return Image.open(self.path)
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, sys.modules["PIL.Image"].Image):
+            return ImageReference, (str(getattr(thing, "filename", "") or ""), thing.size, thing.mode)
+        return NotImplemented
+
+
 def packed(tasks: Sequence[tuple[Rule, Row]], future: "Future[list[Judged]]") -> Request:
     """The tasks as a request, each rule once."""
     rules = {id(rule): rule for rule, _ in tasks}
@@ -100,11 +139,14 @@ def pickled_rule(rule: Rule) -> bytes:
 
 
 def pickled_row(row: Row, index: int) -> bytes:
-    """The row as a pickle, its images by reference, or DataError."""
+    """The row as a pickle in which each PIL image is an ImageReference, or DataError."""
+    buffer = io.BytesIO()
+    pickler = _Pickler if "PIL.Image" in sys.modules else pickle.Pickler
     try:
-        return pickled(row)
+        pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(row)
     except Exception as error:  # As above.
         raise DataError(
             f"Row {index} cannot be sent to a worker: {type(error).__name__}: {error}. Keep plain data in the prompts "
             "and columns that rules read."
         ) from error
+    return buffer.getvalue()

@@ -13,15 +13,16 @@ What becomes of single rows stands in `supervision`.
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trl_ext.rewards.isolation.kernel import children
+from trl_ext.rewards.isolation.kernel import adopt_orphans, children
 from trl_ext.rewards.isolation.workers.fork import Batch, Task
 from trl_ext.rewards.isolation.workers.imports import freeze
 from trl_ext.rewards.isolation.workers.limits import Limits
@@ -33,25 +34,24 @@ from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS
 TICK_S = 0.02
 # How late the death of a trainer is noticed that left the connection open in a forked child.
 IDLE_TICK_S = 1.0
-# Starts in a row that fail before the rows that wait are given up.
-LEAST_FAILURES = 3
 
 
 class ForkServer(Workers):
     """The server's loop, its queue and its side of the connection to the trainer."""
 
     def __init__(self, link: Stream, limits: Limits, trainer: int) -> None:
-        super().__init__(limits)
-        self.link = link
+        super().__init__(link, limits)
         self.trainer = trainer
         self.known: dict[bytes, int] = {}  # Pickled rule: its place in `rules`.
-        self.queue: deque[Task] = deque()
-        self.batches: dict[int, Batch] = {}
-        self.failures = 0
 
     def run(self) -> None:
         """Serve until the trainer closes the connection or is gone."""
-        self.catch_deaths()
+        adopt_orphans()
+        # A child's end wakes the loop: a worker's own child may hold the connection open.
+        self.wake.setblocking(False)
+        self.bell.setblocking(False)
+        signal.set_wakeup_fd(self.bell.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, stack: None)
         while os.getppid() == self.trainer:
             self.deal()
             streams = {worker.stream.fileno(): worker for worker in self.workers.values()}
@@ -61,8 +61,12 @@ class ForkServer(Workers):
                 [self.wake.fileno()],
                 IDLE_TICK_S if idle else TICK_S,
             )
-            if self.link.fileno() in ready and not self.hear_trainer():
-                break
+            if self.link.fileno() in ready:
+                there = self.link.receive()
+                for data in self.link.frames():
+                    self.take(load(data))
+                if not there:  # The trainer has hung up.
+                    break
             for number in ready & streams.keys():
                 self.hear_worker(streams[number])
             if self.wake.fileno() in ready:
@@ -75,20 +79,6 @@ class ForkServer(Workers):
                 self.sweep()
             self.link.flush()  # One call for all that a round has brought.
         self.stop()
-
-    def leave(self) -> None:
-        """Close in a new worker what only the server may hold."""
-        for sock in (self.link.sock, self.wake, self.bell, *(worker.stream.sock for worker in self.workers.values())):
-            sock.close()
-
-    # The trainer
-
-    def hear_trainer(self) -> bool:
-        """Take new batches; False when the trainer has hung up."""
-        there = self.link.receive()
-        for data in self.link.frames():
-            self.take(load(data))
-        return there
 
     def take(self, message: dict[str, Any]) -> None:
         """Queue a batch, or say why its rules cannot be loaded."""
@@ -116,29 +106,13 @@ class ForkServer(Workers):
             freeze()
         return self.known[data]
 
-    def answer(self, task: Task, value: Any, status: str, detail: str, ms: float = 0.0, machine: bool = False) -> None:
-        """Send a verdict; `machine` says that the breaker counts it."""
-        verdict = {"value": value, "status": status, "detail": detail, "ms": ms, "machine": machine}
-        self.link.post(line({"batch": task.batch.number, "row": task.index, **verdict}))
-        self.failures = 0
-        self.settled(task)
-        task.batch.num_open -= 1
-        if not task.batch.num_open:
-            self.batches.pop(task.batch.number, None)
-            self.unswept = True
-
-    def replaced(self) -> None:
-        self.link.post(line({"restarts": 1}))
-
-    # The queue
-
-    def put_back(self, tasks: Iterable[Task]) -> None:
-        self.queue.extendleft(reversed(list(tasks)))
-
     def deal(self) -> None:
         """Give chunks to idle workers, and start workers while there are rows for more."""
         if self.held:
-            self.hold_back()
+            # Rows whose rule has a patient row under way would meet what that one met.
+            queue, self.queue = self.queue, deque()
+            for task in queue:
+                (self.queue if task.patient else self.held.get(task.rule, self.queue)).append(task)
         while self.queue:
             idle = next((worker for worker in self.workers.values() if not worker.tasks), None)
             if idle is not None and idle.num_rules < len(self.rules):
@@ -152,12 +126,6 @@ class ForkServer(Workers):
                     return
             idle.assign(self.next_chunk())
 
-    def hold_back(self) -> None:
-        """Take rows from the queue whose rule has a patient row under way: they would meet what that one met."""
-        queue, self.queue = self.queue, deque()
-        for task in queue:
-            (self.queue if task.patient else self.held.get(task.rule, self.queue)).append(task)
-
     def next_chunk(self) -> list[Task]:
         """Rows of one batch from the queue's head; fewer towards its end, so that no worker is left with many."""
         share = -(-len(self.queue) // (2 * self.limits.num_workers))
@@ -167,13 +135,6 @@ class ForkServer(Workers):
         while self.queue and self.queue[0].batch is first.batch and len(chunk) < most and not self.queue[0].patient:
             chunk.append(self.queue.popleft())
         return chunk
-
-    def failed_start(self, why: str) -> None:
-        self.failures += 1
-        if self.failures >= LEAST_FAILURES:
-            waiting, self.queue = self.queue, deque()
-            for task in waiting:
-                self.answer(task, None, "infra_error", f"no worker could be started: {why}", machine=True)
 
     def give_up(self, batch: Batch) -> None:
         """End a call: rows in progress get the floor, rows that never began get nothing."""

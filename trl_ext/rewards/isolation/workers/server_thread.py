@@ -20,7 +20,7 @@ from typing import Any
 from trl_ext.errors import RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.request import Request
-from trl_ext.rewards.isolation.workers.wire import Stream, frame, line, wait
+from trl_ext.rewards.isolation.workers.wire import Stream, frame, wait
 
 # The server gives a call up by itself; this is for a server that hangs, such as in the import of a rule's module.
 SERVER_GRACE_S = 60.0
@@ -186,9 +186,11 @@ class ServerThread:
     def start_server(self) -> Stream:
         """Start the fork server; OSError when the machine gives no process."""
         ours, theirs = socket.socketpair()
+        limits = asdict(self.limits) | {"workers": self.limits.num_workers}
+        settings = {"path": search_path(), "socket": theirs.fileno(), "trainer": os.getpid(), "limits": limits}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", BOOT, self.settings(theirs)],
+                [sys.executable, "-P", "-c", BOOT, json.dumps(settings)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | ENVIRONMENT,
@@ -201,12 +203,6 @@ class ServerThread:
             theirs.close()
         self.stream = Stream(ours)
         return self.stream
-
-    def settings(self, theirs: socket.socket) -> str:
-        """The server's settings, as JSON."""
-        limits = asdict(self.limits) | {"workers": self.limits.num_workers}
-        settings = {"path": search_path(), "socket": theirs.fileno(), "trainer": os.getpid(), "limits": limits}
-        return line(settings).decode().strip()
 
     def stop_server(self, patience_s: float = STOP_S) -> None:
         """Hang up, which ends the server and its workers; kill it when it does not end."""

@@ -15,26 +15,28 @@ import signal
 import socket
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from trl_ext.rewards.isolation.kernel import adopt_orphans, children
+from trl_ext.rewards.isolation.kernel import children
 from trl_ext.rewards.isolation.workers.breaker import FAILED
 from trl_ext.rewards.isolation.workers.confine import kill_group
-from trl_ext.rewards.isolation.workers.fork import Task, Worker, ended_sentence, fork_worker
+from trl_ext.rewards.isolation.workers.fork import Batch, Task, Worker, ended_sentence, fork_worker
 from trl_ext.rewards.isolation.workers.imports import IMPORTING, import_all
 from trl_ext.rewards.isolation.workers.limits import Limits
-from trl_ext.rewards.isolation.workers.wire import wait
+from trl_ext.rewards.isolation.workers.wire import Stream, line, wait
 from trl_ext.rewards.isolation.workers.worker import DETAIL_CHARS, STARTED, cpu_sentence
 
-# Between two failed starts.
+# Between two failed starts, and how many in a row fail before the rows that wait are given up.
 RETRY_S = 0.1
+LEAST_FAILURES = 3
 # Between the end of a worker's connection and its own.
 HANG_UP_S = 0.05
 HANG_UP_TICK_S = 0.005
+# A worker that has a chunk and does not begin is stuck in what an earlier row left behind.
+STALL_S = 10.0
 # A child that forks faster than it is killed is left to the next sweep.
 SWEEP_S = 0.2
 # What is read of a worker that has ended.
@@ -47,11 +49,15 @@ UNFINISHED = ("timeout", "too_complex", "error")
 JUNK = (ValueError, TypeError, KeyError, RecursionError)
 
 
-class Workers(ABC):
-    """The workers of a server, by process id; one thread, nothing shared."""
+class Workers:
+    """The workers of a server, by process id, and the rows that wait for one; one thread, nothing shared."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, link: Stream, limits: Limits) -> None:
+        self.link = link  # To the trainer.
         self.limits = limits
+        self.queue: deque[Task] = deque()
+        self.batches: dict[int, Batch] = {}
+        self.failures = 0  # Starts in a row that failed.
         self.rules: list[Any] = []
         self.workers: dict[int, Worker] = {}
         self.spared: set[int] = set()  # Children of the rules' own modules.
@@ -62,33 +68,34 @@ class Workers(ABC):
         self.held: dict[int, list[Task]] = {}  # By rule: rows that wait for its patient row.
         self.wake, self.bell = socket.socketpair()
 
-    @abstractmethod
-    def answer(self, task: Task, value: Any, status: str, detail: str, ms: float, machine: bool = False) -> None:
-        """Report a row's verdict; the value "floor" stands for its rule's floor, and `machine` is for the breaker."""
+    def answer(self, task: Task, value: Any, status: str, detail: str, ms: float = 0.0, machine: bool = False) -> None:
+        """Send a verdict; `machine` says that the breaker counts it."""
+        verdict = {"value": value, "status": status, "detail": detail, "ms": ms, "machine": machine}
+        self.link.post(line({"batch": task.batch.number, "row": task.index, **verdict}))
+        self.failures = 0
+        if task.patient:  # The rows of its rule that have waited for it.
+            self.put_back(self.held.pop(task.rule, ()))
+        task.batch.num_open -= 1
+        if not task.batch.num_open:
+            self.batches.pop(task.batch.number, None)
+            self.unswept = True
 
-    @abstractmethod
     def put_back(self, tasks: Iterable[Task]) -> None:
-        """Queue rows that have to be dealt out again."""
+        """Queue rows first that have to be dealt out again."""
+        self.queue.extendleft(reversed(list(tasks)))
 
-    @abstractmethod
     def failed_start(self, why: str) -> None:
-        """Note that a worker did not start, or ended before its first row."""
+        """Count a worker that did not start, or ended before its first row; after three in a row nothing waits."""
+        self.failures += 1
+        if self.failures >= LEAST_FAILURES:
+            waiting, self.queue = self.queue, deque()
+            for task in waiting:
+                self.answer(task, None, "infra_error", f"no worker could be started: {why}", machine=True)
 
-    @abstractmethod
-    def replaced(self) -> None:
-        """Note that a worker was killed that another has to replace."""
-
-    @abstractmethod
     def leave(self) -> None:
         """Close in a new worker what only the server may hold."""
-
-    def catch_deaths(self) -> None:
-        """Wake the loop when a child ends: a worker's own child may hold the connection open."""
-        adopt_orphans()
-        self.wake.setblocking(False)
-        self.bell.setblocking(False)
-        signal.set_wakeup_fd(self.bell.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, stack: None)
+        for sock in (self.link.sock, self.wake, self.bell, *(worker.stream.sock for worker in self.workers.values())):
+            sock.close()
 
     def start(self) -> Worker | None:
         """A new worker, or None when the machine gives none."""
@@ -114,11 +121,9 @@ class Workers(ABC):
         except JUNK:
             self.crashed(worker, "its worker's connection was tampered with")
             return
-        if not there:
-            self.hung_up(worker)
-
-    def hung_up(self, worker: Worker) -> None:
-        """A connection has closed: the worker ends, which tells more a moment later, or hostile code has closed it."""
+        if there:
+            return
+        # The worker ends, which shows more a moment later, or hostile code has closed the connection.
         end = time.monotonic() + HANG_UP_S
         while worker.pid in self.workers and time.monotonic() < end:
             self.reap()
@@ -142,7 +147,12 @@ class Workers(ABC):
         if report["seal"] != f"{worker.seal}{len(worker.tasks)}":
             raise ValueError("a verdict that the worker's own code has not sent")
         task = worker.tasks.popleft()
-        self.import_too(report["imported"])
+        new = [name for name in report["imported"] if name not in sys.modules and name not in self.known_modules]
+        if new:  # Workers that are forked from now on have them.
+            self.known_modules.update(new)
+            before = children()
+            import_all(new)
+            self.spared |= children() - before
         forgiven = report["status"] in UNFINISHED and self.forgives(worker, task)
         worker.begin()
         if report["retire"] or forgiven:
@@ -152,16 +162,6 @@ class Workers(ABC):
             return
         failed = report["status"] in FAILED
         self.answer(task, report["value"], report["status"], report["detail"], report["ms"], machine=failed)
-
-    def import_too(self, names: list[str]) -> None:
-        """Import what a row has imported, so that workers forked from now on have it."""
-        new = [name for name in names if name not in sys.modules and name not in self.known_modules]
-        if not new:
-            return
-        self.known_modules.update(new)
-        before = children()
-        import_all(new)
-        self.spared |= children() - before
 
     def forgives(self, worker: Worker, task: Task) -> bool:
         """True where a row that did not end well began to import something, and has not been tried again yet."""
@@ -179,11 +179,6 @@ class Workers(ABC):
         self.held[task.rule] = []
         self.put_back([task])
 
-    def settled(self, task: Task) -> None:
-        """Queue the rows that have waited for a patient one; to be called with every row's end."""
-        if task.patient:
-            self.put_back(self.held.pop(task.rule, ()))
-
     def limits_of(self, worker: Worker) -> Limits:
         """The limits of the row in progress."""
         return self.limits.patient if worker.tasks and worker.tasks[0].patient else self.limits
@@ -197,7 +192,7 @@ class Workers(ABC):
         worker.judging = False
         self.unswept = True
         if worker.num_rules == len(self.rules):  # Else it only makes room for one that knows the new rules.
-            self.replaced()
+            self.link.post(line({"restarts": 1}))
 
     def charge(self, worker: Worker, status: str, detail: str) -> None:
         """Kill a worker; the row in progress gets the floor, unless it is forgiven."""
@@ -229,7 +224,7 @@ class Workers(ABC):
             over = worker.overrun(self.limits_of(worker), now)
             if over:
                 self.charge(worker, "timeout", over)
-            elif worker.stalled(now):
+            elif worker.tasks and not worker.judging and now - worker.since > STALL_S:
                 self.crashed(worker, "it does not begin")
 
     def reap(self) -> None:
@@ -272,7 +267,11 @@ class Workers(ABC):
         end = time.monotonic() + SWEEP_S
         while strays := children() - self.workers.keys() - self.spared:
             for pid in strays:
-                kill_group_of_stray(pid)
+                with suppress(ProcessLookupError):
+                    if os.getpgid(pid) == pid:
+                        kill_group(pid)
+                    else:
+                        os.kill(pid, signal.SIGKILL)
             self.reap()
             if time.monotonic() > end:
                 break
@@ -283,15 +282,6 @@ class Workers(ABC):
             worker.kill()
         self.workers.clear()
         self.sweep()
-
-
-def kill_group_of_stray(pid: int) -> None:
-    """Kill a stray, and its group where it leads one."""
-    with suppress(ProcessLookupError):
-        if os.getpgid(pid) == pid:
-            kill_group(pid)
-        else:
-            os.kill(pid, signal.SIGKILL)
 
 
 def checked(report: Any) -> dict[str, Any]:

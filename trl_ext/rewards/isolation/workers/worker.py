@@ -48,7 +48,7 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
     watch = ImportWatch(sock)
     sys.meta_path.insert(0, watch)
     while True:
-        seal, tasks = load(received(sock))
+        seal, tasks = load(exactly(sock, LENGTH.unpack(exactly(sock, LENGTH.size))[0]))
         chunk = [(rules[rule], loaded(row), patient) for rule, row, patient in tasks]
         bytes_now = address_space_bytes()
         sock.sendall(STARTED)
@@ -64,11 +64,6 @@ def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int
             sock.sendall(line(report))
             if report["retire"]:
                 os._exit(0)
-
-
-def received(sock: socket.socket) -> bytes:
-    """The next pickle, not loaded yet; ends the process when there is none."""
-    return exactly(sock, LENGTH.unpack(exactly(sock, LENGTH.size))[0])
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -120,20 +115,16 @@ def verdict_of(rule: Any, row: Any, limits: Limits) -> tuple[Any, str, str]:
     except RecursionError:
         return "floor", "too_complex", "nested deeper than Python's stack"
     except Exception as error:  # Whatever a rule raises is data here; the caller decides what to do about it.
-        return None, "error", raised_sentence(error)
+        try:
+            # Type, message and place on the first line, then the traceback.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            trace = "".join(traceback.format_exception(error, limit=-20))
+            where = f"{Path(place.filename).name} line {place.lineno}"
+            return None, "error", f"{type(error).__name__}: {str(error)[:500]} ({where})\n{trace}"
+        except Exception:  # The error's own __str__ raises.
+            return None, "error", f"{type(error).__name__}, which cannot be shown"
     except BaseException as error:
         return "floor", "crashed", f"{type(error).__name__} was raised"
-
-
-def raised_sentence(error: Exception) -> str:
-    """Type, message and place on the first line, then the traceback."""
-    try:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        trace = "".join(traceback.format_exception(error, limit=-20))
-        where = f"{Path(place.filename).name} line {place.lineno}"
-        return f"{type(error).__name__}: {str(error)[:500]} ({where})\n{trace}"
-    except Exception:  # The error's own __str__ raises.
-        return f"{type(error).__name__}, which cannot be shown"
 
 
 def cpu_sentence(limits: Limits) -> str:

@@ -10,14 +10,15 @@ near, a base that is left out (`52` for `52_8`), an anagram (`seat` for `east`).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from trl_ext.rewards.mathematics.bounds import TooComplex, Unreadable
 from trl_ext.rewards.mathematics.comparison import library as math_library
 from trl_ext.rewards.mathematics.comparison.gate import check_answer, check_for_library
-from trl_ext.rewards.mathematics.comparison.intervals import FLIPPED, interval, union_of
-from trl_ext.rewards.mathematics.evaluate import Value, proportion, rounds_to, same_value, value_of
+from trl_ext.rewards.mathematics.evaluate import Value, proportion, real_value, rounds_to, same_value, value_of
 from trl_ext.rewards.mathematics.form import Form, form_of, is_name, is_variable, words_of
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, is_number, is_symbol
 from trl_ext.rewards.mathematics.units import agree, split_unit
@@ -31,6 +32,9 @@ _SAME_WORDS = {
     "nosolutions": "nosolution", "nosolutionexists": "nosolution", "noneexist": "nosolution", "emptyset": "nosolution",
     "allreals": "allrealnumbers", "therealnumbers": "allrealnumbers", "realnumbers": "allrealnumbers",
     "infinite": "infinitelymany", "dne": "doesnotexist", "undefined": "doesnotexist",
+}  # fmt: skip
+_FLIPPED = {
+    "<": ">", ">": "<", "\\leq": "\\geq", "\\geq": "\\leq", "=": "=", "\\neq": "\\neq", "\\approx": "\\approx",
 }  # fmt: skip
 _ALL_NUMBERS = ("(", "-", "\\infty", ",", "\\infty", ")")
 
@@ -54,23 +58,17 @@ _MAX_PROSE_WORDS = 3  # More words are a sentence, and another sentence may say 
 
 def compare(gold: Tokens, answer: Tokens) -> Match:
     """Compare an answer with the gold; TooComplex is raised only for a gold that can be compared."""
+    mine, theirs = _PARAMETERS & {*gold}, _PARAMETERS & {*answer}
+    if "\\pi" in gold and len(mine) == len(theirs) == 1 and mine != theirs:
+        # The gold's letter for any whole number: `n\\pi` says what `k\\pi` says.
+        answer = tuple(next(iter(mine)) if token in theirs else token for token in answer)
     try:
-        found = match(gold, _with_parameter_of(gold, answer))
+        found = match(gold, answer)
     except TooComplex:
         if why_undecided(gold):
             return Match(None, why_undecided(gold))
         raise
     return found if found.same or not why_undecided(gold) else Match(None, why_undecided(gold))
-
-
-def _with_parameter_of(gold: Tokens, answer: Tokens) -> Tokens:
-    r"""Return an answer with the gold's letter for any whole number: `n\pi` says what `k\pi` says."""
-    if "\\pi" not in gold:
-        return answer
-    mine, theirs = _PARAMETERS & {*gold}, _PARAMETERS & {*answer}
-    if len(mine) != 1 or len(theirs) != 1 or mine == theirs:
-        return answer
-    return tuple(next(iter(mine)) if token in theirs else token for token in answer)
 
 
 @lru_cache(maxsize=4096)  # Asked again for every completion that is not the gold.
@@ -171,17 +169,12 @@ def _match_values(left: Tokens, right: Tokens) -> Match:
             return Match(True, "exact number")
     elif same_value(a, b):
         return Match(True, "value")
-    if _WRITTEN_EXACTLY & {*right} and _is_rounded(left) and rounds_to(b, left):
-        return Match(True, "rounds to the gold")
+    if _WRITTEN_EXACTLY & {*right} and left[:-1] in ((), ("-",)) and "." in left[-1] and is_number(left[-1]):
+        # A gold of three or more digits is mostly rounded.
+        digits = left[-1].partition("e")[0].replace(".", "").lstrip("0")
+        if len(digits) >= _ROUNDED_DIGITS and rounds_to(b, left):
+            return Match(True, "rounds to the gold")
     return Match(False, "value")
-
-
-def _is_rounded(tokens: Tokens) -> bool:
-    """Return True for a decimal of three or more digits, which the gold of a calculation is mostly rounded to."""
-    digits = tokens[-1].partition("e")[0].replace(".", "").lstrip("0")
-    return (
-        tokens[:-1] in ((), ("-",)) and "." in tokens[-1] and is_number(tokens[-1]) and len(digits) >= _ROUNDED_DIGITS
-    )
 
 
 def _match_ratios(left: Form, right: Form) -> Match:
@@ -373,7 +366,7 @@ def _match_two_relations(left: Form, right: Form) -> Match:
         signs == left.signs and all(match(*pair).same for pair in zip(left.parts, parts, strict=True))
         for signs, parts in (
             (right.signs, right.parts),
-            (tuple(FLIPPED[sign] for sign in reversed(right.signs)), right.parts[::-1]),
+            (tuple(_FLIPPED[sign] for sign in reversed(right.signs)), right.parts[::-1]),
         )
     )
     return Match(True, "sides of a relation") if same else _match_multiples(left, right)
@@ -412,10 +405,58 @@ def _match_multiples(left: Form, right: Form) -> Match:
         return _DIFFERENT
     if factor is None:
         return _DIFFERENT
-    sign = right.signs[0] if factor > 0 else FLIPPED[right.signs[0]]
+    sign = right.signs[0] if factor > 0 else _FLIPPED[right.signs[0]]
     return Match(left.signs[0] == sign, "multiple of a relation")
 
 
 def _difference(relation: Form) -> Value:
     first, second = relation.parts
     return value_of(("(", *first, ")", "-", "(", *second, ")"))
+
+
+# Inequalities as intervals, several of them as a union ---------------------------------------------------------------
+
+
+def interval(relation: Form) -> Tokens | None:
+    r"""Return `1 < x \leq 2` as `(1, 2]`, `x > 3` as `(3, \infty)` and `x \neq 3` as a union; None for any other."""
+    signs, parts = relation.signs, relation.parts
+    if signs == ("\\neq",) and is_name(parts[0]):
+        edge = parts[1]
+        return ("(", "-", "\\infty", ",", *edge, ")", "\\cup", "(", *edge, ",", "\\infty", ")")
+    if signs[0] in (">", "\\geq"):
+        signs, parts = tuple(_FLIPPED[sign] for sign in reversed(signs)), parts[::-1]
+    if not set(signs) <= {"<", "\\leq"}:
+        return None
+    if len(parts) == 2:
+        infinite = ("-", "\\infty") if is_name(parts[0]) else ("\\infty",)
+        parts = (infinite, *parts) if is_name(parts[0]) else (*parts, infinite)
+        signs = ("<", *signs) if len(infinite) == 2 else (*signs, "<")
+    if len(parts) != 3 or not is_name(parts[1]):
+        return None
+    opening, closing = "[" if signs[0] == "\\leq" else "(", "]" if signs[1] == "\\leq" else ")"
+    return (opening, *parts[0], ",", *parts[2], closing)
+
+
+def union_of(parts: Sequence[Tokens]) -> Form | None:
+    r"""Return `x < 1, x = 3, x > 5` as a union; None unless each part is one of these, and no two of them overlap.
+
+    Parts that overlap are joined by "and", and mean what they have in common.
+    """
+    pieces = []
+    for part in parts:
+        relation = form_of(part)
+        if relation.kind != "relation":
+            return None
+        is_point = relation.signs == ("=",) and is_name(relation.parts[0])
+        piece = ("\\{", *relation.parts[1], "\\}") if is_point else interval(relation)
+        if piece is None:
+            return None
+        pieces.append(piece)
+    infinite = {("\\infty",): math.inf, ("-", "\\infty"): -math.inf}
+    try:
+        ends = [[infinite.get(end) or real_value(end) for end in form_of(piece).parts] for piece in pieces]
+    except Unreadable:
+        return None
+    if any(before[1] > after[0] for before, after in pairwise(sorted((end[0], end[-1]) for end in ends))):
+        return None
+    return Form("union", (), (), tuple(pieces))

@@ -7,14 +7,7 @@ bounds the expressions that sympy sees: sympy evaluates while it builds, and sim
 import math
 import re
 
-from trl_ext.rewards.mathematics.bounds import (
-    MAX_DIGITS,
-    MAX_GOLD_TOKENS,
-    MAX_MATRIX,
-    MAX_TOKENS,
-    TooComplex,
-    Unreadable,
-)
+from trl_ext.rewards.mathematics.bounds import MAX_DIGITS, MAX_MATRIX, MAX_TOKENS, TooComplex, Unreadable
 from trl_ext.rewards.mathematics.evaluate import value_of
 from trl_ext.rewards.mathematics.form import form_of
 from trl_ext.rewards.mathematics.tokens import WORDS, Tokens, closes_at, is_number
@@ -32,14 +25,9 @@ _MAX_LIBRARY_FUNCTIONS = 16  # as factors, `\\sin^8 x` being eight
 _MAX_LIBRARY_NUMBER = 200  # as exponent or factorial where the value of the whole is not known
 
 
-def check_gold(tokens: Tokens) -> None:
-    """Raise TooComplex for a gold that is too long to compare with anything."""
-    _check_length(tokens, MAX_GOLD_TOKENS)
-
-
 def check_answer(tokens: Tokens) -> None:
     """Raise TooComplex for an answer that is too large for every way of comparing it."""
-    _check_length(tokens, MAX_TOKENS)
+    check_length(tokens, MAX_TOKENS)
     for place, token in enumerate(tokens):
         if token in _ENDLESS:
             raise TooComplex(f"{_ENDLESS[token]} is not evaluated")
@@ -54,7 +42,7 @@ def check_answer(tokens: Tokens) -> None:
 
 def check_for_library(tokens: Tokens) -> None:
     """Raise TooComplex for an expression, or a form of expressions, that sympy might not return from."""
-    _check_length(tokens, _MAX_LIBRARY_TOKENS)
+    check_length(tokens, _MAX_LIBRARY_TOKENS)
     if _MATRIX_FUNCTIONS.search("".join(token.lstrip(WORDS) for token in tokens)):
         raise TooComplex("a matrix function")
     form = form_of(tokens)
@@ -64,7 +52,8 @@ def check_for_library(tokens: Tokens) -> None:
         _check_scalar(tokens)
 
 
-def _check_length(tokens: Tokens, limit: int) -> None:
+def check_length(tokens: Tokens, limit: int) -> None:
+    """Raise TooComplex for more tokens than the limit, and for a number of too many digits."""
     if len(tokens) > limit:
         raise TooComplex(f"more than {limit} symbols")
     if any(is_number(token) and len(token) > MAX_DIGITS for token in tokens):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trl_ext.rewards.instruction_kinds import spec
-from trl_ext.rewards.instruction_kinds.length import count_sentences, count_words
+from trl_ext.rewards.instruction_kinds.ifeval import count_sentences, count_words
 from trl_ext.rewards.instruction_kinds.splitting import sentences
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.instructions import KNOWN, Instructions
@@ -83,12 +83,7 @@ IFEVAL: list[Case] = [
         ("Dear all\n\nP.P.S. Bring cake", "Dear all\n**p. p. s** Bring cake"),
         ("Dear all P.P.S. Bring cake", "Dear all\nP.P.S.", "Dear all\nP.S. Bring cake"),
     ),
-    (
-        "detectable_content:number_placeholders",
-        {"num_placeholders": 2},
-        ("[name], [street]",),
-        ("[name] []", "[[a]]"),
-    ),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}, ("[name], [street]",), ("[name] []", "[[a]]")),
     (
         "combination:repeat_prompt",
         {"prompt_to_repeat": "Say it."},

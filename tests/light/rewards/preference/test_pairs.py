@@ -284,11 +284,7 @@ WITH_THE_PROMPT_INSIDE = (
     ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c", None),
     ("\n\nHuman: a\n\nAssistant: ", "\n\nHuman: a\n\nAssistant: c", "empty"),
     ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: x\n\nAssistant: c", "different_prompt"),
-    (
-        "\n\nHuman: a\n\nAssistant: b",
-        "\n\nHuman: a\n\nAssistant: c\n\nHuman: d\n\nAssistant: e",
-        "different_prompt",
-    ),
+    ("\n\nHuman: a\n\nAssistant: b", "\n\nHuman: a\n\nAssistant: c\n\nHuman: d\n\nAssistant: e", "different_prompt"),
     *(([HI, A], [HI, B], None), ([HI, says("assistant", "")], [HI, B], "empty"), ([HI], [HI, B], "empty")),
     *(([HI, B], [HI, B], "identical"), ([HI, A], [says("user", "Ho"), B], "different_prompt")),
     *(([HI, A, HI, B], [HI, B], "different_prompt"), ([HI, says("assistant", None, tool_calls=CALL)], [HI, B], None)),

@@ -2,9 +2,6 @@
 
 # ruff: noqa: RUF001  Letters and marks that look alike are the subject.
 
-import pytest
-
-from trl_ext.errors import RuleError
 from trl_ext.rewards.rule import Row, Verdict
 from trl_ext.rewards.rules.grammar import Grammar
 
@@ -70,8 +67,3 @@ def test_something_good_where_there_was_nothing_does_not_raise_the_value(subtest
 def test_after_think_reads_the_answer_alone():
     text = "<think>hm the the xkcdq</think>The answer is 18."
     assert judged(text).value < judged(text, where="after_think").value == 1.0
-
-
-def test_an_unknown_place_is_refused():
-    with pytest.raises(RuleError, match="grammar"):
-        Grammar(where="think")

@@ -119,15 +119,6 @@ def test_references_never_leave_the_schema(tmp_path, reference):
     assert judged_by_column("{}", schema).status == "gold_invalid"
 
 
-def test_fields_that_cannot_work_are_refused(subtests):
-    for fields in (
-        *({"schema": ""}, {"schema": 3}, {"schema": PERSON, "schema_file": "x.json"}, {"schema_file": "absent.json"}),
-        *({"where": "first_block"}, {"partial": 1.0}, {"partial": -0.1}, {"formats": "yes"}),
-    ):
-        with subtests.test(fields=fields), pytest.raises(RuleError, match="json_schema"):
-            JsonSchema(**fields)
-
-
 def test_brackets_in_strings_are_no_levels():
     assert nesting('{"a": ["[[[", "\\"[{"], "b": {}}') == 2
 

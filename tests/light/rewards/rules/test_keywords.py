@@ -4,7 +4,6 @@
 
 import pytest
 
-from trl_ext.errors import RuleError
 from trl_ext.rewards.config import build_rules, describe_rule
 from trl_ext.rewards.rule import Row
 from trl_ext.rewards.rules.keywords import Keywords
@@ -81,14 +80,3 @@ def test_lists_mappings_and_pairs_say_the_same_and_survive_yaml(required):
     rule = Keywords(required=required, forbidden={"idk": 0, "very": 3})
     assert describe_rule(rule)["required"] == ["so", ["therefore", 2]]
     assert build_rules({"rules": [describe_rule(rule)]})["rules"] == [rule]
-
-
-def test_keywords_that_cannot_work_are_refused(subtests):
-    for fields in (
-        *({}, {"required": "cat"}, {"required": (" ",)}, {"required": ("\u200b",)}, {"required": ("Cat", "cat")}),
-        *({"required": ("Cat",), "forbidden": ("cat",)}, {"required": {"cat": 3}, "forbidden": {"cat": 2}}),
-        *({"required": {"cat": 0}}, {"required": {"cat": "2"}}, {"forbidden": {"cat": -1}}, {"required": [["cat"]]}),
-        {"required": [3]},
-    ):
-        with subtests.test(fields=fields), pytest.raises(RuleError, match="keywords"):
-            Keywords(**fields)

@@ -1,4 +1,4 @@
-"""Math as a rule: statuses, golds, extraction, profiles, the copy of a prompt, the cache key, threads."""
+"""Math as a rule: statuses, golds, extraction, profiles, the copy of a prompt, cache key, threads, random text."""
 
 import pickle
 import sys
@@ -6,16 +6,22 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trl_ext.errors import RuleError, SupportError
-from trl_ext.rewards.rule import Row, Verdict
-from trl_ext.rewards.rules.maths import Math
+from trl_ext.errors import SupportError
+from trl_ext.rewards import Answer, Math, Row, Rule, Verdict
+from trl_ext.rewards.text.golds import best, golds_of
 
 pytest.importorskip("math_verify")
 
 
+def verdict_of(rule: Rule, text: str, gold: object, prompt: object = None) -> Verdict:
+    return rule.score(Row(prompt, text, None, {"answer": gold}))
+
+
 def judge(text: str, gold: object, prompt: object = None, **fields: str) -> Verdict:
-    return Math(**fields).score(Row(prompt, text, None, {"answer": gold}))
+    return verdict_of(Math(**fields), text, gold, prompt)
 
 
 def value(text: str, gold: object, **fields: str) -> float | None:
@@ -158,13 +164,120 @@ def test_math_pickles():
     assert pickle.loads(pickle.dumps(rule)) == rule
 
 
-@pytest.mark.parametrize("fields", [{"profile": "strict"}, {"where": "end"}, {"multiple": "first"}, {"gold": ""}])
-def test_a_field_that_cannot_work_fails_at_construction(fields):
-    with pytest.raises(RuleError, match=next(iter(fields))):
-        Math(**fields)
-
-
 def test_a_missing_library_fails_at_construction_and_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(SupportError, match=r"trl-ext\[math\]"):
         Math()
+
+
+# Golds that nothing but their own text can be compared with: told from the gold, never from the completion ----------
+
+
+UNREADABLE = [
+    *(r"a_0+\ldots+a_n", r"\int_0^1 f(x)\,dx", "The sum is less than zero.", r"(1, a_1+\ldots+a_n)", "9^{9^9}"),
+    *(r"\sum_{n=0}^{\infty} x^{n}", r"\forall x: 3^x \geq x^2"),
+]
+READABLE = r"5|3\sqrt{13}|x = 5|(1, 2)|\{1, 2\}|x > 3|\text{east}|\text{(C)}|52_8|2x + 3".split("|")
+ANSWERS = [
+    *("5", "x+1", r"\text{hm}", "(1,2)", "x > 7", r"\foo{3}", "1, 2", r"a_0+\ldots+a_m", "0", r"\frac{1}{0}"),
+    r"\sum_{k=0}^\infty x^k",
+]
+MISSING = ["", "no idea", r"\boxed{}", r"\boxed{3} and \boxed{4}", r"<think>\boxed{3}"]
+MISSING += [r"\boxed{" + "1+" * 1500 + "1}"]
+
+
+@pytest.mark.parametrize("profile", ["train", "eval"])
+@pytest.mark.parametrize("gold", UNREADABLE)
+def test_any_answer_but_the_same_text_is_undecided(gold, profile):
+    assert judge(rf"\boxed{{{gold}}}", gold, profile=profile).value == 1.0
+    verdicts = {judge(rf"\boxed{{{answer}}}", gold, profile=profile) for answer in ANSWERS}
+    assert {(verdict.value, verdict.status) for verdict in verdicts} == {(None, "undecided")}
+
+
+@pytest.mark.parametrize("gold", UNREADABLE)
+def test_a_missing_answer_earns_the_floor_whatever_the_gold(gold):
+    assert {text: judge(text, gold).value for text in MISSING} == dict.fromkeys(MISSING, 0.0)
+
+
+@pytest.mark.parametrize("gold", READABLE)
+def test_no_answer_makes_a_readable_gold_undecided(gold):
+    for text in (*(rf"\boxed{{{answer}}}" for answer in (*ANSWERS, *UNREADABLE)), *MISSING):
+        assert judge(text, gold).value is not None, text
+
+
+def test_the_detail_says_why():
+    verdict = judge(r"\boxed{5}", r"a_0+\ldots+a_n")
+    assert verdict.detail.endswith(r"only the gold's own text can be compared: '\ldots' is not understood")
+
+
+PIECES = st.sampled_from(
+    [
+        *"0123456789xyzie(){}[]|,;=<>+-*/^_!.$%& \n'\"~\\",
+        *r"\frac \sqrt \boxed{ \left \right \{ \} \pi \infty \pm \cup \in \leq \text{ \text{cm}".split(),
+        *r"\begin{pmatrix} \end{pmatrix} \\ \sum_{i=1}^{3} \binom \sin \ln \log_2 \overline \lfloor \rfloor".split(),
+        *r"^\circ \% \$ \( \)".split(),
+        *"<think> </think> <answer> </answer> #### A: or and not 1,000 0.5 \u0663 \u200b \ud800 \x00 √".split(),
+        *"² é 答案".split(),
+        "the answer is ",
+        " dollars",
+    ]
+)
+SOUP = st.lists(PIECES, max_size=40).map("".join)
+TEXT = st.one_of(SOUP, SOUP.map("so \\boxed{{{}}}".format), st.text(max_size=60))
+
+
+@pytest.mark.slow
+@given(text=TEXT, gold=st.one_of(SOUP, st.sampled_from(["3", r"\frac12", "(1,2)", "x=5", r"3\sqrt{13}"])))
+def test_random_text_gets_a_bounded_value(text, gold):
+    rule = Math()
+    row = Row(text[::-1], text, None, {"answer": gold})
+    verdict = rule.score(row)
+    assert verdict.value in (0.0, 1.0) or (verdict.value is None and verdict.status in ("gold_invalid", "undecided"))
+    assert verdict == rule.score(row)
+    hash(rule.cache_key(row))
+
+
+# Several accepted golds in a cell: each is right, and what cannot be read next to one that can takes nothing away ---
+
+
+def test_entries_and_cells_without_an_answer_are_left_out():
+    assert golds_of(["NYC", "New York", "NYC", None, float("nan"), "  ", True]) == ["NYC", "New York"]
+    assert [golds_of(cell) for cell in (None, float("nan"), [], [None], {"a": "4"}, True, [["4"]])] == [None] * 7
+
+
+def test_each_accepted_text_is_right_and_no_other():
+    aliases = ["New York City", "NYC", "New York"]
+    for name in ("NYC", "New York", "new york city"):
+        assert verdict_of(Answer(kind="exact"), f"The answer is {name}.", aliases).value == 1.0
+    found = verdict_of(Answer(kind="exact"), "The answer is York.", aliases[:2])
+    assert (found.value, found.status) == (0.0, "ok")
+
+
+def test_each_of_several_golds_is_right_and_two_answers_are_a_conflict():
+    for rule in (Answer(), Math()):
+        assert [verdict_of(rule, f"\\boxed{{{n}}}", [18, "20"]).value for n in (18, 20, 19)] == [1.0, 1.0, 0.0]
+    assert verdict_of(Math(), r"\boxed{18} or \boxed{20}", ["18", "20"]).status == "conflict"
+
+
+def test_a_gold_that_cannot_be_read_counts_only_alone():
+    assert verdict_of(Answer(), "A: 18", ["eighteen apples", "18"]).value == 1.0
+    assert verdict_of(Answer(), "A: 17", ["eighteen apples", "18"]).value == 0.0
+    assert verdict_of(Answer(), "A: 17", ["eighteen apples", "many"]).status == "gold_invalid"
+
+
+def test_equal_answers_of_rows_with_other_golds_share_no_verdict():
+    rows = [Row(None, r"\boxed{18}", None, {"answer": golds}) for golds in (["18"], ["18", "20"], ["20"])]
+    assert len({Math().cache_key(row) for row in rows}) == 3
+
+
+def test_the_ideal_completion_states_the_first_gold():
+    columns = {"answer": ["18", "20"]}
+    assert verdict_of(Math(), Math().ideal(columns), columns["answer"]).value == 1.0
+    assert "18" in Answer().ideal(columns)
+
+
+def test_no_value_only_where_a_gold_may_still_be_met():
+    wrong, open_ = Verdict(0.0), Verdict(None, "undecided")
+    assert best([wrong, open_]) is open_
+    assert best([open_, wrong, Verdict(1.0)]).value == 1.0
+    assert best([Verdict(None, "gold_invalid"), wrong]) is wrong

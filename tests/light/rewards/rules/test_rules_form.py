@@ -1,15 +1,35 @@
-"""Tags, functions as rules, and what every rule has: a name and a weight."""
+"""Rules of form (Tags, Length, Cosine, SoftOverlong, Repetition, Pattern), functions as rules, names and weights."""
 
 import pickle
+import random
 
 import pytest
 
 from trl_ext.errors import RuleError
-from trl_ext.rewards import Call, Row, Rule, RuleSet, Tags, Verdict
+from trl_ext.rewards import (
+    Answer,
+    Call,
+    Cosine,
+    Length,
+    Pattern,
+    Repetition,
+    Row,
+    Rule,
+    RuleSet,
+    SoftOverlong,
+    Tags,
+    Verdict,
+)
+from trl_ext.rewards.rules.repetition import num_different
 
 
-def value_of(rule: Rule, text: str, completion_ids: tuple[int, ...] | None = None) -> float | None:
-    return rule.score(Row(None, text, completion_ids, {})).value
+def judged(rule: Rule, text: str, num_tokens: int | None = None) -> Verdict:
+    return rule.score(Row(None, text, None if num_tokens is None else tuple(range(num_tokens)), {}))
+
+
+def values_of(rule: Rule, *texts: str | int) -> list[float | None]:
+    """The values of texts, and of numbers of tokens."""
+    return [judged(rule, *(("A: 18", one) if isinstance(one, int) else (one,))).value for one in texts]
 
 
 def test_tags_give_the_share_of_pairs_that_are_right(subtests):
@@ -24,31 +44,94 @@ def test_tags_give_the_share_of_pairs_that_are_right(subtests):
     }.items():
         for text in texts:
             with subtests.test(text=text):
-                assert value_of(Tags("think", "answer"), text) == value
+                assert judged(Tags("think", "answer"), text).value == value
+    detail = judged(Tags("think", "answer"), "<think>a</think>").detail
+    assert detail == "not once, closed, filled and in order: answer"
 
 
-def test_tags_name_the_pairs_that_fail():
-    verdict = Tags("think", "answer").score(Row(None, "<think>a</think>", None, {}))
-    assert verdict.detail == "not once, closed, filled and in order: answer"
+def test_a_length_falls_linearly_on_both_sides_in_tokens_characters_or_words():
+    assert values_of(Length(low=2, high=4, slack=2), 1, 2, 4, 5, 6, 60) == [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
+    assert values_of(Length(high=1), 1, 2) == [1.0, 0.0], "without slack it is a hard limit"
+    assert values_of(Length(low=5, high=5, unit="chars"), "a b c") == [1.0]
+    assert values_of(Length(low=3, high=3, unit="words"), "a b c", "做数学") == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("names", [(), ("think", "think"), ("<think>",), ("a b",), ("",)])
-def test_tags_refuse_names_that_cannot_work(names):
-    with pytest.raises(RuleError, match="tags"):
-        Tags(*names)
+def test_a_cosine_falls_or_rises_with_the_length_and_stays_there():
+    assert values_of(Cosine(max_len=100), 0, 50, 100, 101, 200) == pytest.approx([1.0, 0.75, 0.5, 0.5, 0.5])
+    rule = Cosine(max_len=100, short=-1.0, long=-0.5)
+    assert (values_of(rule, 0, 100), rule.floor, rule.ceiling) == ([-1.0, -0.5], -1.0, -0.5)
+    verdict = judged(Cosine(max_len=100), " \n", 1)
+    assert (verdict.value, verdict.status) == (0.5, "no_answer"), "a blank completion earns the lower end"
+
+
+@pytest.mark.parametrize("num_tokens", [1, 30, 64, 99, 100, 250])
+@pytest.mark.parametrize("answer", ["18", "17"])
+def test_two_cosines_behind_a_grader_are_trls_cosine_scaled_reward(num_tokens, answer):
+    pytest.importorskip("math_verify")
+    from trl.rewards import get_cosine_scaled_reward
+
+    ids = [[0] * num_tokens]
+    text = rf"So it is \boxed{{{answer}}}."
+    theirs = get_cosine_scaled_reward(max_len=100)([[{"role": "assistant", "content": text}]], [r"\boxed{18}"], ids)
+    wrong = Cosine(max_len=100, short=-1.0, long=-0.5)
+    right = Cosine(max_len=100, short=2.0, long=1.0, gate="answer", name="cosine_right")
+    ours = RuleSet([Answer(weight=0), wrong, right])
+    assert ours(completions=[text], completion_ids=ids, answer=["18"]) == pytest.approx(theirs)
+
+
+def test_the_soft_punishment_is_equation_13_and_pickles_after_use():
+    rule = SoftOverlong(100, 20)
+    assert values_of(rule, 0, 80, 90, 100, 101) == [0.0, 0.0, -0.5, -1.0, -1.0]
+    assert values_of(SoftOverlong(100, 0), 100, 101) == [0.0, -1.0], "without a cache it is a hard limit"
+    assert pickle.loads(pickle.dumps(rule)) == rule
+
+
+@pytest.mark.parametrize("rule", [Length(), SoftOverlong(100, 20)])
+def test_what_counts_tokens_needs_completion_ids(rule):
+    with pytest.raises(RuleError, match="no completion_ids"):
+        judged(rule, "a b c")
+
+
+def test_repetition_is_counted_on_token_ids_or_else_on_words():
+    row = Row(None, "all different words here", (1, 2, 1, 2, 1), {})
+    assert Repetition(ngram=2).score(row).value == 0.5
+    assert values_of(Repetition(ngram=1), "no no no yes") == values_of(Repetition(ngram=2), "好的好的好") == [0.5]
+    assert values_of(Repetition(), "one two", "") == [1.0, 0.0], "a short text repeats nothing"
+    assert judged(Repetition(), "", 0).value == 0.0
+
+
+@pytest.mark.parametrize("ngram", [1, 3, 5])
+def test_many_ids_are_counted_as_few_are(ngram):
+    draw = random.Random(ngram)
+    for largest in (2, 30, 200_000, 2**40, 2**70):
+        ids = tuple(draw.randrange(largest) for _ in range(200))
+        assert num_different(ids, ngram) == len(set(zip(*(ids[start:] for start in range(ngram)), strict=False)))
+
+
+def test_a_pattern_matches_the_whole_stripped_text_or_any_part():
+    assert values_of(Pattern(r"-?\d+"), " -18\n", "-18 eggs") == [1.0, 0.0]
+    assert values_of(Pattern(r"^A: \d+$", mode="search"), "A: 18", "so A: 18", "") == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", ["full", "search"])
+def test_a_pattern_that_explodes_is_given_up(mode):
+    verdict = judged(Pattern(r"(a|aa)+$", mode=mode, timeout_s=0.01), "a" * 60 + "!")
+    assert (verdict.value, verdict.status) == (0.0, "timeout")
+
+
+@pytest.mark.parametrize(("rule", "text"), [(Pattern(r"a+"), "a" * 250_001), (Repetition(), "a b " * 100_000)])
+def test_a_text_beyond_the_limit_is_not_read(rule, text):
+    assert (judged(rule, text).value, judged(rule, text).status) == (0.0, "too_long")
 
 
 def shouts(row: Row) -> float:
     return float(row.text.isupper())
 
 
-def test_a_function_becomes_a_rule_named_after_it():
+def test_a_function_becomes_a_rule_named_after_it_and_a_lambda_does_not():
     rules = RuleSet([Call(shouts, weight=0.5)])
     assert rules.rules[0].name == "shouts"
     assert pickle.loads(pickle.dumps(rules))(completions=["HEY", "hey"]) == [0.5, 0.0]
-
-
-def test_a_lambda_does_not_become_a_rule():
     with pytest.raises(RuleError, match="does not pickle"):
         Call(lambda row: 1.0)
 
@@ -58,17 +141,14 @@ class SoftHTMLLimit(Rule):
         return Verdict(1.0)
 
 
-def test_a_rule_is_named_after_its_class():
+def test_a_rule_is_named_after_its_class_or_so_that_it_fits_into_a_metric_key(subtests):
     assert SoftHTMLLimit().name == "soft_html_limit"
+    for name in ("a/b", "a b", 3):
+        with subtests.test(name=name), pytest.raises(RuleError, match="is named"):
+            SoftHTMLLimit(name=name)
 
 
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), "1e-3", None, True])
-def test_a_weight_is_a_finite_number(weight):
-    with pytest.raises(RuleError, match="weight is"):
-        SoftHTMLLimit(weight=weight)
-
-
-@pytest.mark.parametrize("name", ["a/b", "a b", 3])
-def test_a_name_fits_into_a_metric_key(name):
-    with pytest.raises(RuleError, match="is named"):
-        SoftHTMLLimit(name=name)
+def test_a_weight_is_a_finite_number(subtests):
+    for weight in (float("nan"), float("inf"), "1e-3", None, True):
+        with subtests.test(weight=weight), pytest.raises(RuleError, match="weight is"):
+            SoftHTMLLimit(weight=weight)

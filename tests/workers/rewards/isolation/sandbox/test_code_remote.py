@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import pytest
 
-from trl_ext.errors import RuleError
 from trl_ext.rewards import Row, RuleSet
 from trl_ext.rewards.isolation.sandbox import api as sandbox
 from trl_ext.rewards.rules.code import Code
@@ -178,19 +177,3 @@ def test_rows_of_a_batch_run_at_the_same_time(service, monkeypatch):
     rules = RuleSet([rule_of("piston", service, monkeypatch)])
     texts = [f"```python\nprint({number})\n```" for number in range(4)]
     assert rules(completions=texts, tests=[TESTS] * 4) == [0.0] * 4
-
-
-def test_fields_of_sandboxes_elsewhere_must_fit(subtests):
-    for fields, message in (
-        *(({"sandbox": "docker"}, "sandbox is 'docker'"), ({"base_url": "http://x"}, "for sandboxes elsewhere")),
-        ({"sandbox": "piston"}, "base_url is None"),
-        ({"sandbox": "e2b", "base_url": "http://x"}, "Give it to all but e2b"),
-        ({"sandbox": "piston", "base_url": "http://x", "mode": "asserts"}, "would take the expected values there"),
-        ({"sandbox": "piston", "base_url": "http://x", "require": "L2"}, "require is for the local one"),
-        (
-            {"sandbox": "piston", "base_url": "http://x", "api_key_env": "NO_SUCH_KEY"},
-            "variable 'NO_SUCH_KEY' is not set",
-        ),
-    ):
-        with subtests.test(fields=fields), pytest.raises(RuleError, match=message):
-            Code(**fields)

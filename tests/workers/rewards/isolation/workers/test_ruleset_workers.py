@@ -10,8 +10,8 @@ import pytest
 
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Limits, Row, Rule, RuleSet, Verdict
-from trl_ext.rewards.isolation.images import ImageReference
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
+from trl_ext.rewards.isolation.workers.request import ImageReference
 
 LIMITS = Limits(cpu_s=0.3, wall_s=0.6, workers=2)
 

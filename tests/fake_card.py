@@ -1,4 +1,4 @@
-"""A card that a test fills by hand, in the place of `trl_ext.monitor.card_memory.source.MemorySource`."""
+"""A card that a test fills by hand, in the place of `trl_ext.monitor.card_memory.audit.MemorySource`."""
 
 from trl_ext.memory.units import GIB
 

@@ -39,7 +39,7 @@ def doctor(argv: Sequence[str]) -> int:
     facts = look(arguments.output_dir)
     findings = examine(facts, plan)
     if arguments.json:
-        said = [finding.as_dict() for finding in findings]
+        said = [asdict(finding) for finding in findings]
         print(json.dumps({"ok": all_well(findings), "findings": said, "facts": asdict(facts)}, indent=2))
     else:
         print_findings(findings)

@@ -137,21 +137,21 @@ def launch_script(name: str, argv: list[str]) -> int:
         print(SCRIPT_HELP.format(name=name, script=script, module=module, recipes=recipes), end="")
         return 0
     from trl_ext.cli.before_launch import check_before_launch
-    from trl_ext.launch import split_launcher
+    from trl_ext.launch import LAUNCHERS, split_launcher
     from trl_ext.launch.servers import servers_beside, serving
 
     launcher, argv = split_launcher(argv)
     parser = import_module(script.module).make_parser()
     servers, argv = servers_beside(name, parser, argv)
-    on_ray = launcher.module.endswith("ray_train")
+    launch, on_ray = import_module(LAUNCHERS[launcher]), launcher == "ray"
     if servers and on_ray:
         raise ConfigError(
             "--vllm_servers starts servers on this machine, and Ray places the run's workers. Start `trl vllm-serve` "
             "apart, and name its address: vllm_server_base_url."
         )
-    check_before_launch(name, script.module, parser, launcher.of_script(argv), on_ray=on_ray)
+    check_before_launch(name, script.module, parser, launch.split(argv)[1] if on_ray else argv, on_ray=on_ray)
     with serving(servers):
-        return launcher.launch(script.module, parser, argv)
+        return int(launch.launch(script.module, parser, argv))
 
 
 if __name__ == "__main__":

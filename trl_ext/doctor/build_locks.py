@@ -45,7 +45,10 @@ class BuildLock:
         helper, remedy = Path(self.path).parent.name, f"rm {shlex.quote(self.path)}"
         if self.builder is not None:
             return ok("compiler", f"Process {self.builder} is compiling the helper '{helper}' and holds {self.path}.")
-        seen = f"{self.path} is {_age(self.age_s)} old, and no process that can be seen here has it open"
+        units = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))
+        each_s, unit = next((one for one in units if self.age_s >= 2 * one[0]), (1, "s"))
+        age = f"{self.age_s // each_s:.0f} {unit}"
+        seen = f"{self.path} is {age} old, and no process that can be seen here has it open"
         if self.is_stale:
             what = f"{seen}: a killed build left it, and a run that needs the helper '{helper}' waits for it for ever."
             return note("compiler", what, f"Remove it: {remedy}")
@@ -88,11 +91,3 @@ def _holder(status: os.stat_result) -> int | None:
                     if os.path.samestat(entry.stat(), status):
                         return int(process.name)
     return None
-
-
-def _age(seconds: float) -> str:
-    """`40 s`, `12 minutes`, `5 hours` or `3 days`, rounded down."""
-    for unit_s, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit_s:
-            return f"{seconds // unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -125,12 +125,8 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
     for window in optional_windows(facts.vllm_window):
         version = facts.versions.get(window.package)
         if version is not None:
-            holds = window.holds(version)
-            yield (
-                ok("versions", f"{window.package} {version}.")
-                if holds
-                else note("versions", *_outside(window, version))
-            )
+            what = f"{window.package} {version}."
+            yield ok("versions", what) if window.holds(version) else note("versions", *_outside(window, version))
         elif window.package in NEEDED_FOR:
             yield ok("versions", f"{window.package} is not installed; it is for {NEEDED_FOR[window.package]}.")
 

@@ -1,10 +1,7 @@
 """One thing that was looked at: what is so, whether it hurts, and what to do."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
-
-LEVELS = ("ok", "note", "problem")
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +19,6 @@ class Finding:
     subject: str
     what: str
     advice: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The finding as JSON values."""
-        return asdict(self)
 
 
 def ok(subject: str, what: str) -> Finding:

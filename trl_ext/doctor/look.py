@@ -13,8 +13,7 @@ from typing import Any
 from trl_ext.doctor import installed
 from trl_ext.doctor.build_locks import build_locks
 from trl_ext.doctor.facts import Disk, Facts, Kernels
-from trl_ext.doctor.machine import hardware_of
-from trl_ext.doctor.nvml import Cards, read_cards
+from trl_ext.doctor.nvml import Cards, hardware_of, read_cards
 from trl_ext.doctor.variables import WATCHED
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.units import gib
@@ -118,13 +117,11 @@ def _disks(output_dir: str) -> tuple[Disk, ...]:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = {"output": output_dir, "model cache": HF_HUB_CACHE, "shared memory": "/dev/shm"}
-    return tuple(disk for purpose, path in places.items() if (disk := disk_of(purpose, path)))
-
-
-def disk_of(purpose: str, path: str) -> Disk | None:
-    """The disk that `path`, or the nearest folder above it that exists, lies on; None if there is none."""
-    place = Path(path).expanduser().absolute()
-    there = next((folder for folder in (place, *place.parents) if folder.exists()), None)
-    if there is None or (purpose == "shared memory" and there != place):
-        return None
-    return Disk(purpose, str(place), round(gib(shutil.disk_usage(there).free), 1), os.access(there, os.W_OK))
+    found = []
+    for purpose, path in places.items():
+        place = Path(path).expanduser().absolute()  # or the nearest folder above it that exists
+        there = next((folder for folder in (place, *place.parents) if folder.exists()), None)
+        if there is not None and (purpose != "shared memory" or there == place):
+            free_gib = round(gib(shutil.disk_usage(there).free), 1)
+            found.append(Disk(purpose, str(place), free_gib, os.access(there, os.W_OK)))
+    return tuple(found)

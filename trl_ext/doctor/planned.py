@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trl_ext.doctor.facts import Disk, Facts
 from trl_ext.doctor.finding import Finding, note, ok, problem
-from trl_ext.doctor.machine import hardware_of
+from trl_ext.doctor.nvml import hardware_of
 from trl_ext.memory.cards import CONTEXT_GIB
 from trl_ext.memory.models.shapes import lm_params
 from trl_ext.memory.planner.planner import Plan
@@ -17,7 +17,7 @@ SUBJECT = "plan"
 def check_plan(facts: Facts, plan: Plan) -> Iterator[Finding]:
     """Yield a finding for all that the plan needs and the machine lacks; one "ok" if no problem is among them."""
     hardware = plan.estimate.hardware
-    found = [*_cards(facts, plan), *_link(facts, plan), *_packages(facts, plan)]
+    found = [*_cards(facts, plan), *_packages(facts, plan)]
     need = gib(plan.estimate.host_bytes)
     if facts.host_free_gib is not None and facts.host_free_gib < need:
         what = f"The plan needs {need:.0f} GiB of host memory (estimated), and {facts.host_free_gib:.0f} are free."
@@ -48,34 +48,25 @@ def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
             yield problem(SUBJECT, what, "End what holds the card; nvidia-smi names it.")
         if gpu.capability < (8, 0):
             yield problem(SUBJECT, f"The plan trains in bf16, which card {index} has not.", "Use an Ampere card.")
+    link = hardware.card.link
+    if len(facts.gpus) > 1 and plan.job.zero_stage == 3 and link.is_fast and facts.has_nvlink is False:
+        here = hardware_of(facts.gpus, facts.has_nvlink, facts.has_peer_access).card.link
+        what = f"The plan gathers weights by ZeRO-3 over {link.name}; here it is {here.name}, and steps take longer."
+        yield note(SUBJECT, what, "Plan again for these cards: ZeRO-2 or offload may be faster.")
 
 
-def _link(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    planned = plan.estimate.hardware.card.link
-    if len(facts.gpus) < 2 or plan.job.zero_stage != 3 or not planned.is_fast or facts.has_nvlink is not False:
-        return
-    here = hardware_of(facts.gpus, facts.has_nvlink, facts.has_peer_access).card.link
-    what = f"The plan gathers weights by ZeRO-3 over {planned.name}; here it is {here.name}, and steps take longer."
-    yield note(SUBJECT, what, "Plan again for these cards: ZeRO-2 or offload may be faster.")
-
-
-def needed_packages(plan: Plan) -> dict[str, str]:
-    """Packages that the plan's settings import, and what for."""
+def _packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
     job = plan.job
-    wanted = {
+    needs = {
         "deepspeed": (job.zero_stage > 0, f"ZeRO-{job.zero_stage}"),
         "peft": (job.uses_lora, "LoRA"),
         "bitsandbytes": (job.method == "qlora" or job.optim == "adamw_bnb_8bit", "4-bit bases and 8-bit Adam"),
         "vllm": (job.use_vllm, "use_vllm"),
     }
-    return {package: purpose for package, (is_needed, purpose) in wanted.items() if is_needed}
-
-
-def _packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    for package, purpose in needed_packages(plan).items():
-        if facts.versions.get(package) is None:
+    for package, (is_needed, purpose) in needs.items():
+        if is_needed and facts.versions.get(package) is None:
             yield problem(SUBJECT, f"The plan uses {purpose}; {package} is missing.", f"pip install {package}")
-    if plan.job.offload == "none":
+    if job.offload == "none":
         return
     if facts.compiler is None:
         what = "The plan keeps the optimizer in host memory; there is no C++ compiler for DeepSpeed's CPU Adam."

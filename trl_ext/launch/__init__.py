@@ -4,36 +4,16 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trl_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trl_ext.scripts.arguments import StrictParser
 
 LAUNCHERS = {"accelerate": "trl_ext.launch.accelerate", "ray": "trl_ext.launch.ray_train"}
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """A module of `LAUNCHERS`, loaded when it is needed."""
-
-    module: str
-
-    def of_script(self, argv: Sequence[str]) -> list[str]:
-        """Return what is the script's or `accelerate launch`'s of a command line."""
-        return list(import_module(self.module).split(argv)[1]) if self.module.endswith("ray_train") else list(argv)
-
-    def launch(self, module: str, parser: "StrictParser", argv: Sequence[str]) -> int:
-        """Run a script, wait for it, and return its exit code."""
-        code: int = import_module(self.module).launch(module, parser, argv)
-        return code
-
-
-def split_launcher(argv: Sequence[str]) -> tuple[Launcher, list[str]]:
-    """Take `--launcher NAME` out of a command line, and return that launcher, accelerate if none is named.
+def split_launcher(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Take `--launcher NAME` out of a command line, and return that name, accelerate if there is none.
 
     Raises:
         ConfigError: There is no such launcher.
@@ -49,7 +29,7 @@ def split_launcher(argv: Sequence[str]) -> tuple[Launcher, list[str]]:
             words.append(word)
     if name not in LAUNCHERS:
         raise ConfigError(f"--launcher is {name or 'empty'}. There are: {', '.join(LAUNCHERS)}.")
-    return Launcher(LAUNCHERS[name]), words
+    return name, words
 
 
 def ray(trainer: str, *, launch_file: str | None = None, **settings: Any) -> Any:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,9 +104,12 @@ def launch_arguments(module: str, parser: StrictParser, argv: Sequence[str], *, 
     Raises:
         ConfigError: An argument is known to neither side, or has a value that cannot work.
     """
+    from accelerate.commands.launch import launch_command_parser
+
     words = split_config_flag(argv)
     rest = parser.unknown_arguments(words)
-    launcher = _launcher_parser()
+    launcher = launch_command_parser()
+    launcher.error = refuse  # accelerate's own errors as sentences
     launch_names = option_names(launcher)
     for word in rest:
         if word.startswith("--") and word.partition("=")[0].removeprefix("--").replace("-", "_") not in launch_names:
@@ -167,16 +170,9 @@ def without(words: Sequence[str], taken: Sequence[str]) -> list[str]:
     return left
 
 
-def _launcher_parser() -> ArgumentParser:
-    """Make accelerate's parser raise its errors as sentences, and return it."""
-    from accelerate.commands.launch import launch_command_parser
-
-    def refuse(message: str) -> NoReturn:
-        raise argument_problem(message, {})
-
-    parser = launch_command_parser()
-    parser.error = refuse
-    return parser
+def refuse(message: str) -> NoReturn:
+    """Raise what an argument parser says as an error of ours."""
+    raise argument_problem(message, {})
 
 
 def _report_exit(code: int, who: str = "a process") -> int:

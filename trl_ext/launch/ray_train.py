@@ -22,10 +22,9 @@ from typing import Any
 import yaml
 
 from trl_ext.errors import CANNOT_SAVE, SAVED_ON_SIGNAL, ConfigError, SupportError
-from trl_ext.launch.accelerate import launch_arguments, without
+from trl_ext.launch.accelerate import launch_arguments, refuse, without
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
-from trl_ext.scripts.recipe import argument_problem
 from trl_ext.scripts.start import has_address_of_its_own, interface_of
 
 CHECKPOINT = "checkpoint"  # transformers' PREFIX_CHECKPOINT_DIR
@@ -39,10 +38,6 @@ _ACCELERATES = ("num_processes", "num_machines", "machine_rank", "main_process_i
 
 def ray_parser() -> ArgumentParser:
     """Return the parser of what `--launcher ray` takes beside the keys of a recipe and `--config_file`."""
-
-    def refuse(message: str) -> Any:
-        raise argument_problem(message, {})
-
     parser = ArgumentParser(prog="trl-ext", add_help=False, allow_abbrev=False)
     parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--num_workers", type=int, default=1, help="Processes of the run, on all machines.")

@@ -6,7 +6,7 @@ land in DeepSpeed's file, `method` and `dtype` in the model's arguments.
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,86 +25,68 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+def _option(default: Any, purpose: str) -> Any:
+    """Return a field that `trl-ext plan` takes as an option of its name, with this purpose in its help."""
+    return field(default=default, metadata={"purpose": purpose})
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training run.
+    """One training run; most of its fields are options of `trl-ext plan`."""
 
-    Args:
-        trainer: "reward", "grpo" or "ppo".
-        method: "full" trains all weights, "lora" adapters, "qlora" adapters on a 4-bit base.
-        critic: PPO's value model: "adapter" a second LoRA on the same backbone, "head" a value head on the actor's
-            hidden states, "separate" a model with an optimizer of its own, "none" for REINFORCE++, RLOO, ReMax.
-        reward_model: "none"; "adapter", a third LoRA; or "copy", a frozen model of the policy's shape.
-        num_reward_models: Reward models of that kind; several are an ensemble.
-        beta: Weight of the KL penalty; a GRPO run without it has no reference. PPO always has one.
-        global_batch: Samples of one optimizer step over all GPUs: pairs, or completions.
-        per_device_train_batch_size: Samples of one micro-batch on one GPU.
-        steps_per_generation: Micro-batches that are generated at once; 0 for all of an optimizer step, TRL's default.
-        oversample: GRPO's: so many times the completions of an update are generated.
-        max_length: Tokens of one side of a pair.
-        max_prompt_length, max_completion_length: Longest prompt and completion, in tokens.
-        max_tokens_per_forward: Most tokens in a packed forward; 0 without that bound.
-        packing: True for flat rows without padding; padded batches cost a mask and repeated keys besides.
-        sequence_parallel: Neighbouring GPUs that share each flat row: each forwards a part of its tokens.
-        num_generations: Completions per prompt.
-        lora_r, lora_target_modules, lora_dropout: Rank, projections and dropout of the adapters.
-        zero_stage: DeepSpeed's stage; 0 is DDP, or no launcher on one GPU.
-        offload: "none", or "optimizer", or "all" (optimizer and weights, ZeRO-3) for what lies in host memory.
-        checkpoint_every: Every n-th layer is checkpointed; 0 for none.
-        activation_offloading: True if checkpoints wait in host memory (TRL's reward trainer alone has it).
-        dtype: The dtype in which weights are loaded. Adapters are float32 under DDP either way.
-        optim: The optimizer, by transformers' name.
-        reduce_bucket_size, stage3_max_live_parameters, stage3_prefetch_bucket_size, sub_group_size: DeepSpeed's
-            sizes, in elements.
-        ds3_gather_for_generation: True to gather all weights of ZeRO-3 before generating.
-        use_vllm, vllm_gpu_memory_utilization, vllm_tensor_parallel_size, vllm_enable_sleep_mode: vLLM, its share of a
-            GPU, and the GPUs that hold one copy of the model.
-        vllm_mode: "colocate" for vLLM on the training GPUs, or "server" for vLLM on GPUs of its own.
-        vllm_servers: Servers on GPUs of the machine; 0 for servers elsewhere, whose time is not counted.
-        gradient_as_bucket_view: True if DDP's gradients live in its buckets, as our trainers set it; TRL holds them
-            twice.
-        expandable_segments: True if PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation.
-    """
-
-    trainer: str
-    method: str = "full"
-    critic: str = "separate"
-    reward_model: str = "none"
-    num_reward_models: int = 1
-    beta: float = 0.0
-    global_batch: int = 64
-    per_device_train_batch_size: int = 1
-    steps_per_generation: int = 0
-    oversample: float = 1.0
-    max_length: int = 1024
-    max_prompt_length: int = 512
-    max_completion_length: int = 256
-    max_tokens_per_forward: int = 0
-    packing: bool = True
-    sequence_parallel: int = 1
-    num_generations: int = 8
-    lora_r: int = 16
-    lora_target_modules: tuple[str, ...] = ALL_LINEAR
-    lora_dropout: float = 0.0
-    zero_stage: int = 0
-    offload: str = "none"
-    checkpoint_every: int = 1
-    activation_offloading: bool = False
-    dtype: str = "bfloat16"
-    optim: str = "adamw_torch_fused"
-    reduce_bucket_size: int = 50_000_000
-    stage3_max_live_parameters: int = 100_000_000
-    stage3_prefetch_bucket_size: int = 50_000_000
-    sub_group_size: int = 100_000_000
-    ds3_gather_for_generation: bool = True
-    use_vllm: bool = False
-    vllm_gpu_memory_utilization: float = 0.3
-    vllm_tensor_parallel_size: int = 1
-    vllm_enable_sleep_mode: bool = False
-    vllm_mode: str = "colocate"
-    vllm_servers: int = 0
-    gradient_as_bucket_view: bool = True
-    expandable_segments: bool = True
+    trainer: str  # "reward", "grpo" or "ppo"
+    # All weights, adapters, or adapters on a 4-bit base.
+    method: str = _option("full", "full (default), lora or qlora")
+    # A second LoRA on the same backbone, a value head on the actor's hidden states, or a model with its own optimizer.
+    critic: str = _option("separate", "of PPO: adapter, head, separate, or none (REINFORCE++, RLOO, GRPO or ReMax)")
+    # A copy is frozen, an adapter a third LoRA.
+    reward_model: str = _option("none", "of PPO and GRPO: none, copy for one of the policy's size, or adapter (PPO)")
+    num_reward_models: int = _option(1, "of PPO: reward models of that kind, an ensemble (default 1)")
+    beta: float = _option(0.0, "weight of the KL penalty; GRPO without it has no reference")
+    global_batch: int = _option(
+        64, "samples of an optimizer step over all GPUs: pairs, or completions (default about 64)"
+    )
+    per_device_train_batch_size: int = _option(1, "samples of a micro-batch; free if not given")
+    # 0 for all of an optimizer step, TRL's default.
+    steps_per_generation: int = _option(0, "micro-batches generated at once; free if not given")
+    oversample: float = _option(1.0, "of GRPO: completions that are generated over those of an update (default 1)")
+    max_length: int = _option(1024, "tokens of one side of a pair (default 1024)")
+    max_prompt_length: int = _option(512, "tokens of the longest prompt (default 512)")
+    max_completion_length: int = _option(256, "tokens of the longest completion (default 256)")
+    max_tokens_per_forward: int = _option(0, "most tokens of a packed forward")  # 0 without that bound
+    # Padded batches cost a mask and repeated keys besides.
+    packing: bool = _option(True, "flat rows without padding (default)")
+    # Neighbours, each of which forwards a part of a row's tokens.
+    sequence_parallel: int = _option(1, "GPUs that share each row, for rows that are too long for one (default 1)")
+    num_generations: int = _option(8, "completions per prompt (default 8; PPO 1)")
+    lora_r: int = _option(16, "rank of the adapters (default 16)")
+    lora_target_modules: tuple[str, ...] = _option(ALL_LINEAR, "names with commas between (default all-linear)")
+    lora_dropout: float = _option(0.0, "of the adapters (default 0)")
+    zero_stage: int = _option(0, "0 (DDP), 1, 2 or 3; free if not given")  # 0 on one GPU: no launcher
+    offload: str = _option("none", "none, optimizer or all; free if not given")  # into host memory; all: weights, too
+    checkpoint_every: int = _option(1, "checkpoint every n-th layer, 0 none; free if not given")
+    activation_offloading: bool = _option(
+        False, "checkpoints of the reward trainer wait in host memory; free if not given"
+    )
+    # Adapters are float32 under DDP either way.
+    dtype: str = _option("bfloat16", "bfloat16 or float32, of the weights as loaded; free if not given")
+    optim: str = _option("adamw_torch_fused", "adamw_torch_fused or adamw_bnb_8bit")  # transformers' names
+    reduce_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements")
+    stage3_max_live_parameters: int = _option(100_000_000, "DeepSpeed's, in elements")
+    stage3_prefetch_bucket_size: int = _option(50_000_000, "DeepSpeed's, in elements")
+    sub_group_size: int = _option(100_000_000, "DeepSpeed's, in elements")
+    ds3_gather_for_generation: bool = _option(True, "gather ZeRO-3's weights before generating (default)")
+    use_vllm: bool = _option(False, "vLLM, on the training GPUs unless --vllm_mode is server")
+    vllm_gpu_memory_utilization: float = _option(0.3, "vLLM's share of a card; free if not given")
+    vllm_tensor_parallel_size: int = _option(
+        1, "GPUs over which vLLM, or each server, splits the model; free if not given"
+    )
+    vllm_enable_sleep_mode: bool = _option(False, "vLLM gives its memory back while training; free if not given")
+    vllm_mode: str = _option("colocate", "colocate (default), or server for vLLM on separate GPUs")
+    # 0 for servers elsewhere, whose time is not counted.
+    vllm_servers: int = _option(0, "vLLM servers on separate GPUs, the others train; free with --vllm_mode server")
+    gradient_as_bucket_view: bool = True  # DDP's gradients live in its buckets, as our trainers set it; TRL: twice
+    expandable_segments: bool = True  # PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -401,25 +383,21 @@ def changed(job: Job, settings: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: An unknown setting, a value of another type, or settings that cannot work together.
     """
-    types = {field.name: type(getattr(job, field.name)) for field in fields(job)}
+    types = {one.name: type(getattr(job, one.name)) for one in fields(job)}
     for name in settings:
         if name not in types:
             near = get_close_matches(name, types, n=1, cutoff=0.4)
             raise ConfigError(f"'{name}' is no setting of a plan. Nearest: {near[0] if near else 'zero_stage'}.")
-    return replace(job, **{name: _typed(name, value, types[name]) for name, value in settings.items()})
-
-
-def _typed(name: str, value: Any, kind: type) -> Any:
-    if kind is tuple:
-        return tuple(value.split(",")) if isinstance(value, str) else tuple(value)
-    if kind is bool and isinstance(value, str):
-        if value.lower() not in ("true", "false"):
-            raise ConfigError(f"{name} is '{value}'. Write true or false.")
-        return value.lower() == "true"
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(f"{name} is '{value}', which is no {_WORDS[kind]}.") from None
-
-
-_WORDS = {int: "whole number", float: "number", str: "word", bool: "true or false"}
+    typed: dict[str, Any] = {}
+    for name, value in settings.items():
+        kind = types[name]
+        if isinstance(value, str) and kind in (tuple, bool):
+            if kind is bool and value.lower() not in ("true", "false"):
+                raise ConfigError(f"{name} is '{value}'. Write true or false.")
+            value = value.split(",") if kind is tuple else value.lower() == "true"
+        try:
+            typed[name] = kind(value)
+        except ValueError:
+            what = "whole number" if kind is int else "number"
+            raise ConfigError(f"{name} is '{value}', which is no {what}.") from None
+    return replace(job, **typed)

@@ -17,7 +17,11 @@ def ending(folder: str | Path, kind: str, has_adapter: bool) -> list[str]:
     lines = []
     if found := same_problem(Path(folder)):
         names = ("One problem", "Before", "After")
-        lines += [f"{name + ':':13}{_one_line(text)}" for name, text in zip(names, found, strict=True)]
+        for name, text in zip(names, found, strict=True):  # in one line that a terminal does not obey
+            line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+            half = _SHOWN_CHARS // 2
+            cut = line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"
+            lines.append(f"{name + ':':13}{cut}")
         lines.append("")
     commands = [(f"trl-ext report {folder}", "the report again, and a comparison with another run by --compare")]
     if kind != "reward":
@@ -55,10 +59,3 @@ def _text(value: Any) -> str:
     """Return the content of the last message, or the text itself."""
     content = value[-1].get("content") if isinstance(value, list) and value else value
     return "" if content is None else str(content)
-
-
-def _one_line(text: str) -> str:
-    """Return the text in one line that a terminal does not obey, shortened in its middle."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    half = _SHOWN_CHARS // 2
-    return line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"

@@ -40,7 +40,7 @@ class Curve:
         if not star:
             value = number(entry, prefix + self.key)
             return {} if value is None else {self: value}
-        found = _family(entry, prefix + before, after).items()
+        found = family(entry, prefix + before, after).items()
         return {Curve(before + name + after, self.name.replace("*", name), self.axis): value for name, value in found}
 
     def member(self, key: str, prefix: str = "") -> str | None:
@@ -167,7 +167,7 @@ def values(entry: Entry, prefix: str = "") -> dict[Curve, float]:
 
 def phases(entry: Entry) -> dict[str, float]:
     """Seconds per optimizer step and phase."""
-    return _family(entry, "phase/", "_s")
+    return family(entry, "phase/", "_s")
 
 
 def step_s(entry: Entry) -> float | None:
@@ -178,16 +178,11 @@ def step_s(entry: Entry) -> float | None:
 
 def memory(entry: Entry) -> dict[str, float]:
     """GiB allocated at the peak of every phase."""
-    found = _family(entry, "memory/", "_gib")
+    found = family(entry, "memory/", "_gib")
     return {name: peak for name, peak in found.items() if name != "reserved" and not name.startswith("predicted_")}
 
 
-def predicted_memory(entry: Entry) -> dict[str, float]:
-    """GiB that the plan predicted for every phase, in the first entry."""
-    return _family(entry, "memory/predicted_", "_gib")
-
-
-def _family(entry: Entry, before: str, after: str) -> dict[str, float]:
+def family(entry: Entry, before: str, after: str) -> dict[str, float]:
     """The finite values of the keys with these two ends, by what stands between them."""
     keys = [key for key in entry if key.startswith(before) and key.endswith(after)]
     names = {key: key[len(before) : len(key) - len(after)] for key in keys}

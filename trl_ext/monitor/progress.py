@@ -6,6 +6,8 @@ Replaces transformers' ProgressCallback and PrinterCallback, which print the who
 import shutil
 import sys
 import time
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from tqdm import tqdm
@@ -14,9 +16,12 @@ from transformers.utils import is_in_notebook
 
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import HELD_OUT, Entry
-from trl_ext.monitor.notebook import NotebookCurves
+from trl_ext.monitor.pages.page import panel_chart, render
+from trl_ext.monitor.pages.series import main_panels, read_series
 from trl_ext.monitor.words import duration, scores
 
+MOST_OF_TIME = 0.05  # of a run in a notebook that may go into drawing
+_HEAD_PX, _CHART_PX = 60, 370
 _BAR = "step {n_fmt}/{total_fmt} |{bar:20}| {desc}"
 
 
@@ -54,19 +59,15 @@ class ProgressLine(ProgressCallback, PrinterCallback):
         self._steps_s += time.perf_counter() - self._step_begin_s
         self._num_steps += 1
         if self._num_steps == 1 and state.is_world_process_zero and self._curves is None:
-            total_s = self._whole_run_s(args, state)
+            # By the first step and, where it began with an evaluation, by that.
+            total_s = time.perf_counter() - self._train_begin_s + (state.max_steps - state.global_step) * self._steps_s
+            if args.eval_on_start and args.eval_strategy == "steps":
+                num_evaluations = state.max_steps // state.eval_steps - state.global_step // state.eval_steps
+                total_s += num_evaluations * (self._step_begin_s - self._train_begin_s)
             if total_s >= 60:
                 self._print(f"about {duration(total_s)} for the whole run, judged by its first step", state)
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
-
-    def _whole_run_s(self, args: Any, state: Any) -> float:
-        """Estimate a run from its first step and, where it began with an evaluation, from that."""
-        total_s = time.perf_counter() - self._train_begin_s + (state.max_steps - state.global_step) * self._steps_s
-        if args.eval_on_start and args.eval_strategy == "steps":
-            num_evaluations = state.max_steps // state.eval_steps - state.global_step // state.eval_steps
-            total_s += num_evaluations * (self._step_begin_s - self._train_begin_s)
-        return total_s
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
@@ -106,3 +107,43 @@ class ProgressLine(ProgressCallback, PrinterCallback):
 def _plotted(logs: Entry, prefix: str = "") -> str:
     """The curves that have an axis; the others stand in the report."""
     return scores((curve.name, value) for curve, value in log_keys.values(logs, prefix).items() if curve.axis)
+
+
+# In a notebook -----------------------------------------------------------------------------------------------------
+
+
+class NotebookCurves:
+    """One output of a cell, replaced at each drawing: a line of text, and below it a chart for each axis.
+
+    The charts stand in a frame of their own, where neither their style nor a rule's name reaches the notebook.
+    """
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._begin_s = time.perf_counter()
+        self._drawing_s = 0.0
+
+    def show(self, line: str, log_history: Sequence[Entry], *, is_last: bool = False) -> None:
+        """Draw the run so far, unless that would take too much of its time; the last drawing is always made."""
+        now_s = time.perf_counter()
+        if not is_last and self._drawing_s > MOST_OF_TIME * (now_s - self._begin_s):
+            return
+        from IPython.display import display
+
+        data = {"text/plain": line, "text/html": curves_html(line, log_history)}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)
+        else:
+            self._handle.update(data, raw=True)
+        self._drawing_s += time.perf_counter() - now_s
+
+
+def curves_html(line: str, log_history: Sequence[Entry]) -> str:
+    """A frame of HTML with the run's main curves below a line of text."""
+    series = read_series(log_history)
+    drawn = (panel_chart(panel, series, is_main=True) for panel in main_panels(log_keys.kind_of(log_history)))
+    pictures = [picture for picture in drawn if picture is not None]
+    page = render("curves.html.jinja", title="trl_ext", line=line, pictures=pictures)
+    height = _HEAD_PX + _CHART_PX * len(pictures)
+    # An empty sandbox: the frame may do nothing, not even with what a browser takes for a script.
+    return f'<iframe sandbox="" width="100%" height="{height}" style="border:0" srcdoc="{escape(page)}"></iframe>'

@@ -72,8 +72,13 @@ class RunRecord:
         """Return what a person reads of the run, as text by name: the recipe without its rules, then the versions."""
         facts = {name: _in_words(value) for name, value in self.recipe.items() if name != "rules"}
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.get("packages", {}).items())
+        rules = []  # such as "answer (gold answer, kind number)"
+        for rule in (self.rules or {}).get("rules", ()):
+            name, keys = str(rule.get("name", rule.get("rule"))), rule.keys() - {"rule", "name"}
+            rest = ", ".join(f"{key} {_in_words(rule[key])}" for key in rule if key in keys)
+            rules.append(f"{name} ({rest})" if rest else name)
         own = {
-            "rules": ", ".join(_rule_in_words(rule) for rule in (self.rules or {}).get("rules", ())),
+            "rules": ", ".join(rules),
             "started": self.versions.get("started"),
             "processes": self.versions.get("num_processes"),
             "cards": self.cards,
@@ -177,10 +182,3 @@ def _in_words(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False)
     return {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else str(value)
-
-
-def _rule_in_words(rule: Mapping[str, Any]) -> str:
-    """Return `answer (gold answer, kind number)`."""
-    name = str(rule.get("name", rule.get("rule")))
-    rest = ", ".join(f"{key} {_in_words(value)}" for key, value in rule.items() if key not in ("rule", "name"))
-    return f"{name} ({rest})" if rest else name

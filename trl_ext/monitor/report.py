@@ -19,7 +19,7 @@ from trl_ext.errors import DataError
 from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry
 from trl_ext.monitor.pages.held_out import read_held_out
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, Samples, read_samples
+from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
 from trl_ext.monitor.pages.tables import curve_rows, phase_rows, token_rows
 from trl_ext.monitor.record import PLAN_FILE, RULES_FILE, RunRecord, read_record
 from trl_ext.monitor.summary import RunSummary, summarize
@@ -87,14 +87,20 @@ def run_facts(
     trainer = {PPO: "PPO", REWARD_MODEL: "Reward model"}.get(summary.kind, "GRPO")
     weights = record.recipe.get("reward_weights") if record else None
     tables = _of_run(folder, COMPLETIONS_FOLDER).parent
-    samples, held_out = _samples(tables, log_history, weights), read_held_out(tables)
+    keys = {key.removeprefix("eval_") for entry in log_history for key in entry}
+    names = {key.removeprefix("rewards/").removesuffix("/mean") for key in keys if key.startswith("rewards/")}
+    samples, held_out = read_samples(tables, names, weights), read_held_out(tables)
     if record is None:
         return RunFacts(f"{trainer} run", max_steps=max_steps, samples=samples, held_out=held_out)
     model, data, versions = record.model, record.dataset, record.versions
     number = versions.get("num_processes") or 1
     processes = "" if len(versions.get("cards") or ()) == number else f"{number} process{'es' if number != 1 else ''}"
     machine = ", ".join(filter(None, (processes, record.cards)))
-    facts = [f"data: {short_name(data)}" if data else "", _date(versions.get("started")), machine]
+    try:
+        started = f"{datetime.fromisoformat(str(versions.get('started'))):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        started = ""
+    facts = [f"data: {short_name(data)}" if data else "", started, machine]
     return RunFacts(
         title=f"{trainer} on {short_name(model)}" if model else f"{trainer} run",
         facts=[fact for fact in facts if fact],
@@ -108,12 +114,6 @@ def run_facts(
         samples=samples,
         held_out=held_out,
     )
-
-
-def _samples(folder: Path, log_history: Sequence[Entry], weights: Any) -> Samples:
-    keys = {key.removeprefix("eval_") for entry in log_history for key in entry}
-    names = {key.removeprefix("rewards/").removesuffix("/mean") for key in keys if key.startswith("rewards/")}
-    return read_samples(folder, names, weights)
 
 
 def _planned(plan: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -142,13 +142,6 @@ def short_name(name: str) -> str:
     """A name of the hub as it is, of a folder its last two parts."""
     parts = Path(name).parts
     return "/".join(parts[-2:]) if len(parts) > 2 or name.startswith((".", "/")) else name
-
-
-def _date(started: Any) -> str:
-    try:
-        return f"{datetime.fromisoformat(str(started)):%Y-%m-%d %H:%M} UTC"
-    except ValueError:
-        return ""
 
 
 def summary_table(summary: RunSummary) -> Group:

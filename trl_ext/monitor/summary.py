@@ -1,6 +1,6 @@
 """A summary of a run in numbers, from the log history that every Trainer keeps."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -57,7 +57,13 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
     """The run's summary. Metrics that the history lacks are None or missing from their mapping."""
     training = training_entries(log_history)
     held_out = held_out_entries(log_history)
-    first, last = _ends(training)
+    # The entries that are averaged at either end, each with those that go on with its completions.
+    kind = log_keys.kind_of(training)
+    starts = [place for place, entry in enumerate(training) if kind.is_scored_in(entry)]
+    window = max(1, min(WINDOW_ENTRIES, len(starts) // 4))
+    first = last = training
+    if len(starts) > window:
+        first, last = training[: starts[window]], training[starts[-window] :]
     phase_s: dict[str, float] = {}
     for entry, num_steps in _with_num_steps(training):
         for name, seconds in log_keys.phases(entry).items():
@@ -70,24 +76,14 @@ def summarize(log_history: Sequence[Entry]) -> RunSummary:
         window_steps=sum(num_steps for _, num_steps in list(_with_num_steps(training))[: len(first)]) or 1,
         training=_changes(_curves(training), _means(first), _means(last)),
         held_out=_changes(_curves(held_out, HELD_OUT), _means(start[-1:], HELD_OUT), _means(end[-1:], HELD_OUT)),
-        forwarded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/forwarded_tokens")),
-        padded_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/padded_tokens")),
-        raw_tokens=_total(log_history, _raw),
-        skipped_tokens=_total(log_history, lambda entry: log_keys.number(entry, "packing/skipped_tokens")),
+        forwarded_tokens=_total(log_history, "forwarded"),
+        padded_tokens=_total(log_history, "padded"),
+        raw_tokens=_total(log_history, "raw"),
+        skipped_tokens=_total(log_history, "skipped"),
         phase_s=phase_s,
         train_s=next((s for e in log_history if (s := log_keys.number(e, "train_runtime")) is not None), None),
         memory=memory_rows(log_history),
     )
-
-
-def _ends(training: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """The entries that are averaged at either end, each with those that go on with its completions."""
-    kind = log_keys.kind_of(training)
-    starts = [place for place, entry in enumerate(training) if kind.is_scored_in(entry)]
-    window = max(1, min(WINDOW_ENTRIES, len(starts) // 4))
-    if len(starts) <= window:
-        return training, training
-    return training[: starts[window]], training[starts[-window] :]
 
 
 def training_entries(log_history: Sequence[Entry]) -> list[Entry]:
@@ -105,7 +101,7 @@ def memory_rows(log_history: Iterable[Entry]) -> list[list[str]]:
     measured: dict[str, float] = {}
     predicted: dict[str, float] = {}
     for entry in log_history:
-        predicted |= log_keys.predicted_memory(entry)
+        predicted |= log_keys.family(entry, "memory/predicted_", "_gib")  # by the plan, in the first entry
         for phase, peak in log_keys.memory(entry).items():
             measured[phase] = max(peak, measured.get(phase, 0.0))
     rows = []
@@ -125,16 +121,17 @@ def _with_num_steps(log_history: Sequence[Entry]) -> Iterator[tuple[Entry, int]]
         last_step = step
 
 
-def _raw(entry: Entry) -> float | None:
-    logged = log_keys.number(entry, "packing/raw_tokens")
-    forwarded, ratio = (log_keys.number(entry, f"packing/{key}") for key in ("forwarded_tokens", "forwarded_over_raw"))
-    return forwarded / ratio if logged is None and forwarded and ratio else logged
-
-
-def _total(log_history: Sequence[Entry], value_of: Callable[[Entry], float | None]) -> int | None:
-    """Sum over optimizer steps of a metric that is logged as a mean per step, None if it never is."""
-    values = [(value_of(entry), num_steps) for entry, num_steps in _with_num_steps(log_history)]
-    known = [value * num_steps for value, num_steps in values if value is not None]
+def _total(log_history: Sequence[Entry], name: str) -> int | None:
+    """Sum over optimizer steps of a count of tokens that is logged as a mean per step, None if it never is."""
+    known = []
+    for entry, num_steps in _with_num_steps(log_history):
+        value = log_keys.number(entry, f"packing/{name}_tokens")
+        if value is None and name == "raw":
+            forwarded = log_keys.number(entry, "packing/forwarded_tokens")
+            ratio = log_keys.number(entry, "packing/forwarded_over_raw")
+            value = forwarded / ratio if forwarded and ratio else None
+        if value is not None:
+            known.append(value * num_steps)
     return round(sum(known)) if known else None
 
 

@@ -139,7 +139,11 @@ class StrictParser(TrlParser):
         words, recipe = split_config_flag(argv), {}
         if _CONFIG_FLAG in words:
             at = words.index(_CONFIG_FLAG)
-            recipe = read_recipe(words[at + 1], self.types_of, _explain_key)
+            known = dict.fromkeys(_PROMPT_KEYS, "It belongs to grpo and ppo: preference pairs bring their prompts.")
+            for key in _LAUNCH_KEYS:
+                advice = f"give --{key} on the command line, before the script."
+                known[key] = f"It belongs to `accelerate launch`: {advice}"
+            recipe = read_recipe(words[at + 1], self.types_of, known)
             del words[at : at + 2]
         flags = {word.partition("=")[0] for word in words}
         switches = [name for name in _PARTS if name in self.types_of and f"--{name}" in flags]
@@ -163,12 +167,3 @@ def split_config_flag(argv: Sequence[str]) -> list[str]:
         if re.fullmatch(r"\w[\w-]*", words[at]) and not Path(words[at]).exists():
             words[at] = str(resources.recipe(words[at]))
     return words
-
-
-def _explain_key(key: str) -> str | None:
-    """Give a hint for a key of the launcher's, or of trainers that this one is not; None for other keys."""
-    if key in _PROMPT_KEYS:
-        return "It belongs to grpo and ppo: preference pairs bring their prompts."
-    if key in _LAUNCH_KEYS:
-        return f"It belongs to `accelerate launch`: give --{key} on the command line, before the script."
-    return None

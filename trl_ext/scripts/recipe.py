@@ -7,21 +7,25 @@ all problems of a file are reported together, each with its line. Command lines 
 import dataclasses
 import difflib
 import re
+import types
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import MappingProxyType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from yaml.constructor import SafeConstructor
 
 from trl_ext.errors import ConfigError
-from trl_ext.scripts.value_types import fits, in_words
 
 # argparse's and transformers' words for a value of another type.
 _WRONG_VALUE = re.compile(
     r"invalid \w+ value: '(?P<other>.*)'|Truthy value expected: got (?P<bool>.*) but .*", re.DOTALL
 )
+# The spellings that argparse turns into a bool for TRL; YAML quotes make them strings.
+_BOOL_WORDS = frozenset({"yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"})
 ENV_KEY = "env"  # TRL's block of environment variables
 LAUNCH_KEY = "config_file"  # accelerate's file, by which `trl-ext` launches the run unless a flag says otherwise
 NO_FIELDS = frozenset({ENV_KEY, LAUNCH_KEY})  # the keys that belong to no dataclass
@@ -47,20 +51,20 @@ def field_types(dataclass_types: Iterable[type]) -> dict[str, Any]:
 
 
 def read_recipe(
-    path: str | Path, types_of: Mapping[str, Any], explain_unknown: Callable[[str], str | None] = lambda key: None
+    path: str | Path, types_of: Mapping[str, Any], of_others: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Read a recipe's keys and values, `env` included.
 
     Args:
         path: The YAML file.
         types_of: Every valid key and its type, see `field_types`.
-        explain_unknown: What to do about an unknown key that the caller recognises, None to suggest the nearest key.
+        of_others: What to do about unknown keys that the caller recognises; for others the nearest key is named.
 
     Raises:
         ConfigError: The file is missing or not YAML, or a key is unknown, stands twice or has a value of another type.
     """
     text, node = _parse(path)
-    problems = [f"{path}, line {line}: {problem}" for line, problem in _problems(node, types_of, explain_unknown)]
+    problems = [f"{path}, line {line}: {problem}" for line, problem in _problems(node, types_of, of_others)]
     if problems:
         raise ConfigError("\n".join(problems))
     return yaml.safe_load(text)
@@ -105,7 +109,7 @@ def _parse(path: str | Path) -> tuple[str, yaml.MappingNode]:
 
 
 def _problems(
-    node: yaml.MappingNode, types_of: Mapping[str, Any], explain_unknown: Callable[[str], str | None]
+    node: yaml.MappingNode, types_of: Mapping[str, Any], of_others: Mapping[str, str]
 ) -> Iterator[tuple[int, str]]:
     yield from _repeated_keys(node)
     for key_node, value_node in _pairs(node):
@@ -118,7 +122,7 @@ def _problems(
         elif key not in types_of and key != LAUNCH_KEY:
             guess = nearest(key, types_of)
             suggestion = f"Did you mean '{guess}'?" if guess else "Remove it, or list the valid keys with --help."
-            yield line, f"unknown key '{key}'. {explain_unknown(key) or suggestion}"
+            yield line, f"unknown key '{key}'. {of_others.get(key, suggestion)}"
         else:
             yield from _value_problems(key, types_of.get(key, str), value_node)
 
@@ -147,11 +151,16 @@ def _value_problems(key: str, hint: Any, node: yaml.Node) -> Iterator[tuple[int,
     if isinstance(item_type, type) and dataclasses.is_dataclass(item_type) and isinstance(node, yaml.SequenceNode):
         for item in node.value:
             if isinstance(item, yaml.MappingNode):
-                yield from _problems(item, field_types([item_type]), lambda key: None)
+                yield from _problems(item, field_types([item_type]), {})
             else:
                 yield item.start_mark.line + 1, f"each item of '{key}' must be a mapping."
-    elif not fits(hint, value):
-        yield node.start_mark.line + 1, f"'{key}' must be {in_words(hint)}, not {_shown(node)}.{_advice(hint, node)}"
+    elif not fits(hint, value):  # with advice for the two slips that YAML invites
+        advice = ""
+        if isinstance(value, bool):
+            advice = f' YAML reads a bare {_shown(node)} as {str(value).lower()}; write "{_shown(node)}" for the word.'
+        elif isinstance(node, yaml.ScalarNode) and value is not None and fits(hint, [value]):
+            advice = f" Write [{_shown(node)}]."
+        yield node.start_mark.line + 1, f"'{key}' must be {in_words(hint)}, not {_shown(node)}.{advice}"
 
 
 def _unreadable(node: yaml.Node) -> Iterator[tuple[int, str]]:
@@ -172,19 +181,77 @@ def _shown(node: yaml.Node) -> str:
     return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
 
 
-def _advice(hint: Any, node: yaml.Node) -> str:
-    """A further sentence for the two slips that YAML invites, else an empty string."""
-    value = SafeConstructor().construct_document(node)
-    if isinstance(value, bool):
-        return f' YAML reads a bare {_shown(node)} as {str(value).lower()}; write "{_shown(node)}" for the word.'
-    if isinstance(node, yaml.ScalarNode) and value is not None and fits(hint, [value]):
-        return f" Write [{_shown(node)}]."
-    return ""
-
-
 def _pairs(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
     """Keys and values of a mapping, without YAML's merge key `<<`."""
     return [(key, value) for key, value in node.value if key.tag != "tag:yaml.org,2002:merge"]
+
+
+# Values ---------------------------------------------------------------------------------------------------------
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """True if `value`, as YAML read it, can become a field of type `hint`.
+
+    Only what a recipe can get wrong is judged. A type that is not listed here accepts every value, because rejecting a
+    recipe that TRL would run is worse than passing a bad value on to TRL's own check.
+    """
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(member, value) for member in _members(hint))
+    if origin is Literal:
+        return value in get_args(hint) or value in [str(choice) for choice in get_args(hint)]
+    if origin is list or hint is list:
+        return isinstance(value, list) and all(fits((get_args(hint) or (Any,))[0], item) for item in value)
+    if origin is dict or hint is dict:
+        return isinstance(value, dict)
+    if hint is type(None):
+        return value is None
+    if isinstance(hint, type):
+        return _fits_class(hint, value)
+    return True
+
+
+def in_words(hint: Any) -> str:
+    """Name a field's type as the end of the sentence "it must be ..."."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(in_words(m) for m in _members(hint) if m is not type(None)))
+    if origin is Literal:
+        return f"one of {', '.join(str(choice) for choice in get_args(hint))}"
+    if origin is list or hint is list:
+        return "a list"
+    if origin is dict or hint is dict or dataclasses.is_dataclass(hint):
+        return "a mapping"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(str(member.value) for member in hint)}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(hint, "another type")
+
+
+def _members(hint: Any) -> list[Any]:
+    """The members of a union. Next to an enum, transformers writes `| str` but means the enum's own values."""
+    members = list(get_args(hint))
+    if any(isinstance(member, type) and issubclass(member, Enum) for member in members):
+        members.remove(str)
+    return members
+
+
+def _fits_class(hint: type, value: Any) -> bool:
+    if issubclass(hint, Enum):
+        # OptimizerNames and its like also accept hyphens for underscores.
+        return isinstance(value, str) and value.replace("-", "_") in {str(m.value).replace("-", "_") for m in hint}
+    if hint is bool:
+        return isinstance(value, bool) or str(value).lower() in _BOOL_WORDS
+    if hint is str:
+        # TRL takes `scale_rewards: false` for a field typed str, so every scalar passes.
+        return not isinstance(value, (list, dict)) and value is not None
+    if hint in (int, float):
+        if not isinstance(value, str):
+            return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+        try:  # a quoted number, and `3e-5`, which YAML reads as text
+            hint(value)
+        except ValueError:
+            return False
+    return True
 
 
 # The command line -------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 from trl_ext.rewards.isolation.kernel import die_with_parent
 from trl_ext.trainers.record.launch import is_launcher
@@ -34,7 +35,11 @@ def be_reachable() -> None:
     name = socket.gethostname()
     if not _is_own(address := _address(name)):
         return
-    if interface := _interface_to(os.environ.get("MASTER_ADDR", "")):
+    interface = ""  # by which the first machine is reached
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((os.environ.get("MASTER_ADDR", ""), 1))  # sends nothing: asks the kernel for the way
+        interface = interface_of(probe.getsockname()[0])
+    if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         print(
@@ -57,16 +62,6 @@ def _address(name: str) -> str:
 def _is_own(address: str) -> bool:
     """Return True for no address, and for one that every machine takes for its own."""
     return not address or ipaddress.ip_address(address).is_loopback
-
-
-def _interface_to(host: str) -> str:
-    """Return the name of the network interface by which `host` is reached, "" if that is none of the network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 1))  # sends nothing: asks the kernel for the way
-        except OSError:
-            return ""
-        return interface_of(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:

@@ -12,12 +12,10 @@ from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.memory.files.launch import read_engine
-from trl_ext.memory.job import Job
-from trl_ext.memory.models.shapes import ModelShape
-from trl_ext.memory.run.keys import GUESSED_PROMPT_TOKENS, job_of_run, loaded_dtype, num_named
+from trl_ext.memory.run.keys import GUESSED_PROMPT_TOKENS, loaded_dtype, num_named
 from trl_ext.scripts.arguments import split_config_flag
 from trl_ext.scripts.recipe import NO_FIELDS, field_types, launch_file, paths_beside, read_recipe
-from trl_ext.twin.simulation import Simulation, find_config, shortened
+from trl_ext.twin.simulation import Simulation, adapter_of, find_config, shortened
 
 TRAINERS = ("reward", "grpo", "ppo")
 
@@ -130,27 +128,10 @@ def simulation_of_recipe(recipe: Recipe) -> Simulation:
         arguments=shortened(recipe.trainer, arguments, num_processes),
         num_gpus=recipe.num_gpus,
         dtype=loaded_dtype(keys),
-        adapter=_adapter(keys),
+        adapter=adapter_of(keys),
         deepspeed=recipe.deepspeed,
         reward_model="adapter" if given.get("reward_adapter") else "copy" if num_reward_models else "none",
         num_reward_models=max(num_reward_models, 1),
         prompt_tokens=recipe.prompt_tokens,
         completion_tokens=keys["max_length"] if recipe.trainer == "reward" else keys["max_completion_length"],
     )
-
-
-def job_of_recipe(recipe: Recipe, shape: ModelShape) -> Job:
-    """The job that the formulas look at for a recipe."""
-    return job_of_run(recipe.trainer, recipe.keys, shape, recipe.num_gpus, recipe.deepspeed, recipe.prompt_tokens)
-
-
-def _adapter(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of PEFT's LoraConfig; empty without adapters."""
-    if not keys.get("use_peft"):
-        return {}
-    quantised = bool(keys.get("load_in_4bit") or keys.get("load_in_8bit"))
-    targets = keys.get("lora_target_modules")
-    if isinstance(targets, list) and targets == ["all-linear"]:
-        targets = "all-linear"
-    values = {"r": keys["lora_r"], "lora_alpha": keys["lora_alpha"], "lora_dropout": keys["lora_dropout"]}
-    return {**values, "target_modules": targets, **({"quantised": True} if quantised else {})}

@@ -179,67 +179,47 @@ def make_arguments(simulation: Simulation, folder: str, **others: Any) -> Any:
 
 def make_trainer(simulation: Simulation, arguments: Any) -> Any:
     """The trainer, unmodified, on fake models."""
-    makers = {"reward": _reward_trainer, "grpo": _grpo_trainer, "ppo": _ppo_trainer}
-    return makers[simulation.trainer](simulation, arguments)
+    rows = num_rows(simulation, arguments)
+    common: dict[str, Any] = {
+        "args": arguments,
+        "processing_class": stand_ins.tokenizer(),
+        "peft_config": lora(simulation, "SEQ_CLS" if simulation.trainer == "reward" else "CAUSAL_LM"),
+    }
+    if simulation.trainer == "reward":
+        from trl_ext.trainers.reward.trainer import RewardTrainer
+
+        pairs = stand_ins.preference_pairs(rows, simulation.completion_tokens)
+        return RewardTrainer(model=stand_ins.scorer(simulation), train_dataset=pairs, **common)
+    number = simulation.num_reward_models if simulation.reward_model == "copy" else 0
+    copies = [stand_ins.scorer(simulation, "bfloat16") for _ in range(number)]
+    common |= {
+        "model": stand_ins.causal_model(simulation),
+        "train_dataset": stand_ins.prompts(rows),
+        "rollout_func": stand_ins.rollouts(simulation),
+    }
+    if simulation.trainer == "grpo":
+        from trl_ext.trainers.grpo.trainer import GRPOTrainer
+
+        tokenizers = [stand_ins.tokenizer() for _ in copies] or None
+        rewards = copies or stand_ins.no_reward
+        return GRPOTrainer(reward_funcs=rewards, reward_processing_classes=tokenizers, **common)
+    from trl_ext.trainers.ppo.trainer import PPOTrainer
+
+    # A model that is given is copied as reference; one that is loaded by name is loaded twice, as here.
+    has_reference = arguments.beta and not simulation.adapter
+    return PPOTrainer(
+        ref_model=stand_ins.causal_model(simulation) if has_reference else None,
+        reward_model=copies,
+        reward_funcs=None if copies else stand_ins.no_reward,
+        value_model=stand_ins.scorer(simulation) if arguments.critic == "separate" else None,
+        **common,
+    )
 
 
 def num_rows(simulation: Simulation, arguments: Any) -> int:
     """Rows of data for all steps of all ranks."""
     steps = max(arguments.gradient_accumulation_steps, getattr(arguments, "steps_per_generation", None) or 1)
     return 2 * simulation.num_steps * simulation.num_gpus * arguments.per_device_train_batch_size * steps + 2
-
-
-def _reward_trainer(simulation: Simulation, arguments: Any) -> Any:
-    from trl_ext.trainers.reward.trainer import RewardTrainer
-
-    return RewardTrainer(
-        model=stand_ins.scorer(simulation),
-        args=arguments,
-        train_dataset=stand_ins.preference_pairs(num_rows(simulation, arguments), simulation.completion_tokens),
-        processing_class=stand_ins.tokenizer(),
-        peft_config=lora(simulation, "SEQ_CLS"),
-    )
-
-
-def _grpo_trainer(simulation: Simulation, arguments: Any) -> Any:
-    from trl_ext.trainers.grpo.trainer import GRPOTrainer
-
-    copies = _reward_models(simulation)
-    return GRPOTrainer(
-        model=stand_ins.causal_model(simulation),
-        reward_funcs=copies or stand_ins.no_reward,
-        args=arguments,
-        train_dataset=stand_ins.prompts(num_rows(simulation, arguments)),
-        processing_class=stand_ins.tokenizer(),
-        reward_processing_classes=[stand_ins.tokenizer() for _ in copies] or None,
-        rollout_func=stand_ins.rollouts(simulation),
-        peft_config=lora(simulation, "CAUSAL_LM"),
-    )
-
-
-def _ppo_trainer(simulation: Simulation, arguments: Any) -> Any:
-    from trl_ext.trainers.ppo.trainer import PPOTrainer
-
-    copies = _reward_models(simulation)
-    own_reference = arguments.beta and not simulation.adapter
-    return PPOTrainer(
-        arguments,
-        stand_ins.tokenizer(),
-        stand_ins.causal_model(simulation),
-        # A model that is given is copied as reference; one that is loaded by name is loaded twice, as here.
-        ref_model=stand_ins.causal_model(simulation) if own_reference else None,
-        reward_model=copies,
-        reward_funcs=None if copies else stand_ins.no_reward,
-        value_model=stand_ins.scorer(simulation) if arguments.critic == "separate" else None,
-        train_dataset=stand_ins.prompts(num_rows(simulation, arguments)),
-        rollout_func=stand_ins.rollouts(simulation),
-        peft_config=lora(simulation, "CAUSAL_LM"),
-    )
-
-
-def _reward_models(simulation: Simulation) -> list[Any]:
-    number = simulation.num_reward_models if simulation.reward_model == "copy" else 0
-    return [stand_ins.scorer(simulation, "bfloat16") for _ in range(number)]
 
 
 def lora(simulation: Simulation, task: str) -> Any:

@@ -115,7 +115,7 @@ def simulation_of(job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int
         arguments=shortened(job.trainer, recipe, num_processes),
         num_gpus=num_gpus,
         dtype=job.dtype,
-        adapter=_adapter(job),
+        adapter=adapter_of(recipe),
         deepspeed=settings.deepspeed(job),
         reward_model=job.reward_model,
         num_reward_models=job.num_reward_models,
@@ -124,13 +124,15 @@ def simulation_of(job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int
     )
 
 
-def _adapter(job: Job) -> dict[str, Any]:
-    if not job.uses_lora:
+def adapter_of(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of PEFT's LoraConfig from the keys of a recipe; empty without adapters."""
+    if not keys.get("use_peft"):
         return {}
-    names = job.lora_target_modules
-    targets: Any = names[0] if len(names) == 1 else list(names)
-    quantised = {"quantised": True} if job.method == "qlora" else {}
-    return {"r": job.lora_r, "lora_dropout": job.lora_dropout, "target_modules": targets, **quantised}
+    targets = keys.get("lora_target_modules")
+    values = {"r": keys["lora_r"], "lora_dropout": keys["lora_dropout"]}
+    values |= {"lora_alpha": keys["lora_alpha"]} if "lora_alpha" in keys else {}
+    values["target_modules"] = "all-linear" if targets == ["all-linear"] else targets
+    return values | ({"quantised": True} if keys.get("load_in_4bit") or keys.get("load_in_8bit") else {})
 
 
 def shortened(trainer: str, keys: Mapping[str, Any], num_processes: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trl_ext.cli.after.estimates import BOOTSTRAP, WILSON, estimate, pass_at_k, powers_up_to, wilson
+from trl_ext.cli.after.evaluation import BOOTSTRAP, WILSON, estimate, pass_at_k, powers_up_to, wilson
 
 
 @pytest.mark.parametrize("num", range(1, 8))

@@ -9,8 +9,8 @@ import yaml
 from tests.conftest import ROOT
 from trl_ext import RuleSet
 from trl_ext.cli.main import main
-from trl_ext.memory.planner.labels import technique
 from trl_ext.memory.planner.presets import PRESETS
+from trl_ext.memory.planner.search import technique
 
 CASES = [name for name in PRESETS if "x" in name]
 

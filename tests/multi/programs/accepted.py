@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trl_ext import RuleSet
 from trl_ext.cli.main import SCRIPTS
-from trl_ext.launch import split_launcher
+from trl_ext.launch import ray_train, split_launcher
 from trl_ext.launch.accelerate import launch_arguments
 from trl_ext.launch.servers import servers_beside
 
@@ -29,7 +29,8 @@ def ask(words: list[str]) -> None:
         module = SCRIPTS[words[1]].module
         parser = parser_of(module)
         launcher, rest = split_launcher(words[2:])
-        _, rest = servers_beside(words[1], parser, launcher.of_script(rest))
+        rest = ray_train.split(rest)[1] if launcher == "ray" else rest
+        _, rest = servers_beside(words[1], parser, rest)
         launch_arguments(module, parser, rest)
         return
     launcher, script = words[: words.index("-m")], words[words.index("-m") + 1 :]

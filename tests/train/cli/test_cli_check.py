@@ -18,7 +18,7 @@ from trl_ext.cli.check import memory as check_memory
 from trl_ext.cli.check import models as check_models
 from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.command import CANNOT_WORK, check
-from trl_ext.cli.check.lengths import Lengths
+from trl_ext.cli.check.data import Lengths
 from trl_ext.cli.doctor import print_findings
 from trl_ext.doctor import Gpu, probe
 from trl_ext.doctor.finding import problem

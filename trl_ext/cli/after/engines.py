@@ -46,12 +46,16 @@ class Sampling:
             )
 
     @classmethod
-    def of(cls, run: Any, **given: Any) -> "Sampling":
-        """Return a run's own settings, with those that are given and not None in their place."""
+    def of(cls, run: Any, arguments: Any = None, **others: Any) -> "Sampling":
+        """Return a run's own settings, with those of a command line, and others, that are not None in their place."""
         recipe = run.recipe
         length = recipe.get("max_completion_length") or recipe.get("response_length")
         own = {key: recipe.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-        own |= {"max_new_tokens": length} | {key: value for key, value in given.items() if value is not None}
+        asked = {
+            key: getattr(arguments, key, None) for key in ("num_generations", "temperature", "max_new_tokens", "seed")
+        }
+        own |= {"max_new_tokens": length}
+        own |= {key: value for key, value in (asked | others).items() if value is not None}
         return cls(**{key: value for key, value in own.items() if value is not None})
 
 

@@ -48,13 +48,8 @@ def evaluate(argv: Sequence[str]) -> int:
     is_sampled = arguments.num_generations is not None and arguments.num_generations > 1
     if arguments.greedy and (is_sampled or arguments.temperature):
         raise ConfigError("--greedy is one completion a problem at temperature 0. Leave the other of the two out.")
-    sampling = Sampling.of(
-        run,
-        num_generations=arguments.num_generations,
-        temperature=arguments.temperature if is_sampled or arguments.temperature is not None else 0.0,
-        max_new_tokens=arguments.max_new_tokens,
-        seed=arguments.seed,
-    )
+    is_greedy = not is_sampled and arguments.temperature is None
+    sampling = Sampling.of(run, arguments, **({"temperature": 0.0} if is_greedy else {}))
     with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
     name, problems = load_problems(run, arguments, bool(tokenizer.chat_template))

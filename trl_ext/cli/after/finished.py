@@ -68,8 +68,8 @@ class FinishedRun:
 
     # Loading --------------------------------------------------------------------------------------------------------
 
-    def load_base(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
-        """Load the weights without the adapter, in evaluation mode.
+    def load_model(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
+        """Load the weights, with the adapter on them where the run trained one, in evaluation mode.
 
         Args:
             dtype: Of the weights in memory; "auto" is that of their files.
@@ -90,11 +90,7 @@ class FinishedRun:
         kind: Any = None
         if self.is_reward_model:
             kind, options["num_labels"] = AutoModelForSequenceClassification, 1
-        return create_model_from_path(self.weights, kind, **options).eval()
-
-    def load_model(self, dtype: str = "auto", device_map: str | None = None, trust_remote_code: bool = False) -> Any:
-        """Load the weights, with the adapter on them where the run trained one, in evaluation mode."""
-        model = self.load_base(dtype, device_map, trust_remote_code)
+        model = create_model_from_path(self.weights, kind, **options).eval()
         if self.adapter is None:
             return model
         from peft import PeftModel

@@ -39,13 +39,7 @@ def generate(argv: Sequence[str]) -> int:
     if arguments.output and Path(arguments.output).exists():
         raise ConfigError(f"{arguments.output} is there already. Remove it, or give another --output.")
     run = find_run(arguments.run)
-    sampling = Sampling.of(
-        run,
-        num_generations=arguments.num_generations,
-        temperature=arguments.temperature,
-        max_new_tokens=arguments.max_new_tokens,
-        seed=arguments.seed,
-    )
+    sampling = Sampling.of(run, arguments)
     with refusals(f"The tokenizer of {run.folder} cannot be loaded"):
         tokenizer = run.load_tokenizer(arguments.trust_remote_code)
     chat = "chat" if arguments.prompts.endswith(".txt") and tokenizer.chat_template else None

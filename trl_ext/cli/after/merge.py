@@ -125,6 +125,14 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    notes, shown_dtype = [], str(whole.dtype).removeprefix("torch.")
+    if run.has_critic:
+        notes.append(f"The critic stays in {run.folder / 'critic'}: only training asks it.")
+    if run.recipe.get("load_in_4bit") or run.recipe.get("load_in_8bit"):
+        notes.append(
+            f"The run trained on quantised weights; these are {shown_dtype}. Evaluate the merged model before you "
+            "serve it."
+        )
     files = weight_files(target)
     rank = f", rank {config.r}" if getattr(config, "r", None) else ""
     return MergedModel(
@@ -134,9 +142,9 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
         base=run.weights,
         size_bytes=sum(file.stat().st_size for file in files),
         num_tensors=sum(len(safe_open(file, framework="numpy").keys()) for file in files),
-        dtype=str(whole.dtype).removeprefix("torch."),
+        dtype=shown_dtype,
         drift=drift,
-        notes=tuple(_notes(run, whole)),
+        notes=tuple(notes),
     )
 
 
@@ -181,15 +189,3 @@ def probe(model: Any) -> Any:
     ids = torch.randint(size, (1, _PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
     return logits if logits.shape[-1] == 1 else logits.log_softmax(-1)
-
-
-def _notes(run: Any, whole: Any) -> list[str]:
-    notes = []
-    if run.has_critic:
-        notes.append(f"The critic stays in {run.folder / 'critic'}: only training asks it.")
-    if run.recipe.get("load_in_4bit") or run.recipe.get("load_in_8bit"):
-        notes.append(
-            f"The run trained on quantised weights; these are {str(whole.dtype).removeprefix('torch.')}. Evaluate the "
-            "merged model before you serve it."
-        )
-    return notes

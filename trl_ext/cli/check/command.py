@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import asdict
 from typing import Any
 
 from trl_ext.cli.parser import CommandParser
@@ -51,7 +52,7 @@ def check(argv: Sequence[str]) -> int:
     with redirect_stdout(sys.stderr):  # libraries print while they are imported; --json is for programs
         findings += run_checks(arguments, overrides)
     if arguments.json:
-        answer = {"ok": all_well(findings), "findings": [finding.as_dict() for finding in findings]}
+        answer = {"ok": all_well(findings), "findings": [asdict(finding) for finding in findings]}
         print(json.dumps(answer, indent=2))
     else:
         from trl_ext.cli.doctor import print_findings
@@ -104,7 +105,6 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         ConfigError: The command's own arguments cannot work: an unknown card, a launch file that is not there.
     """
     from trl_ext.cli.check import data as check_data
-    from trl_ext.cli.check import lengths as check_lengths
     from trl_ext.cli.check import memory as check_memory
     from trl_ext.cli.check import models as check_models
     from trl_ext.cli.check import recipe as check_recipe
@@ -133,19 +133,19 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
             report.findings.append(ok("deepspeed", f"{parsed.deepspeed_file}: ZeRO-{zero_stage(engine)}."))
 
     rewards = report.attempt("rewards", check_models.rewards_of, parsed)
-    tokenizer = report.attempt("tokenizer", check_models.load_tokenizer, parsed)
+    tokenizer, described = report.attempt("tokenizer", check_models.load_tokenizer, parsed) or (None, None)
     told = report if tokenizer is not None else Report()  # a model that cannot be found is one problem, not two
     shape = told.attempt("model", check_models.shape_of, parsed)
-    if tokenizer is not None:
-        report.findings.append(check_models.describe_tokenizer(tokenizer))
+    if described is not None:
+        report.findings.append(described)
     rows = report.attempt("data", check_data.read_rows, parsed)
     measured = None
     if rows is not None:
         inputs = (parsed, rows, rewards or [], tokenizer)
         report.findings += report.attempt("data", check_data.check_rows, *inputs) or []
         report.findings += check_data.show_rows(*inputs)
-        measured = report.attempt("data", check_lengths.measure, parsed, rows, tokenizer)
-        report.findings += report.attempt("lengths", check_lengths.check_lengths, parsed, measured) or []
+        measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
+        report.findings += report.attempt("lengths", check_data.check_lengths, parsed, measured) or []
         report.findings += report.attempt("rules", check_rules.check_rules, rewards or [], rows, tokenizer) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from trl_ext.cli.check.lengths import Lengths
+from trl_ext.cli.check.data import Lengths
 from trl_ext.cli.check.recipe import Launch, Parsed
 from trl_ext.doctor.finding import Finding, note, ok, problem
 from trl_ext.doctor.look import this_machine
@@ -14,7 +13,6 @@ from trl_ext.memory.files.launch import SHIPPED, read_accelerate
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE
-from trl_ext.memory.planner.planner import Plans
 from trl_ext.memory.run.keys import BNB_ADAM, GUESSED_PROMPT_TOKENS, job_of_run, optimizer_name
 from trl_ext.memory.run.settle import ALL, LAUNCHED, OPTED, Run
 from trl_ext.memory.units import gib
@@ -93,7 +91,12 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
             advice = " ".join(told) or "Take more or larger cards."
         return problem(SUBJECT, f"{reasons} (estimated, {hardware}).", advice)
     if run_with is not None and hardware.num_gpus > 1:
-        file, plans = _under_a_shipped_file(plans, run_with)
+        for one in plans.plans:  # the first that a shipped file launches, with the file's own sizes of buckets
+            if name := SHIPPED.get((one.job.zero_stage, one.job.offload)):
+                under = run_with(Launch(*read_accelerate(name), is_known=True)).plans(hardware, frozenset())
+                if under.plans:
+                    file, plans = name, under
+                    break
     best = plans.best.estimate
     what = (
         f"{best.memory} on each of {hardware} with {hardware.usable}, most {PHASE_WORDS[best.peak.phase]}; about "
@@ -108,18 +111,6 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
         )
         return note(SUBJECT, what, advice)
     return ok(SUBJECT, what)
-
-
-def _under_a_shipped_file(plans: Plans, run_with: Callable[[Launch], Run]) -> tuple[str, Plans]:
-    """The shipped file that launches the best plan, and the plans with its own sizes of buckets; "" and the plans as
-    they are if no shipped file launches one of them and fits."""
-    for one in plans.plans:
-        if file := SHIPPED.get((one.job.zero_stage, one.job.offload)):
-            launched = run_with(Launch(*read_accelerate(file), is_known=True))
-            under = launched.plans(plans.search.hardware, frozenset())
-            if under.plans:
-                return file, under
-    return "", plans
 
 
 def _not_modelled(parsed: Parsed) -> list[Finding]:
@@ -158,17 +149,13 @@ def run_of_recipe(
         given, measured = prompt_length
         longest = measured.prompt if measured else 0
         planned = arguments.memory_prompt_length
-        prompt_tokens = given or (max(planned, longest) if planned else _rounded(longest, arguments, shape))
+        prompt_tokens = given or max(planned or 0, longest)
+        if not (given or planned):  # what was seen is rounded up, as far as the model has positions
+            rounded = max(-(-longest // GUESSED_PROMPT_TOKENS), 1) * GUESSED_PROMPT_TOKENS
+            room = shape.max_positions - arguments.max_completion_length if shape.max_positions else rounded
+            prompt_tokens = max(longest, min(rounded, room), 1)
     job = job_of_run(parsed.trainer, keys, shape, num_processes, engine, prompt_tokens)
     fixed = ALL
     if arguments.memory is not None:
         fixed = decided(job, arguments, shape, engine, has_value_model=bool(keys.get("value_model")))
     return Run(job, fixed | LAUNCHED if launch.is_known else fixed - LAUNCHED, shape, num_processes, num_processes)
-
-
-def _rounded(longest: int, arguments: Any, shape: ModelShape) -> int:
-    """Tokens of the longest prompt that was seen, rounded up as far as the model has positions."""
-    rounded = max(-(-longest // GUESSED_PROMPT_TOKENS), 1) * GUESSED_PROMPT_TOKENS
-    completion = arguments.max_completion_length
-    room = (shape.max_positions or rounded + completion) - completion
-    return max(longest, min(rounded, room), 1)

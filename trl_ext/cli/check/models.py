@@ -37,23 +37,20 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     return rewards
 
 
-def load_tokenizer(parsed: Parsed) -> Any:
-    """Load the model's tokenizer.
+def load_tokenizer(parsed: Parsed) -> tuple[Any, Finding]:
+    """Load the model's tokenizer, with a finding about its size, chat template, EOS and padding.
 
     Raises:
         ConfigError: It cannot be loaded.
     """
     training.check_model(parsed.model_args)
-    return training.load_tokenizer(parsed.training_args, parsed.model_args)
-
-
-def describe_tokenizer(tokenizer: Any) -> Finding:
-    """A finding about the tokenizer's size, chat template, EOS and padding."""
+    tokenizer = training.load_tokenizer(parsed.training_args, parsed.model_args)
     template = "with a chat template" if tokenizer.chat_template else "without a chat template"
     what = f"{len(tokenizer):,} tokens, {template}, EOS {tokenizer.eos_token!r}, padding {tokenizer.pad_token!r}."
     if tokenizer.eos_token is None:
-        return note("tokenizer", what, "Without an EOS token every completion runs to its full length: name one.")
-    return ok("tokenizer", what)
+        advice = "Without an EOS token every completion runs to its full length: name one."
+        return tokenizer, note("tokenizer", what, advice)
+    return tokenizer, ok("tokenizer", what)
 
 
 def shape_of(parsed: Parsed) -> ModelShape:

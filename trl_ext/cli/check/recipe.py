@@ -80,8 +80,11 @@ def parse(recipe: str, trainer: str | None, overrides: Sequence[str], num_proces
     # Batches must divide among the processes of the run.
     size = {"world_size": property(lambda self: num_processes)}
     elsewhere = StrictParser([type(kind.__name__, (kind,), size) for kind in parser.dataclass_types])
+    kept, skipping = [], False
+    for word in flags:
+        skipping = word[2:].partition("=")[0] in OF_THE_MACHINE if word.startswith("--") else skipping
+        kept += [] if skipping else [word]
     with _without(keys, OF_THE_MACHINE) as quiet:
-        kept = _without_flags(flags, OF_THE_MACHINE)
         script_args, training_args, model_args, dataset_args = elsewhere.parse(
             ["--config", quiet, *kept, "--use_cpu", "true"]
         )
@@ -124,16 +127,6 @@ def _without(keys: dict[str, Any], names: Sequence[str]) -> Iterator[str]:
         file = Path(folder) / "recipe.yaml"
         file.write_text(yaml.safe_dump({key: keys[key] for key in keys if key not in names}), encoding="utf-8")
         yield str(file)
-
-
-def _without_flags(flags: Sequence[str], names: Sequence[str]) -> list[str]:
-    kept, skipping = [], False
-    for word in flags:
-        if word.startswith("--"):
-            skipping = word[2:].partition("=")[0] in names
-        if not skipping:
-            kept.append(word)
-    return kept
 
 
 # The launch -------------------------------------------------------------------------------------------------------

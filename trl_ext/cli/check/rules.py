@@ -37,18 +37,18 @@ def _audit(rules: Any, rows: list[dict[str, Any]]) -> list[Finding]:
         report = audit(rules, rows)
     except ConfigError as error:
         return [note("rules", str(error))]  # no rule could say what would be right
-    return [_audited(entry) for entry in report.rules]
-
-
-def _audited(entry: Any) -> Finding:
-    what = f"{entry.rule}: {entry.num_right} of {entry.num_rows} gold answers earn everything"
-    what += f"; of {entry.num_compared} answers of other rows {entry.num_accepted} do." if entry.num_compared else "."
-    if entry.ok:
-        return ok("rules", what)
-    failures = "; ".join(entry.first_failures())
-    advice = f"First: {failures}. `trl-ext score audit` looks at all rows."
-    is_dead = entry.num_rows > entry.num_not_asked and entry.num_right == 0
-    return problem("rules", what, advice) if is_dead else note("rules", what, advice)
+    found = []
+    for entry in report.rules:
+        what = f"{entry.rule}: {entry.num_right} of {entry.num_rows} gold answers earn everything"
+        others = f"; of {entry.num_compared} answers of other rows {entry.num_accepted} do."
+        what += others if entry.num_compared else "."
+        if entry.ok:
+            found.append(ok("rules", what))
+            continue
+        advice = f"First: {'; '.join(entry.first_failures())}. `trl-ext score audit` looks at all rows."
+        is_dead = entry.num_rows > entry.num_not_asked and entry.num_right == 0
+        found.append((problem if is_dead else note)("rules", what, advice))
+    return found
 
 
 def _score(rules: Any, rows: list[dict[str, Any]], tokenizer: Any) -> Finding:

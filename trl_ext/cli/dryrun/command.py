@@ -194,12 +194,13 @@ def _estimate(recipe: Any, simulation: Any, hardware: Any, expands: bool) -> Any
     from trl_ext.memory.estimate import quick_estimate
     from trl_ext.memory.job import check_model
     from trl_ext.memory.models.families import shape_from_config
-    from trl_ext.twin.from_recipe import job_of_recipe
+    from trl_ext.memory.run.keys import job_of_run
 
     try:
         shape = shape_from_config(simulation.config, recipe.model)
     except ConfigError:
         return None
-    job = replace(job_of_recipe(recipe, shape), expandable_segments=expands)
+    job = job_of_run(recipe.trainer, recipe.keys, shape, recipe.num_gpus, recipe.deepspeed, recipe.prompt_tokens)
+    job = replace(job, expandable_segments=expands)
     check_model(job, shape)
     return quick_estimate(job, shape, hardware)

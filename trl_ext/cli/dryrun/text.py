@@ -30,12 +30,7 @@ def print_answer(answer: dict[str, Any], recipe: Any, hardware: Any) -> None:
     console.print(f"{recipe.trainer} of {escape(recipe.model)} on {hardware}, {engine}, rank 0{prompts}")
     if answer["refusal"]:
         console.print(f"{escape(answer['refusal'])} The formulas answer.", soft_wrap=True)
-    console.print(phase_table(answer["phases"]))
-    console.print(verdict(answer), soft_wrap=True)
-
-
-def phase_table(phases: dict[str, dict[str, Any]]) -> Table:
-    """A table with a row for each phase, in the order of a step."""
+    phases = answer["phases"]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if "GiB" in heading else "left")
@@ -45,7 +40,8 @@ def phase_table(phases: dict[str, dict[str, Any]]) -> Table:
         values = (phase[key] for key in ("twin_gib", "formula_gib", "reserved_gib"))
         numbers = ("" if value is None else f"{value:.2f}" for value in values)
         table.add_row(name, *numbers, escape(where))
-    return table
+    console.print(table)
+    console.print(verdict(answer), soft_wrap=True)
 
 
 def verdict(answer: dict[str, Any]) -> str:
@@ -60,15 +56,10 @@ def verdict(answer: dict[str, Any]) -> str:
     if answer["formula_gib"] is not None:
         numbers_of_check = f"{answer['formula_gib']:.1f} GiB, {answer['formula_with_slack_gib']:.1f} with slack"
         formulas = f"By the formulas of `trl-ext check` and `plan`: {numbers_of_check}."
-    return " ".join(filter(None, (f"{word}: {numbers}.", _other(answer), formulas, counted)))
-
-
-def _other(answer: dict[str, Any]) -> str:
-    """A sentence where the other policy differs by enough to be chosen or avoided."""
-    other = answer["other_policy"]
-    differs = abs(other["reserved_gib"] - answer["reserved_gib"]) > WORTH_SAYING_FRAC * answer["reserved_gib"]
-    if not differs and other["fits"] == answer["fits"]:
-        return ""
-    word = "which fits" if other["fits"] else "which does not fit"
-    said = f", {word}" if other["fits"] != answer["fits"] else ""
-    return f"With {POLICIES[other['expandable_segments']]} {other['reserved_gib']:.1f} would be reserved{said}."
+    other, instead = answer["other_policy"], ""
+    changes = other["fits"] != answer["fits"]
+    if changes or abs(other["reserved_gib"] / answer["reserved_gib"] - 1) > WORTH_SAYING_FRAC:
+        ending = f", which {'fits' if other['fits'] else 'does not fit'}" if changes else ""
+        policy = POLICIES[other["expandable_segments"]]
+        instead = f"With {policy} {other['reserved_gib']:.1f} would be reserved{ending}."
+    return " ".join(filter(None, (f"{word}: {numbers}.", instead, formulas, counted)))

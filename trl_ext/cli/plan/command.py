@@ -1,11 +1,12 @@
 """`trl-ext plan`: settings that fit the cards, as a table or JSON, in under a second and without torch.
 
-Help answers at once: the formulas are imported when a plan is asked for.
+Help answers at once: it imports the settings of a job, and no torch.
 """
 
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 from trl_ext.cli.parser import CommandParser
@@ -32,51 +33,7 @@ examples:
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
 exit code 0 if something fits, 1 if nothing does, 2 if the arguments cannot work"""
-NUMBERS = {
-    "global_batch": "samples of an optimizer step over all GPUs: pairs, or completions (default about 64)",
-    "per_device_train_batch_size": "samples of a micro-batch; free if not given",
-    "gradient_accumulation_steps": "micro-batches of an optimizer step; with the micro-batch fixes the global batch",
-    "steps_per_generation": "micro-batches generated at once; free if not given",
-    "num_reward_models": "of PPO: reward models of that kind, an ensemble (default 1)",
-    "num_generations": "completions per prompt (default 8; PPO 1)",
-    "max_length": "tokens of one side of a pair (default 1024)",
-    "max_prompt_length": "tokens of the longest prompt (default 512)",
-    "max_completion_length": "tokens of the longest completion (default 256)",
-    "max_tokens_per_forward": "most tokens of a packed forward",
-    "sequence_parallel": "GPUs that share each row, for rows that are too long for one (default 1)",
-    "lora_r": "rank of the adapters (default 16)",
-    "zero_stage": "0 (DDP), 1, 2 or 3; free if not given",
-    "checkpoint_every": "checkpoint every n-th layer, 0 none; free if not given",
-    "reduce_bucket_size": "DeepSpeed's, in elements",
-    "stage3_max_live_parameters": "DeepSpeed's, in elements",
-    "stage3_prefetch_bucket_size": "DeepSpeed's, in elements",
-    "sub_group_size": "DeepSpeed's, in elements",
-    "vllm_tensor_parallel_size": "GPUs over which vLLM, or each server, splits the model; free if not given",
-    "vllm_servers": "vLLM servers on separate GPUs, the others train; free with --vllm_mode server",
-}
-NAMES = {
-    "method": "full (default), lora or qlora",
-    "critic": "of PPO: adapter, head, separate, or none (REINFORCE++, RLOO, GRPO or ReMax)",
-    "reward_model": "of PPO and GRPO: none, copy for one of the policy's size, or adapter (PPO)",
-    "offload": "none, optimizer or all; free if not given",
-    "dtype": "bfloat16 or float32, of the weights as loaded; free if not given",
-    "optim": "adamw_torch_fused or adamw_bnb_8bit",
-    "vllm_mode": "colocate (default), or server for vLLM on separate GPUs",
-    "lora_target_modules": "names with commas between (default all-linear)",
-}
-SHARES = {
-    "beta": "weight of the KL penalty; GRPO without it has no reference",
-    "oversample": "of GRPO: completions that are generated over those of an update (default 1)",
-    "lora_dropout": "of the adapters (default 0)",
-    "vllm_gpu_memory_utilization": "vLLM's share of a card; free if not given",
-}
-SWITCHES = {
-    "use_vllm": "vLLM, on the training GPUs unless --vllm_mode is server",
-    "vllm_enable_sleep_mode": "vLLM gives its memory back while training; free if not given",
-    "activation_offloading": "checkpoints of the reward trainer wait in host memory; free if not given",
-    "packing": "flat rows without padding (default)",
-    "ds3_gather_for_generation": "gather ZeRO-3's weights before generating (default)",
-}
+ACCUMULATION = "gradient_accumulation_steps"  # no field of the job, whose global batch it decides
 
 
 def plan(argv: Sequence[str]) -> int:
@@ -85,9 +42,13 @@ def plan(argv: Sequence[str]) -> int:
     if arguments.presets:
         if set(argv) - {"--presets", "--json"}:
             raise ConfigError("--presets lists the frozen plans and takes --json alone. Ask for one by --preset NAME.")
-        from trl_ext.cli.plan.tables import presets_as_dict, print_presets
+        from trl_ext.cli.plan.tables import print_presets
+        from trl_ext.memory.planner.presets import PRESETS
 
-        print(json.dumps(presets_as_dict(), indent=2)) if arguments.json else print_presets()
+        if arguments.json:
+            print(json.dumps({name: {**asdict(one), "basis": "estimated"} for name, one in PRESETS.items()}, indent=2))
+        else:
+            print_presets()
         return 0
     if arguments.stages and not arguments.write:
         raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
@@ -178,17 +139,26 @@ def _parser() -> CommandParser:
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
     parser.add_argument("--json", action="store_true", help="print JSON")
     group = parser.add_argument_group("settings, which the plan keeps")
-    for options, kind in ((NUMBERS, int), (NAMES, str), (SHARES, float)):
-        for name, purpose in options.items():
-            group.add_argument(f"--{name}", type=kind, help=purpose)
-    for name, purpose in SWITCHES.items():
-        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=purpose)
+    purpose = "micro-batches of an optimizer step; with the micro-batch fixes the global batch"
+    group.add_argument(f"--{ACCUMULATION}", type=int, help=purpose)
+    for one in _options():
+        kind: Any = type(one.default)
+        how: dict[str, Any] = {"type": str if kind is tuple else kind}
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else how
+        group.add_argument(f"--{one.name}", **how, help=one.metadata["purpose"])
     return parser
+
+
+def _options() -> list[Any]:
+    """The fields of a job that the command takes as options."""
+    from trl_ext.memory.job import Job
+
+    return [one for one in fields(Job) if one.metadata]
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that the user gave."""
-    names = (*NUMBERS, *NAMES, *SHARES, *SWITCHES)
+    names = (ACCUMULATION, *(one.name for one in _options()))
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 

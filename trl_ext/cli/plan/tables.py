@@ -1,7 +1,6 @@
 """The tables of `trl-ext plan`: plans, the best one's memory by phase and term, what was refused."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +11,9 @@ from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.settings import launch_lines
 from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.job import servers_of
-from trl_ext.memory.planner.labels import vllm_label
 from trl_ext.memory.planner.planner import Plans
 from trl_ext.memory.planner.presets import PRESETS
+from trl_ext.memory.planner.search import vllm_label
 from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
@@ -44,9 +43,8 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
     if plans.plans:
         console.print(plans_table(plans))
         console.print(terms_table(plans.best.estimate))
-        console.print(_best_in_words(plans.best.estimate), soft_wrap=True)
-        if plans.best.job.vllm_servers:
-            console.print(_servers_in_words(plans.best.estimate), soft_wrap=True)
+        for sentence in _best_in_words(plans.best.estimate):
+            console.print(sentence, soft_wrap=True)
     else:
         console.print("\nNothing that keeps the optimisation fits.")
     if plans.refused:
@@ -68,10 +66,7 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
 
 def plans_table(plans: Plans) -> Table:
     """A row for each plan."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("plan")
-    for heading in ("GiB", "with slack", "host GiB", "s a step"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table("plan", "GiB", "with slack", "host GiB", "s a step")
     for one in plans.plans:
         estimate = one.estimate
         numbers = (estimate.peak_gib, gib(estimate.need_bytes))
@@ -83,16 +78,21 @@ def plans_table(plans: Plans) -> Table:
 
 def terms_table(estimate: Estimate) -> Table:
     """GiB by term and phase, each phase at its worst moment."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("GiB of the first plan")
     columns = {phase: estimate.terms_gib(phase) for phase in estimate.worst}
-    for phase in columns:
-        table.add_column(HEADINGS[phase], justify="right")
+    table = _table("GiB of the first plan", *(HEADINGS[phase] for phase in columns))
     names = dict.fromkeys(name for terms in columns.values() for name in terms)
     for name in (*(name for name in names if name != "slack"), "slack"):
         values = (terms.get(name, 0.0) for terms in columns.values())
         table.add_row(name, *(f"{value:.2f}" if value >= 0.005 else "" for value in values))
     table.add_row("total", *(f"{sum(terms.values()):.2f}" for terms in columns.values()), style="bold")
+    return table
+
+
+def _table(first: str, *numbers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(first)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -109,12 +109,9 @@ def print_presets() -> None:
     console.print("\nAll numbers are estimated. `trl-ext plan --preset NAME` shows one, --write DIR writes it.")
 
 
-def presets_as_dict() -> dict[str, Any]:
-    """The frozen plans for JSON, by name; `peak_gib` is estimated."""
-    return {name: {**asdict(one), "basis": "estimated"} for name, one in PRESETS.items()}
-
-
-def _best_in_words(estimate: Estimate) -> str:
+def _best_in_words(estimate: Estimate) -> Iterator[str]:
+    """Peak and time of a plan; and what of a server's card its weights and its cache take, and how many completions
+    that cache holds."""
     job, peak = estimate.job, estimate.peak
     parts = " + ".join(f"{name} {seconds:.0f}" for name, seconds in estimate.seconds.items() if seconds >= 0.5)
     what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
@@ -122,17 +119,15 @@ def _best_in_words(estimate: Estimate) -> str:
     ending = roles if job.trainer == "ppo" else ""
     is_tight = gib(estimate.need_bytes) > (1 - TIGHT_FRAC) * estimate.hardware.fill_gib
     tight = f" Tight: within {TIGHT_FRAC:.0%} of what a plan may fill." if is_tight else ""
-    return f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}{tight}"
-
-
-def _servers_in_words(estimate: Estimate) -> str:
-    """What of a server's card its weights and its cache take, and how many completions that cache holds."""
-    job, shape, card = estimate.job, estimate.shape, estimate.hardware.card
+    yield f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}{tight}"
+    if not job.vllm_servers:
+        return
+    shape, card = estimate.shape, estimate.hardware.card
     weights = vllm_weight_bytes(shape, job)
     tokens = vllm_cache_tokens(shape, card, job)
     at_once = min(tokens // job.sequence_tokens, -(-job.global_batch // job.vllm_servers))
     each = "" if job.vllm_tensor_parallel_size == 1 else " of each"
-    return (
+    yield (
         f"{estimate.num_gpus} GPUs train, {servers_of(job)}: {in_gib(weights)} of weights{each} in "
         f"{gib(vllm_bytes(card, job)):.1f} GiB of a card, {tokens:,} tokens of cache, {at_once} completions at once."
     )

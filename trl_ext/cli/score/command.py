@@ -64,12 +64,19 @@ def score(argv: Sequence[str]) -> int:
     if arguments.run is None:
         parser.print_help()
         return 0
-    run: Callable[[argparse.Namespace], int] = arguments.run
-    return run(arguments)
+    from trl_ext.rewards import RuleSet
+
+    run: Callable[[Any, argparse.Namespace], int] = arguments.run
+    return run(RuleSet.from_yaml(arguments.rules), arguments)
 
 
 def _command(
-    commands: Any, name: str, purpose: str, description: str, epilog: str, run: Callable[[argparse.Namespace], int]
+    commands: Any,
+    name: str,
+    purpose: str,
+    description: str,
+    epilog: str,
+    run: Callable[[Any, argparse.Namespace], int],
 ) -> CommandParser:
     parser: CommandParser = commands.add_parser(name, help=purpose, description=description, epilog=epilog)
     parser.add_argument("rules", metavar="RULES", help="YAML file with the rules")
@@ -127,25 +134,21 @@ def _add_data_options(parser: CommandParser, limit: int | None) -> None:
 # Commands -----------------------------------------------------------------------------------------------------------
 
 
-def run_audit(arguments: argparse.Namespace) -> int:
+def run_audit(rules: Any, arguments: argparse.Namespace) -> int:
     """`trl-ext score audit`."""
     from trl_ext.cli.score.rows import read_data
-    from trl_ext.rewards import RuleSet
     from trl_ext.rewards.auditing.audit import audit
 
-    rules = RuleSet.from_yaml(arguments.rules)
     data = read_data(arguments.data, arguments.split, arguments.limit)
     report = audit(rules, data, arguments.others, arguments.seed, arguments.step_rows)
     return _printed(report, arguments.json)
 
 
-def run_redteam(arguments: argparse.Namespace) -> int:
+def run_redteam(rules: Any, arguments: argparse.Namespace) -> int:
     """`trl-ext score redteam`."""
     from trl_ext.cli.score.rows import read_data
-    from trl_ext.rewards import RuleSet
     from trl_ext.rewards.auditing.redteam import redteam
 
-    rules = RuleSet.from_yaml(arguments.rules)
     rows = arguments.data and read_data(arguments.data, arguments.split, arguments.limit)
     return _printed(redteam(rules, rows, arguments.shape), arguments.json)
 
@@ -155,14 +158,21 @@ def _printed(report: Any, as_json: bool) -> int:
     return 0 if report.ok else NOT_OK
 
 
-def run_explain(arguments: argparse.Namespace) -> int:
+def run_explain(rules: Any, arguments: argparse.Namespace) -> int:
     """`trl-ext score explain`."""
-    from trl_ext.cli.score.rows import columns_of, group_of, ids_of, renamed, tokenizer_of_run
-    from trl_ext.cli.score.text import dependencies, heading, logged
-    from trl_ext.rewards import RuleSet, completion_text
+    from trl_ext.cli.score.rows import (
+        columns_of,
+        dependencies,
+        group_of,
+        heading,
+        ids_of,
+        logged,
+        renamed,
+        tokenizer_of_run,
+    )
+    from trl_ext.rewards import completion_text
     from trl_ext.rewards.rows import make_rows
 
-    rules = RuleSet.from_yaml(arguments.rules)
     names = renamed(arguments.column)
     group, place = group_of(arguments.completions, arguments.row, names)
     row = group[place]
@@ -193,17 +203,22 @@ def run_explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_serve(arguments: argparse.Namespace) -> int:
+def run_serve(rules: Any, arguments: argparse.Namespace) -> int:
     """`trl-ext score serve`."""
     import signal
 
-    from trl_ext.rewards import RuleSet
     from trl_ext.rewards.adapters.server import RewardServer
 
     if arguments.max_mib < 1:
         raise ConfigError(f"--max_mib is {arguments.max_mib}. Give at least 1.")
-    rules = RuleSet.from_yaml(arguments.rules)
-    token = _token(arguments.token_env, arguments.token_file)
+    token, source = "", arguments.token_env or arguments.token_file  # never itself in the line, which others see
+    if source:
+        try:
+            token = (os.environ.get(source, "") if arguments.token_env else Path(source).read_text()).strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--token_file cannot be read: {error}. Name a file that holds the token.") from error
+        if not token:
+            raise ConfigError(f"{source} holds no token. Put one there: openssl rand -hex 32 makes one.")
     with RewardServer(rules, arguments.host, arguments.port, arguments.max_mib * 2**20, token) as server:
         host, port = str(server.server_address[0]), server.server_port
         print(f"Serving {arguments.rules} at http://{host}:{port}: POST /score, /get_reward; GET /health.", flush=True)
@@ -213,16 +228,3 @@ def run_serve(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             rules.close()
     return 0
-
-
-def _token(variable: str | None, file: str | None) -> str:
-    """The token that requests bring, never itself on the command line, which other users see; empty without one."""
-    if not variable and not file:
-        return ""
-    try:
-        token = (os.environ.get(variable, "") if variable else Path(file or "").read_text()).strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--token_file cannot be read: {error}. Name a file that holds the token.") from error
-    if not token:
-        raise ConfigError(f"{variable or file} holds no token. Put one there: openssl rand -hex 32 makes one.")
-    return token

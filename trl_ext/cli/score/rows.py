@@ -1,6 +1,7 @@
-"""What `trl-ext score` reads: local files and folders, one row of a table, and the dataset's row for it."""
+"""What `trl-ext score` reads: files and folders, a row of a table, the dataset's row for it; how it shows a row."""
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -9,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.rewards import RuleSet, completion_text
+from trl_ext.rewards import AsyncRule, Explanation, RuleSet, completion_text
+from trl_ext.rewards.auditing.audit_report import shortened, table
+from trl_ext.rewards.rules.relevance import prompt_text
 from trl_ext.scripts.data.dataset import READERS
 
+_SHOWN_CHARS = 600
+_ROUNDING = 1e-4  # TRL logs totals as float32
 _OWN = ("prompt", "completion", "completion_ids")  # What `RuleSet.explain` takes apart from the columns.
 
 
@@ -67,19 +72,19 @@ def group_of(path: str, number: int, names: Mapping[str, str]) -> tuple[list[dic
 
     The rows stand under the names that the rules use.
     """
-    table = read_data(path)
-    if not 0 <= number < len(table):
-        raise DataError(f"{path} has {len(table)} rows, counted from 0, so there is no row {number}. Check --row.")
-    row = _under(names, table[number])
+    found = read_data(path)
+    if not 0 <= number < len(found):
+        raise DataError(f"{path} has {len(found)} rows, counted from 0, so there is no row {number}. Check --row.")
+    row = _under(names, found[number])
     if "completion" not in row:
-        there = ", ".join(table.column_names)
+        there = ", ".join(found.column_names)
         raise DataError(
             f"{path} has no column 'completion'; its columns are: {there}. Say which: --column completion=NAME."
         )
     if row.get("prompt") is None:
         return [row], 0
-    before = list(takewhile(partial(_is_beside, row), (_under(names, table[n]) for n in reversed(range(number)))))
-    after = takewhile(partial(_is_beside, row), (_under(names, table[n]) for n in range(number + 1, len(table))))
+    before = list(takewhile(partial(_is_beside, row), (_under(names, found[n]) for n in reversed(range(number)))))
+    after = takewhile(partial(_is_beside, row), (_under(names, found[n]) for n in range(number + 1, len(found))))
     return [*reversed(before), row, *after], len(before)
 
 
@@ -176,3 +181,46 @@ def ids_of(rows: Sequence[Mapping[str, Any]], tokenizer: str | None) -> list[lis
     texts = [completion_text(row["completion"]) for row in rows]
     counted = found(texts, add_special_tokens=False)["input_ids"]
     return [list(own if ids is None else ids) for ids, own in zip(given, counted, strict=True)]
+
+
+# Around an explanation ---------------------------------------------------------------------------------------------
+
+
+def heading(row: Mapping[str, Any], text: str) -> str:
+    """The row's prompt and completion, shortened."""
+    step = [f"step {row['step']}"] if row.get("step") is not None else []
+    prompt = prompt_text(row.get("prompt"))
+    if len(text) > _SHOWN_CHARS:  # answers stand at either end
+        half = _SHOWN_CHARS // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+    return "\n".join([*step, f"prompt: {shortened(prompt, _SHOWN_CHARS)}", f"completion: {text}"])
+
+
+def dependencies(rules: RuleSet, columns: Mapping[str, Any]) -> str:
+    """A table that tells for each rule what its part of the total depends on besides the completion."""
+    lines = []
+    for rule in rules.rules:
+        is_inline = rule.tier == "inline" or not rules.isolate
+        runs = "inline" if is_inline else f"worker, {rules.limits.cpu_s:g} s at most"
+        runs = f"waits, {rule.concurrency} calls at a time" if isinstance(rule, AsyncRule) else runs
+        reads = [f"{name}={shortened(repr(columns.get(name)), 60)}" for name in rule.all_columns]
+        reads += ["token ids"] if getattr(rule, "unit", None) == "tokens" else []
+        counts = [] if rule.gate is None else [f"where '{rule.gate}' is at least 1"]
+        counts += [f"where {name} is {' or '.join(map(repr, some))}" for name, some in (rule.when or {}).items()]
+        if rule.schedule is not None:
+            counts.append("with a weight that changes over the run; here, that of its start")
+        lines.append((rule.name, ", ".join(reads) or "no column", runs, ", ".join(counts) or "always"))
+    return table([("rule", "reads", "runs", "counts"), *lines])
+
+
+def logged(rules: RuleSet, row: Mapping[str, Any], found: Explanation) -> str:
+    """Tell what the run's own log says of this row, and whether it is the same; "" without a log."""
+    if row.get("advantage") is None:
+        return ""
+    line = f"advantage in the log: {row['advantage']:.3f}"
+    if rules.name not in row:
+        return line
+    total = None if row[rules.name] is None or math.isnan(row[rules.name]) else row[rules.name]
+    same = total is None if found.total is None else total is not None and abs(total - found.total) < _ROUNDING
+    note = "" if same else ". The log differs: the rules, the data or the progress of the run are others"
+    return f"total in the log: {'none' if total is None else f'{total:.3f}'}, {line}{note}"

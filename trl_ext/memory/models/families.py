@@ -103,9 +103,12 @@ def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
         ConfigError: transformers does not know the family either, or nothing in the config is like a Llama's.
     """
     text = {**config, **(config.get("text_config") or {})}
-    near = _nearest(
-        str(text.get("model_type", kind)), has_experts="num_experts" in text or "num_local_experts" in text
-    )
+    # The longest name that this one begins with; qwen3_next is a mixture, as qwen3_moe is.
+    has_experts, whole = "num_experts" in text or "num_local_experts" in text, str(text.get("model_type", kind))
+    names = [known for known in FAMILIES if whole.startswith(known)]
+    alike = [known for known in names if FAMILIES[known].is_mixture == has_experts]
+    alike = alike or [f"{known}_moe" for known in names if has_experts and f"{known}_moe" in FAMILIES]
+    near = max(alike, key=len, default=None)
     if near is None or "n_routed_experts" in text:
         _family(kind, name)  # raises
     from trl_ext.compat.meta_device import count_params
@@ -116,14 +119,6 @@ def _counted(config: Mapping[str, Any], kind: str, name: str) -> ModelShape:
         raise ConfigError(f"{name} is a '{kind}', which has no formula, and {error}") from error
     shape = shape_from_config({**text, "model_type": near}, name)
     return replace(shape, extra_params=num_params - lm_params(shape), stands_for=kind)
-
-
-def _nearest(kind: str, *, has_experts: bool) -> str | None:
-    """The family whose formulas stand in for `kind`: the longest name that `kind` begins with; None without."""
-    alike = [name for name, family in FAMILIES.items() if kind.startswith(name) and family.is_mixture == has_experts]
-    if has_experts and not alike:  # qwen3_next is a mixture, as qwen3_moe is
-        alike = [f"{name}_moe" for name in FAMILIES if kind.startswith(name) and f"{name}_moe" in FAMILIES]
-    return max(alike, key=len, default=None)
 
 
 def _family(kind: Any, name: Any) -> Family:

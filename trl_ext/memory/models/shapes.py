@@ -105,20 +105,6 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
 
-def attention_linears(shape: ModelShape) -> list[Linear]:
-    """Projections of a layer's attention."""
-    hidden, q_width, kv_width, bias = shape.hidden, shape.q_width, shape.kv_width, shape.qkv_bias
-    out = Linear("o_proj", q_width, hidden, shape.o_bias)
-    if shape.fused:
-        return [Linear("qkv_proj", hidden, q_width + 2 * kv_width, bias), out]
-    return [
-        Linear("q_proj", hidden, q_width, bias),
-        Linear("k_proj", hidden, kv_width, bias),
-        Linear("v_proj", hidden, kv_width, bias),
-        out,
-    ]
-
-
 def mlp_linears(shape: ModelShape, width: int) -> list[Linear]:
     """Projections of an ordinary MLP of the given width."""
     hidden, bias = shape.hidden, shape.mlp_bias
@@ -126,13 +112,6 @@ def mlp_linears(shape: ModelShape, width: int) -> list[Linear]:
     if shape.fused:
         return [Linear("gate_up_proj", hidden, 2 * width, bias), down]
     return [Linear("gate_proj", hidden, width, bias), Linear("up_proj", hidden, width, bias), down]
-
-
-def shared_linears(shape: ModelShape) -> list[Linear]:
-    """Projections of a mixture layer that are modules of their own: the shared expert and its gate."""
-    if shape.experts is None or not shape.experts.shared_intermediate:
-        return []
-    return [*mlp_linears(shape, shape.experts.shared_intermediate), Linear("shared_expert_gate", shape.hidden, 1)]
 
 
 def expert_params(shape: ModelShape) -> int:
@@ -153,11 +132,18 @@ def num_dense_layers(shape: ModelShape) -> int:
 @lru_cache(maxsize=64)
 def model_linears(shape: ModelShape) -> tuple[tuple[Linear, int], ...]:
     """Every kind of projection in the layers, and how often it occurs in the model."""
-    dense = num_dense_layers(shape)
+    hidden, kv_width, bias, dense = shape.hidden, shape.kv_width, shape.qkv_bias, num_dense_layers(shape)
+    widths = {"q_proj": shape.q_width, "k_proj": kv_width, "v_proj": kv_width}
+    widths = {"qkv_proj": shape.q_width + 2 * kv_width} if shape.fused else widths
+    attention = [Linear(name, hidden, width, bias) for name, width in widths.items()]
+    attention.append(Linear("o_proj", shape.q_width, hidden, shape.o_bias))
+    # Of a mixture's layer, the modules apart from its experts.
+    width = 0 if shape.experts is None else shape.experts.shared_intermediate
+    shared = [*mlp_linears(shape, width), Linear("shared_expert_gate", hidden, 1)] if width else []
     parts = (
-        (attention_linears(shape), shape.num_layers),
+        (attention, shape.num_layers),
         (mlp_linears(shape, shape.intermediate), dense),
-        (shared_linears(shape), shape.num_layers - dense),
+        (shared, shape.num_layers - dense),
     )
     return tuple((linear, count) for linears, count in parts if count for linear in linears)
 

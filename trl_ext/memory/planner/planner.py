@@ -9,6 +9,7 @@ The clock is that of `formulas.times`: the first plan is the fastest of all, or 
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,16 @@ from trl_ext.memory.job import Job, changed, check_has, check_read
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner import choices
-from trl_ext.memory.planner.labels import label, technique
-from trl_ext.memory.planner.search import Search, make_search, opt_ins_of, ppo_defaults, unalias, unaliased
+from trl_ext.memory.planner.search import (
+    Search,
+    label,
+    make_search,
+    opt_ins_of,
+    ppo_defaults,
+    technique,
+    unalias,
+    unaliased,
+)
 from trl_ext.memory.run.alternatives import WayOut, faster_ways, other_questions
 from trl_ext.memory.units import in_gib
 
@@ -264,16 +273,11 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
                 refused.append(Refusal(min(map(variant.estimate, jobs), key=lambda one: one.need_bytes)))
     if not plans and allow & {"shorter", "fewer"}:
         plans = list(_smaller(search, allow))
-    return _worthwhile(plans), tuple(refused)
-
-
-def _worthwhile(plans: list[Plan]) -> tuple[Plan, ...]:
-    """The plans that somebody may want, fastest first."""
-    plans = sorted(plans, key=lambda one: one.estimate.step_s)
+    plans.sort(key=lambda one: one.estimate.step_s)
     kept = [one for one in plans if not any(_beats(other, one) for other in plans if other is not one)]
     if plans and not (kept and kept[0].estimate.step_s <= plans[0].estimate.step_s * (1 + ALIKE)):
         kept.insert(0, plans[0])  # what beat it was itself beaten, by something slower yet or in a circle
-    return tuple(kept[:NUM_PLANS])
+    return tuple(kept[:NUM_PLANS]), tuple(refused)
 
 
 def _beats(one: Plan, other: Plan) -> bool:
@@ -285,37 +289,27 @@ def _beats(one: Plan, other: Plan) -> bool:
     if not (faster and smaller):
         return False
     is_alike = right.step_s <= left.step_s * (1 + ALIKE) and right.need_bytes <= left.need_bytes * (1 + ALIKE)
-    return not is_alike or _complexity(one.job) < _complexity(other.job)
-
-
-def _complexity(job: Job) -> tuple[int, bool, int]:
-    return choices.TECHNIQUES.index((job.zero_stage, job.offload)), job.activation_offloading, -job.checkpoint_every
+    mine, theirs = (
+        (choices.TECHNIQUES.index((job.zero_stage, job.offload)), job.activation_offloading, -job.checkpoint_every)
+        for job in (one.job, other.job)
+    )
+    return not is_alike or mine < theirs
 
 
 def variants(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
     """The search with every placement of vLLM servers and the user's own method, then with each opt-in that changes
     method or optimizer."""
     for placed in search.placed():
-        yield from _methods(placed, allow)
-
-
-def _methods(search: Search, allow: frozenset[str]) -> Iterator[tuple[Search, tuple[str, ...]]]:
-    yield search, ()
-    on_card = search.job.offload == "none"  # 8-bit Adam has no version for host memory
-    if "adam8bit" in allow and search.may("optim") and search.job.method == "full" and on_card:
-        job = replace(search.job, optim="adamw_bnb_8bit")
-        given = search.given | {"offload"}
-        yield replace(search, job=job, given=given), ("adam8bit",)
-    for method in ADAPTERS:
-        if method in allow and search.may("method") and search.job.method == "full":
-            settings = ppo_defaults(
-                search.job.trainer, method, search.given, None if search.may("critic") else search.job.critic
-            )
-            try:
-                job = replace(search.job, method=method, **settings)
-            except ConfigError:
-                continue  # it does not go with a stage that the user set
-            yield replace(search, job=job), (method,)
+        job, given = placed.job, placed.given
+        yield placed, ()
+        # 8-bit Adam has no version for host memory.
+        if "adam8bit" in allow and placed.may("optim") and job.method == "full" and job.offload == "none":
+            yield replace(placed, job=replace(job, optim="adamw_bnb_8bit"), given=given | {"offload"}), ("adam8bit",)
+        for method in ADAPTERS:
+            if method in allow and placed.may("method") and job.method == "full":
+                settings = ppo_defaults(job.trainer, method, given, None if placed.may("critic") else job.critic)
+                with suppress(ConfigError):  # it does not go with a stage that the user set
+                    yield replace(placed, job=replace(job, method=method, **settings)), (method,)
 
 
 def _smaller(search: Search, allow: frozenset[str]) -> Iterator[Plan]:

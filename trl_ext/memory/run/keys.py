@@ -83,11 +83,6 @@ def job_of_run(
     return changed(Job(trainer), fields)
 
 
-def given_fields(given: frozenset[str]) -> frozenset[str]:
-    """Fields of `Job` that given arguments decide."""
-    return frozenset(DECIDED_BY.get(name, name) for name in given)
-
-
 def written(name: str, value: Any) -> tuple[str, Any]:
     """A field of `Job` and its value as a trainer's config has them, for messages."""
     if name != "checkpoint_every":

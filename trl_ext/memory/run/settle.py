@@ -15,9 +15,8 @@ from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE, micro_batches
-from trl_ext.memory.planner.labels import technique
 from trl_ext.memory.planner.planner import Plan, Plans, plans_of
-from trl_ext.memory.planner.search import Search
+from trl_ext.memory.planner.search import Search, technique
 from trl_ext.memory.run.keys import written
 from trl_ext.memory.run.setting import MemorySetting
 

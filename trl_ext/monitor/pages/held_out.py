@@ -72,8 +72,8 @@ def read_held_out(folder: Path) -> HeldOutTable:
     Args:
         folder: The run's.
     """
-    found = [(int(match[1]), path) for path in folder.joinpath(COMPLETIONS_FOLDER).glob("held_out_*.jsonl")
-             if (match := _NAME.fullmatch(path.name))]  # fmt: skip
+    tables = (folder / COMPLETIONS_FOLDER).glob("held_out_*.jsonl")
+    found = [(int(match[1]), path) for path in tables if (match := _NAME.fullmatch(path.name))]
     if not found:
         return HeldOutTable()
     step = max(number for number, _ in found)
@@ -86,18 +86,16 @@ def read_held_out(folder: Path) -> HeldOutTable:
                 by_prompt.setdefault(conversation_text(row["prompt"]), []).append(row)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             damaged.append(f"{path.name}: {' '.join(str(error).split())[:200]}")
-    shown = [_prompt(prompt, rows) for prompt, rows in evenly(list(by_prompt.items()), MOST_PROMPTS)]
+    shown = []
+    for prompt, rows in evenly(list(by_prompt.items()), MOST_PROMPTS):
+        answers: dict[str, list[HeldOutAnswer]] = {}
+        for row in rows:
+            some = answers.setdefault(str(row.get("decoding", "")), [])
+            if len(some) < MOST_ANSWERS:
+                some.append(_answer(row))
+        gold = {str(name): str(cell) for name, cell in json_mapping(rows[0].get("rule_columns")).items()}
+        shown.append(HeldOutPrompt(prompt, gold, tuple(answer for some in answers.values() for answer in some)))
     return HeldOutTable(shown, step, len(by_prompt), tuple(damaged))
-
-
-def _prompt(prompt: str, rows: Sequence[Mapping[str, Any]]) -> HeldOutPrompt:
-    answers: dict[str, list[HeldOutAnswer]] = {}
-    for row in rows:
-        some = answers.setdefault(str(row.get("decoding", "")), [])
-        if len(some) < MOST_ANSWERS:
-            some.append(_answer(row))
-    gold = {str(name): str(cell) for name, cell in json_mapping(rows[0].get("rule_columns")).items()}
-    return HeldOutPrompt(prompt, gold, tuple(answer for some in answers.values() for answer in some))
 
 
 def _answer(row: Mapping[str, Any]) -> HeldOutAnswer:

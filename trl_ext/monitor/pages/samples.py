@@ -30,13 +30,6 @@ class RulePart:
     adds: float | None = None
     detail: str = ""
 
-    @property
-    def oriented(self) -> float | None:
-        """The value, negative for a rule that takes away from the total."""
-        if self.value is None or self.adds is None:
-            return self.value
-        return -self.value if self.value * self.adds < 0 else self.value
-
 
 @dataclass(frozen=True, slots=True)
 class ShownCompletion:
@@ -161,7 +154,9 @@ def _chosen(candidates: Sequence[_Candidate]) -> dict[str, list[_Candidate]]:
 
 def _dispute(one: _Candidate) -> tuple[bool, float, float]:
     """How far apart the rules are: some give and some take away, then the widest range, then the widest spread."""
-    values = [value for part in one.parts if (value := part.oriented) is not None]
+    # A rule that takes away from the total counts as negative.
+    known = [(part.value, part.adds or 0.0) for part in one.parts if part.value is not None]
+    values = [-value if value * adds < 0 else value for value, adds in known]
     if len(values) < 2:
         return False, 0.0, 0.0
     return min(values) < 0 < max(values), max(values) - min(values), statistics.pstdev(values)

@@ -18,11 +18,6 @@ class Series:
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
-    def is_same(self, other: "Series") -> bool:
-        """True if the values are equal but for rounding, at the same steps."""
-        near = lambda pair: math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6)  # noqa: E731
-        return self.steps == other.steps and all(map(near, zip(self.values, other.values, strict=True)))
-
 
 @dataclass(frozen=True, slots=True)
 class Panel:
@@ -41,77 +36,55 @@ class Panel:
     only_positive: bool = False
 
 
-def _panel(title: str, unit: str, key: str, *others: Curve) -> Panel:
-    return Panel(title, unit, (Curve(key, title[0].lower() + title[1:]), *others))
+def _panel(title: str, unit: str, keys: str | dict[str, str], *, only_positive: bool = False) -> Panel:
+    """Make a panel of keys and their names; of a single key that is called like the panel."""
+    names = {keys: title[0].lower() + title[1:]} if isinstance(keys, str) else keys
+    return Panel(title, unit, tuple(Curve(key, name) for key, name in names.items()), only_positive)
 
 
+_LENGTHS = {"mean": "mean", "max": "longest", "min": "shortest"}
+_NO_VALUE = {"none_frac": "no value", "timeout_frac": "out of time", "error_frac": "failed"}
+_TOKENS = {"forwarded": "forwarded", "padded": "as padded batches", "skipped": "left out, without advantage"}
 # Of all kinds of runs, in this order. A panel whose keys a log lacks is not drawn.
 PANELS = (
-    Panel("KL to the reference model", "nats per token", (Curve("kl", "KL"),)),
+    _panel("KL to the reference model", "nats per token", {"kl": "KL"}),
     _panel("Entropy", "nats per token", "entropy"),
-    Panel(
-        "Completion length",
-        "tokens",
-        (
-            Curve("completions/mean_length", "mean"),
-            Curve("completions/max_length", "longest"),
-            Curve("completions/min_length", "shortest"),
-        ),
-    ),
+    _panel("Completion length", "tokens", {f"completions/{key}_length": name for key, name in _LENGTHS.items()}),
     _panel("Truncated completions", "share", "completions/clipped_ratio"),
     _panel("Groups in which all earn the same", "share", "frac_reward_zero_std"),
     _panel("Standard deviation of rewards", "", "reward_std"),
-    _panel("Gradient norm", "", "grad_norm", Curve("ppo/value_grad_norm", "critic's own")),
+    _panel("Gradient norm", "", {"grad_norm": "gradient norm", "ppo/value_grad_norm": "critic's own"}),
     _panel("Learning rate", "", "learning_rate"),
     _panel("Loss", "", "loss"),
-    Panel("Clipped probability ratios", "share", (Curve("clip_ratio/region_mean", "clipped"),)),
-    Panel("Policy loss", "", (Curve("loss/policy_avg", "policy loss"),)),
+    _panel("Clipped probability ratios", "share", {"clip_ratio/region_mean": "clipped"}),
+    _panel("Policy loss", "", "loss/policy_avg"),
     _panel("KL in the loss", "nats per token", "loss/kl_avg"),
     _panel("KL coefficient", "", "ppo/kl_coef"),
     _panel("Clipped values", "share", "val/clipfrac_avg"),
     _panel("Completions without a score", "share", "ppo/unscored_frac"),
-    Panel(
-        "Values and returns",
-        "mean per token",
-        (Curve("ppo/value_mean", "value"), Curve("ppo/return_mean", "return")),
-    ),
-    Panel(
-        "Scale of the critic",
-        "",
-        (Curve("ppo/value_scale_mean", "mean"), Curve("ppo/value_scale_std", "standard deviation")),
-    ),
-    Panel(
-        "Score of answers",
-        "",
-        (Curve("mean_reward", "mean"), Curve("max_reward", "highest"), Curve("min_reward", "lowest")),
-    ),
+    _panel("Values and returns", "mean per token", {"ppo/value_mean": "value", "ppo/return_mean": "return"}),
+    _panel("Scale of the critic", "", {"ppo/value_scale_mean": "mean", "ppo/value_scale_std": "standard deviation"}),
+    _panel("Score of answers", "", {"mean_reward": "mean", "max_reward": "highest", "min_reward": "lowest"}),
     _panel("Correlation of score and length", "", "score_length_correlation"),
     _panel("Share where rules agree", "share", "rules_agree_frac"),
-    Panel(
+    _panel(
         "Log-probabilities of vLLM and of the trainer, difference",
         "nats per token",
-        (Curve("sampling/sampling_logp_difference/mean", "mean"),),
+        {"sampling/sampling_logp_difference/mean": "mean"},
     ),
-    Panel(
+    _panel(
         "Rules that gave no value",
         "share of completions",
-        tuple(
-            Curve(f"rules/*/{key}", f"*: {name}")
-            for key, name in [("none_frac", "no value"), ("timeout_frac", "out of time"), ("error_frac", "failed")]
-        ),
+        {f"rules/*/{key}": f"*: {name}" for key, name in _NO_VALUE.items()},
         only_positive=True,
     ),
-    Panel(
+    _panel(
         "Tokens of a step",
         "",
-        (
-            Curve("packing/forwarded_tokens", "forwarded"),
-            Curve("packing/padded_tokens", "as padded batches"),
-            Curve("packing/skipped_tokens", "left out, without advantage"),
-        ),
+        {f"packing/{key}_tokens": name for key, name in _TOKENS.items()},
         only_positive=True,
     ),
-    Panel("Memory at the peak", "GiB", (Curve("memory/*_gib", "*"),)),
+    _panel("Memory at the peak", "GiB", {"memory/*_gib": "*"}),
 )
 
 
@@ -129,8 +102,10 @@ def read_series(log_history: Iterable[Entry]) -> dict[str, Series]:
                 series.values.append(float(value))
     for prefix in ("", HELD_OUT):  # a RuleSet is one reward function for TRL, and repeats the total
         whole, total = (found.get(prefix + key) for key in (log_keys.WHOLE_SET, "reward"))
-        if whole and total and whole.is_same(total):
-            del found[prefix + log_keys.WHOLE_SET]
+        if whole and total and whole.steps == total.steps:
+            pairs = zip(whole.values, total.values, strict=True)
+            if all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6) for pair in pairs):
+                del found[prefix + log_keys.WHOLE_SET]
     return found
 
 

@@ -130,7 +130,12 @@ def _warnings(series: Mapping[str, Series], summary: RunSummary) -> Iterator[str
             "does."
         )
     yield from _rules(series)
-    yield from _reward_model(series)
+    key = HELD_OUT + "score_length_correlation"
+    if (correlation := _last(series, key)) is not None and abs(correlation) > LENGTH_CORRELATION:
+        yield f"Scores and lengths of held-out answers correlate by {score(correlation)}: does it judge length?"
+    training, held_out = _last(series, "accuracy"), _last(series, f"{HELD_OUT}accuracy")
+    if training is not None and held_out is not None and training - held_out > OVERFIT_GAP:
+        yield f"Accuracy is {score(training)} in training and {score(held_out)} on held-out pairs: it overfits."
     for phase, planned, measured, difference in list(summary.memory)[1:]:
         if planned != "-" and float(measured) > MEMORY_OVER_PLAN * float(planned):
             yield f"Phase {phase} took {measured} GiB where {planned} were planned ({difference})."
@@ -166,15 +171,6 @@ def _rules(series: Mapping[str, Series]) -> Iterator[str]:
     for rule, fell in ((rule, -_change(values)) for rule, values in rules.items()):
         if fell > OUTBID:
             yield f"Rule '{rule}' fell by {short(fell)} while the reward rose by {short(rose)}: is it outbid?"
-
-
-def _reward_model(series: Mapping[str, Series]) -> Iterator[str]:
-    key = HELD_OUT + "score_length_correlation"
-    if (correlation := _last(series, key)) is not None and abs(correlation) > LENGTH_CORRELATION:
-        yield f"Scores and lengths of held-out answers correlate by {score(correlation)}: does it judge length?"
-    training, held_out = _last(series, "accuracy"), _last(series, f"{HELD_OUT}accuracy")
-    if training is not None and held_out is not None and training - held_out > OVERFIT_GAP:
-        yield f"Accuracy is {score(training)} in training and {score(held_out)} on held-out pairs: it overfits."
 
 
 def _window(series: Series) -> int:

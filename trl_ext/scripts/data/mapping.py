@@ -97,6 +97,7 @@ class RowMapping:
             DataError: A column is missing or there twice, or rows cannot be mapped.
         """
         from datasets import IterableDataset
+        from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
         from trl_ext.trainers.checks import columns_of
 
@@ -116,11 +117,15 @@ class RowMapping:
         self._check_filled(renamed, role)
         if not (self.makes_prompts or self.answer_pattern):
             return renamed
+        has_bar = not are_progress_bars_disabled()
+        disable_progress_bars()
         try:
-            with _no_progress_bar():
-                return renamed.map(rewrite)
+            return renamed.map(rewrite)
         except _RowError:
             self._refuse(renamed, role)
+        finally:
+            if has_bar:
+                enable_progress_bars()
 
     def problem(self, row: Mapping[str, Any]) -> str:
         """Return what keeps a row, by our names, from being mapped, in words that follow "row 7 has"; or nothing."""
@@ -130,8 +135,14 @@ class RowMapping:
         for name in self._filled_in:
             if not isinstance(row[name], str | int | float):
                 return f"{_kind(row[name])} as {self._theirs(name)}, where prompt_template fills in text"
-        if self.makes_prompts and self.template is None and (found := self._problem_of_prompt(row[PROMPT])):
-            return found
+        prompt = row[PROMPT] if self.makes_prompts and self.template is None else ""
+        if not isinstance(prompt, str | list):
+            return f"{_kind(prompt)} as {self._theirs(PROMPT)}, which is neither text nor a list of messages"
+        if isinstance(prompt, list) and self.prompt_format == "text":
+            return f"messages as {self._theirs(PROMPT)}, where prompt_format is text"
+        first = prompt[0] if prompt and self.system_prompt is not None else None
+        if isinstance(first, Mapping) and first.get("role") == "system":
+            return "its own system message in addition to system_prompt"
         if self.answer_pattern is None:
             return ""
         if not isinstance(row[ANSWER], str):
@@ -260,18 +271,6 @@ class RowMapping:
             )
         return wanted or has_chat_template()
 
-    def _problem_of_prompt(self, prompt: Any) -> str:
-        if isinstance(prompt, str):
-            return ""
-        if not isinstance(prompt, list):
-            return f"{_kind(prompt)} as {self._theirs(PROMPT)}, which is neither text nor a list of messages"
-        if self.prompt_format == "text":
-            return f"messages as {self._theirs(PROMPT)}, where prompt_format is text"
-        first = prompt[0] if prompt else None
-        if self.system_prompt is not None and isinstance(first, Mapping) and first.get("role") == "system":
-            return "its own system message in addition to system_prompt"
-        return ""
-
     def _check_filled(self, dataset: Any, role: str) -> None:
         """Refuse rows without a value in a column that the recipe names."""
         import numpy as np
@@ -353,16 +352,3 @@ def _shown(text: Any) -> str:
     """Return the end of a value, where answers mostly stand, in quotes."""
     text = str(text)
     return f"'...{text[-40:]}'" if len(text) > 43 else f"'{text}'"
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    was_disabled = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_disabled:
-            enable_progress_bars()

@@ -20,7 +20,7 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
 from trl_ext.memory.planner.planner import Plan
-from trl_ext.memory.run.keys import given_fields, job_of_run
+from trl_ext.memory.run.keys import DECIDED_BY, job_of_run
 from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
 from trl_ext.trainers.checks import sample_of_prompts
 from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
@@ -181,7 +181,8 @@ def decided(
     """
     # Sizes that the file gives in numbers; "auto" and silence leave them to the plan.
     zero = (engine or {}).get("zero_optimization") or {}
-    given = given_fields(args.given) | {name for name in SIZES if zero.get(name, "auto") != "auto"}
+    given = {DECIDED_BY.get(name, name) for name in args.given}
+    given |= {name for name in SIZES if zero.get(name, "auto") != "auto"}
     if job.uses_lora:
         given |= {"method"}
     if has_value_model:

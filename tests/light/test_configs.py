@@ -53,50 +53,29 @@ def test_the_folders_hold_one_file_for_every_documented_name():
 
 
 @pytest.mark.parametrize("name", ZERO)
-def test_name_yaml_and_json_say_the_same(name):
+def test_a_zero_file_says_what_its_name_and_its_json_say_and_starts_on_several_machines(name):
     assert said_by_yaml(name) == said_by_json(name) == said_by_name(name)
-
-
-@pytest.mark.parametrize("name", ZERO)
-def test_a_zero_file_starts_on_several_machines(name):
     assert read_yaml(name)["deepspeed_config"]["deepspeed_multinode_launcher"] == "standard"
+    assert f"deepspeed_configs/{name}.json" in YAMLS[name].read_text()
 
 
 @pytest.mark.parametrize("name", YAMLS)
-def test_a_yaml_leaves_to_the_trainer_what_is_the_trainers(name):
+def test_a_yaml_leaves_to_the_trainer_what_is_the_trainers_and_its_header_launches_it(name):
     settings = read_yaml(name)
     assert settings["mixed_precision"] == "no"
     theirs = {"gradient_accumulation_steps", "gradient_clipping", "deepspeed_config_file"}
     assert not theirs & (settings.keys() | settings.get("deepspeed_config", {}).keys())
-
-
-@pytest.mark.parametrize("name", YAMLS)
-def test_only_single_gpu_knows_the_number_of_processes(name):
-    assert read_yaml(name).get("num_processes") == (1 if name == "single_gpu" else None)
-
-
-@pytest.mark.parametrize("name", YAMLS)
-def test_a_header_launches_its_own_file(name):
+    assert settings.get("num_processes") == (1 if name == "single_gpu" else None)
     header = YAMLS[name].read_text().split("compute_environment")[0]
     assert f"--config_file accelerate_configs/{name}.yaml -m trl_ext.scripts." in header
     assert ("--num_processes N" in header) == (name != "single_gpu")
 
 
-@pytest.mark.parametrize("name", ZERO)
-def test_a_zero_header_names_its_json(name):
-    assert f"deepspeed_configs/{name}.json" in YAMLS[name].read_text()
-
-
 @pytest.mark.parametrize("name", JSONS)
-def test_a_json_leaves_to_the_trainer_what_is_the_trainers(name):
+def test_a_json_leaves_to_the_trainer_what_is_the_trainers_and_its_buckets_follow_the_models_width(name):
     settings = read_json(name)
-    del settings["zero_optimization"]
+    zero = settings.pop("zero_optimization")
     assert settings == TRAINER_OWNED
-
-
-@pytest.mark.parametrize("name", JSONS)
-def test_buckets_follow_the_models_width(name):
-    zero = read_json(name)["zero_optimization"]
     assert zero["reduce_bucket_size"] == "auto"
     if zero["stage"] == 3:
         assert zero["stage3_prefetch_bucket_size"] == zero["stage3_param_persistence_threshold"] == "auto"

@@ -21,12 +21,9 @@ def defined_in(file: str) -> set[str]:
     return names
 
 
-def test_every_path_that_a_page_names_exists():
+def test_every_path_and_link_that_a_page_names_leads_somewhere():
     named = [(page, path) for page in PAGES for path in re.findall(PATH, page.read_text())]
     assert not [(page.name, path) for page, path in named if not (ROOT / path).exists()]
-
-
-def test_every_link_within_the_project_leads_somewhere():
     links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
     assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
 
@@ -39,12 +36,9 @@ def test_a_name_beside_a_file_is_defined_there():
     assert not [(file, name) for file, name in named if name not in defined_in(file)]
 
 
-def test_the_readme_links_every_notebook():
+def test_the_readme_links_every_notebook_and_the_first_page_every_page():
     text = (ROOT / "README.md").read_text()
     assert not [path.name for path in ROOT.glob("notebooks/*.ipynb") if f"(notebooks/{path.name})" not in text]
-
-
-def test_the_first_page_links_every_page():
     links = re.findall(r"\]\(([^)#:]+)", (ROOT / "docs/index.md").read_text())
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - {"index.md"}
     assert not {page for page in pages if not page.startswith("zh/")} - set(links)

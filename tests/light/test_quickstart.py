@@ -30,22 +30,13 @@ def operands(row):
     return frozenset({left, right})
 
 
-def test_there_are_2000_rows_to_train_on_and_64_different_ones_held_out(splits):
+def test_rows_are_2000_and_64_without_operands_in_common_each_asking_for_a_right_answer(splits):
     assert len(splits["train"]) == 2000
     assert len({expression(row) for row in splits["test"]}) == len(splits["test"]) == 64
-
-
-def test_no_held_out_problem_shares_its_operands_with_a_training_problem(splits):
     assert not {operands(row) for row in splits["train"]} & {operands(row) for row in splits["test"]}
-
-
-def test_every_answer_is_right(splits):
     for row in [*splits["train"], *splits["test"]]:
         left, sign, right = expression(row).split()
         assert int(row["answer"]) == int(left) + (int(right) if sign == "+" else -int(right))
-
-
-def test_a_prompt_is_one_user_message_that_asks_for_the_number_only(splits):
     (message,) = splits["test"][0]["prompt"]
     assert message["role"] == "user" and message["content"].endswith(" = ?\nAnswer with the equation only.")
 
@@ -58,7 +49,7 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "own" / "quickstart"
 
 
-def test_a_folder_is_built_once(tmp_path):
+def test_a_folder_is_built_once_and_a_build_that_fails_leaves_nothing(tmp_path):
     builds = []
 
     def build(folder):
@@ -70,15 +61,13 @@ def test_a_folder_is_built_once(tmp_path):
     assert len(builds) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
-
-def test_a_build_that_fails_leaves_nothing(tmp_path):
-    def build(folder):
+    def fail(folder):
         (folder / "half").write_text("x")
         raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError):
-        build_once(tmp_path / "model", build)
-    assert list(tmp_path.iterdir()) == []
+        build_once(tmp_path / "other", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_of_two_builds_at_once_one_wins_and_both_return(tmp_path):

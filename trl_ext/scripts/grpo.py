@@ -21,16 +21,8 @@ Train a language model with GRPO on rules as rewards.
   accelerate launch --num_processes 8 --config_file "$(trl-ext launch-file zero2)" -m trl_ext.scripts.grpo \\
       --config gsm8k-grpo-8x40gb
 
-{PROMPT_HELP}
+{PROMPT_HELP}\
   model_name_or_path     model, on the hub or a folder
-  dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file
-  dataset_config, dataset_streaming
-                         its configuration; whether rows are read as training goes on, which needs max_steps
-  columns                columns by our name, with the data's: {{prompt: question, answer: solution}}
-  answer_pattern         where in the column answer the answer stands: a regular expression with one group
-  system_prompt, prompt_template, prompt_format
-                         what is around a prompt; it is a chat where the model's tokenizer has a chat template
-  rules                  rules in the recipe, or the path of a YAML file with them
   output_dir             where the model and report.html go
   max_steps              optimizer steps
   per_device_train_batch_size, gradient_accumulation_steps
@@ -39,9 +31,6 @@ Train a language model with GRPO on rules as rewards.
   oversample             generate so many times the groups; those without variance are replaced
   max_completion_length  tokens per completion
   learning_rate, beta    step size, weight of the KL penalty
-  packing                forward real tokens only (on where it is exact)
-  eval_strategy, eval_steps, eval_on_start, eval_temperature
-                         held-out problems before, during and after
 """
 
 

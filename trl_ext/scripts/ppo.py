@@ -24,17 +24,9 @@ Train a language model with PPO on rules, reward models, or both.
   accelerate launch --num_processes 4 --config_file "$(trl-ext launch-file zero2)" -m trl_ext.scripts.ppo \\
       --config gsm8k-ppo-4xa40
 
-{PROMPT_HELP}
+{PROMPT_HELP}\
   model_name_or_path     policy, on the hub or a folder
-  dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file; column prompt
-                         (text or messages) or input_ids
-  dataset_config, dataset_streaming
-                         its configuration; whether rows are read as training goes on, which needs max_steps
-  columns                columns by our name, with the data's: {{prompt: question, answer: solution}}
-  answer_pattern         where in the column answer the answer stands: a regular expression with one group
-  system_prompt, prompt_template, prompt_format
-                         what is around a prompt; it is a chat where the model's tokenizer has a chat template
-  rules                  rules in the recipe, or the path of a YAML file with them
+                         (PPO takes token ids, too: the column input_ids)
   reward_model           reward models with one output, beside rules or instead of them
   score_mode             add, gate (reward models only judge what passes the rules), or rules_only
   output_dir             where the policy, critic/ and report.html go
@@ -49,9 +41,6 @@ Train a language model with PPO on rules, reward models, or both.
   learning_rate, value_learning_rate
                          of the policy and of the critic
   kl_coef, kl_target     weight of the KL penalty in the reward; the KL that it is steered to
-  packing                forward real tokens only (on where it is exact)
-  eval_strategy, eval_steps, eval_on_start, eval_temperature
-                         held-out prompts before, during and after
 """
 
 

@@ -25,6 +25,18 @@ Rows of other data become prompts by keys of the recipe. GSM8K as it is on the h
 
 The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
 and an unknown one is an error. The keys that most runs set:
+
+  dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file
+  dataset_config, dataset_streaming
+                         its configuration; whether rows are read as training goes on, which needs max_steps
+  columns                columns by our name, with the data's: {prompt: question, answer: solution}
+  answer_pattern         where in the column answer the answer stands: a regular expression with one group
+  system_prompt, prompt_template, prompt_format
+                         what is around a prompt; it is a chat where the model's tokenizer has a chat template
+  rules                  rules in the recipe, or the path of a YAML file with them
+  packing                forward real tokens only (on where it is exact)
+  eval_strategy, eval_steps, eval_on_start, eval_temperature
+                         held-out prompts before, during and after
 """
 
 # TRL's own reward functions that its GRPO script accepts by name.

@@ -49,7 +49,8 @@ def main(
     """
     quiet_libraries()
     with user_errors(), out_of_memory_in_words():
-        check_processes()
+        if int(os.environ.get("WORLD_SIZE", "1")) < 1:
+            raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, fewer than one process. Start at least one.")
         end_with_launcher()
         be_reachable()
         parser = make_parser(f"python -m {module}")
@@ -70,12 +71,6 @@ def main(
 
 
 # Checks -----------------------------------------------------------------------------------------------------------
-
-
-def check_processes() -> None:
-    """Refuse a launcher that started no process for the work."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 1:
-        raise ConfigError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, fewer than one process. Start at least one.")
 
 
 def check_model(model_args: ModelConfig) -> None:

@@ -86,7 +86,7 @@ def run_apart(simulation: Simulation, timeout_s: float = TIMEOUT_S) -> TwinResul
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.json"
         file.write_text(json.dumps(asdict(simulation)), encoding="utf-8")
-        command = [sys.executable, "-m", "trl_ext.twin", str(file)]
+        command = [sys.executable, "-m", "trl_ext.twin.run", str(file)]
         try:
             process = subprocess.run(
                 command, capture_output=True, text=True, env=environment(simulation), timeout=timeout_s, check=False

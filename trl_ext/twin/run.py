@@ -1,4 +1,5 @@
-"""One simulation: build the trainer on fake tensors as rank 0 of N, let it train, say where memory peaked.
+"""`python -m trl_ext.twin.run JOB.json`: build the trainer on fake tensors as rank 0 of N, let it train, and print where memory
+peaked as one line of JSON.
 
 Runs in a process of its own, whose environment `driver` sets: a process group cannot be changed in a running one, and
 a second simulation in one process has crashed in torch's autocast.
@@ -9,11 +10,15 @@ built on fake tensors: a single process runs, its gradients where DDP has its bu
 
 import contextlib
 import io
+import json
 import logging
+import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +28,7 @@ from transformers import TrainerCallback
 
 from trl_ext.compat.versions import installed_versions
 from trl_ext.twin import adapters, stand_ins
+from trl_ext.twin.driver import PREFIX
 from trl_ext.twin.simulation import Simulation
 from trl_ext.twin.tracker import Tracker
 
@@ -259,3 +265,9 @@ def gradients_in_buckets(simulation: Simulation, trainer: Any) -> Iterator[None]
     owners = ("torch.nn:Module", "torch.optim:Optimizer")
     with adapters.replaced(*((f"{owner}.zero_grad", lambda *_, **__: None) for owner in owners)):
         yield
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    asked = Simulation(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    print(PREFIX + json.dumps(run(asked)), flush=True)

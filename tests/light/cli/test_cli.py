@@ -23,12 +23,14 @@ def test_help_imports_nothing_heavy(argv):
     assert out.stdout.splitlines()[-1] == "[]"
 
 
-def test_no_command_and_help_print_the_same(capsys):
+def test_no_command_and_help_print_the_same_and_version_its_number(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == text
     assert "grpo" in text and "reward" in text and "report" in text
+    main(["--version"])
+    assert capsys.readouterr().out == f"trl-ext {__version__}\n"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -38,11 +40,6 @@ def test_a_commands_help_names_its_script_and_recipes_that_there_are(name, capsy
     assert text.startswith(f"usage: trl-ext {name} ") and f"python -m trl_ext.scripts.{name} --help" in text
     names = [recipe.name for recipe in shipped_recipes() if recipe.trainer == name]
     assert f"shipped one: {', '.join(names)}\n" in text and names
-
-
-def test_version(capsys):
-    main(["--version"])
-    assert capsys.readouterr().out == f"trl-ext {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -82,16 +79,13 @@ def test_a_slip_is_one_sentence_and_exit_code_2(argv, sentence, capsys):
     assert "Traceback" not in error
 
 
-def test_report_renders_a_run_again(tmp_path, capsys):
+def test_report_renders_a_run_again_and_recognises_a_reward_model(tmp_path, capsys):
     log = [{"step": 1, "reward": 0.5, "rewards/answer/mean": 0.25}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     write_record(tmp_path, {"model_name_or_path": "SmolLM2"}, {"trainer": "grpo"})
     assert main(["report", str(tmp_path)]) == 0
     assert "answer" in capsys.readouterr().out
     assert "SmolLM2" in (tmp_path / "report.html").read_text()
-
-
-def test_report_recognises_a_reward_model(tmp_path, capsys):
     log = [{"step": 10, "loss": 0.5, "accuracy": 0.75, "margin": 1.5, "mean_reward": 0.1, "max_reward": 2.0}]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     assert main(["report", str(tmp_path)]) == 0

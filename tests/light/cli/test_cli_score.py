@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from trl_ext.cli.main import main
-from trl_ext.monitor.words import visible
 
 pytestmark = pytest.mark.slow
 
@@ -74,18 +73,10 @@ def test_help_says_what_it_is_for_and_shows_an_example(command, capsys):
     assert stop.value.code == 0 and f"  trl-ext score {command} rules.yaml" in text and "?" in text
 
 
-def test_main_help_names_the_command(capsys):
-    main(["--help"])
-    assert "\n  score " in capsys.readouterr().out
-
-
-def test_audit_is_quiet_about_data_that_fits(folder, capsys):
+def test_audit_is_quiet_about_data_that_fits_and_exits_with_1_naming_the_row_that_does_not(folder, capsys):
     write("data.jsonl", [{"answer": "#### 42"}, {"answer": "18"}])
     assert main(["score", "audit", "rules.yaml", "data.jsonl"]) == 0
     assert "ok: every gold is read" in capsys.readouterr().out
-
-
-def test_audit_exits_with_1_and_names_the_row(folder, capsys):
     write("data.jsonl", [{"answer": "42"}, {"answer": "forty"}])
     assert main(["score", "audit", "rules.yaml", "data.jsonl"]) == 1
     assert "answer, row 1: its gold cannot be read" in capsys.readouterr().out
@@ -118,14 +109,11 @@ def test_audit_reads_a_saved_dataset_and_its_splits(folder, capsys):
     assert error == "error: several has no split 'train', only validation. Name one with --split."
 
 
-def test_redteam_prints_every_cheat_and_exits_with_1_when_one_pays(folder, capsys):
+def test_redteam_prints_every_cheat_and_exits_with_1_when_one_pays_and_0_when_none_does(folder, capsys):
     (folder / "rules.yaml").write_text("rules: [{rule: answer, where: all}]")
     assert main(["score", "redteam", "rules.yaml"]) == 1
     text = capsys.readouterr().out
     assert "\nprompt copied " in text and "answer only in the thoughts, row 0: " in text
-
-
-def test_redteam_exits_with_0_when_none_pays(folder, capsys):
     (folder / "rules.yaml").write_text("rules: [{rule: length, low: 1, high: 90, unit: words}]")
     assert main(["score", "redteam", "rules.yaml"]) == 0
 
@@ -137,7 +125,7 @@ def test_redteam_cheats_on_the_users_rows(folder, capsys):
     assert " cheats on 1 row, " in text
 
 
-def test_explain_prints_rules_columns_and_text(folder, capsys):
+def test_explain_prints_rules_columns_and_text_also_under_other_names(folder, capsys):
     write(
         "table.jsonl", [{"prompt": "?", "completion": "A: 1", "answer": "2"}, {"completion": "A: 42", "answer": "42"}]
     )
@@ -145,6 +133,10 @@ def test_explain_prints_rules_columns_and_text(folder, capsys):
     text = capsys.readouterr().out
     assert "completion: A: 42" in text and "total   1.100" in text
     assert "answer='42'" in text and "where 'answer' is at least 1" in text
+    write("table.jsonl", [{"question": "?", "response": "A: 42", "solution": "42"}])
+    names = ["--column", "completion=response", "--column", "answer=solution"]
+    assert main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0", *names]) == 0
+    assert "total   1.100" in capsys.readouterr().out
 
 
 def test_explain_reads_trls_table_and_joins_the_dataset(folder, capsys):
@@ -178,59 +170,56 @@ def test_explain_shows_a_rule_the_group_of_the_table(folder, capsys, monkeypatch
     assert "longer than 1 of 2 at step 2" in capsys.readouterr().out
 
 
-def test_explain_takes_columns_under_other_names(folder, capsys):
-    write("table.jsonl", [{"question": "?", "response": "A: 42", "solution": "42"}])
-    names = ["--column", "completion=response", "--column", "answer=solution"]
-    assert main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0", *names]) == 0
-    assert "total   1.100" in capsys.readouterr().out
-
-
-def test_explain_takes_token_ids_from_the_table(folder, capsys):
+def test_token_ids_come_from_the_table_or_an_option_is_named(folder, capsys):
     (folder / "rules.yaml").write_text("rules: [{rule: length, high: 2}]")
     write("table.jsonl", [{"completion": "A: 42", "completion_ids": [5, 6, 7]}])
     main(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0"])
     assert "3 tokens" in capsys.readouterr().out
+    (folder / "rules.yaml").write_text("rules: [{rule: length}]")
+    write("table.jsonl", TABLE)
+    error = stopped(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0"], capsys)
+    assert error.endswith("On the command line: --tokenizer MODEL.")
 
 
 TABLE = [{"prompt": "What is 1 + 1?", "completion": "A: 2", "step": 1, "answer": 1.0, "advantage": 0.5}]
 
 
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (["audit", "rules.yaml", "nowhere.jsonl"], "There is no file or folder nowhere.jsonl."),
-        (["audit", "nowhere.yaml", "data.jsonl"], "nowhere.yaml cannot be read"),
-        (["audit", "rules.yaml", "rules.yaml"], "rules.yaml is none of .jsonl, .json, .parquet, .csv."),
-        (["audit", "rules.yaml", "data.jsonl", "--limit", "0"], "--limit is 0. Give at least 1."),
-        (["audit", "rules.yaml", "data.jsonl", "--others", "-1"], "others is -1."),
-        (["audit", "rules.yaml", "empty.jsonl"], "empty.jsonl cannot be read"),
-        (["audit", "rules.yaml", "broken.jsonl"], "broken.jsonl cannot be read"),
-        (["audit", "rules.yaml", "other.jsonl"], "Rule 'answer' reads the column 'answer', which the dataset lacks"),
-        (["redteam", "rules.yaml", "--shape", "A:"], "shape is 'A:'. Write [answer]"),
-        (["explain", "rules.yaml", "table.jsonl", "--row", "1"], "table.jsonl has 1 rows, counted from 0"),
-        (["explain", "rules.yaml", "table.jsonl", "--row", "-1"], "table.jsonl has 1 rows, counted from 0"),
-        (
-            ["explain", "rules.yaml", "table.jsonl", "--row", "0"],
-            "The rules read the column 'answer', which this table",
-        ),
-        (["explain", "rules.yaml", "other.jsonl", "--row", "0"], "other.jsonl has no column 'completion'"),
-        (
-            ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "other.jsonl"],
-            "other.jsonl or the table has no column 'prompt' to join by.",
-        ),
-        (
-            ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "unlike.jsonl"],
-            "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
-        ),
-        (
-            ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "twice.jsonl"],
-            "Rows 0, 1 of twice.jsonl have this prompt and differ.",
-        ),
-        (["explain", "rules.yaml", "table.jsonl", "--row", "0", "--column", "answer"], "--column is 'answer'."),
-        (["explain", "tokens.yaml", "table.jsonl", "--row", "0"], "Rule 'length' raised RuleError"),
-    ],
-)
-def test_a_slip_is_one_sentence(folder, capsys, argv, sentence):
+SLIPS = [
+    (["redteam", "rules.yaml", "--lmit", "3"], "Unknown flag --lmit. Did you mean --limit?"),
+    (["audit", "rules.yaml", "nowhere.jsonl"], "There is no file or folder nowhere.jsonl."),
+    (["audit", "nowhere.yaml", "data.jsonl"], "nowhere.yaml cannot be read"),
+    (["audit", "rules.yaml", "rules.yaml"], "rules.yaml is none of .jsonl, .json, .parquet, .csv."),
+    (["audit", "rules.yaml", "data.jsonl", "--limit", "0"], "--limit is 0. Give at least 1."),
+    (["audit", "rules.yaml", "data.jsonl", "--others", "-1"], "others is -1."),
+    (["audit", "rules.yaml", "empty.jsonl"], "empty.jsonl cannot be read"),
+    (["audit", "rules.yaml", "broken.jsonl"], "broken.jsonl cannot be read"),
+    (["audit", "rules.yaml", "other.jsonl"], "Rule 'answer' reads the column 'answer', which the dataset lacks"),
+    (["redteam", "rules.yaml", "--shape", "A:"], "shape is 'A:'. Write [answer]"),
+    (["explain", "rules.yaml", "table.jsonl", "--row", "1"], "table.jsonl has 1 rows, counted from 0"),
+    (["explain", "rules.yaml", "table.jsonl", "--row", "-1"], "table.jsonl has 1 rows, counted from 0"),
+    (
+        ["explain", "rules.yaml", "table.jsonl", "--row", "0"],
+        "The rules read the column 'answer', which this table",
+    ),
+    (["explain", "rules.yaml", "other.jsonl", "--row", "0"], "other.jsonl has no column 'completion'"),
+    (
+        ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "other.jsonl"],
+        "other.jsonl or the table has no column 'prompt' to join by.",
+    ),
+    (
+        ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "unlike.jsonl"],
+        "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
+    ),
+    (
+        ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "twice.jsonl"],
+        "Rows 0, 1 of twice.jsonl have this prompt and differ.",
+    ),
+    (["explain", "rules.yaml", "table.jsonl", "--row", "0", "--column", "answer"], "--column is 'answer'."),
+    (["explain", "tokens.yaml", "table.jsonl", "--row", "0"], "Rule 'length' raised RuleError"),
+]
+
+
+def test_a_slip_is_one_sentence(folder, capsys, subtests):
     write("table.jsonl", TABLE)
     write("empty.jsonl", [])
     (folder / "broken.jsonl").write_text('{"answer": \n')
@@ -238,14 +227,9 @@ def test_a_slip_is_one_sentence(folder, capsys, argv, sentence):
     write("unlike.jsonl", [{"prompt": "?", "answer": "2"}])
     write("twice.jsonl", [{"prompt": "What is 1 + 1?", "answer": answer} for answer in ("2", "3")])
     (folder / "tokens.yaml").write_text("rules: [{rule: length}]")
-    assert stopped(["score", *argv], capsys).startswith(f"error: {sentence}")
-
-
-def test_a_rule_of_tokens_names_the_option(folder, capsys):
-    (folder / "rules.yaml").write_text("rules: [{rule: length}]")
-    write("table.jsonl", TABLE)
-    error = stopped(["score", "explain", "rules.yaml", "table.jsonl", "--row", "0"], capsys)
-    assert error.endswith("On the command line: --tokenizer MODEL.")
+    for argv, sentence in SLIPS:
+        with subtests.test(argv):
+            assert stopped(["score", *argv], capsys).startswith(f"error: {sentence}")
 
 
 RULES_OF_TOKENS = """\
@@ -300,11 +284,3 @@ def test_a_column_that_is_missing_is_answered_with_those_that_are_there(folder, 
     for command in (["audit", "rules.yaml", "data.jsonl"], ["redteam", "rules.yaml", "data.jsonl"]):
         error = stopped(["score", *command], capsys)
         assert "'answer', which the dataset lacks; its columns are: question, solution." in error
-
-
-def test_an_unknown_option_exits_with_2(folder, capsys):
-    assert "--lmit. Did you mean --limit?" in stopped(["score", "redteam", "rules.yaml", "--lmit", "3"], capsys)
-
-
-def test_what_a_terminal_would_obey_is_shown_and_not_sent():
-    assert visible("a\x1b[2J\nb\u202e\ud800") == "a\\u001b[2J\nb\\u202e\\ud800"

@@ -80,9 +80,12 @@ def with_environment(**variables):
 # Judging ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_machine_has_no_problem_and_one_note_on_its_links():
+def test_a_machine_without_a_card_is_a_note_and_a_healthy_one_has_one_on_its_links():
     assert words(HEALTHY, "problem") == ""
     assert [f.subject for f in examine(HEALTHY) if f.level == "note"] == ["links"]
+    facts = Facts(no_gpus="there is no NVIDIA driver", versions=HEALTHY.versions)
+    assert levels(facts, "cards") == {"note"}
+    assert all_well(examine(facts))
 
 
 def test_every_finding_is_a_sentence_with_a_known_level():
@@ -91,12 +94,6 @@ def test_every_finding_is_a_sentence_with_a_known_level():
         assert finding.level in ("ok", "note", "problem")
         assert finding.what.endswith(".") and not finding.what.endswith("..")
         assert not finding.advice or finding.advice[0].isalpha() or finding.advice[0] == "`"
-
-
-def test_a_machine_without_a_card_is_a_note_and_not_a_crash():
-    facts = Facts(no_gpus="there is no NVIDIA driver", versions=HEALTHY.versions)
-    assert levels(facts, "cards") == {"note"}
-    assert all_well(examine(facts))
 
 
 @pytest.mark.parametrize(
@@ -163,20 +160,12 @@ def test_a_newer_version_than_tested_is_a_note_and_one_that_lacks_a_seam_a_probl
     assert "versions: It is gone. pip install 'trl==1.16.*'" in words(facts, "problem")
 
 
-def test_a_build_for_another_cuda_is_within_its_window():
-    assert installed.Window("torch", ">=2.11").holds("2.11.0+cu128")
-    assert not installed.Window("torch", ">=2.11").holds("2.10.1")
-
-
-def test_harmless_values_and_places_of_harmful_variables_pass():
+def test_every_harm_can_be_triggered_and_harmless_values_and_places_pass():
     harmless = {"NCCL_P2P_DISABLE": "0", "NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "eth0"}
     harmless |= {"NCCL_BUFFSIZE": "4194304"}
     assert levels(with_environment(**harmless), "environment") == {"ok"}
     no_peers = replace(with_environment(NCCL_P2P_DISABLE="1"), has_peer_access=False)
     assert levels(no_peers, "environment") == {"ok"}
-
-
-def test_every_harm_can_be_triggered():
     examples = {"NCCL_BUFFSIZE": "16777216", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"}
     examples |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     for harm in HARMS:
@@ -283,14 +272,11 @@ class Driver(SimpleNamespace):
         raise NVMLError("not supported")
 
 
-def test_cards_are_read_as_the_driver_tells_them():
+def test_what_the_driver_lists_is_read_and_one_card_has_no_link_to_judge():
     cards = read_cards(Driver(), None)
     assert cards.gpus[1] == Gpu("NVIDIA A40", 44.5, 44.0, (8, 6), "GPU-1f", 16, 16)
     assert (cards.driver, cards.driver_cuda) == ("570.1", "12.8")
     assert (cards.has_nvlink, cards.has_peer_access) == (False, True)
-
-
-def test_one_card_has_no_link_to_judge():
     cards = read_cards(Driver(), "1")
     assert len(cards.gpus) == 1 and cards.has_nvlink is None
     assert levels(replace(HEALTHY, gpus=cards.gpus, has_nvlink=None), "links") == set()
@@ -305,12 +291,9 @@ def test_a_driver_that_does_not_answer_is_told():
     assert cards.gpus == () and "Driver Not Loaded" in cards.no_gpus
 
 
-@pytest.mark.parametrize(
-    ("visible", "shown"),
-    [(None, [0, 1]), ("1", [1]), ("1,0", [1, 0]), ("", []), ("-1", []), ("0,7,1", [0]), ("GPU-b", [1]), ("GPU", [])],
-)
-def test_visible_devices_are_read_as_cuda_reads_them(visible, shown):
-    assert shown_by(visible, ["GPU-a", "GPU-b"]) == shown
+def test_visible_devices_are_read_as_cuda_reads_them():
+    cases = {None: [0, 1], "1": [1], "1,0": [1, 0], "": [], "-1": [], "0,7,1": [0], "GPU-b": [1], "GPU": []}
+    assert {visible: shown_by(visible, ["GPU-a", "GPU-b"]) for visible in cases} == cases
 
 
 def test_pynvml_has_every_name_that_we_ask_for():
@@ -321,34 +304,28 @@ def test_pynvml_has_every_name_that_we_ask_for():
     assert len(asked) > 10 and [name for name in asked if not hasattr(pynvml, name)] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "card"),
-    [
-        ("NVIDIA A40", "A40-48GB"),
-        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
-        ("NVIDIA A100 80GB PCIe", "A100-PCIE-80GB"),
-        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
-        ("NVIDIA H100 PCIe", "H100-PCIE-80GB"),
-        ("NVIDIA GeForce RTX 4090", "RTX4090-24GB"),
-        ("NVIDIA RTX A6000", "A6000-48GB"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX6000Ada-48GB"),
-        ("NVIDIA L40S", "L40S-48GB"),
-        ("NVIDIA H200", "H200-141GB"),
-    ],
-)
-def test_the_drivers_name_finds_the_card_of_the_table(name, card):
-    assert known_card(name).name == card
+def test_the_drivers_name_finds_the_card_of_the_table():
+    cards = {
+        "NVIDIA A40": "A40-48GB",
+        "NVIDIA A100-SXM4-80GB": "A100-80GB",
+        "NVIDIA A100-SXM4-40GB": "A100-40GB",
+        "NVIDIA A100 80GB PCIe": "A100-PCIE-80GB",
+        "NVIDIA H100 80GB HBM3": "H100-80GB",
+        "NVIDIA H100 PCIe": "H100-PCIE-80GB",
+        "NVIDIA GeForce RTX 4090": "RTX4090-24GB",
+        "NVIDIA RTX A6000": "A6000-48GB",
+        "NVIDIA RTX 6000 Ada Generation": "RTX6000Ada-48GB",
+        "NVIDIA L40S": "L40S-48GB",
+        "NVIDIA H200": "H200-141GB",
+    }
+    assert {name: known_card(name).name for name in cards} == cards
 
 
-def test_an_unknown_card_is_planned_for_by_its_memory():
+def test_cards_become_hardware_by_their_memory_and_by_the_smallest():
     hardware = hardware_of((Gpu("NVIDIA X9", 60.0, 60.0, (9, 9)),) * 2, True, True)
     assert (hardware.num_gpus, hardware.card.total_gib, hardware.card.link.is_fast) == (2, 60.0, True)
     with pytest.raises(ConfigError, match="--gpus"):
         hardware_of((), None, None)
-
-
-def test_unlike_cards_are_planned_for_by_the_smallest():
     assert hardware_of((A40, replace(A40, total_gib=20.0)), None, None).card.total_gib == 20.0
 
 
@@ -366,7 +343,7 @@ def test_looking_works_on_this_machine_whatever_it_has(tmp_path):
     assert examine(facts)
 
 
-def test_windows_are_those_of_the_packages_own_requirements():
+def test_windows_are_those_of_the_packages_own_requirements_and_vllms_is_trls():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     wanted = {r.name: r for r in map(Requirement, [*project["dependencies"], *optional["deepspeed"]])}
@@ -375,11 +352,10 @@ def test_windows_are_those_of_the_packages_own_requirements():
     for window in windows:
         if window.wanted:
             assert str(wanted[window.package].specifier) == str(Requirement(f"x{window.wanted}").specifier)
-
-
-def test_trl_says_which_vllm_goes():
     assert installed.vllm_window().startswith(("<", ">"))
     assert set(SUPPORTED) <= set(installed.versions())
+    assert installed.Window("torch", ">=2.11").holds("2.11.0+cu128")
+    assert not installed.Window("torch", ">=2.11").holds("2.10.1")
 
 
 # The page for a run that has died ----------------------------------------------------------------------------------
@@ -417,14 +393,11 @@ def test_every_number_of_the_page_is_what_the_formulas_say_today(place, trainer)
         assert found.step_s == pytest.approx(float(seconds_told), abs=0.6), words_of_row
 
 
-def test_the_page_opens_with_the_error_that_people_search_for():
+def test_the_page_opens_with_the_error_that_people_search_for_and_tells_what_a_card_has_for_tensors():
+    for card in ("RTX4090-24GB", "A100-40GB", "A40-48GB", "A100-80GB"):
+        assert f"{find_card(card).usable_gib:.1f}" in PAGE, card
     assert PAGE.splitlines()[3].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate")
     assert "**estimated**" in PAGE
-
-
-@pytest.mark.parametrize("card", ["RTX4090-24GB", "A100-40GB", "A40-48GB", "A100-80GB"])
-def test_the_page_tells_what_a_card_has_for_tensors(card):
-    assert f"{find_card(card).usable_gib:.1f}" in PAGE
 
 
 @pytest.mark.slow
@@ -451,25 +424,13 @@ def machine(monkeypatch):
     return put
 
 
-def test_the_command_prints_a_line_for_each_finding(machine, capsys):
+def test_the_command_prints_a_line_for_each_finding_and_json_of_findings_and_facts(machine, capsys):
     machine(HEALTHY)
     assert cli.doctor([]) == 0
     text = capsys.readouterr().out
     for subject in ("cards", "links", "driver", "versions", "attention", "compiler", "host memory", "allocator"):
         assert subject in text
     assert "4 x NVIDIA A40, 43.2 GiB usable each" in text
-
-
-def test_a_plan_that_cannot_run_exits_1(machine, tmp_path, capsys):
-    write_plan(llama_plan(), tmp_path)
-    machine(HEALTHY)
-    assert cli.doctor(["--plan", str(tmp_path)]) == 0
-    machine(replace(HEALTHY, gpus=(A40,)))
-    assert cli.doctor(["--plan", str(tmp_path / "plan.json")]) == cli.NOT_FIT
-    assert "cards found here: 1" in " ".join(capsys.readouterr().out.split())
-
-
-def test_json_holds_findings_and_facts(machine, capsys):
     machine(HEALTHY)
     assert cli.doctor(["--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -477,7 +438,13 @@ def test_json_holds_findings_and_facts(machine, capsys):
     assert answer["findings"][0].keys() == {"level", "subject", "what", "advice"}
 
 
-def test_a_missing_plan_is_a_sentence(machine):
+def test_a_plan_that_cannot_run_exits_1_and_a_missing_one_is_a_sentence(machine, tmp_path, capsys):
+    write_plan(llama_plan(), tmp_path)
+    machine(HEALTHY)
+    assert cli.doctor(["--plan", str(tmp_path)]) == 0
+    machine(replace(HEALTHY, gpus=(A40,)))
+    assert cli.doctor(["--plan", str(tmp_path / "plan.json")]) == cli.NOT_FIT
+    assert "cards found here: 1" in " ".join(capsys.readouterr().out.split())
     machine(HEALTHY)
     with pytest.raises(ConfigError, match="There is no plan"):
         cli.doctor(["--plan", "nowhere"])

@@ -48,15 +48,12 @@ def test_a_completion_stays_one_line_that_no_terminal_obeys(tmp_path):
     assert lines[1].isprintable() and len(lines[1]) < 200 and " ... " in lines[1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "has_adapter", "commands"),
-    [
+def test_what_comes_next_are_commands_that_there_are(tmp_path):
+    for kind, has_adapter, commands in (
         ("grpo", False, ["report", "evaluate", "recipes"]),
         ("ppo", True, ["report", "evaluate", "merge", "recipes"]),
         ("reward", True, ["report", "merge", "recipes"]),
-    ],
-)
-def test_what_comes_next_are_commands_that_there_are(kind, has_adapter, commands, tmp_path):
-    lines = ending(tmp_path, kind, has_adapter)
-    named = [line.split()[1] for line in lines if line.startswith("  trl-ext ")]
-    assert named == commands and set(named) <= set(COMMANDS)
+    ):
+        lines = ending(tmp_path, kind, has_adapter)
+        named = [line.split()[1] for line in lines if line.startswith("  trl-ext ")]
+        assert named == commands and set(named) <= set(COMMANDS), kind

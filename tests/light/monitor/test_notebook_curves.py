@@ -5,7 +5,7 @@ from html import unescape
 import pytest
 
 from trl_ext.monitor import notebook
-from trl_ext.monitor.progress import NotebookCurves, curves_html
+from trl_ext.monitor.notebook import NotebookCurves, curves_html
 
 HISTORY = [{"step": step, "reward": step / 10, "rewards/<b>/mean": 0.5} for step in range(1, 6)]
 

@@ -35,10 +35,12 @@ def test_what_was_written_is_read(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"recipe.yaml", "rules.yaml", "versions.json", "plan.json"}
 
 
-def test_a_checkpoint_has_the_record_of_its_run(tmp_path):
+def test_a_mixture_names_its_parts_and_a_checkpoint_has_the_record_of_its_run(tmp_path):
     write_record(tmp_path, RECIPE, VERSIONS)
     (tmp_path / "checkpoint-20").mkdir()
     assert read_record(tmp_path / "checkpoint-20").model == "org/model"
+    write_record(tmp_path, {"datasets": [{"path": "org/a"}, {"path": "org/b"}]}, VERSIONS)
+    assert read_record(tmp_path).dataset == "org/a, org/b" and read_record(tmp_path).model is None
 
 
 def test_settings_are_text_for_a_person(tmp_path):
@@ -47,11 +49,6 @@ def test_settings_are_text_for_a_person(tmp_path):
     assert settings["use_peft"] == "yes" and settings["lora_target_modules"] == '["q", "v"]'
     assert settings["rules"] == "answer (gold answer, kind number)"
     assert settings["cards"] == "2 x H200" and settings["versions"] == "trl_ext 0.1.0, trl 1.16.0"
-
-
-def test_a_mixture_names_its_parts(tmp_path):
-    write_record(tmp_path, {"datasets": [{"path": "org/a"}, {"path": "org/b"}]}, VERSIONS)
-    assert read_record(tmp_path).dataset == "org/a, org/b" and read_record(tmp_path).model is None
 
 
 def test_a_new_run_leaves_nothing_of_an_earlier_one(tmp_path):
@@ -68,42 +65,29 @@ def test_a_users_own_recipe_is_kept(tmp_path):
     assert read_record(tmp_path).recipe == RECIPE
 
 
-def test_a_folder_without_a_record_has_none(tmp_path):
-    assert read_record(tmp_path) is None
-
-
 def test_rules_that_no_file_can_hold_are_notes(tmp_path):
     write_record(tmp_path, RECIPE, VERSIONS, rules_notes="my_reward, a function")
     assert (tmp_path / "rules.yaml").read_text() == f"{MARK}\n# my_reward, a function\n"
     assert read_record(tmp_path).rules is None
 
 
-def test_a_half_written_record_is_one_sentence(tmp_path):
+def test_a_folder_without_a_record_has_none_and_half_of_one_is_one_sentence(tmp_path):
+    assert read_record(tmp_path) is None
     write_record(tmp_path, RECIPE, VERSIONS)
     (tmp_path / "versions.json").unlink()
     with pytest.raises(DataError, match=r"has no versions\.json: its run ended while it was beginning"):
         read_record(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name,content",
-    [
-        ("recipe.yaml", "a: [1"),
-        ("recipe.yaml", "a: !!python/name:os.system 1"),
-        ("recipe.yaml", "just words"),
-        ("recipe.yaml", ""),
-        ("versions.json", '{"trainer": '),
-        ("versions.json", "{}"),
-        ("rules.yaml", "- 1"),
-        ("plan.json", "[]"),
-    ],
-)
-def test_a_damaged_record_is_one_sentence(tmp_path, name, content):
-    write_record(tmp_path, RECIPE, VERSIONS, RULES, {"schema": 1})
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=rf"{name} is damaged: ") as caught:
-        read_record(tmp_path)
-    assert "\n" not in str(caught.value)
+def test_a_damaged_record_is_one_sentence(tmp_path, subtests):
+    recipes = ["a: [1", "a: !!python/name:os.system 1", "just words", ""]
+    damages = [*(("recipe.yaml", text) for text in recipes), ("rules.yaml", "- 1"), ("plan.json", "[]")]
+    for name, content in [*damages, ("versions.json", '{"trainer": '), ("versions.json", "{}")]:
+        write_record(tmp_path, RECIPE, VERSIONS, RULES, {"schema": 1})
+        (tmp_path / name).write_text(content)
+        with subtests.test(name, content=content), pytest.raises(DataError, match=rf"{name} is damaged: ") as caught:
+            read_record(tmp_path)
+        assert "\n" not in str(caught.value)
 
 
 def test_text_of_any_kind_survives(tmp_path):

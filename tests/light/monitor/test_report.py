@@ -66,47 +66,32 @@ def test_training_means_are_those_of_the_first_and_last_five_steps(history):
     assert astuple(by_name(summary.training)["reward"]) == pytest.approx((0.25, 1.0))
 
 
-def test_held_out_before_is_step_0_and_after_is_the_last_evaluation(history):
+def test_held_out_before_is_step_0_if_there_was_an_evaluation_and_after_is_the_last(history):
     summary = summarize([*history[:10], held_out(9, 0.5), *history[10:]])
     assert by_name(summary.held_out) == {"reward": Change(0.45, 0.95), "answer": Change(0.25, 0.75)}
-
-
-def test_without_an_evaluation_at_step_0_there_is_no_before(history):
     assert by_name(summarize(history[1:]).held_out)["answer"] == Change(None, 0.75)
 
 
-def test_tokens_and_phases_are_totals_over_the_run(history):
+def test_tokens_and_phases_are_totals_over_the_run_and_a_log_every_five_steps_counts_five_times(history):
     summary = summarize(history)
     assert (summary.forwarded_tokens, summary.padded_tokens, summary.raw_tokens) == (2000, 6000, 4000)
     assert summary.phase_s == {"generate": 60.0, "update": 20.0, "evaluate": 6.0}
     assert summary.train_s == 3725.4
-
-
-def test_a_log_every_five_steps_counts_five_times(history):
     every_fifth = [entry for entry in history[1:21] if entry["step"] % 5 == 0]
     assert summarize(every_fifth).forwarded_tokens == summarize(history).forwarded_tokens
     assert summarize(every_fifth).window_steps == 5  # one entry, the mean of five steps
+    assert log_keys.step_s(history[1]) == 4.0
 
 
-def test_the_set_as_a_whole_is_no_rule_but_a_rule_of_another_value_is(history):
+def test_a_rule_is_told_from_the_whole_set_from_the_total_and_from_none(history):
     assert [curve.name for curve in log_keys.values(history[1])] == ["reward", "answer", "<b>"]
     assert "rules" in by_name(log_keys.values({"reward": 0.5, "rewards/rules/mean": 0.4}))
-
-
-def test_a_reward_function_called_reward_is_not_the_total():
     values = log_keys.values({"reward": 0.5, "rewards/reward/mean": 0.2, "rewards/other/mean": 0.3})
     assert [(curve.name, value) for curve, value in values.items()] == [
         ("reward", 0.5),
         ("reward", 0.2),
         ("other", 0.3),
     ]
-
-
-def test_evaluation_is_no_part_of_a_step(history):
-    assert log_keys.step_s(history[1]) == 4.0
-
-
-def test_a_rule_without_verdicts_is_left_out_not_zero():
     summary = summarize([{"step": 1, "reward": 0.5, "rewards/answer/mean": float("nan"), "rewards/tags/mean": 1.0}])
     assert list(by_name(summary.training)) == ["reward", "tags"]
 
@@ -117,7 +102,7 @@ def test_a_history_that_lacks_everything_still_gives_a_report(log):
     assert "<h1>" in report_page(log, RunFacts())
 
 
-def test_the_table_shows_rewards_tokens_and_time(history):
+def test_the_table_shows_rewards_tokens_and_time_and_held_out_columns_with_an_evaluation(history):
     text = text_of(summarize(history))
     assert "20 steps in 1:02:05" in text
     assert re.search(r"answer +0\.15 +0\.90 +0\.25 +0\.75", text)
@@ -125,9 +110,6 @@ def test_the_table_shows_rewards_tokens_and_time(history):
     assert "as padded batches: 6,000 (3.00 times as many)" in text
     assert "left out, without advantage: 1,000" in text
     assert "generate 60.0 s (70%)" in text
-
-
-def test_the_table_has_no_held_out_columns_without_evaluation(history):
     assert "held-out" not in text_of(summarize(history[1:21]))
 
 

@@ -65,9 +65,10 @@ def page_of(log, **facts):
     return Page(report_page(log, RunFacts(**facts)))
 
 
-def test_every_section_is_there_in_order(page):
+def test_every_section_is_there_in_order_and_a_constant_series_is_a_word(page):
     names = ["verdict", "curves", "training", "samples", "time", "memory", "held-out", "steps", "settings"]
     assert page.sections == names
+    assert "Groups in which all earn the same 0.00" in page.texts["training"]
 
 
 def test_the_head_says_what_was_run_when_and_how_it_ended(html):
@@ -93,14 +94,11 @@ def test_each_group_of_samples_has_prompt_gold_total_and_explanation(page):
     assert "3 + 0 <b>?</b>" in text and "total -2.000" in text and "gold whole text: 7" in text
 
 
-def test_nothing_of_a_completion_is_markup(html, page):
+def test_nothing_of_a_completion_is_markup_and_what_cannot_be_seen_is_spelled_out(html, page):
     assert not page.harmful and not {"script", "img"} & set(page.tags)
     assert "<script" not in html and "<img" not in html
     assert HOSTILE[0] in page.texts["samples"]  # as text
     assert "default-src 'none'" in html and "http" not in html.replace("http-equiv", "")
-
-
-def test_invisible_characters_are_spelled_out_and_long_texts_are_cut(html, page):
     assert "\x1b" not in html and "\x00" not in html and "\u202e" not in html
     text = page.texts["samples"]
     assert r"\u001b[31mred\u0000 \u202egnp.exe\u202c" in text and "the end" in text
@@ -126,10 +124,6 @@ def test_one_logged_step_shows_points():
     assert "too little to judge" in html
 
 
-def test_a_constant_series_is_a_word_and_no_chart(page):
-    assert "Groups in which all earn the same 0.00" in page.texts["training"]
-
-
 @pytest.mark.slow
 def test_thousands_of_steps_stay_readable_and_small(tmp_path):
     folder = write_run(tmp_path / "long", num_steps=2000, rules=40)
@@ -145,11 +139,8 @@ def test_thousands_of_steps_stay_readable_and_small(tmp_path):
     assert titles[:2] == ["Mean reward", "Mean reward, rule_11 to rule_22"] and len(titles) == 4
 
 
-def test_nothing_logged_is_told_with_what_to_do():
+def test_without_completions_the_page_says_what_to_do_and_of_a_reward_model_nothing():
     assert "log_completions: true" in page_of([entry(1, 1)]).texts["samples"]
-
-
-def test_a_reward_model_has_no_completions():
     assert "samples" not in page_of([{"step": 1, "accuracy": 0.5, "loss": 0.7}]).sections
 
 
@@ -212,18 +203,16 @@ def test_tool_calls_stand_in_a_conversation(tmp_path):
 # Words ------------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_short():
+def test_numbers_are_short_and_texts_are_cut_at_neither_end():
     values = (0, 0.4216, 0.0123, 12.345, 128.04, 1280, 12_345, 3_400_000, 4e-5, -0.5, 1e12)
     words = ["0.00", "0.42", "0.0123", "12.35", "128.0", "1,280", "12.3k", "3.4M", "4.0e-05", "-0.50", "1.0e+12"]
     assert [short(value) for value in values] == words
+    assert cut("abc", 3) == "abc"
+    assert cut("a" * 50 + "z" * 50, 8) == "aaaaaa\n[... 92 characters ...]\nzz"
 
 
 def test_visible_leaves_every_script_alone():
     text = "数学 נכון क्\u200cष 👩\u200d🔬 ½ \u3000 a\tb\n"
     assert visible(text) == text
     assert visible("a\u202eb\u2066\x7f\U000e0041") == r"a\u202eb\u2066\u007f\U000e0041"
-
-
-def test_cut_keeps_both_ends():
-    assert cut("abc", 3) == "abc"
-    assert cut("a" * 50 + "z" * 50, 8) == "aaaaaa\n[... 92 characters ...]\nzz"
+    assert visible("a\x1b[2J\nb\ud800") == "a\\u001b[2J\nb\\ud800"

@@ -26,7 +26,7 @@ def clock_time(monkeypatch):
     return fake
 
 
-def test_a_nested_phase_takes_its_seconds_from_the_outer_one(clock_time):
+def test_a_nested_phase_takes_its_seconds_from_the_outer_one_and_one_in_itself_counts_once(clock_time):
     clock = PhaseClock()
     with clock.phase("generate"):
         clock_time.pass_s(1)
@@ -34,16 +34,13 @@ def test_a_nested_phase_takes_its_seconds_from_the_outer_one(clock_time):
             clock_time.pass_s(2)
         clock_time.pass_s(4)
     assert clock.take() == {"generate": 5.0, "logps": 2.0}
-
-
-def test_a_phase_nested_in_itself_counts_once(clock_time):
     clock = PhaseClock()
     with clock.phase("update"), clock.phase("update"):
         clock_time.pass_s(3)
     assert clock.take() == {"update": 3.0}
 
 
-def test_time_between_phases_goes_to_outside_and_all_phases_sum_to_the_wall_clock(clock_time):
+def test_time_between_phases_goes_to_outside_or_is_dropped(clock_time):
     clock = PhaseClock(outside="other")
     clock_time.pass_s(50)  # before the first phase: set-up, not a step
     with clock.phase("generate"):
@@ -53,9 +50,6 @@ def test_time_between_phases_goes_to_outside_and_all_phases_sum_to_the_wall_cloc
         clock_time.pass_s(4)
     clock_time.pass_s(8)
     assert clock.take() == {"generate": 1.0, "other": 10.0, "update": 4.0}
-
-
-def test_time_between_phases_is_dropped_without_outside(clock_time):
     clock = PhaseClock()
     with clock.phase("generate"):
         clock_time.pass_s(1)
@@ -63,7 +57,7 @@ def test_time_between_phases_is_dropped_without_outside(clock_time):
     assert clock.take() == {"generate": 1.0}
 
 
-def test_take_resets_and_leaves_an_open_phase_open(clock_time):
+def test_take_resets_leaves_an_open_phase_open_and_does_not_start_the_clock(clock_time):
     clock = PhaseClock()
     with clock.phase("update"):
         clock_time.pass_s(1)
@@ -71,9 +65,6 @@ def test_take_resets_and_leaves_an_open_phase_open(clock_time):
         clock_time.pass_s(2)
     assert clock.take() == {"update": 2.0}
     assert clock.take() == {}
-
-
-def test_take_before_the_first_phase_is_empty_and_does_not_start_the_clock(clock_time):
     clock = PhaseClock(outside="other")
     assert clock.take() == {}
     clock_time.pass_s(5)

@@ -81,17 +81,11 @@ def by_name(changes):
     return {curve.name: change for curve, change in changes.items()}
 
 
-def test_the_kind_is_read_from_every_entry(history):
+def test_the_kind_is_read_from_every_entry_and_steps_without_new_completions_are_training(history):
     assert log_keys.kind_of(history) is PPO
     assert all(log_keys.kind_of([entry]) is PPO for entry in history[:-1])
     assert log_keys.kind_of([{"step": 1, "reward": 0.5, "rewards/answer/mean": 0.5}]) is GRPO
-
-
-def test_steps_without_new_completions_are_training(history):
     assert [log_keys.is_training(entry) for entry in history] == [False, *[True] * 16, False, False]
-
-
-def test_an_update_that_nothing_scored_is_training():
     assert log_keys.is_training({"step": 1, "reward": float("nan"), "ppo/unscored_frac": 1.0})
 
 
@@ -103,7 +97,7 @@ def test_curves_come_in_the_order_of_the_table(history):
     assert [curve.name for curve in log_keys.values(history[0], HELD_OUT_GREEDY)] == ["score", "answer"]
 
 
-def test_the_means_at_the_ends_are_of_whole_updates(history):
+def test_the_means_at_the_ends_are_of_whole_updates_and_every_step_counts(history):
     summary = summarize(history)
     assert (summary.num_steps, summary.window_steps) == (16, 4)  # two of eight updates
     training = by_name(summary.training)
@@ -111,14 +105,8 @@ def test_the_means_at_the_ends_are_of_whole_updates(history):
     means = sum(1 / step for step in range(1, 5)) / 4, sum(1 / step for step in range(13, 17)) / 4
     assert (training["value loss"].before, training["value loss"].after) == pytest.approx(means)
     assert by_name(summary.held_out)["score"] == Change(0.1, 0.7)
-
-
-def test_tokens_and_seconds_of_every_step_count(history):
     summary = summarize(history)
     assert (summary.forwarded_tokens, summary.phase_s) == (1600, {"update": 32.0})
-
-
-def test_a_run_stopped_within_its_first_update_has_a_summary(history):
     training = by_name(summarize(history[1:3]).training)
     assert training["score"] == Change(0.1, 0.1)
     assert training["value loss"] == Change(0.75, 0.75)

@@ -62,14 +62,11 @@ def text_of(summary):
     return console.export_text()
 
 
-def test_the_kind_is_read_from_the_log(history):
+def test_the_kind_is_read_from_the_log_and_training_told_from_evaluation(history):
     assert log_keys.kind_of(history) is REWARD_MODEL
     assert log_keys.kind_of(history[:1]) is REWARD_MODEL  # stopped after the first evaluation
     assert log_keys.kind_of([{"step": 1, "reward": 0.5, "accuracy": 0.5}]) is GRPO  # a metric of the user's own
     assert log_keys.kind_of([{"step": 1, "loss": 0.5}]) is GRPO
-
-
-def test_training_and_evaluation_are_told_apart(history):
     assert [log_keys.is_training(entry) for entry in history] == [False, *[True] * 8, False, False]
     assert [log_keys.is_held_out(entry) for entry in history] == [True, *[False] * 8, True, False]
 
@@ -101,15 +98,12 @@ def test_the_table_shows_accuracy_margin_and_loss(history):
     assert "reward" not in text
 
 
-def test_the_report_has_the_curves_the_pairs_and_the_steps(tmp_path, history):
+def test_the_report_has_the_curves_the_pairs_if_there_are_some_and_the_steps(tmp_path, history):
     write_report(tmp_path, history)
     html = (tmp_path / "report.html").read_text()
     headings = re.findall(r"<h2>(.*)</h2>", html)
     assert headings == ["Reward model", "Training", "Time and tokens", "Held-out pairs", "Steps"]
     panels = re.findall(r'aria-label="(.*) over optimizer steps"', html)
     assert panels[:3] == ["Accuracy", "Margin", "Loss"] and "Score of answers" not in panels  # which is constant
-
-
-def test_without_evaluation_there_is_no_word_of_it(history):
     html = report_page(history[1:9], RunFacts()).partition("<footer>")[0]
     assert "Held-out" not in html and "held-out" not in html and "rules" not in html

@@ -47,25 +47,15 @@ def test_a_run_of_three_steps_is_too_short_for_a_verdict():
     assert not warned(opposed)  # that a rule was outbid would be a verdict, too
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        (0.42, 0.55, "from 0.42 to 0.55"),
-        (-0.1571, -0.1609, "from -0.157 to -0.161"),
-        (1.00001, 1.00002, "from 1.00001 to 1.00002"),
-        (0.5, 0.5, "from 0.50 to 0.50"),
-    ],
-)
-def test_two_numbers_of_a_change_never_look_alike(before, after, words):
-    assert from_to(before, after) == words
+def test_two_numbers_of_a_change_never_look_alike():
+    assert from_to(0.42, 0.55) == "from 0.42 to 0.55" and from_to(0.5, 0.5) == "from 0.50 to 0.50"
+    assert from_to(-0.1571, -0.1609) == "from -0.157 to -0.161"
+    assert from_to(1.00001, 1.00002) == "from 1.00001 to 1.00002"
 
 
-def test_held_out_rows_have_the_last_word():
+def test_held_out_rows_have_the_last_word_and_an_accuracy_is_judged_like_a_reward():
     log = [{"step": 0, "eval_reward": 0.5}, *rewards([0.1] * 8 + [0.9] * 8), {"step": 16, "eval_reward": 0.3}]
     assert judged(log).headline == "It got worse: reward fell from 0.50 to 0.30 on held-out problems"
-
-
-def test_an_accuracy_is_judged_like_a_reward():
     log = [{"step": step, "accuracy": step / 20, "loss": 1.0} for step in range(1, 21)]
     assert judged(log).headline == "It learned: accuracy rose from 0.15 to 0.90 in training"
 
@@ -110,9 +100,11 @@ def test_what_deserves_a_second_look_is_a_sentence(others, sentence):
     assert not warned(rewards([0.1, 0.2, 0.3, 0.4]))
 
 
-def test_a_collapse_of_entropy_is_told():
+def test_a_collapse_of_entropy_and_a_critic_worse_than_the_mean_are_told():
     log = [entry | {"entropy": 2.0 * 0.5**number} for number, entry in enumerate(rewards([0.1] * 20))]
     assert "Entropy fell from 0.78 to 2.4e-05: completions hardly differ any more." in warned(log)
+    log = [{"step": step, "objective/scores": 0.1 * step, "loss/value_avg": 1.0} for step in range(1, 5)]
+    assert "explained variance ended at -0.50" in warned([e | {"ppo/explained_variance": -0.5} for e in log])
 
 
 def test_a_rule_that_falls_while_the_reward_rises_is_told():
@@ -126,11 +118,6 @@ def test_many_warnings_of_a_kind_are_counted():
     failed = {f"rules/rule_{number}/error_frac": 0.5 for number in range(20)}
     warnings = judged(rewards([0.1, 0.2], **failed)).warnings
     assert len(warnings) == 8 and warnings[-1] == "And 13 more of the kind."
-
-
-def test_a_critic_worse_than_the_mean_is_told():
-    log = [{"step": step, "objective/scores": 0.1 * step, "loss/value_avg": 1.0} for step in range(1, 5)]
-    assert "explained variance ended at -0.50" in warned([e | {"ppo/explained_variance": -0.5} for e in log])
 
 
 def test_a_reward_model_that_overfits_or_judges_length_is_told():

@@ -84,9 +84,12 @@ def test_config_takes_a_space_or_an_equals_sign(recipe, argv):
     assert parse(*argv)[1].max_steps == 7
 
 
-def test_config_takes_the_name_of_a_shipped_recipe():
+def test_config_takes_the_name_of_a_shipped_recipe_and_env_sets_environment_variables(recipe, monkeypatch):
     words = split_config_flag(["--config", "quickstart"])
     assert words[1].endswith("quickstart.yaml")
+    monkeypatch.setenv("TRL_EXT_TEST_ENV", "before")
+    recipe("env:\n  TRL_EXT_TEST_ENV: 5\nmax_steps: 2")
+    assert os.environ["TRL_EXT_TEST_ENV"] == "5"
 
 
 @pytest.mark.parametrize("flag", [["--use_vllm", "false"], ["--use_vllm=false"]])
@@ -100,12 +103,6 @@ def test_a_flag_that_switches_a_part_off_leaves_out_the_recipes_keys_of_it(tmp_p
     (without,) = StrictParser((Generation,)).parse(argv)
     assert (without.use_vllm, without.vllm_mode) == (False, "server")
     assert parser.given_keys(argv) == {"use_vllm"} and parser.given_values(argv) == {"use_vllm": False}
-
-
-def test_env_sets_environment_variables(recipe, monkeypatch):
-    monkeypatch.setenv("TRL_EXT_TEST_ENV", "before")
-    recipe("env:\n  TRL_EXT_TEST_ENV: 5\nmax_steps: 2")
-    assert os.environ["TRL_EXT_TEST_ENV"] == "5"
 
 
 def test_a_launch_file_in_a_recipe_is_no_field_and_is_found_beside_it(recipe, tmp_path):
@@ -165,16 +162,10 @@ def test_a_recipe_with_a_slip_is_refused_with_its_line(recipe, text, expected):
     assert message(recipe, text) == expected
 
 
-def test_all_slips_of_a_recipe_are_reported_together(recipe):
+def test_a_broken_or_missing_recipe_is_a_sentence_and_all_slips_are_reported_together(recipe):
     lines = message(recipe, "max_stepz: 1\npacking: 3\n").splitlines()
     assert [line.split(":")[0] for line in lines] == ["recipe.yaml, line 1", "recipe.yaml, line 2"]
-
-
-def test_broken_yaml_names_its_line(recipe):
     assert message(recipe, "max_steps: 1\nrules: [a,\n").startswith("recipe.yaml, line 3: this is not valid YAML: ")
-
-
-def test_a_missing_recipe_is_a_sentence():
     assert message(parse, "--config", "nowhere.yaml").startswith("There is no recipe nowhere.yaml.")
 
 

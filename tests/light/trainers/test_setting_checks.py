@@ -130,14 +130,11 @@ def test_the_words_are_those_that_trl_compares_with():
 # DeepSpeed files --------------------------------------------------------------------------------------------------
 
 
-def test_a_deepspeed_file_that_is_no_json_mapping_is_named(tmp_path):
+def test_a_deepspeed_file_is_a_json_mapping_of_the_stage_of_the_launch(tmp_path, monkeypatch):
     file = tmp_path / "zero.json"
     for text, words in (('{"a":', "is not valid JSON: Expecting value"), ("[1]", "holds no mapping")):
         file.write_text(text)
         assert f"The DeepSpeed file {file} {words}" in refusal(check_deepspeed_file, str(file))
-
-
-def test_a_deepspeed_file_of_another_stage_than_the_launch_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "zero.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     for launched in ("2", None):
@@ -147,8 +144,5 @@ def test_a_deepspeed_file_of_another_stage_than_the_launch_is_refused(tmp_path, 
         check_deepspeed_file(str(file))
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
     assert "has stage 2, but the run was launched with stage 3" in refusal(check_deepspeed_file, str(file))
-
-
-def test_what_is_no_file_is_left_to_transformers():
     for name in (None, {"zero_optimization": {"stage": 2}}, "nowhere.json"):
         check_deepspeed_file(name)

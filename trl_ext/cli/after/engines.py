@@ -51,11 +51,10 @@ class Sampling:
         recipe = run.recipe
         length = recipe.get("max_completion_length") or recipe.get("response_length")
         own = {key: recipe.get(key) for key in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-        asked = {
-            key: getattr(arguments, key, None) for key in ("num_generations", "temperature", "max_new_tokens", "seed")
-        }
+        asked = ("num_generations", "temperature", "max_new_tokens", "seed")
+        others = {key: getattr(arguments, key, None) for key in asked} | others
         own |= {"max_new_tokens": length}
-        own |= {key: value for key, value in (asked | others).items() if value is not None}
+        own |= {key: value for key, value in others.items() if value is not None}
         return cls(**{key: value for key, value in own.items() if value is not None})
 
 

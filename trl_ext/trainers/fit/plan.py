@@ -181,7 +181,7 @@ def decided(
     """
     # Sizes that the file gives in numbers; "auto" and silence leave them to the plan.
     zero = (engine or {}).get("zero_optimization") or {}
-    given = {DECIDED_BY.get(name, name) for name in args.given}
+    given = frozenset(DECIDED_BY.get(name, name) for name in args.given)
     given |= {name for name in SIZES if zero.get(name, "auto") != "auto"}
     if job.uses_lora:
         given |= {"method"}

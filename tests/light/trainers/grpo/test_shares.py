@@ -21,13 +21,10 @@ def test_other_series_stay_whatever_they_are():
     assert kept(RuleShares(), **{name: [0.0] for name in names}) == names
 
 
-def test_evaluation_and_training_begin_apart():
+def test_evaluation_and_training_begin_apart_and_a_resumed_run_goes_on_with_what_it_has_begun():
     shares = RuleShares()
     assert kept(shares, rules__workers_restarted=[1.0]) == {"rules/workers_restarted"}
     assert kept(shares, "eval", rules__workers_restarted=[0.0]) == set()
-
-
-def test_a_resumed_run_goes_on_with_what_it_has_begun():
     shares = RuleShares()
     shares.resume([{"rules/a/none_frac": 0.5, "step": 1}, {"eval_rules/b/none_frac": 0.1}, {"reward": 1.0}])
     assert kept(shares, rules__a__none_frac=[0.0], rules__b__none_frac=[0.0]) == {"rules/a/none_frac"}

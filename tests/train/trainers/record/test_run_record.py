@@ -14,7 +14,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from tests import tiny
 from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
 from trl_ext.monitor import ProgressLine
-from trl_ext.monitor.progress import NotebookCurves
+from trl_ext.monitor.notebook import NotebookCurves
 from trl_ext.monitor.record import read_record
 from trl_ext.rewards.rules.length import Length
 from trl_ext.trainers.record.recipe import recipe_of

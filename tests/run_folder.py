@@ -1,10 +1,14 @@
 """A run's folder as trainers leave it, made without a trainer: log, record and tables of completions."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from trl_ext.monitor.record import write_record
+from trl_ext.monitor.report import summary_table
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">",
@@ -88,3 +92,15 @@ def write_run(folder: Path, num_steps: int = 20, rules: int = 2, **recipe: Any) 
     settings = {"model_name_or_path": "org/<model>", "dataset_name": "org/data", "learning_rate": 1e-5, **recipe}
     write_record(folder, settings, versions, {"rules": [{"rule": "answer", "gold": "answer"}]}, PLAN)
     return folder
+
+
+def by_name(changes):
+    """Curves of a summary, or their changes, by the name that a person reads."""
+    return {curve.name: change for curve, change in changes.items()}
+
+
+def text_of(summary):
+    """The table of a summary as a terminal shows it."""
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(summary_table(summary))
+    return console.export_text()

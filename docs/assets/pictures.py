@@ -1,6 +1,6 @@
 """Draw the README's pictures from the planner of rows and the presets: `python docs/assets/pictures.py`.
 
-Text stays text in the SVG files, so that `tests/light/test_pictures.py` can hold them against today's numbers.
+Text stays text in the SVG files, so that `tests/light/test_figures.py` can hold them against today's numbers.
 """
 
 import json

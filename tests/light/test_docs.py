@@ -1,7 +1,13 @@
-"""What the documents name exists: files, functions in them, and the documents themselves."""
+"""What the documents name exists: files, functions in them, the documents themselves, and the site made of them."""
 
 import ast
+import os
 import re
+import shlex
+import subprocess
+import sys
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -51,3 +57,17 @@ def test_a_folder_of_pages_has_at_most_14_siblings():
     ]
     pages = {folder: [path for path in folder.iterdir() if path.name != "__pycache__"] for folder in folders}
     assert not [str(folder) for folder, inside in pages.items() if len(inside) > MOST_SIBLINGS]
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_asks_no_other_host(tmp_path):
+    """A page that is not in the navigation, and a link that leads nowhere, are errors."""
+    pytest.importorskip("mkdocs")
+    # Word for word: with --quiet, for example, mkdocs counts no warning.
+    (line,) = re.findall(r"^docs:.*\n\t(.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    build = line.replace("$(BIN)/python", shlex.quote(sys.executable))
+    build += f" --site-dir {shlex.quote(str(tmp_path / 'site'))}"
+    done = subprocess.run(build, cwd=ROOT, env=os.environ, shell=True, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = "".join(page.read_text() for page in (tmp_path / "site").rglob("*.html"))
+    assert not re.findall(r"""<(?:script|img|iframe)[^>]+src=["']?https?:|<link[^>]+stylesheet[^>]+https?:""", text)

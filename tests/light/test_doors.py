@@ -63,18 +63,15 @@ def imports(module: str) -> set[str]:
     return (found & set(FILES)) - {module}
 
 
-def test_every_room_stands_in_the_table():
+def test_every_room_stands_in_the_table_whose_doors_lead_down():
     assert {room(module) for module in FILES} == set(DOORS)
-
-
-def test_doors_of_the_table_lead_down():
     floors = list(DOORS)
     for name, doors in DOORS.items():
         assert doors <= set(floors[: floors.index(name)]), name
 
 
 @pytest.mark.parametrize("name", DOORS)
-def test_a_room_imports_through_its_doors_only(name):
+def test_a_room_imports_through_its_doors_only_and_uses_each(name):
     walls = [
         f"{module} imports {other}"
         for module in FILES
@@ -83,10 +80,6 @@ def test_a_room_imports_through_its_doors_only(name):
         if room(other) not in DOORS[name] | {name}
     ]
     assert not walls, "\n".join(walls)
-
-
-@pytest.mark.parametrize("name", DOORS)
-def test_every_door_is_used(name):
     used = {room(other) for module in FILES if room(module) == name for other in imports(module)}
     if name == "trl_ext":  # its names load on first use, from a table of texts
         used |= {"memory", "rewards", "trainers"}

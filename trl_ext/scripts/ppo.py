@@ -26,7 +26,6 @@ Train a language model with PPO on rules, reward models, or both.
 
 {PROMPT_HELP}\
   model_name_or_path     policy, on the hub or a folder
-                         (PPO takes token ids, too: the column input_ids)
   reward_model           reward models with one output, beside rules or instead of them
   score_mode             add, gate (reward models only judge what passes the rules), or rules_only
   output_dir             where the policy, critic/ and report.html go

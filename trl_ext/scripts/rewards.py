@@ -26,7 +26,8 @@ Rows of other data become prompts by keys of the recipe. GSM8K as it is on the h
 The command line beats the recipe, the recipe beats the defaults. Every key of a recipe is a flag of the command line,
 and an unknown one is an error. The keys that most runs set:
 
-  dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file
+  dataset_name           dataset, on the hub, a folder with train.jsonl and test.jsonl, or one file; column prompt,
+                         text or messages (PPO: or input_ids)
   dataset_config, dataset_streaming
                          its configuration; whether rows are read as training goes on, which needs max_steps
   columns                columns by our name, with the data's: {prompt: question, answer: solution}

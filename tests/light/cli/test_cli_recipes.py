@@ -47,13 +47,10 @@ def test_all_recipes_are_listed(capsys, monkeypatch):
         assert f"{recipe.name} " in text and recipe.machine in text and recipe.purpose[:40] in text
 
 
-def test_a_recipe_is_copied_and_its_launch_line_printed_for_the_copy(here, capsys):
+def test_a_recipe_is_copied_with_the_launch_line_of_the_copy_and_never_overwrites(here, capsys):
     assert main(["recipes", "reward"]) == 0
     assert (here / "reward.yaml").read_bytes() == resources.recipe("reward").read_bytes()
     assert "--config reward.yaml " in capsys.readouterr().out
-
-
-def test_a_copy_never_overwrites(here, capsys):
     (here / "reward.yaml").write_text("mine")
     assert refused(["recipes", "reward"], capsys).startswith("error: There is a reward.yaml here already.")
     assert (here / "reward.yaml").read_text() == "mine"

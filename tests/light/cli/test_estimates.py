@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 from trl_ext.cli.after.evaluation import BOOTSTRAP, WILSON, estimate, pass_at_k, powers_up_to, wilson
 
 
-@pytest.mark.parametrize("num", range(1, 8))
-def test_pass_at_k_is_the_share_of_draws_with_a_right_sample(num):
-    for right in range(num + 1):
-        samples = [True] * right + [False] * (num - right)
-        for k in range(1, num + 1):
-            draws = [any(draw) for draw in combinations(samples, k)]
-            assert pass_at_k(num, right, k) == pytest.approx(fmean(draws), abs=1e-12)
-
-
-def test_pass_at_k_is_exact_for_many_samples():
+def test_pass_at_k_is_the_share_of_draws_with_a_right_sample_and_exact_for_many():
+    for num in range(1, 8):
+        for right in range(num + 1):
+            samples = [True] * right + [False] * (num - right)
+            for k in range(1, num + 1):
+                draws = [any(draw) for draw in combinations(samples, k)]
+                assert pass_at_k(num, right, k) == pytest.approx(fmean(draws), abs=1e-12), (num, right, k)
     assert pass_at_k(10_000, 1, 1) == pytest.approx(1e-4)
     assert pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5)
 
@@ -46,13 +43,10 @@ def test_one_sample_a_problem_has_wilsons_interval_and_several_are_drawn_again()
     assert (many.low, many.high) == pytest.approx((15 / 32 - error, 15 / 32 + error), abs=0.02)
 
 
-def test_problems_that_are_all_alike_are_not_certain():
+def test_problems_that_are_all_alike_are_not_certain_and_those_with_fewer_samples_than_k_do_not_count():
     for right in (0, 4):
         found = estimate([(4, right)] * 10, 2)
         assert found.method == WILSON and found.high - found.low > 0.2
-
-
-def test_problems_with_fewer_samples_than_k_do_not_count():
     assert estimate([(4, 2), (1, 1)], 4).num_problems == 1
     assert estimate([(1, 1)], 2) is None
 

@@ -57,7 +57,7 @@ def test_one_machine_is_left_alone():
     assert named() == {} and named(num_machines=1) == {"num_machines": 1}
 
 
-def test_slurms_step_names_the_machines(slurm):
+def test_slurms_step_names_the_machines_and_the_command_line_comes_before_it(slurm):
     set_all(slurm)
     assert named({"num_machines": 1}, num_processes=32) == {
         "num_machines": 4,
@@ -66,9 +66,6 @@ def test_slurms_step_names_the_machines(slurm):
         "main_process_port": 29500 + 234,
         "num_processes": 32,
     }
-
-
-def test_the_command_line_comes_before_slurm(slurm):
     set_all(slurm)
     assert named(num_machines=1) == {"num_machines": 1}
     assert named(main_process_port=7)["main_process_port"] == 7

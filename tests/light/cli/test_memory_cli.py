@@ -47,16 +47,13 @@ def test_the_table_tells_plans_terms_refusals_and_the_launch_line(capsys):
     assert "estimated" in text
 
 
-def test_json_has_the_documented_keys(capsys):
+def test_json_has_the_documented_keys_what_if_and_max(capsys):
     assert plan([*PPO, *K1, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {"fits", "peak_gib", "phases", "terms", "settings", "launch"} <= answer["plans"][0].keys()
     assert {"peak_gib", "settings", "reason"} <= answer["refused"][0].keys()
     assert answer["plans"][0]["phases"].keys() == {"generate", "score", "update", "step"}
     assert answer["plans"][0]["basis"] == "estimated"
-
-
-def test_what_if_and_max_come_with_the_plans(capsys):
     assert plan([*PPO, *K1, "--allow", "lora", "--what-if", "zero=2", "--max", "max_prompt_length", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["what_if"]["changes"] == {"zero": "2"} and answer["what_if"]["peak_gib"] > 0
@@ -120,7 +117,7 @@ def test_written_files_are_named(tmp_path, capsys):
     assert "written: " in capsys.readouterr().out
 
 
-def test_presets_are_listed_with_their_numbers_and_as_json(capsys):
+def test_presets_are_listed_and_one_is_an_answer_with_what_it_refuses(capsys, tmp_path):
     assert plan(["--presets"]) == 0
     text = capsys.readouterr().out
     assert all(name in text and f"{one.peak_gib:.1f}" in text for name, one in PRESETS.items())
@@ -128,9 +125,6 @@ def test_presets_are_listed_with_their_numbers_and_as_json(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert listed.keys() == PRESETS.keys()
     assert listed["24gb"]["gpus"] == "1x4090" and listed["24gb"]["basis"] == "estimated"
-
-
-def test_a_preset_is_an_answer_with_what_it_refuses(tmp_path, capsys):
     assert plan(["--preset", "24gb", "--write", str(tmp_path / "plan")]) == 0
     text = capsys.readouterr().out
     assert "16 bytes for every weight." in text and "refused" in text

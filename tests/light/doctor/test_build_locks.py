@@ -28,11 +28,8 @@ def put_lock(folder, age_s):
     return lock
 
 
-def test_without_a_lock_nothing_is_said(cache):
+def test_a_lock_that_nobody_holds_is_named_with_its_age_and_remedy_where_there_is_one(cache):
     assert build_locks() == () and lock_warnings() == []
-
-
-def test_a_lock_that_nobody_holds_is_named_with_its_age_and_remedy(cache):
     lock = put_lock(cache, age_s=3 * 3_600 + 5)
     [sentence] = lock_warnings()
     assert f"{lock} is 3 hours old" in sentence and "waits for it for ever" in sentence

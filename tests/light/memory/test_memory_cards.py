@@ -29,15 +29,12 @@ def test_usual_spellings_are_read(subtests):
             assert (hardware.num_gpus, hardware.card.name) == (count, name)
 
 
-def test_several_machines_are_read():
+def test_several_machines_are_read_and_a_network_without_them_or_a_rate_is_a_sentence():
     hardware = parse_gpus("2x8xH100-80GB")
     assert (hardware.num_machines, hardware.gpus_per_machine, hardware.num_gpus) == (2, 8, 16)
     assert str(hardware) == "2x8xH100-80GB" and parse_gpus(str(hardware)) == hardware
     assert hardware.gb_s == 50.0 < parse_gpus("8xH100-80GB").gb_s
     assert parse_gpus("2x8x4090").gb_s == parse_gpus("8x4090").gb_s  # a slow link is not made faster by the network
-
-
-def test_a_network_without_machines_or_rate_is_a_sentence():
     for gpus, rate in (("8xH100-80GB", 100.0), ("2x8xH100-80GB", 0.0)):
         with pytest.raises(ConfigError, match="between several machines"):
             with_network(parse_gpus(gpus), rate)
@@ -69,10 +66,7 @@ def test_a_slip_is_a_sentence_with_the_way_out(subtests):
             parse_gpus(text, gib)
 
 
-def test_a_card_of_which_only_the_memory_is_known_is_let_in():
+def test_given_memory_overrides_the_table_and_lets_an_unknown_card_in():
     assert parse_gpus("2xfoo", gpu_memory_gib=64).card.usable_gib == 64 - CONTEXT_GIB
-
-
-def test_given_memory_overrides_the_table_and_keeps_the_rates():
     slice_of = parse_gpus("1xA100-80GB", gpu_memory_gib=20).card
     assert (slice_of.total_gib, slice_of.bandwidth_gb_s) == (20, find_card("A100-80GB").bandwidth_gb_s)

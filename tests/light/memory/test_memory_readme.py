@@ -1,4 +1,4 @@
-"""The table of presets says what the presets say, and the README shows what commands print."""
+"""Presets are what they were chosen for and what their table says, and the README shows what commands print."""
 
 import re
 import shlex
@@ -9,7 +9,9 @@ import yaml
 from tests.conftest import ROOT
 from trl_ext import RuleSet
 from trl_ext.cli.main import main
-from trl_ext.memory.planner.presets import PRESETS
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.planner.presets import PRESETS, preset
 from trl_ext.memory.planner.search import technique
 
 CASES = [name for name in PRESETS if "x" in name]
@@ -57,3 +59,26 @@ def test_the_readme_shows_what_its_rules_explain():
     call, printed = re.search(r">>> print\(rules\.(explain\(.*\))\)\n([^`]*)```", text).groups()
     question, completion, gold = re.fullmatch(r'explain\("(.*)", "(.*)", answer="(.*)"\)', call).groups()
     assert str(rules.explain(question, completion, answer=gold)).split() == printed.split()
+
+
+# The presets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_fits_the_obvious_settings_do_not_and_both_recompute_to_their_numbers(name):
+    one = PRESETS[name]
+    found, obvious = one.plan().estimate, one.obvious_estimate()
+    assert found.fits and not obvious.fits
+    assert found.peak_gib == pytest.approx(one.peak_gib, rel=0.02)
+    assert obvious.peak_gib == pytest.approx(one.obvious_gib, rel=0.02)
+    assert obvious.job.global_batch == one.job.global_batch
+
+
+def test_every_size_of_card_has_a_preset():
+    printed = {parse_gpus(one.gpus).card.name.rpartition("-")[2] for one in PRESETS.values()}
+    assert {"24GB", "40GB", "48GB", "80GB", "96GB", "141GB"} <= printed
+
+
+def test_an_unknown_preset_is_a_sentence_with_the_nearest():
+    with pytest.raises(ConfigError, match="ppo-8b-4xa40-48gb"):
+        preset("ppo-8b-4xa40")

@@ -1,18 +1,17 @@
 """The report adds up, shows what the log holds, and never needs what it lacks."""
 
-import io
 import json
 import re
 from dataclasses import astuple
 
 import pytest
-from rich.console import Console
 
+from tests.run_folder import by_name, text_of
 from trl_ext.errors import DataError
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.record import write_record
-from trl_ext.monitor.report import read_log_history, summary_table, write_report
+from trl_ext.monitor.report import read_log_history, write_report
 from trl_ext.monitor.summary import Change, summarize
 from trl_ext.monitor.words import duration, scores
 
@@ -47,16 +46,6 @@ def history():
     steps = [step(number, **packed) for number in range(1, 21)]
     steps[0]["phase/evaluate_s"] = 6.0
     return [held_out(0, 0.25), *steps, held_out(20, 0.75), {"step": 20, "train_runtime": 3725.4}]
-
-
-def by_name(changes):
-    return {curve.name: change for curve, change in changes.items()}
-
-
-def text_of(summary):
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(summary_table(summary))
-    return console.export_text()
 
 
 def test_training_means_are_those_of_the_first_and_last_five_steps(history):

@@ -1,16 +1,15 @@
 """The report of a PPO run: the score with its rules, KL, value loss and explained variance."""
 
-import io
 import json
 import re
 
 import pytest
-from rich.console import Console
 
+from tests.run_folder import by_name, text_of
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import GRPO, HELD_OUT, HELD_OUT_GREEDY, PPO
 from trl_ext.monitor.pages.held_out import read_held_out
-from trl_ext.monitor.report import summary_table, write_report
+from trl_ext.monitor.report import write_report
 from trl_ext.monitor.summary import Change, summarize
 
 NUM_UPDATES, STEPS = 8, 2  # optimizer steps of an update
@@ -77,10 +76,6 @@ def history():
     return [held_out(0, 0.1), *steps, held_out(16, 0.7), {"step": 16, "train_runtime": 80.0}]
 
 
-def by_name(changes):
-    return {curve.name: change for curve, change in changes.items()}
-
-
 def test_the_kind_is_read_from_every_entry_and_steps_without_new_completions_are_training(history):
     assert log_keys.kind_of(history) is PPO
     assert all(log_keys.kind_of([entry]) is PPO for entry in history[:-1])
@@ -113,9 +108,7 @@ def test_the_means_at_the_ends_are_of_whole_updates_and_every_step_counts(histor
 
 
 def test_the_table_shows_score_kl_and_critic(history):
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(summary_table(summarize(history)))
-    text = console.export_text()
+    text = text_of(summarize(history))
     assert "16 steps in 1:20" in text and "first 4 steps" in text
     assert re.search(r"score +0\.15 +0\.75 +0\.10 +0\.70", text)
     assert re.search(r"KL +0\.30 +1\.50 +0\.50 +0\.50", text)

@@ -1,15 +1,14 @@
 """The report of a reward model's run: accuracy, margin and loss where a GRPO run shows its rewards."""
 
-import io
 import re
 
 import pytest
-from rich.console import Console
 
+from tests.run_folder import by_name, text_of
 from trl_ext.monitor import log_keys
 from trl_ext.monitor.log_keys import GRPO, HELD_OUT, REWARD_MODEL
 from trl_ext.monitor.pages.page import RunFacts, report_page
-from trl_ext.monitor.report import summary_table, write_report
+from trl_ext.monitor.report import write_report
 from trl_ext.monitor.summary import Change, summarize
 
 
@@ -50,16 +49,6 @@ def held_out(number, accuracy, disagree, correlation):
 def history():
     steps = [step(number) for number in range(5, 45, 5)]  # a log entry every five steps
     return [held_out(0, 0.5, 0.4, 0.0), *steps, held_out(40, 0.875, 0.25, 0.3), {"step": 40, "train_runtime": 80.0}]
-
-
-def by_name(changes):
-    return {curve.name: change for curve, change in changes.items()}
-
-
-def text_of(summary):
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(summary_table(summary))
-    return console.export_text()
 
 
 def test_the_kind_is_read_from_the_log_and_training_told_from_evaluation(history):

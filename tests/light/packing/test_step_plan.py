@@ -96,9 +96,14 @@ def test_a_ragged_step_takes_at_most_one_row_of_a_rank_more_than_its_tokens_need
         assert rows <= -(-sum(tokens) // (MAX_TOKENS * num_ranks)) + 1, f"seed {seed}"
 
 
-def test_equal_things_are_dealt_evenly():
+def test_the_budget_is_kept_exactly_a_thing_over_it_refused_and_equal_things_are_dealt_evenly():
     ranks = spread([5] * 12, [1.0] * 12, 3, 10)
     assert [[len(row) for row in rows] for rows in ranks] == [[2, 2]] * 3
+    with pytest.raises(PackingError, match=r"12 tokens .* do not fit into 10\. .*at least 12"):
+        spread([3, 12, 4], [3, 12, 4], 2, 10)
+    assert spread([10], [10.0], 1, 10) == [[[0]]]
+    assert sorted(spread([4, 6], [4, 6], 4, 10)) == [[[]], [[]], [[0]], [[1]]]
+    assert spread([], [], 3, 10) == [[[]], [[]], [[]]]
 
 
 def test_the_costliest_row_is_near_the_mean_and_cheaper_than_when_things_are_dealt_by_count():
@@ -117,17 +122,6 @@ def test_the_ranks_rows_at_the_same_place_cost_alike():
     places = [costs_of([list(rows)], costs) for rows in zip(*ranks, strict=True)]
     assert len(places) > 1
     assert all(min(earlier) >= max(later) for earlier, later in pairwise(places))
-
-
-def test_a_thing_over_the_budget_is_refused_with_both_numbers():
-    with pytest.raises(PackingError, match=r"12 tokens .* do not fit into 10\. .*at least 12"):
-        spread([3, 12, 4], [3, 12, 4], 2, 10)
-
-
-def test_exactly_the_budget_fits_and_fewer_things_than_ranks_leave_empty_rows():
-    assert spread([10], [10.0], 1, 10) == [[[0]]]
-    assert sorted(spread([4, 6], [4, 6], 4, 10)) == [[[]], [[]], [[0]], [[1]]]
-    assert spread([], [], 3, 10) == [[[]], [[]], [[]]]
 
 
 # Rows of groups -----------------------------------------------------------------------------------------------------
@@ -163,10 +157,14 @@ def test_every_row_lands_in_one_forward_within_the_budget(rows, num_ranks, max_t
         assert all(homes[i] == rank for rank, of in enumerate(plan.forwards) for i in chain.from_iterable(of))
 
 
-def test_group_mates_share_a_forward_while_it_has_room():
+def test_group_mates_share_a_forward_while_it_has_room_and_one_rank_would_not_wait_for_them():
     plan = plan_step(rollouts(6), 1, 20_000, HIDDEN_SIZE)
     of_row = {i: k for k, forward in enumerate(plan.forwards[0]) for i in forward}
     assert all(len({of_row[i] for i in range(g * 8, g * 8 + 8)}) == 1 for g in range(6))
+    rows = [RowSize(0, 100, 500)] * 8 + [RowSize(1, 100, 5)] * 8
+    plan = plan_step(rows, 2, 10_000, 2048)
+    assert plan.imbalance <= 1.1
+    assert all(any(i < 8 for forward in rank for i in forward) for rank in plan.forwards)
 
 
 @pytest.mark.parametrize("num_groups", [16, 32, 64, 256])
@@ -175,13 +173,6 @@ def test_the_slowest_rank_is_near_the_mean(num_groups):
         rows = rollouts(num_groups, seed=seed)
         plan = plan_step(rows, 8, tokens_of_rows(rows, 8), 2048)
         assert plan.imbalance <= 1.05, f"seed {seed}"
-
-
-def test_a_group_is_cut_where_one_rank_would_wait_for_it():
-    rows = [RowSize(0, 100, 500)] * 8 + [RowSize(1, 100, 5)] * 8
-    plan = plan_step(rows, 2, 10_000, 2048)
-    assert plan.imbalance <= 1.1
-    assert all(any(i < 8 for forward in rank for i in forward) for rank in plan.forwards)
 
 
 def test_without_a_budget_no_forward_is_larger_than_a_micro_batch_of_group_mates():

@@ -77,12 +77,9 @@ def test_a_system_prompt_stands_once_before_the_prompts_of_its_groups():
     assert segments_of([*SYSTEM[1:], 1, 2], [*SYSTEM[1:], 3])[:2] == [(MIN_SAVED + 1, None), (MIN_SAVED, None)]
 
 
-def test_runs_are_ranges_side_by_side():
+def test_runs_are_ranges_side_by_side_and_ragged_sequences_read_back():
     assert runs([5, 0, 9], [2, 0, 3]).tolist() == [5, 6, 9, 10, 11]
     assert runs([], []).tolist() == []
-
-
-def test_ragged_sequences_read_back():
     ragged = Ragged.of([[1, 2], [], [3]])
     assert [one.tolist() for one in ragged] == [[1, 2], [], [3]]
     assert ragged.lengths.tolist() == [2, 0, 1]

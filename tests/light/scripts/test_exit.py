@@ -32,7 +32,7 @@ def rank(tmp_path, monkeypatch):
     return become
 
 
-def test_the_same_sentence_is_printed_once_a_launch(rank, capsys):
+def test_the_same_sentence_is_printed_once_a_launch_and_one_of_its_own_by_every_rank(rank, capsys):
     printed = []
     for number in (1, 0, 2):
         rank(number)
@@ -40,9 +40,6 @@ def test_the_same_sentence_is_printed_once_a_launch(rank, capsys):
         assert code == 2
         printed.append(text.strip())
     assert printed == ["error: beta=-1 must be at least 0.", "", ""]
-
-
-def test_every_rank_prints_a_sentence_of_its_own(rank, capsys):
     for number in (0, 3):
         rank(number)
         assert (
@@ -141,23 +138,19 @@ def test_other_errors_go_on_as_they_are(subtests):
             with pytest.raises(type(error)) as caught, refusals():
                 code_of(module)["fails"](error)
             assert caught.value is error
-
-
-@pytest.mark.slow
-def test_nothing_is_changed_once_the_first_step_has_begun():
+    # Nothing is changed once the first step has begun.
+    with pytest.raises(ValueError, match="late"), refusals(has_begun=lambda: True):
+        code_of("transformers.trainer")["fails"](ValueError("late"))
+    # Nothing is changed once the first step has begun.
     with pytest.raises(ValueError, match="late"), refusals(has_begun=lambda: True):
         code_of("transformers.trainer")["fails"](ValueError("late"))
 
 
 @pytest.mark.slow
-def test_whatever_ends_the_loading_of_a_model_names_its_folder():
+def test_what_comes_from_loading_a_model_names_its_folder_and_json_counts_for_who_called_it():
     for error in (ValueError("no config"), KeyError("hidden_size"), RuntimeError("file is truncated")):
         with pytest.raises(ConfigError, match=r"^models/tiny cannot be loaded: .*in transformers.auto"), refusals():
             code_of("transformers.auto")["from_pretrained"]("models/tiny", error)
-
-
-@pytest.mark.slow
-def test_what_json_raises_counts_for_who_called_it():
     import json
 
     names = code_of("accelerate.utils", json=json)

@@ -22,28 +22,22 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("text", FILLED)
-def test_columns_are_filled_in(text):
-    assert PromptTemplate.parse(text).filled(ROW, {}) == FILLED[text]
-
-
-def test_a_renamed_column_is_found_by_its_own_name():
+def test_columns_are_filled_in():
+    assert {text: PromptTemplate.parse(text).filled(ROW, {}) for text in FILLED} == FILLED
+    # A renamed column is found by its own name, and braces of a row are text.
     assert PromptTemplate.parse("{question}?").filled({"prompt": "1"}, {"question": "prompt"}) == "1?"
+    braces = "{digits}{0.__class__}"
+    assert PromptTemplate.parse("{question}").filled({"question": braces}, {}) == braces
 
 
-def test_braces_of_a_row_are_text():
-    assert (
-        PromptTemplate.parse("{question}").filled({"question": "{digits}{0.__class__}"}, {}) == "{digits}{0.__class__}"
-    )
+def test_what_is_no_name_of_a_column_is_a_sentence(subtests):
+    for text, words in REFUSED.items():
+        with subtests.test(text):
+            with pytest.raises(ConfigError) as caught:
+                PromptTemplate.parse(text)
+            assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", REFUSED)
-def test_what_is_no_name_of_a_column_is_a_sentence(text):
-    with pytest.raises(ConfigError) as caught:
-        PromptTemplate.parse(text)
-    assert REFUSED[text] in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["{a.__class__}", "{question.__class__.__init__}", "{question[0]}", "{0}"])
-def test_a_field_is_one_name_however_it_looks(text):
-    assert PromptTemplate.parse(text).fields == [text[1:-1]]
+def test_a_field_is_one_name_however_it_looks():
+    for text in ("{a.__class__}", "{question.__class__.__init__}", "{question[0]}", "{0}"):
+        assert PromptTemplate.parse(text).fields == [text[1:-1]]

@@ -24,15 +24,12 @@ def engine(job, num_params, num_gpus=8):
     return Engine(LLAMA3, job, num_gpus, "policy", num_params)
 
 
-def test_a_layer_saves_200840_bytes_a_token_and_its_backward_works_with_more():
+def test_a_layer_saves_200840_bytes_a_token_works_with_more_and_is_checkpointed_every_nth():
     fp32 = replace(REWARD, dtype="float32")
     assert act.saved_bytes(LLAMA3, ZERO2) == 200_840
     assert [act.work_bytes(LLAMA3, job) for job in (ZERO2, fp32, LORA64)] == [266_904, 300_184, 345_616]
     # A checkpoint doubles where the residual stream is fp32.
     assert [act.checkpoint_bytes(LLAMA3, job) for job in (ZERO2, fp32)] == [8192, 16384]
-
-
-def test_every_nth_layer_is_checkpointed_and_the_others_are_saved():
     for every, checkpointed in {1: 32, 2: 16, 3: 11, 0: 0}.items():
         job = replace(ZERO2, checkpoint_every=every)
         assert act.held_bytes(LLAMA3, job) == (checkpointed * 8192, (32 - checkpointed) * 200_840)
@@ -65,12 +62,14 @@ def test_dropout_keeps_a_mask_and_a_copy_of_each_input():
         assert act.saved_bytes(LLAMA3, replace(dry, lora_dropout=0.05)) == act.saved_bytes(LLAMA3, dry)
 
 
-def test_the_fused_head_holds_one_tile_of_logits():
+def test_the_fused_head_holds_one_tile_of_logits_and_sums_its_gradient_in_fp32():
     per_token = 2 * 4096 + 28
     assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) == 2 * 4096 * 32768 + 8192 * per_token
     assert act.head_forward_bytes(LLAMA3, ZERO2, 8192) < 2 * 8192 * LLAMA3.vocab
     small = replace(LLAMA3, vocab=8192)  # the tile has TRL's width all the same
     assert act.head_forward_bytes(small, ZERO2, 512) == act.head_forward_bytes(LLAMA3, ZERO2, 512)
+    frozen, trained = (act.head_backward_bytes(LLAMA3, job, 1024) for job in (replace(LORA64, zero_stage=2), ZERO2))
+    assert trained - frozen == 6 * 128256 * 4096
 
 
 def test_autocast_keeps_copies_of_trained_weights_alone():
@@ -79,17 +78,14 @@ def test_autocast_keeps_copies_of_trained_weights_alone():
     assert act.cast_cache_bytes(LLAMA3, replace(LORA64, dtype="float32")) == act.cast_cache_bytes(LLAMA3, ZERO2) == 0
 
 
-def test_a_trained_head_sums_its_gradient_in_fp32_and_casts_it():
-    frozen, trained = (act.head_backward_bytes(LLAMA3, job, 1024) for job in (replace(LORA64, zero_stage=2), ZERO2))
-    assert trained - frozen == 6 * 128256 * 4096
-
-
-def test_zero2_holds_2p_and_20p_over_n_at_the_optimizer_step():
+def test_zero2_holds_2p_and_20p_over_n_at_the_optimizer_step_and_zero3_splits_sixteen_bytes():
     num_params, num_gpus = scorer_params(LLAMA3), 8
     terms = (states.weight_bytes, states.optimizer_bytes, states.gradient_bytes, states.step_bytes)
     total = sum(term(engine(ZERO2, num_params)) for term in terms)
     assert total == pytest.approx(2 * num_params + 20 * num_params / num_gpus)
     assert total / GIB == pytest.approx(31.45, abs=0.01)
+    terms = (states.weight_bytes, states.optimizer_bytes, states.gradient_bytes)
+    assert sum(term(engine(replace(REWARD, zero_stage=3), 1000)) for term in terms) == 16 * 1000 / 8
 
 
 def test_a_share_of_the_gradients_keeps_the_table_that_it_cuts_whole():
@@ -118,11 +114,6 @@ def test_every_reward_model_of_an_ensemble_is_counted():
         assert three == one + 2
 
 
-def test_zero3_splits_sixteen_bytes_a_parameter():
-    terms = (states.weight_bytes, states.optimizer_bytes, states.gradient_bytes)
-    assert sum(term(engine(replace(REWARD, zero_stage=3), 1000)) for term in terms) == 16 * 1000 / 8
-
-
 def test_ddp_holds_gradients_in_its_buckets_and_trls_twice():
     for is_view, num_bytes in ((True, 4000), (False, 8000)):
         job = replace(REWARD, dtype="float32", gradient_as_bucket_view=is_view)
@@ -131,29 +122,29 @@ def test_ddp_holds_gradients_in_its_buckets_and_trls_twice():
             assert states.gradient_bytes(one) + states.bucket_bytes(one) == held
 
 
-def test_eight_bit_adam_keeps_two_bytes_instead_of_eight():
+def test_adam_keeps_two_bytes_instead_of_eight_in_8_bits_and_18_in_host_memory():
     job = replace(REWARD, dtype="float32")
     assert states.optimizer_bytes(engine(job, 1000)) == 8000
     assert states.optimizer_bytes(engine(replace(job, optim="adamw_bnb_8bit"), 1000)) == 2000
-
-
-def test_a_4_bit_base_of_8b_takes_five_and_a_half_gib():
-    (policy,) = engines(LLAMA3, Job("grpo", method="qlora", lora_r=1), 1)
-    assert states.weight_bytes(policy) / GIB == pytest.approx(5.3, abs=0.05)
-
-
-def test_the_optimizer_in_host_memory_leaves_the_card_and_takes_18_bytes_a_parameter():
     policy = engine(replace(ZERO2, offload="optimizer"), 1000, 4)
     assert states.optimizer_bytes(policy) == states.gradient_bytes(policy) == 0
     assert states.host_bytes(policy) == 18_000
 
 
-def test_sixteen_completions_of_2048_tokens_keep_four_gib_of_keys_and_values():
+def test_a_4_bit_base_takes_five_and_a_half_gib_and_is_read_a_file_at_a_time():
+    (policy,) = engines(LLAMA3, Job("grpo", method="qlora", lora_r=1), 1)
+    assert states.weight_bytes(policy) / GIB == pytest.approx(5.3, abs=0.05)
+    # Its bf16 weights never stand in host memory: 70B on 8 cards would be 1,036 GiB of it.
+    job = Job("grpo", method="qlora", zero_stage=2)
+    found = estimate(job, find_shape("meta-llama/Llama-3.1-70B"), parse_gpus("8xH100-80GB"))
+    assert gib(found.host_bytes) == pytest.approx(8 * 4.66, abs=0.1)
+    whole = estimate(replace(job, method="lora"), found.shape, found.hardware)
+    assert gib(whole.host_bytes) > 1000
+
+
+def test_completions_keep_four_gib_of_keys_and_values_and_vllm_takes_its_share_of_the_whole_card():
     job = Job("grpo", global_batch=16, max_prompt_length=1024, max_completion_length=1024)
     assert generation.cache_bytes(LLAMA3, job, 1) / GIB == pytest.approx(4.0 * 33 / 32)
-
-
-def test_vllm_takes_its_share_of_the_whole_card():
     job = Job("grpo", use_vllm=True, vllm_gpu_memory_utilization=0.3)
     assert generation.vllm_bytes(find_card("A100-40GB"), job) / GIB == pytest.approx(0.3 * 39.5)
     assert generation.vllm_cache_tokens(find_shape("7B"), find_card("A100-40GB"), job) < 0
@@ -171,12 +162,13 @@ def gathered(job, place, shape=LLAMA3):
     return states.gathered_bytes(policy, place) / 2
 
 
-def test_a_layer_larger_than_what_may_live_leaves_no_room_to_fetch_ahead():
+def test_a_layer_in_backward_leaves_no_room_or_keeps_one_weight_without_a_checkpoint():
     layer = (backbone_params(LLAMA3) - TABLE) / 32
     assert layer > ZERO3.stage3_max_live_parameters
     assert gathered(ZERO3, "layer") == layer
     roomy = replace(ZERO3, stage3_max_live_parameters=10**9, reduce_bucket_size=1)
     assert gathered(roomy, "layer") == layer + 10**9 + 50_000_000 + TABLE
+    assert gathered(replace(ZERO3, checkpoint_every=0), "layer") == largest_weight(LLAMA3) < gathered(ZERO3, "layer")
 
 
 def test_the_table_comes_with_the_bottom_layers_twice_where_others_share_its_buffer():
@@ -194,21 +186,8 @@ def test_the_fused_heads_weight_stays_through_the_whole_pass():
     assert gathered(GRPO, "embedding", small) == small.vocab * small.hidden
 
 
-def test_without_a_checkpoint_no_more_than_one_weight_of_a_layer_is_kept():
-    assert gathered(replace(ZERO3, checkpoint_every=0), "layer") == largest_weight(LLAMA3) < gathered(ZERO3, "layer")
-
-
 def test_small_gradients_are_interleaved_in_a_copy_of_the_bucket():
     large, small = (gathered(replace(ZERO3, reduce_bucket_size=num), "layer") for num in (10**8, 10**6))
     assert large - small == 10**8
     lora = replace(ZERO3, method="lora")
     assert gathered(replace(lora, reduce_bucket_size=10**8), "layer") == gathered(lora, "layer")
-
-
-def test_a_4_bit_base_is_read_a_file_at_a_time():
-    """Its bf16 weights never stand in host memory: 70B on 8 cards would be 1,036 GiB of it."""
-    job = Job("grpo", method="qlora", zero_stage=2)
-    found = estimate(job, find_shape("meta-llama/Llama-3.1-70B"), parse_gpus("8xH100-80GB"))
-    assert gib(found.host_bytes) == pytest.approx(8 * 4.66, abs=0.1)
-    whole = estimate(replace(job, method="lora"), found.shape, found.hardware)
-    assert gib(whole.host_bytes) > 1000

@@ -35,14 +35,13 @@ def test_the_count_is_the_published_one(subtests):
             assert lm_params(shape_from_config(config)) == num_params
 
 
-def test_every_alias_and_typical_size_names_a_known_model():
+def test_every_alias_and_typical_size_names_a_known_model_of_the_size_that_it_says():
     assert {*ALIASES.values(), *TYPICAL.values()} <= MODELS.keys()
-
-
-def test_a_typical_size_is_the_size_that_it_says():
     for size in TYPICAL:
         unit = {"M": 1e6, "B": 1e9}[size[-1]]
         assert lm_params(find_shape(size)) / unit == pytest.approx(float(size[:-1]), rel=0.25), size
+    for family in FAMILIES:
+        assert lm_params(shape_from_config({"model_type": family})) > 1e9, family
 
 
 def test_worked_numbers_of_llama_3_8b():
@@ -74,12 +73,9 @@ def test_a_tuned_version_has_the_shape_of_its_base():
         assert lm_params(find_shape(name)) == 8_030_261_248
 
 
-def test_a_folder_and_its_config_are_read(tmp_path):
+def test_a_folder_and_its_config_are_read_and_the_local_cache_before_the_table(tmp_path, empty_cache):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2}))
     assert find_shape(tmp_path).num_layers == find_shape(str(tmp_path / "config.json")).num_layers == 2
-
-
-def test_the_local_cache_comes_before_the_table(empty_cache):
     folder = empty_cache / "hub" / "models--meta-llama--Meta-Llama-3-8B" / "snapshots" / "abc"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 5}))
@@ -108,12 +104,7 @@ def test_a_model_without_a_usable_config_is_a_sentence(subtests, tmp_path):
             find_shape(model)
 
 
-def test_a_family_needs_no_more_than_its_name():
-    for family in FAMILIES:
-        assert lm_params(shape_from_config({"model_type": family})) > 1e9, family
-
-
-def test_a_model_that_nobody_knows_is_looked_up_on_the_hub(tmp_path, monkeypatch, empty_cache):
+def test_a_model_that_nobody_knows_is_looked_up_on_the_hub_or_a_sentence(tmp_path, monkeypatch, empty_cache):
     asked = []
 
     def download(name, file, etag_timeout):
@@ -127,8 +118,6 @@ def test_a_model_that_nobody_knows_is_looked_up_on_the_hub(tmp_path, monkeypatch
     assert find_shape(LLAMA3).num_layers == 32  # of the table: nobody is asked
     assert asked == [("me/unheard-of", "config.json")]
 
-
-def test_a_hub_that_is_not_there_is_a_sentence(monkeypatch, empty_cache):
     def download(name, file, etag_timeout):
         raise ConnectionError("no route\nto host")
 

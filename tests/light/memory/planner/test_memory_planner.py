@@ -100,12 +100,15 @@ def test_frozen_and_sharded_weights_are_bfloat16_and_a_sole_master_copy_is_not()
     assert {one.job.dtype for one in plan("grpo", "1.5B", "4xH200", method="lora").plans} == {"bfloat16"}
 
 
-def test_where_nothing_fits_the_error_says_which_word_would_help():
+def test_where_nothing_fits_the_error_says_which_word_would_help_and_there_is_a_reason_for_each_stage():
     plans = plan("grpo", "7B", "1x4090", zero_stage=0)
     assert not plans.plans
     assert any(sentence.startswith("--allow ") for sentence in plans.advice)
     with pytest.raises(ConfigError, match="Nothing that keeps the optimisation fits"):
         _ = plans.best
+    plans = plan("grpo", "72B", "4x4090", method="lora", use_vllm=True)
+    assert not plans.plans
+    assert all(f"{stage}, LoRA r=16: " in plans.reasons for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
 
 
 def test_shorter_is_the_longest_half_that_fits():
@@ -146,25 +149,16 @@ def test_the_largest_value_comes_with_the_plan_that_it_is_true_of_and_with_that_
     assert not plans.best.what_if(max_length=first.job.max_length + 1).fits
 
 
-def test_a_reason_is_given_for_each_zero_stage():
-    plans = plan("grpo", "72B", "4x4090", method="lora", use_vllm=True)
-    assert not plans.plans
-    assert all(f"{stage}, LoRA r=16: " in plans.reasons for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
-
-
 # vLLM, servers, machines, head-room ---------------------------------------------------------------------------------
 
 LONG = {"method": "lora", "use_vllm": True, "max_completion_length": 8192}
 
 
-def test_vllm_goes_over_two_cards_where_that_is_faster_by_the_planners_own_clock():
+def test_vllm_goes_over_two_cards_where_that_is_faster_or_its_share_too_small_for_one():
     grouped = plan("grpo", "32B", "2xH200", headroom=0, **LONG).best
     alone = plan("grpo", "32B", "2xH200", headroom=0, vllm_tensor_parallel_size=1, zero_stage=1, **LONG).best
     assert grouped.job.vllm_tensor_parallel_size == 2
     assert grouped.estimate.step_s < 434 < alone.estimate.step_s
-
-
-def test_a_share_that_is_too_small_for_one_card_takes_a_larger_group():
     settings = {"method": "lora", "use_vllm": True, "vllm_gpu_memory_utilization": 0.3}
     assert plan("grpo", "7B", "4xL40S", **settings).best.job.vllm_tensor_parallel_size > 1
     plans = plan("grpo", "14B", "4x2xH100", **LONG).plans  # and none crosses machines
@@ -209,15 +203,12 @@ def test_the_network_between_machines_makes_steps_longer_than_one_machine_would_
     assert two.peak_gib == one.peak_gib and two.host_bytes == one.host_bytes / 2
 
 
-def test_head_room_is_five_per_cent_unless_said_otherwise():
+def test_head_room_is_five_per_cent_unless_said_otherwise_and_what_only_it_refuses_is_said():
     for headroom in ("5%", 0.05, "0.05", None):
         plans = plan("reward", "8B", "8xA100-80GB", headroom=headroom)
         usable = plans.search.hardware.fill_gib
         assert usable == pytest.approx(0.95 * 78.0)
         assert all(sum(one.estimate.terms_gib(one.estimate.peak.phase).values()) <= usable for one in plans.plans)
-
-
-def test_what_only_head_room_refuses_is_said():
     tight = plan("grpo", "8B", "1xA100-80GB", method="lora", headroom=0, offload="none").best
     settings = {"per_device_train_batch_size": 1, "checkpoint_every": 1, "method": "lora", "offload": "none"}
     card = tight.estimate.hardware.card
@@ -234,7 +225,7 @@ def options(plans):
     return [change.option for change, _ in plans.ways_out()]
 
 
-def test_where_nothing_fits_all_settings_are_looked_at_whatever_was_given():
+def test_where_nothing_fits_all_settings_are_looked_at_and_every_way_out_is_the_answer_to_its_question():
     plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
     assert not plans.plans
     assert options(plans) == ["without --use_vllm", "--method qlora"]
@@ -244,9 +235,6 @@ def test_where_nothing_fits_all_settings_are_looked_at_whatever_was_given():
     assert options(given) == ["without --offload --zero_stage", "--allow qlora"]
     cards = plan("grpo", "70B", "2x4090", use_vllm=True, method="full")
     assert options(cards) == ["without --use_vllm", "--gpus 8xRTX4090-24GB"]
-
-
-def test_every_way_out_fits_and_is_the_answer_to_the_question_that_it_names():
     plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
     for _, one in plans.ways_out():
         assert one.estimate.fits
@@ -291,36 +279,30 @@ def test_a_smaller_micro_batch_and_more_checkpoints_never_need_more():
         assert needs == sorted(needs), jobs[0].trainer
 
 
-def test_a_token_budget_of_grpo_bounds_the_work_and_not_the_checkpoints():
+def test_a_token_budget_bounds_the_work_of_grpo_and_makes_micro_batches_of_rewards():
     wide = Job("grpo", zero_stage=2, per_device_train_batch_size=16, **K1)
     bounded = replace(wide, max_tokens_per_forward=4096)
     terms = [estimate(job, SHAPE, parse_gpus("4xH200")).terms_gib("update") for job in (wide, bounded)]
     assert terms[0]["checkpoints"] == terms[1]["checkpoints"]
     assert sum(terms[1].values()) < sum(terms[0].values())
+    narrow = Job("reward", zero_stage=2, per_device_train_batch_size=1, max_length=2048, global_batch=64)
+    bounded = replace(narrow, per_device_train_batch_size=8, max_tokens_per_forward=4096)
+    tokens = [(job.forward_tokens, job.held_tokens) for job in (narrow, bounded)]
+    assert tokens[0] == tokens[1] == (4096, 4096)
 
 
-def test_oversampling_grows_the_generation_alone():
+def test_oversampling_grows_the_generation_alone_and_samples_whole_groups():
     plain = Job("grpo", zero_stage=2, per_device_train_batch_size=4, **K1)
     more = replace(plain, oversample=1.5)
     one, other = (estimate(job, SHAPE, parse_gpus("4xH200")) for job in (plain, more))
     caches = [found.terms_gib("generate")["KV cache"] for found in (one, other)]
     assert caches[1] == pytest.approx(1.5 * caches[0])
     assert one.terms_gib("update") == other.terms_gib("update")
-
-
-def test_a_plan_samples_whole_groups():
     settings = {**K1, "method": "lora", "global_batch": 64, "num_generations": 8}
     with pytest.raises(ConfigError, match=r"oversample 1\.3 of 8 groups is 10\.4, .* Use 1\.375"):
         plan("grpo", "7B", "2xA100-40GB", **settings, oversample=1.3)
     plans = plan("grpo", "7B", "2xA100-40GB", **settings, oversample=1.375).plans
     assert plans and all(one.job.samples_whole_groups(2) for one in plans)
-
-
-def test_a_token_budget_of_the_reward_trainer_makes_micro_batches():
-    narrow = Job("reward", zero_stage=2, per_device_train_batch_size=1, max_length=2048, global_batch=64)
-    bounded = replace(narrow, per_device_train_batch_size=8, max_tokens_per_forward=4096)
-    tokens = [(job.forward_tokens, job.held_tokens) for job in (narrow, bounded)]
-    assert tokens[0] == tokens[1] == (4096, 4096)
 
 
 def test_terms_add_up_to_the_phase_and_every_role_of_full_ppo_has_its_weights():

@@ -36,12 +36,9 @@ def test_a_gpu_holds_its_part_of_the_tokens(size):
     assert shared["policy weights"] == alone["policy weights"]
 
 
-def test_keys_are_repeated_where_there_are_fewer_than_gpus():
+def test_keys_are_repeated_where_there_are_fewer_than_gpus_and_adapters_keep_what_they_adapt():
     few, many = (attention_bytes(SHAPE, job_of(size)) for size in (8, 16))
     assert many - few == 4 * SHAPE.kv_width
-
-
-def test_adapters_keep_what_comes_back_to_a_projection_that_they_adapt():
     targets = [("q_proj",), ("q_proj", "o_proj")]
     without, with_output = (
         attention_bytes(SHAPE, job_of(2, method="lora", lora_target_modules=names)) for names in targets
@@ -54,8 +51,10 @@ def test_scored_tokens_are_those_of_the_part_that_has_most(batch, size, scored):
     assert job_of(size, per_device_train_batch_size=batch).scored_tokens == scored
 
 
-def test_a_gpu_goes_through_the_forwards_of_all_that_share_its_rows():
+def test_a_gpu_goes_through_the_forwards_of_its_group_with_as_many_tokens_as_that_may_have():
     assert [job_of(size).num_backwards(8) for size in (1, 4)] == [8, 32]
+    bounded = replace(job_of(2, per_device_train_batch_size=4), max_tokens_per_forward=8000)
+    assert (bounded.row_tokens, bounded.forward_tokens) == (8000, 4000)
 
 
 def test_what_is_sent_for_attention_has_its_time():
@@ -86,9 +85,11 @@ def test_it_is_offered_where_length_is_what_does_not_fit(trainer, settings):
     assert plan(trainer, "8B", "8xA100-40GB", **settings, sequence_parallel=2).plans
 
 
-def test_it_is_not_offered_where_weights_are_what_does_not_fit():
+def test_it_is_not_offered_where_weights_are_what_does_not_fit_nor_for_a_mixture():
     plans = plan("reward", "70B", "2xA40-48GB", max_length=512, offload="none")
     assert not plans.plans
+    assert not any("sequence_parallel" in sentence for sentence in plans.advice)
+    plans = plan("reward", "Qwen/Qwen3-30B-A3B", "8xA100-40GB", max_length=32_000)
     assert not any("sequence_parallel" in sentence for sentence in plans.advice)
 
 
@@ -96,13 +97,3 @@ def test_it_is_an_alternative_for_a_run_with_one_long_row():
     run = estimated(1, max_prompt_length=2000, max_completion_length=60_000, zero_stage=3, offload="all")
     changes = [one.change for one in alternatives(run, "update")]
     assert any(change.startswith("sequence_parallel=") for change in changes)
-
-
-def test_a_mixture_is_offered_none():
-    plans = plan("reward", "Qwen/Qwen3-30B-A3B", "8xA100-40GB", max_length=32_000)
-    assert not any("sequence_parallel" in sentence for sentence in plans.advice)
-
-
-def test_the_most_tokens_of_a_forward_are_those_of_its_group():
-    bounded = replace(job_of(2, per_device_train_batch_size=4), max_tokens_per_forward=8000)
-    assert (bounded.row_tokens, bounded.forward_tokens) == (8000, 4000)

@@ -11,29 +11,23 @@ from trl_ext.memory.units import gib
 pytestmark = pytest.mark.slow
 
 
-def test_there_are_three_alternatives_cheapest_first_that_save_memory_and_keep_what_the_optimisation_sees():
+def test_there_are_three_alternatives_of_different_kinds_cheapest_first_that_keep_what_the_optimisation_sees():
     found = alternatives(planned(**FULL).estimate, "update")
     assert len(found) == 3
     assert [one.estimate.step_s for one in found] == sorted(one.estimate.step_s for one in found)
     assert all(one.saves_gib > 0 for one in found)
     text = " ".join(one.change for one in found)
     assert not any(word in text for word in ("lora", "length", "num_generations", "optim=", "beta"))
-
-
-def test_an_alternative_that_frees_less_than_was_asked_for_stands_back():
-    run = planned(**FULL, expandable_segments=False)
-    most = max(one.saves_gib for one in alternatives(run.estimate, "update"))
-    assert all(one.saves_gib >= most for one in alternatives(run.estimate, "update", asked_gib=most))
-    assert alternatives(run.estimate, "update", asked_gib=1e9) == alternatives(run.estimate, "update")
-
-
-def test_of_several_of_a_kind_the_cheapest_is_enough_and_all_are_for_the_phase_that_ran_out():
     found = alternatives(planned(**FULL).estimate, "generate")
     assert len({one.kind for one in found}) == len(found)
     assert not any("per_device_train_batch_size" in one.change for one in found)
 
 
-def test_what_an_alternative_saves_is_what_the_planner_says():
+def test_an_alternative_saves_what_the_planner_says_and_stands_back_if_that_is_less_than_was_asked_for():
+    run = planned(**FULL, expandable_segments=False)
+    most = max(one.saves_gib for one in alternatives(run.estimate, "update"))
+    assert all(one.saves_gib >= most for one in alternatives(run.estimate, "update", asked_gib=most))
+    assert alternatives(run.estimate, "update", asked_gib=1e9) == alternatives(run.estimate, "update")
     run = planned(**FULL, expandable_segments=False)
     found = next(one for one in alternatives(run.estimate, "") if one.change.startswith("PYTORCH_CUDA_ALLOC_CONF"))
     then = run.what_if(expandable_segments=True)
@@ -41,17 +35,11 @@ def test_what_an_alternative_saves_is_what_the_planner_says():
     assert found.saves_gib == pytest.approx(gib(run.estimate.need_bytes - then.need_bytes))
 
 
-def test_the_next_stage_is_the_next_one_that_fits_at_its_most_frugal():
+def test_the_next_stage_is_the_next_one_that_fits_or_the_next_one_and_after_the_last_there_is_none():
     assert named_stage(**FULL | dict(zero_stage=0, dtype="float32")) == named_stage(**FULL)
     assert re.fullmatch(r"ZeRO-3, all weights, micro-batch 1 x 16, checkpointing: \d+\.\d GiB", named_stage(**FULL))
-
-
-def test_after_the_last_stage_there_is_none_nor_after_one_that_is_not_in_the_order():
     for last in (dict(zero_stage=3, offload="all"), dict(zero_stage=1, offload="optimizer")):
         assert next_stage(planned(**FULL | last).estimate) is None
-
-
-def test_where_no_stage_fits_the_next_one_is_named_all_the_same():
     stage = named_stage(**FULL | dict(zero_stage=1), max_completion_length=131072 - 1024)
     assert stage.startswith("ZeRO-2, all weights, micro-batch 1")
 

@@ -178,7 +178,7 @@ def test_where_rows_are_too_long_sharing_them_is_named():
         settled(run("reward", num_processes=8, engine=ZERO3, max_length=100_000), "8xA100-40GB")
 
 
-def test_a_preset_of_another_launch_trainer_or_number_of_processes_is_refused():
+def test_a_preset_of_another_launch_trainer_number_of_processes_or_setting_is_refused():
     one = preset_run("grpo-7b-8xa100-40gb")
     plain = replace(one, job=replace(one.job, zero_stage=0))
     with pytest.raises(ConfigError, match=r"planned with ZeRO-3, and the run was launched with no DeepSpeed"):
@@ -187,9 +187,6 @@ def test_a_preset_of_another_launch_trainer_or_number_of_processes_is_refused():
         settled(run(engine=None, num_processes=4), "ppo-8b-4xa40-48gb")
     with pytest.raises(ConfigError, match=r"is for 4xA40-48GB, and 2 processes were launched.*--num_processes 4"):
         settled(run(num_processes=2), "4xA40-48GB")
-
-
-def test_a_preset_that_fights_a_given_setting_is_refused():
     one = preset_run("40gb", gradient_checkpointing=False)
     with pytest.raises(
         ConfigError, match=r"gradient_checkpointing is False, and memory=40gb was planned with True\. Remove gr"
@@ -197,15 +194,12 @@ def test_a_preset_that_fights_a_given_setting_is_refused():
         settled(replace(one, given=one.given | {"checkpoint_every"}), "40gb")
 
 
-def test_a_preset_with_adapters_needs_the_word():
+def test_a_preset_with_adapters_needs_the_word_and_is_held_against_the_runs_own_lengths():
     one = replace(preset_run("24gb", use_peft=False), given=LAUNCHED)
     with pytest.raises(ConfigError, match=r"trains adapters, and this run all weights .*memory_allow=lora"):
         settled(one, "24gb")
     plan = settled(one, "24gb", allow=["lora"])
     assert plan.opt_ins == ("lora",) and plan.job.lora_r == preset("24gb").job.lora_r
-
-
-def test_a_preset_is_held_against_the_runs_own_lengths():
     with pytest.raises(ConfigError, match=r"made for sequences of 2048 tokens .* With 30720 tokens"):
         settled(preset_run("24gb", max_completion_length=29696), "24gb")
 

@@ -1,5 +1,5 @@
-"""One simulation, `python -m trl_ext.twin.run JOB.json`: build the trainer on fake tensors as rank 0 of N, let it train,
-and print where memory peaked as one line of JSON.
+"""One simulation, `python -m trl_ext.twin.run JOB.json`: build the trainer on fake tensors as rank 0 of N, let it
+train, and print where memory peaked as one line of JSON.
 
 Runs in a process of its own, whose environment `driver` sets: a process group cannot be changed in a running one, and
 a second simulation in one process has crashed in torch's autocast.

@@ -27,7 +27,11 @@ MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "problem": "[bold red]
 
 def doctor(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
-    arguments = _parser().parse_args(list(argv))
+    parser = CommandParser("trl-ext doctor", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("--plan", metavar="PLAN", help="can this plan run here: plan.json, or the folder with it")
+    parser.add_argument("--output_dir", default=".", help="where the run will write (default: here)")
+    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
+    arguments = parser.parse_args(list(argv))
     from trl_ext.doctor import examine, look
     from trl_ext.doctor.finding import all_well
 
@@ -44,14 +48,6 @@ def doctor(argv: Sequence[str]) -> int:
     else:
         print_findings(findings)
     return 0 if all_well(findings) else NOT_FIT
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser("trl-ext doctor", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--plan", metavar="PLAN", help="can this plan run here: plan.json, or the folder with it")
-    parser.add_argument("--output_dir", default=".", help="where the run will write (default: here)")
-    parser.add_argument("--json", action="store_true", help="print facts and findings as JSON")
-    return parser
 
 
 def print_findings(findings: Iterable[Any]) -> None:

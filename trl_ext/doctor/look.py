@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from trl_ext.doctor import installed
 from trl_ext.doctor.build_locks import build_locks
 from trl_ext.doctor.facts import Disk, Facts, Kernels
-from trl_ext.doctor.nvml import Cards, hardware_of, read_cards
+from trl_ext.doctor.nvml import hardware_of, read_cards
 from trl_ext.doctor.variables import WATCHED
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.units import gib
@@ -33,9 +33,7 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
     command = [sys.executable, "-m", "trl_ext.doctor.probe"]
     probe = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True) if probe_s else None
     total, free = host_memory()
-    cards = look_at_cards()
     facts: dict[str, Any] = {
-        **{field.name: getattr(cards, field.name) for field in fields(cards)},
         "versions": installed.versions(),
         "untested": installed.untested_findings(),
         "vllm_window": installed.vllm_window(),
@@ -55,16 +53,16 @@ def look(output_dir: str = ".", probe_s: float = PROBE_S) -> Facts:
             probe.kill()
             probe.communicate()
             facts["no_kernels"] = f"it did not answer within {probe_s:.0f} s"
-    return Facts(**facts)
+    return replace(look_at_cards(), **facts)
 
 
-def look_at_cards() -> Cards:
+def look_at_cards() -> Facts:
     """The cards of this machine alone, read in a few milliseconds."""
     try:
         import pynvml
     except ImportError:
         why = "the package that reads the driver is missing: pip install nvidia-ml-py"
-        return Cards(no_gpus=why if shutil.which("nvidia-smi") else "there is no NVIDIA driver")
+        return Facts(no_gpus=why if shutil.which("nvidia-smi") else "there is no NVIDIA driver")
     return read_cards(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 

@@ -3,30 +3,18 @@ what the planner makes of them."""
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from trl_ext.doctor.facts import Gpu
+from trl_ext.doctor.facts import Facts, Gpu
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import NVLINK3, PCIE4, PCIE4_NO_P2P, Card, Hardware, find_card
 from trl_ext.memory.units import gib
 
 
-@dataclass(frozen=True, slots=True)
-class Cards:
-    """What the driver says of the cards, in the fields of `Facts` that have the same names."""
-
-    gpus: tuple[Gpu, ...] = ()
-    no_gpus: str = ""
-    driver: str = ""
-    driver_cuda: str = ""
-    has_nvlink: bool | None = None
-    has_peer_access: bool | None = None
-
-
-def read_cards(nvml: Any, visible: str | None) -> Cards:
-    """Read all cards that CUDA would show.
+def read_cards(nvml: Any, visible: str | None) -> Facts:
+    """Read all cards that CUDA would show, and the driver; the rest of the facts is left empty.
 
     Args:
         nvml: The module pynvml.
@@ -35,16 +23,16 @@ def read_cards(nvml: Any, visible: str | None) -> Cards:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Cards(no_gpus=f"the NVIDIA driver does not answer ({error})")
+        return Facts(no_gpus=f"the NVIDIA driver does not answer ({error})")
     try:
         return _cards(nvml, visible)
     except nvml.NVMLError as error:
-        return Cards(no_gpus=f"the NVIDIA driver answers with an error ({error})")
+        return Facts(no_gpus=f"the NVIDIA driver answers with an error ({error})")
     finally:
         nvml.nvmlShutdown()
 
 
-def _cards(nvml: Any, visible: str | None) -> Cards:
+def _cards(nvml: Any, visible: str | None) -> Facts:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     shown = shown_by(visible, [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles])
     handles = [handles[index] for index in shown]
@@ -52,7 +40,7 @@ def _cards(nvml: Any, visible: str | None) -> Cards:
     if visible is not None:
         nothing = f"CUDA_VISIBLE_DEVICES is '{visible}', which shows none"
     cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 12040 is 12.4
-    return Cards(
+    return Facts(
         gpus=tuple(_gpu(nvml, handle) for handle in handles),
         no_gpus="" if handles else nothing,
         driver=_text(nvml.nvmlSystemGetDriverVersion()),

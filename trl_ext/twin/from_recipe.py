@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.files.launch import read_engine
+from trl_ext.memory.files.launch import read_accelerate, read_deepspeed
 from trl_ext.memory.run.keys import GUESSED_PROMPT_TOKENS, loaded_dtype, num_named
 from trl_ext.scripts.arguments import split_config_flag
 from trl_ext.scripts.recipe import NO_FIELDS, field_types, launch_file, paths_beside, read_recipe
@@ -78,8 +78,11 @@ def recipe_of(
         if given.get(old) is not None:
             keys[new] = given[old]
     prompt_tokens = prompt_tokens or given.get("memory_prompt_length") or GUESSED_PROMPT_TOKENS
-    engine = deepspeed or given.get("deepspeed") or config_file or launch_file(path)
-    return Recipe(name, keys, given, str(named), read_engine(engine), num_gpus, prompt_tokens, engine is not None)
+    source = deepspeed or given.get("deepspeed") or config_file or launch_file(path)
+    engine = source if source is None or isinstance(source, Mapping) else None
+    if isinstance(source, str):
+        engine = read_deepspeed(source) if source.endswith(".json") else read_accelerate(source)[1]
+    return Recipe(name, keys, given, str(named), engine, num_gpus, prompt_tokens, source is not None)
 
 
 def _configs(trainer: str) -> list[Any]:

@@ -8,26 +8,18 @@ Operations whose result depends on values, which fake tensors have not, get an a
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trl_ext.twin.driver import TwinPeak
+
 aten = torch.ops.aten
 LOAD, UPDATE = "load", "update"
 BLOCK_BYTES = 512
 _MARK = "trl_ext_module"
-
-
-@dataclass(slots=True)
-class Peak:
-    """The most bytes that were live at once in a phase, the operation that asked for the last of them, and where."""
-
-    num_bytes: int = 0
-    op: str = ""
-    module: str = ""
 
 
 class Tracker(TorchDispatchMode):
@@ -41,7 +33,7 @@ class Tracker(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
-        self.peaks: dict[str, Peak] = {}
+        self.peaks: dict[str, TwinPeak] = {}
         self._sizes: dict[int, int] = {}
         self._phases = [LOAD]
         self._modules: list[torch.nn.Module] = []
@@ -106,13 +98,12 @@ class Tracker(TorchDispatchMode):
     # Bytes --------------------------------------------------------------------------------------------------------
 
     def _note(self, op: str) -> None:
-        peak = self.peaks.setdefault(self._phases[-1], Peak())
-        if self.live > peak.num_bytes:
+        if self.live > self.peaks.setdefault(self._phases[-1], TwinPeak(0, "", "")).num_bytes:
             if torch._C._current_graph_task_id() == -1 or self._modules:
                 where = self._called(self._modules[-1]) if self._modules else ""
             else:
                 where = f"backward of {self._backward_module}" if self._backward_module else "backward"
-            peak.num_bytes, peak.op, peak.module = self.live, op, where
+            self.peaks[self._phases[-1]] = TwinPeak(self.live, op, where)
 
     def _count(self, tensor: torch.Tensor, op: str) -> None:
         if tensor.device.type == "meta":  # DeepSpeed keeps meta copies of all weights

@@ -27,7 +27,12 @@ _PROBE_TOKENS = 32
 
 def merge(argv: Sequence[str]) -> int:
     """Run the command, and return the exit code."""
-    arguments = _parser().parse_args(list(argv))
+    parser = CommandParser("trl-ext merge", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
+    parser.add_argument("--output", metavar="DIR", help="folder to write, new or empty (default RUN/merged)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: the base model's)")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the base model")
+    arguments = parser.parse_args(list(argv))
     from trl_ext.cli.after.finished import find_run
     from trl_ext.scripts.exit import refusals
 
@@ -44,15 +49,6 @@ def merge(argv: Sequence[str]) -> int:
         merged = merge_run(run, target, arguments.dtype, arguments.trust_remote_code)
     print(merged)
     return 0
-
-
-def _parser() -> CommandParser:
-    parser = CommandParser("trl-ext merge", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("run", metavar="RUN", help="the run's --output_dir, or one of its checkpoints")
-    parser.add_argument("--output", metavar="DIR", help="folder to write, new or empty (default RUN/merged)")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: the base model's)")
-    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the base model")
-    return parser
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,12 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
     if changes:
         print_what_if(plans.best.estimate, plans.best.what_if(**changes), changes)
     if arguments.max:
-        print(f"\n{_in_words(_largest(plans, arguments.max), arguments.max)}")
+        name, found = arguments.max, _largest(plans, arguments.max)
+        words = f"largest {name} that fits: {found[name]:,}"
+        words = f"{words}, as {found['label']}, {found['step_s']:.0f} s a step" if found[name] else f"No {name} fits."
+        if first := found.get("first_plan"):
+            words += f"; the first plan goes up to {first[name]:,}, {first['step_s']:.0f} s a step"
+        print(f"\n{words}")
     if arguments.verify:
         from trl_ext.cli.plan.verify import sentence, verified
 
@@ -197,15 +202,6 @@ def _largest(plans: Any, name: str) -> dict[str, Any]:
     if first is not None:
         told["first_plan"] = {name: getattr(first.job, unalias(name)), "step_s": round(first.step_s, 2)}
     return told
-
-
-def _in_words(largest: dict[str, Any], name: str) -> str:
-    """What `_largest` found, as a sentence."""
-    if not largest[name]:
-        return f"No {name} fits."
-    words = f"largest {name} that fits: {largest[name]:,}, as {largest['label']}, {largest['step_s']:.0f} s a step"
-    first = largest.get("first_plan")
-    return f"{words}; the first plan goes up to {first[name]:,}, {first['step_s']:.0f} s a step" if first else words
 
 
 def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:

@@ -70,17 +70,6 @@ def read_deepspeed(file: str) -> Engine:
     return _read(Path(file), json.loads)
 
 
-def read_engine(source: str | Mapping[str, Any] | None) -> Engine | None:
-    """DeepSpeed's settings from its JSON, from an accelerate file, or as they are.
-
-    Raises:
-        ConfigError: There is no such file, or it cannot be read.
-    """
-    if source is None or isinstance(source, Mapping):
-        return None if source is None else dict(source)
-    return read_deepspeed(source) if source.endswith(".json") else read_accelerate(source)[1]
-
-
 def zero_stage(engine: Mapping[str, Any] | None) -> int:
     """The stage of DeepSpeed's settings; 0 without DeepSpeed."""
     return int(_zero(engine).get("stage", 0))

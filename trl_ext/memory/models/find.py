@@ -92,19 +92,6 @@ def cached_config(name: str) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def fetched_config(name: str) -> Path:
-    """The config.json of a model, fetched from the hub into the local cache.
-
-    Raises:
-        OSError, ValueError: The hub is not to be reached, has no such model, or does not give it to this user.
-    """
-    if reason := no_hub():
-        raise OSError(reason)
-    from huggingface_hub import hf_hub_download  # takes longer than the whole plan
-
-    return Path(hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S))
-
-
 def no_hub() -> str:
     """Why the hub is not to be asked, in a few words: it is switched off, or does not answer one call; "" if it does.
 
@@ -159,8 +146,13 @@ def _known(name: str) -> ModelShape:
         return shape_from_config({"model_type": APART[plain]}, name)
     if plain not in names:
         try:
-            return shape_from_config(_read(fetched_config(name)), name)
-        except (OSError, ValueError) as error:
+            if reason := no_hub():
+                raise OSError(reason)
+            from huggingface_hub import hf_hub_download  # takes longer than the whole plan
+
+            file = hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
+            return shape_from_config(_read(Path(file)), name)
+        except (OSError, ValueError) as error:  # no hub, no such model there, or none for this user
             near = nearest_models(name)
             hint = f" Nearest: {', '.join(near)}." if near else ""
             reason = " ".join(str(error).split()).rstrip(".")

@@ -171,16 +171,23 @@ def fewer_at_once(search: Search, job: Job) -> Iterator[Job]:
 def vllm_choices(search: Search, job: Job) -> list[Job]:
     """vLLM awake and asleep while training, over every group of GPUs with which it can start in what is left; the
     fastest first, and of equal ones the smaller group, awake."""
-    found = []
+    found, card = [], search.hardware.card
     for sleeps in search.choices("vllm_enable_sleep_mode", (False, True)):
         choice = replace(job, vllm_enable_sleep_mode=sleeps)
         held = search.estimate(replace(choice, vllm_gpu_memory_utilization=0.01)).worst
         phases = ["generate"] if sleeps else list(held)  # in which vLLM holds its share
         others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
         left = usable_bytes(search.hardware) - others * (1 + slack_share(choice))
-        found += [_with_share(search, one, left) for one in _over_groups(search, choice)]
+        for one in _over_groups(search, choice):
+            if search.may("vllm_gpu_memory_utilization"):  # what is left, but no more than all completions need
+                # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
+                wanted = one.global_batch / search.num_gpus * one.sequence_tokens * kv_bytes_per_token(search.shape)
+                needed = vllm_weight_bytes(search.shape, one) + WORKSPACE_BYTES + wanted
+                share = min(left, 1.1 * needed) / (card.total_gib * GIB)
+                share = int(min(max(share, 0.01), FULL_ENOUGH) * 100) / 100
+                one = replace(one, vllm_gpu_memory_utilization=share)
+            found.append(one)
     # vLLM starts where its share holds at least one completion beside its weights.
-    card = search.hardware.card
     starts = [one for one in found if vllm_cache_tokens(search.shape, card, one) >= one.sequence_tokens]
     return sorted(starts, key=lambda one: (_generation_s(search, one), one.vllm_tensor_parallel_size))
 
@@ -194,14 +201,3 @@ def _over_groups(search: Search, job: Job) -> list[Job]:
     return [
         replace(job, vllm_tensor_parallel_size=size) for size in search.choices("vllm_tensor_parallel_size", possible)
     ]
-
-
-def _with_share(search: Search, job: Job, left: float) -> Job:
-    """vLLM with the share of a card that is left, but no more than all completions need."""
-    if not search.may("vllm_gpu_memory_utilization"):
-        return job
-    # Per GPU: a group of g GPUs serves g times the completions with g times the memory.
-    wanted = job.global_batch / search.num_gpus * job.sequence_tokens * kv_bytes_per_token(search.shape)
-    needed = vllm_weight_bytes(search.shape, job) + WORKSPACE_BYTES + wanted
-    share = min(left, 1.1 * needed) / (search.hardware.card.total_gib * GIB)
-    return replace(job, vllm_gpu_memory_utilization=int(min(max(share, 0.01), FULL_ENOUGH) * 100) / 100)

@@ -15,7 +15,7 @@ from tests import tiny
 from tests.preferences import pairs, reward_model
 from tests.reward_trainers import chat_tokenizer, weights
 from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, PPOTrainer, RewardConfig, RewardTrainer
-from trl_ext.doctor.nvml import Cards
+from trl_ext.doctor import Facts
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.estimate import estimate
@@ -216,7 +216,7 @@ def test_bad_words_are_sentences(tmp_path, settings, sentence):
 
 def test_auto_without_a_card_asks_for_its_name(tmp_path, monkeypatch):
     look = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
-    monkeypatch.setattr(look, "look_at_cards", lambda: Cards(gpus=()))
+    monkeypatch.setattr(look, "look_at_cards", lambda: Facts(gpus=()))
     with pytest.raises(ConfigError, match=r"there are none\. Name those that the run is for"):
         memory_plan.cards_here()
 

@@ -114,6 +114,7 @@ def pictures():
     return runpy.run_path(str(ASSETS / "pictures.py"))
 
 
+@pytest.mark.slow  # matplotlib
 def test_the_padding_picture_counts_what_the_planner_of_rows_counts(pictures):
     padded, flat = pictures["token_counts"]()
     text = (ASSETS / "padding.svg").read_text()
@@ -121,12 +122,14 @@ def test_the_padding_picture_counts_what_the_planner_of_rows_counts(pictures):
     assert f"{padded:,} tokens padded, {flat:,} tokens" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow  # matplotlib
 def test_the_memory_picture_shows_the_presets(pictures):
     text = (ASSETS / "memory.svg").read_text()
     for name, preset, obvious, _ in pictures["memory_rows"]():
         assert name in text and f">{preset:.1f}<" in text and f">{obvious:.1f}<" in text
 
 
+@pytest.mark.slow  # matplotlib
 def test_the_family_picture_has_every_method_over_equal_episodes(pictures):
     text = (ASSETS / "family.svg").read_text()
     curves = pictures["family_curves"]()

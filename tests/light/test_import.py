@@ -10,6 +10,7 @@ import trl_ext
 HEAVY = ("torch", "trl", "transformers", "vllm", "deepspeed")
 
 
+@pytest.mark.slow
 def test_neither_the_package_nor_its_rules_nor_its_resources_pull_in_anything_heavy():
     code = "import sys, trl_ext, trl_ext.rewards, trl_ext.resources as r; r.accelerate_config('cpu'); "
     code += f"print([m for m in {HEAVY} if m in sys.modules])"

@@ -30,6 +30,7 @@ def operands(row):
     return frozenset({left, right})
 
 
+@pytest.mark.slow  # reasoning_gym
 def test_rows_are_2000_and_64_without_operands_in_common_each_asking_for_a_right_answer(splits):
     assert len(splits["train"]) == 2000
     assert len({expression(row) for row in splits["test"]}) == len(splits["test"]) == 64

@@ -11,6 +11,7 @@ from trl_ext.memory.formulas.peak import slack_share
 from trl_ext.memory.job import Job
 
 
+@pytest.mark.slow
 def test_importing_it_imports_no_torch():
     modules = "trl_ext.twin, trl_ext.cli.dryrun.command, trl_ext.cli.dryrun.text"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"

@@ -53,11 +53,8 @@ def set_all(monkeypatch, **other) -> None:
             monkeypatch.setenv(name, value)
 
 
-def test_one_machine_is_left_alone():
+def test_one_machine_is_left_alone_slurms_step_names_several_and_the_command_line_comes_first(slurm):
     assert named() == {} and named(num_machines=1) == {"num_machines": 1}
-
-
-def test_slurms_step_names_the_machines_and_the_command_line_comes_before_it(slurm):
     set_all(slurm)
     assert named({"num_machines": 1}, num_processes=32) == {
         "num_machines": 4,
@@ -74,11 +71,7 @@ def test_slurms_step_names_the_machines_and_the_command_line_comes_before_it(slu
 @pytest.mark.parametrize(
     ("variables", "file", "sentence"),
     [
-        (
-            {"SLURM_STEP_NUM_TASKS": None},
-            {},
-            "SLURM gave this job 4 nodes, but this command runs on one of them only.",
-        ),
+        ({"SLURM_STEP_NUM_TASKS": None}, {}, "SLURM gave this job 4 nodes, but this command runs on one of them"),
         ({"SLURM_STEP_NUM_TASKS": "32"}, {}, "srun starts this command 32 times on 4 nodes"),
         ({}, {"num_machines": 2}, "The launch file is for 2 machines, but SLURM gave this step 4 nodes."),
         ({"SLURM_STEP_NODELIST": "gpu[1-"}, {}, "SLURM's list of nodes 'gpu[1-' cannot be read"),
@@ -100,10 +93,7 @@ FULL = {"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1", "nu
         ({"num_machines": 0}, "--num_machines is 0, fewer than one machine."),
         ({"machine_rank": None}, "--num_machines is 2, but no --machine_rank names which of them this is."),
         ({"machine_rank": 2}, "--machine_rank is 2 of 2 machines."),
-        (
-            {"main_process_ip": None},
-            "--num_machines is 2, but no --main_process_ip gives the address of the first of them.",
-        ),
+        ({"main_process_ip": None}, "--num_machines is 2, but no --main_process_ip gives the address of the first"),
         ({"main_process_port": 0}, "--main_process_port is 0, so each of 2 machines would choose another."),
         ({"num_processes": 15}, "--num_processes is 15, which 2 machines cannot share equally."),
         ({"multi_gpu": False}, "This launch starts one process alone, but num_machines is 2."),
@@ -127,21 +117,12 @@ def test_a_launch_file_for_several_machines_is_the_shipped_one_with_their_number
     main(["launch-file", "zero3"])
     shipped = yaml.safe_load(Path(capsys.readouterr().out.strip()).read_text())
     assert printed("zero3 --num_machines 4", capsys) == shipped | {"num_machines": 4}
-    whole = printed(
-        "zero3 --num_machines 4 --machine_rank 1 --main_process_ip h --main_process_port 29501 --num_processes 32",
-        capsys,
-    )
-    assert whole == shipped | {
-        "num_machines": 4,
-        "machine_rank": 1,
-        "main_process_ip": "h",
-        "main_process_port": 29501,
-        "num_processes": 32,
-    }
-    assert sorted(path.name for path in Path().glob("zero3*")) == [
-        "zero3-4-machines-rank1.yaml",
-        "zero3-4-machines.yaml",
-    ]
+    numbers = {"num_machines": 4, "machine_rank": 1, "main_process_ip": "h", "main_process_port": 29501}
+    numbers["num_processes"] = 32
+    words = " ".join(f"--{name} {value}" for name, value in numbers.items())
+    assert printed(f"zero3 {words}", capsys) == shipped | numbers
+    names = ["zero3-4-machines-rank1.yaml", "zero3-4-machines.yaml"]
+    assert sorted(path.name for path in Path().glob("zero3*")) == names
 
 
 def test_a_launch_file_takes_rank_and_address_of_slurm(slurm, capsys):

@@ -23,21 +23,15 @@ def warned(values):
     return " ".join(judged(values).warnings)
 
 
-@pytest.mark.parametrize(
-    ("values", "mood"),
-    [
-        ([number / 20 for number in range(20)], "better"),
-        ([1 - number / 20 for number in range(20)], "worse"),
-        ([0.5] * 20, "same"),
-        ([0.5 + (-1) ** number * 0.3 for number in range(20)], "same"),
-        ([0.50, 0.20, 0.80, 0.40, 0.75, 0.25, 0.60, 0.35, 0.70, 0.45, 0.55, 0.65], "same"),  # noise
-        ([0.5], "unknown"),
-        ([-0.157, -0.161, -0.161], "unknown"),
-        ([0.1, 0.9], "unknown"),
-    ],
-)
-def test_the_mood_is_that_of_the_reward_beyond_its_noise(values, mood):
-    assert judged(rewards(values)).mood == mood
+def test_the_mood_is_that_of_the_reward_beyond_its_noise():
+    noise = [0.50, 0.20, 0.80, 0.40, 0.75, 0.25, 0.60, 0.35, 0.70, 0.45, 0.55, 0.65]
+    for mood, runs in {
+        "better": [[number / 20 for number in range(20)]],
+        "worse": [[1 - number / 20 for number in range(20)]],
+        "same": [[0.5] * 20, [0.5 + (-1) ** number * 0.3 for number in range(20)], noise],
+        "unknown": [[0.5], [-0.157, -0.161, -0.161], [0.1, 0.9]],
+    }.items():
+        assert [judged(rewards(values)).mood for values in runs] == [mood] * len(runs)
 
 
 def test_a_run_of_three_steps_is_too_short_for_a_verdict():
@@ -60,19 +54,16 @@ def test_held_out_rows_have_the_last_word_and_an_accuracy_is_judged_like_a_rewar
     assert judged(log).headline == "It learned: accuracy rose from 0.15 to 0.90 in training"
 
 
-@pytest.mark.parametrize(
-    ("end", "max_steps", "ending", "is_finished"),
-    [
+def test_the_ending():
+    for end, max_steps, ending, is_finished in (
         ([{"step": 2, "train_runtime": 5.0}], 2, "Finished: 2 of 2 steps in 0:05", True),
         ([{"step": 2, "train_runtime": 5.0}], 9, "Ended early: 2 of 9 steps in 0:05", False),
         ([], 9, "Stopped or still running: 2 of 9 steps", False),
         ([], None, "Stopped or still running: 2 steps", False),
         ([{"step": 2, "loss": math.nan}], 2, "Failed: 2 of 2 steps", False),
-    ],
-)
-def test_the_ending(end, max_steps, ending, is_finished):
-    verdict = judged([*rewards([0.1, 0.2]), *end], max_steps)
-    assert (verdict.ending, verdict.is_finished) == (ending, is_finished)
+    ):
+        verdict = judged([*rewards([0.1, 0.2]), *end], max_steps)
+        assert (verdict.ending, verdict.is_finished) == (ending, is_finished)
 
 
 def test_a_healthy_run_has_no_warning():

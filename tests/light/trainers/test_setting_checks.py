@@ -4,6 +4,7 @@ import ast
 import json
 import math
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,41 +34,35 @@ def refusal(check, *given):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("learning_rate", (-1e-6, NAN, INF)),
-        ("weight_decay", (-0.1, NAN, INF)),
-        ("adam_beta1", (-0.1, 1.0, NAN)),
-        ("adam_epsilon", (-1e-8,)),
-        ("max_grad_norm", (-1.0, NAN)),
-        ("warmup_steps", (-1, NAN)),
-        ("max_steps", (0, -2)),
-        ("per_device_train_batch_size", (0, -1)),
-        ("gradient_accumulation_steps", (0, -1)),
-        ("save_total_limit", (0, -1)),
-        ("temperature", (0.0, -1.0, NAN, INF)),
-        ("top_p", (0.0, -0.1, 1.5, NAN)),
-        ("min_p", (-0.1, 1.5, NAN)),
-        ("repetition_penalty", (0.0, -1.0)),
-        ("beta", (-0.5, NAN, INF)),
-        ("epsilon", (-0.1, NAN)),
-        ("epsilon_high", (-0.1, NAN)),
-        ("num_generations", (0, -2)),
-        ("max_completion_length", (0, -1)),
-        ("num_iterations", (0, -1)),
-        ("top_entropy_quantile", (-0.1, 2.0)),
-        ("center_rewards_coefficient", (-0.1, NAN)),
-        ("gamma", (-0.1, 1.1, NAN)),
-        ("cliprange", (0.0, -0.2, NAN)),
-        ("value_learning_rate", (0.0, -1e-6, NAN, INF)),
-        ("kl_coef", (-0.1, NAN)),
-        ("num_mini_batches", (0, -1)),
-    ],
-)
-def test_what_is_out_of_range_is_refused_by_name(name, values):
-    for value in values:
-        assert refusal(check_numbers, args(**{name: value})).startswith(f"{name}={value} must be ")
+OUT_OF_RANGE = {
+    (-1e-6, NAN, INF): "learning_rate",
+    (-0.1, NAN, INF): "weight_decay",
+    (-0.1, 1.0, NAN): "adam_beta1",
+    (-1e-8,): "adam_epsilon",
+    (-1.0, NAN): "max_grad_norm",
+    (-1, NAN): "warmup_steps",
+    (0, -2): "max_steps num_generations",
+    (
+        0,
+        -1,
+    ): "per_device_train_batch_size gradient_accumulation_steps save_total_limit max_completion_length num_iterations num_mini_batches",
+    (0.0, -1.0, NAN, INF): "temperature",
+    (0.0, -0.1, 1.5, NAN): "top_p",
+    (-0.1, 1.5, NAN): "min_p",
+    (0.0, -1.0): "repetition_penalty",
+    (-0.5, NAN, INF): "beta",
+    (-0.1, NAN): "epsilon epsilon_high center_rewards_coefficient kl_coef",
+    (-0.1, 2.0): "top_entropy_quantile",
+    (-0.1, 1.1, NAN): "gamma",
+    (0.0, -0.2, NAN): "cliprange",
+    (0.0, -1e-6, NAN, INF): "value_learning_rate",
+}
+
+
+def test_what_is_out_of_range_is_refused_by_name():
+    for values, names in OUT_OF_RANGE.items():
+        for name, value in product(names.split(), values):
+            assert refusal(check_numbers, args(**{name: value})).startswith(f"{name}={value} must be ")
 
 
 def test_no_setting_may_be_nan():
@@ -85,19 +80,16 @@ def test_what_trl_uses_meaningfully_is_taken():
         check_numbers(args(**taken))
 
 
-@pytest.mark.parametrize(
-    ("refused", "taken"),
-    [
-        (dict(num_train_epochs=0, max_steps=-1), dict(num_train_epochs=0, max_steps=5)),
-        (dict(save_steps=0, save_strategy="steps"), dict(save_steps=0, save_strategy="no")),
-        (dict(logging_steps=-1, logging_strategy="steps"), dict(logging_steps=-1, logging_strategy="epoch")),
-        (dict(eval_steps=-1, eval_strategy="steps"), dict(eval_steps=-1, eval_strategy="no")),
-        (dict(top_k=-1, use_vllm=False), dict(top_k=-1, use_vllm=True)),
-    ],
-)
-def test_a_setting_that_does_not_count_is_not_looked_at(refused, taken):
-    assert refusal(check_numbers, args(**refused))
-    check_numbers(args(**taken))
+def test_a_setting_that_does_not_count_is_not_looked_at():
+    for name, value, other, counts, does_not in (
+        ("num_train_epochs", 0, "max_steps", -1, 5),
+        ("save_steps", 0, "save_strategy", "steps", "no"),
+        ("logging_steps", -1, "logging_strategy", "steps", "epoch"),
+        ("eval_steps", -1, "eval_strategy", "steps", "no"),
+        ("top_k", -1, "use_vllm", False, True),
+    ):
+        assert refusal(check_numbers, args(**{name: value, other: counts}))
+        check_numbers(args(**{name: value, other: does_not}))
 
 
 def test_the_sentence_says_the_range_and_what_to_do():

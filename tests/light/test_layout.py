@@ -22,7 +22,7 @@ def test_a_folder_has_at_most_14_siblings():
 
 def private_reads(source: str) -> list[str]:
     """Names such as `trainer._packs` that are read of a trainer by another object."""
-    return re.findall(r"\w*trainer\._(?!_)\w+", source)
+    return re.findall(r"(?<!\w)\w*trainer\._(?!_)\w+", source)
 
 
 def test_nobody_reads_a_private_name_of_a_trainer():

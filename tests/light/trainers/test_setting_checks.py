@@ -42,14 +42,11 @@ OUT_OF_RANGE = {
     (-1.0, NAN): "max_grad_norm",
     (-1, NAN): "warmup_steps",
     (0, -2): "max_steps num_generations",
-    (
-        0,
-        -1,
-    ): "per_device_train_batch_size gradient_accumulation_steps save_total_limit max_completion_length num_iterations num_mini_batches",
+    (0, -1): "per_device_train_batch_size gradient_accumulation_steps save_total_limit max_completion_length "
+    "num_iterations num_mini_batches repetition_penalty",
     (0.0, -1.0, NAN, INF): "temperature",
     (0.0, -0.1, 1.5, NAN): "top_p",
     (-0.1, 1.5, NAN): "min_p",
-    (0.0, -1.0): "repetition_penalty",
     (-0.5, NAN, INF): "beta",
     (-0.1, NAN): "epsilon epsilon_high center_rewards_coefficient kl_coef",
     (-0.1, 2.0): "top_entropy_quantile",

@@ -20,9 +20,8 @@ from trl_ext.monitor.log_keys import PPO, REWARD_MODEL, Entry
 from trl_ext.monitor.pages.held_out import read_held_out
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.pages.samples import COMPLETIONS_FOLDER, read_samples
-from trl_ext.monitor.pages.tables import curve_rows, phase_rows, token_rows
 from trl_ext.monitor.record import PLAN_FILE, RULES_FILE, RunRecord, read_record
-from trl_ext.monitor.summary import RunSummary, summarize
+from trl_ext.monitor.summary import RunSummary, curve_rows, phase_rows, summarize, token_rows
 from trl_ext.monitor.words import duration
 
 STATE_FILE = "trainer_state.json"  # written by transformers

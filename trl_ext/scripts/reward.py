@@ -10,7 +10,9 @@ from typing import Any
 
 from trl import DatasetMixtureConfig, ModelConfig
 
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, DataError, TrlExtError
+from trl_ext.rewards import filter_pairs
+from trl_ext.rewards.preference.filter import with_gaps
 from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.keys import DataArguments
@@ -50,6 +52,8 @@ and an unknown one is an error. The keys that most runs set:
   eval_strategy, eval_steps, eval_on_start
                          held-out pairs before, during and after; with rules also where the rules agree and disagree
 """
+
+_ROW = "row_before_filter"  # the column that tells which rows are left
 
 
 @dataclass
@@ -125,8 +129,6 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     rules = None if script_args.rules is None else build_rules(script_args.rules)
     train_pairs, held_out_pairs = training.load_rows(script_args, training_args, model_args, dataset_args)
     if script_args.filter_pairs:
-        from trl_ext.scripts.data.pairs import filter_everywhere
-
         margin = script_args.margin_from_rules
         train_pairs = filter_everywhere(train_pairs, rules, margin, "training pairs")
         # Pairs that the rules contradict stay here: evaluation compares the two kinds.
@@ -150,6 +152,68 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
             rules=rules,
         )
     training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """What a filter did to a dataset, small enough to travel between processes.
+
+    Args:
+        rows: Numbers of the rows that are left.
+        gaps: The rules' gap of each of them, None without rules.
+        report: The filter's table.
+    """
+
+    rows: list[int]
+    gaps: list[float | None] | None
+    report: str
+
+
+def filter_everywhere(dataset: Any, rules: Any, margin: bool, role: str) -> Any:
+    """`rewards.filter_pairs` with the same outcome on every process, its report printed on the first one.
+
+    A rule with a time limit may judge a row on one process and not on another, which is slower at that moment.
+    Processes with different rows would wait for each other for ever, so the first one filters and tells the others.
+
+    Args:
+        dataset: Training or held-out pairs; None stays None.
+        rules: A RuleSet or None.
+        margin: Add the column `margin`.
+        role: What the dataset is called in the report and in errors.
+
+    Raises:
+        DataError: Columns are missing, or no row is left; on every process.
+        ConfigError: The dataset is a stream.
+    """
+    if dataset is None:
+        return None
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list
+
+    is_first = PartialState().is_main_process
+    (outcome,) = broadcast_object_list([_outcome(dataset, rules, margin, role) if is_first else None])
+    if isinstance(outcome, TrlExtError):
+        raise outcome
+    if is_first:
+        print(f"\n{role.capitalize()}:\n{outcome.report}\n", flush=True)
+    pairs = dataset.select(outcome.rows)
+    return pairs if outcome.gaps is None else with_gaps(pairs, outcome.gaps, margin)
+
+
+def _outcome(dataset: Any, rules: Any, margin: bool, role: str) -> Filtered | TrlExtError:
+    """The error is a value here: raised, it would leave the other processes waiting."""
+    from datasets import Dataset
+
+    if not isinstance(dataset, Dataset):
+        return ConfigError(f"filter_pairs reads the {role} whole, and they are a stream. Set one of the two to false.")
+    try:
+        numbered = dataset.add_column(_ROW, list(range(len(dataset))))
+        pairs, report = filter_pairs(numbered, rules, margin=margin)
+    except DataError as error:
+        return DataError(f"The {role} cannot be filtered. {error}")
+    except TrlExtError as error:
+        return error
+    return Filtered(pairs[_ROW][:], None if rules is None else pairs["rule_gap"][:], str(report))
 
 
 def main(argv: Sequence[str] | None = None, callbacks: Sequence[Any] = ()) -> None:

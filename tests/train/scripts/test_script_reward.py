@@ -17,7 +17,7 @@ from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import reward, training
-from trl_ext.scripts.data.pairs import filter_everywhere
+from trl_ext.scripts.reward import filter_everywhere
 from trl_ext.scripts.rewards import build_rules
 
 torch.set_num_threads(1)

@@ -17,9 +17,18 @@ from trl_ext.monitor.pages.charts import Line, Picture, line_chart, stacked_char
 from trl_ext.monitor.pages.held_out import HeldOutAnswer, HeldOutTable
 from trl_ext.monitor.pages.samples import Samples, ShownCompletion, evenly
 from trl_ext.monitor.pages.series import Panel, Series, main_panels, members, other_panels, read_series
-from trl_ext.monitor.pages.tables import curve_rows, entry_rows, phase_rows, token_rows
 from trl_ext.monitor.pages.verdict import judge_run
-from trl_ext.monitor.summary import Change, RunSummary, held_out_entries, summarize, training_entries
+from trl_ext.monitor.summary import (
+    Change,
+    RunSummary,
+    curve_rows,
+    entry_rows,
+    held_out_entries,
+    phase_rows,
+    summarize,
+    token_rows,
+    training_entries,
+)
 from trl_ext.monitor.words import cut, duration, score, short, visible
 
 MOST_ROWS = 50  # of the table of steps

@@ -8,7 +8,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import parse_headroom
 from trl_ext.memory.files.settings import ALLOCATOR
 from trl_ext.memory.planner.search import opt_ins_of
-from trl_ext.memory.run.setting import MemorySetting, parse_memory
+from trl_ext.memory.run.settle import MemorySetting, parse_memory
 
 ON_OOM = ("split", "raise")
 

@@ -13,8 +13,7 @@ from trl_ext.memory.planner.choices import FREE
 from trl_ext.memory.planner.planner import plan
 from trl_ext.memory.planner.presets import PRESETS, preset
 from trl_ext.memory.run.keys import job_of_run
-from trl_ext.memory.run.setting import parse_memory
-from trl_ext.memory.run.settle import ALL, LAUNCHED, SIZES, Run, faster_launch, settle
+from trl_ext.memory.run.settle import ALL, LAUNCHED, SIZES, Run, faster_launch, parse_memory, settle
 
 KEYS = {
     "per_device_train_batch_size": 8,

@@ -20,10 +20,9 @@ from trl_ext.cli.check import recipe as check_recipe
 from trl_ext.cli.check.command import CANNOT_WORK, check
 from trl_ext.cli.check.data import Lengths
 from trl_ext.cli.doctor import print_findings
-from trl_ext.doctor import Gpu, probe
+from trl_ext.doctor import Facts, Gpu, probe
 from trl_ext.doctor.finding import problem
 from trl_ext.doctor.look import read_answer
-from trl_ext.doctor.nvml import Cards
 from trl_ext.errors import ConfigError
 from trl_ext.launch import accelerate as launch
 from trl_ext.memory.cards import Hardware, find_card
@@ -477,13 +476,13 @@ def test_the_config_beside_the_tokenizer_is_the_one_planned(assets):
 
 
 def test_cards_of_this_machine_are_planned_for_if_none_are_named(monkeypatch):
-    cards = Cards(gpus=(Gpu("NVIDIA A40", 44.0, 44.0, (8, 6)),) * 2, has_nvlink=False, has_peer_access=True)
+    cards = Facts(gpus=(Gpu("NVIDIA A40", 44.0, 44.0, (8, 6)),) * 2, has_nvlink=False, has_peer_access=True)
     look = import_module("trl_ext.doctor.look")  # the package's `look` is the function in it
     monkeypatch.setattr(look, "look_at_cards", lambda: cards)
     monkeypatch.setattr(look, "host_memory", lambda: (256.0, 200.0))
     found = check_memory.machine(None, None)
     assert (found.num_gpus, found.card.name, found.card.total_gib, found.host_gib) == (2, "A40-48GB", 44.0, 200.0)
-    monkeypatch.setattr(look, "look_at_cards", lambda: Cards(no_gpus="none"))
+    monkeypatch.setattr(look, "look_at_cards", lambda: Facts(no_gpus="none"))
     assert check_memory.machine(None, None) is None
     assert check_memory.machine("2xA40-48GB", None).card.total_gib == 44.4
 

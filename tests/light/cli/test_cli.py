@@ -45,10 +45,7 @@ def test_a_commands_help_names_its_script_and_recipes_that_there_are(name, capsy
     ("argv", "sentence"),
     [
         (["grop"], "There is no command 'grop'. Did you mean 'grpo'?"),
-        (
-            ["--unknown"],
-            "There is no command '--unknown'. There are: grpo, ppo, reward, plan, ",
-        ),
+        (["--unknown"], "There is no command '--unknown'. There are: grpo, ppo, reward, plan, "),
         (["rewrad"], "There is no command 'rewrad'. Did you mean 'reward'?"),
         (["report", "nowhere"], "There is no trainer_state.json in nowhere"),
         (["report"], "Give one run for its report, or two or more after --compare"),

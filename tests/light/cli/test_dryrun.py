@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from trl_ext.cli.dryrun.command import reserved_gib, segments_expand, verdict, verdict_of
+from trl_ext.memory import Plan, estimate, find_shape, parse_gpus, plan, write_plan
 from trl_ext.memory.formulas.peak import slack_share
 from trl_ext.memory.job import Job
 
@@ -93,23 +94,16 @@ def test_whether_segments_expand_is_said_by_environment_recipe_or_memory(
     assert segments_expand(str(path)) is expands
 
 
-@pytest.mark.parametrize("expandable", [False, True])
-def test_a_recipe_beside_its_plan_runs_as_the_plan_launches_it(expandable, tmp_path, monkeypatch):
-    from trl_ext.memory import Hardware, find_card
-    from trl_ext.memory.estimate import estimate
-    from trl_ext.memory.files.plan import write_plan
-    from trl_ext.memory.models.find import find_shape
-    from trl_ext.memory.planner.planner import Plan
-
+def test_a_recipe_beside_its_plan_runs_as_the_plan_launches_it(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    job = Job("reward", method="lora", expandable_segments=expandable)
-    write_plan(Plan(estimate(job, find_shape("8B"), Hardware(1, find_card("H200"))), ()), tmp_path)
-    assert segments_expand(str(tmp_path / "recipe.yaml")) is expandable
+    for expandable in (False, True):
+        job = Job("reward", method="lora", expandable_segments=expandable)
+        write_plan(Plan(estimate(job, find_shape("8B"), parse_gpus("1xH200"))), tmp_path)
+        assert segments_expand(str(tmp_path / "recipe.yaml")) is expandable
 
 
 @pytest.mark.slow
 def test_a_plans_recipe_is_read_from_any_folder_for_the_prompts_that_it_was_made_for(tmp_path):
-    from trl_ext.memory import plan, write_plan
     from trl_ext.twin.from_recipe import recipe_of
 
     question = dict(max_prompt_length=700, zero_stage=2)

@@ -7,6 +7,7 @@ import yaml
 
 from tests.conftest import ROOT
 from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import parse_gpus
 from trl_ext.memory.files import settings
 from trl_ext.memory.files.plan import STAGES, read_plan, write_plan
 from trl_ext.memory.files.settings import MEANINGS
@@ -22,24 +23,13 @@ def written(tmp_path):
     return best, tmp_path / "plan"
 
 
-def test_a_plan_read_back_is_the_plan(written):
+def test_a_plan_read_back_is_the_plan(written, tmp_path):
     best, folder = written
     assert read_plan(folder) == read_plan(folder / "plan.json") == best
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_survives_its_files(name, tmp_path):
-    one = PRESETS[name].plan()
-    write_plan(one, tmp_path)
-    assert read_plan(tmp_path) == one
-
-
-def test_a_mixture_and_a_card_of_ones_own_survive(tmp_path):
-    from trl_ext.memory.cards import parse_gpus
-
-    best = plan("grpo", "Qwen/Qwen3-30B-A3B", parse_gpus("4xfoo", gpu_memory_gib=200)).best
-    write_plan(best, tmp_path)
-    assert read_plan(tmp_path) == best
+    mixture = plan("grpo", "Qwen/Qwen3-30B-A3B", parse_gpus("4xfoo", gpu_memory_gib=200)).best
+    for one in (mixture, *(preset.plan() for preset in PRESETS.values())):
+        write_plan(one, tmp_path)
+        assert read_plan(tmp_path) == one
 
 
 def test_the_written_files_keep_the_batch_the_conventions_of_the_shipped_ones_and_say_how_to_launch(written):
@@ -60,10 +50,10 @@ def test_the_written_files_keep_the_batch_the_conventions_of_the_shipped_ones_an
     assert settings.launch_line(best.job, "x").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
 
 
-@pytest.mark.parametrize(("num_gpus", "name"), [(1, "single_gpu"), (4, "multi_gpu")])
-def test_the_launch_file_is_the_shipped_one_with_its_number_of_processes(num_gpus, name):
-    shipped = yaml.safe_load((ROOT / "accelerate_configs" / f"{name}.yaml").read_text())
-    assert settings.accelerate(Job("reward"), num_gpus) == {**shipped, "num_processes": num_gpus}
+def test_the_launch_file_is_the_shipped_one_with_its_number_of_processes():
+    for num_gpus, name in ((1, "single_gpu"), (4, "multi_gpu")):
+        shipped = yaml.safe_load((ROOT / "accelerate_configs" / f"{name}.yaml").read_text())
+        assert settings.accelerate(Job("reward"), num_gpus) == {**shipped, "num_processes": num_gpus}
 
 
 def test_without_deepspeed_there_is_no_file_for_it_nor_that_of_an_earlier_plan(written, tmp_path):
@@ -114,21 +104,18 @@ def test_deepspeed_on_one_gpu_gets_its_rank_from_torchs_launcher(tmp_path):
     assert (launch["distributed_type"], launch["num_processes"]) == ("MULTI_GPU", 1)
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"critic": "adapter", "reward_model": "adapter"}, "--reward_adapter ADAPTER"),
-        ({"reward_model": "copy"}, "--reward_model REWARD_MODEL"),
-        ({"reward_model": "copy", "num_reward_models": 2}, "--reward_model REWARD_MODEL REWARD_MODEL --output_dir"),
-        ({"reward_model": "none"}, "--rules RULES.yaml"),
-    ],
-)
-def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it_is(settings, words, tmp_path):
-    write_plan(plan("ppo", "Qwen/Qwen2.5-0.5B", "1xH200", **settings).best, tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    assert words in text
-    for word in (words.split()[1], "DATASET", "OUT"):
-        assert f"| `{word}` | {MEANINGS[word]} |" in text
+def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it_is(tmp_path):
+    for words, asked in {
+        "--reward_adapter ADAPTER": {"critic": "adapter", "reward_model": "adapter"},
+        "--reward_model REWARD_MODEL": {"reward_model": "copy"},
+        "--reward_model REWARD_MODEL REWARD_MODEL --output_dir": {"reward_model": "copy", "num_reward_models": 2},
+        "--rules RULES.yaml": {"reward_model": "none"},
+    }.items():
+        write_plan(plan("ppo", "Qwen/Qwen2.5-0.5B", "1xH200", **asked).best, tmp_path)
+        text = (tmp_path / "README.md").read_text()
+        assert words in text
+        for word in (words.split()[1], "DATASET", "OUT"):
+            assert f"| `{word}` | {MEANINGS[word]} |" in text
 
 
 # A server, and several machines -------------------------------------------------------------------------------------
@@ -150,9 +137,8 @@ def test_a_plan_with_a_server_launches_it_and_trains_on_the_other_cards(tmp_path
 def test_a_plan_for_two_machines_has_a_line_for_each(tmp_path):
     one = plan("reward", "8B", "2x8xH100", headroom="8%").best
     lines = settings.launch_lines(one.job, "x", one.estimate.hardware)
-    assert [f"--machine_rank {rank} --main_process_ip ADDRESS" in line for rank, line in enumerate(lines)] == [
-        True
-    ] * 2
+    assert len(lines) == 2
+    assert all(f"--machine_rank {rank} --main_process_ip ADDRESS" in line for rank, line in enumerate(lines))
     assert all("--num_machines 2 --num_processes 16" in line for line in lines)
     write_plan(one, tmp_path)
     assert "| `ADDRESS` |" in (tmp_path / "README.md").read_text()

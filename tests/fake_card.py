@@ -1,4 +1,4 @@
-"""A card that a test fills by hand, in the place of `trl_ext.monitor.card_memory.audit.MemorySource`."""
+"""A card that a test fills by hand, in the place of `trl_ext.monitor.card_memory.MemorySource`."""
 
 from trl_ext.memory.units import GIB
 

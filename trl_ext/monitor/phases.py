@@ -45,29 +45,25 @@ class PhaseClock:
         Args:
             whole: Charge those to `name`, too.
         """
-        self._charge()
+        self.mark()
         outer = self._whole
         self._open.append(outer or name)
         self._whole = outer or (name if whole else None)
         try:
             yield
         finally:
-            self._charge()
+            self.mark()
             self._open.pop()
             self._whole = outer
 
     def take(self) -> dict[str, float]:
         """Seconds per phase since the last call, and start over. Phases that are open stay open."""
         if self._last_reading_s is not None:  # only a first phase starts the clock
-            self._charge()
+            self.mark()
         seconds, self._seconds = self._seconds, {}
         return seconds
 
     def mark(self) -> None:
-        """Charge what has passed since the last reading."""
-        self._charge()
-
-    def _charge(self) -> None:
         """Give the time since the last reading to the innermost open phase, or to `outside`."""
         if self._sync is not None:
             self._sync()

@@ -108,7 +108,6 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     from trl_ext.cli.check import memory as check_memory
     from trl_ext.cli.check import models as check_models
     from trl_ext.cli.check import recipe as check_recipe
-    from trl_ext.cli.check import rules as check_rules
     from trl_ext.doctor.finding import ok
     from trl_ext.doctor.installed import untested_findings
     from trl_ext.memory.files.launch import read_deepspeed, zero_stage
@@ -146,7 +145,7 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         report.findings += check_data.show_rows(*inputs)
         measured = report.attempt("data", check_data.measure, parsed, rows, tokenizer)
         report.findings += report.attempt("lengths", check_data.check_lengths, parsed, measured) or []
-        report.findings += report.attempt("rules", check_rules.check_rules, rewards or [], rows, tokenizer) or []
+        report.findings += report.attempt("rules", check_models.check_rules, rewards or [], rows, tokenizer) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured
         memory = (parsed, shape, hardware, num_processes, launch, prompt_length)

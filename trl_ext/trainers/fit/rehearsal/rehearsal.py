@@ -15,8 +15,7 @@ from transformers.utils import logging
 from trl_ext.errors import OutOfMemoryError
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import in_gib
-from trl_ext.monitor.card_memory.audit import SCARCE_FRAC, MemoryAudit, MemoryMeter, MemorySource, source_of
-from trl_ext.monitor.card_memory.callback import MemoryWatch
+from trl_ext.monitor.card_memory import SCARCE_FRAC, MemoryAudit, MemoryMeter, MemorySource, MemoryWatch, source_of
 from trl_ext.trainers.fit.oom.errors import is_out_of_memory
 from trl_ext.trainers.fit.oom.message import cheapest_change, explained
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch

@@ -9,8 +9,7 @@ from rich.console import Console
 from tests.fake_card import FakeCard
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.units import GIB
-from trl_ext.monitor.card_memory.audit import MemoryAudit, MemoryMeter, Reading, source_of
-from trl_ext.monitor.card_memory.callback import MemoryWatch
+from trl_ext.monitor.card_memory import MemoryAudit, MemoryMeter, MemoryWatch, Reading, source_of
 from trl_ext.monitor.pages.page import RunFacts, report_page
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.monitor.report import summary_table

@@ -1,1 +1,0 @@
-"""Measured memory beside planned memory, while a run goes on."""

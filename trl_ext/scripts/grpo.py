@@ -5,7 +5,7 @@ the data ends in one sentence and exit code 2; any other exception is a bug and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl import DatasetMixtureConfig, ModelConfig
@@ -14,6 +14,7 @@ from trl_ext.scripts import training
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_rewards
+from trl_ext.trainers.setting_checks import setting
 
 DESCRIPTION = f"""\
 Train a language model with GRPO on rules as rewards.
@@ -38,9 +39,7 @@ Train a language model with GRPO on rules as rewards.
 class GRPOScriptArguments(RewardArguments):
     """Arguments of the script itself: the dataset, and what scores a completion."""
 
-    reward_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Reward model with one output, on the hub or a folder."}
-    )
+    reward_model_name_or_path: str | None = setting(None, "Reward model with one output, on the hub or a folder.")
 
 
 def make_parser(prog: str | None = None) -> StrictParser:

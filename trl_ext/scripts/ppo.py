@@ -5,7 +5,7 @@ the data ends in one sentence and exit code 2; any other exception is a bug and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.look import look_at_prompts
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import PROMPT_HELP, RewardArguments, build_functions
+from trl_ext.trainers.setting_checks import setting
 
 DESCRIPTION = f"""\
 Train a language model with PPO on rules, reward models, or both.
@@ -47,28 +48,18 @@ Train a language model with PPO on rules, reward models, or both.
 class PPOScriptArguments(RewardArguments):
     """Arguments of the script itself: the dataset, what scores a completion, and models beside the policy."""
 
-    reward_model: list[str] | None = field(
-        default=None, metadata={"help": "Reward models with one output, on the hub or folders."}
-    )
+    reward_model: list[str] | None = setting(None, "Reward models with one output, on the hub or folders.")
     # In this order the flag takes several, and a recipe a list or one.
-    reward_adapter: list[str] | None | str = field(  # noqa: RUF036
-        default=None,
-        metadata={
-            "help": "Folders of LoRA reward models of the policy's backbone, as trl_ext.scripts.reward saves them."
-        },
+    reward_adapter: list[str] | None | str = setting(  # noqa: RUF036
+        None, "Folders of LoRA reward models of the policy's backbone, as trl_ext.scripts.reward saves them."
     )
-    ref_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "Model that the KL is measured from, on the hub or a folder. Unset: the policy as it starts."
-        },
+    ref_model: str | None = setting(
+        None, "Model that the KL is measured from, on the hub or a folder. Unset: the policy as it starts."
     )
-    value_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "Model that a separate critic starts from, with the policy's tokenizer: a reward model, or the "
-            "policy's base model."
-        },
+    value_model: str | None = setting(
+        None,
+        "Model that a separate critic starts from, with the policy's tokenizer: a reward model, or the policy's base "
+        "model.",
     )
 
 

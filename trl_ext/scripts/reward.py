@@ -5,7 +5,7 @@ settings or the data ends in one sentence and exit code 2; any other exception i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl import DatasetMixtureConfig, ModelConfig
@@ -19,6 +19,7 @@ from trl_ext.scripts.data.keys import DataArguments
 from trl_ext.scripts.data.look import look_at_pairs
 from trl_ext.scripts.exit import refusals
 from trl_ext.scripts.rewards import build_rules
+from trl_ext.trainers.setting_checks import setting
 
 DESCRIPTION = """\
 Train a reward model on pairs of a chosen and a rejected answer.
@@ -60,27 +61,18 @@ _ROW = "row_before_filter"  # the column that tells which rows are left
 class RewardScriptArguments(DataArguments):
     """Arguments of the script itself: the pairs, and what rules do to them."""
 
-    rules: list | str | dict | None = field(
-        default=None,
-        metadata={
-            "help": "Rules that score both sides of a pair, to evaluate, filter_pairs and margin_from_rules: a list "
-            "of rules in the recipe, or a mapping with `rules` and `clip`; or the path of a YAML file with that "
-            "mapping."
-        },
+    rules: list | str | dict | None = setting(
+        None,
+        "Rules that score both sides of a pair, to evaluate, filter_pairs and margin_from_rules: a list of rules in "
+        "the recipe, or a mapping with `rules` and `clip`; or the path of a YAML file with that mapping.",
     )
-    filter_pairs: bool = field(
-        default=False,
-        metadata={
-            "help": "Drop pairs, for training and held-out, that are empty, identical or have different prompts, and "
-            "from training, with rules, those whose chosen side scores lower. A table shows how many."
-        },
+    filter_pairs: bool = setting(
+        False,
+        "Drop pairs, for training and held-out, that are empty, identical or have different prompts, and from "
+        "training, with rules, those whose chosen side scores lower. A table shows how many.",
     )
-    margin_from_rules: bool = field(
-        default=False,
-        metadata={
-            "help": "By how much the rules prefer the chosen side becomes the margin of the loss. Implies "
-            "filter_pairs."
-        },
+    margin_from_rules: bool = setting(
+        False, "By how much the rules prefer the chosen side becomes the margin of the loss. Implies filter_pairs."
     )
 
     def __post_init__(self) -> None:
@@ -99,10 +91,7 @@ class RewardScriptArguments(DataArguments):
 class RewardModelConfig(ModelConfig):
     """TRL's `ModelConfig` with the LoRA task type that trains and saves the score head."""
 
-    lora_task_type: str = field(
-        default="SEQ_CLS",
-        metadata={"help": "Task type of LoRA; a reward model needs SEQ_CLS."},
-    )
+    lora_task_type: str = setting("SEQ_CLS", "Task type of LoRA; a reward model needs SEQ_CLS.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,13 +4,14 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import RuleSet
 from trl_ext.scripts.data.keys import PromptArguments
 from trl_ext.scripts.recipe import nearest
+from trl_ext.trainers.setting_checks import setting
 
 # Of the scripts' --help.
 PROMPT_HELP = """\
@@ -48,19 +49,15 @@ TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_rew
 class RewardArguments(PromptArguments):
     """The data and their prompts, and the rules and functions that score a completion."""
 
-    rules: list | str | dict | None = field(
-        default=None,
-        metadata={
-            "help": "Rules that score a completion: a list of rules in the recipe, or a mapping with `rules` and "
-            "`clip`; or the path of a YAML file with that mapping."
-        },
+    rules: list | str | dict | None = setting(
+        None,
+        "Rules that score a completion: a list of rules in the recipe, or a mapping with `rules` and `clip`; or the "
+        "path of a YAML file with that mapping.",
     )
-    reward_funcs: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Further reward functions: accuracy_reward, reasoning_accuracy_reward, think_format_reward, "
-            "get_soft_overlong_punishment, or dotted paths such as my_module.my_reward."
-        },
+    reward_funcs: list[str] | None = setting(
+        None,
+        "Further reward functions: accuracy_reward, reasoning_accuracy_reward, think_format_reward, "
+        "get_soft_overlong_punishment, or dotted paths such as my_module.my_reward.",
     )
 
 

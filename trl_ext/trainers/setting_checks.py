@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,11 @@ _SET_ELSEWHERE = {
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
 }
+
+
+def setting(default: Any, purpose: str, **others: Any) -> Any:
+    """Return a field of a config with what its `--help` says, and other metadata, such as its choices."""
+    return field(default=default, metadata={"help": purpose, **others})
 
 
 def check_numbers(config: Any) -> None:

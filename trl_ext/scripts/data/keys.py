@@ -1,6 +1,6 @@
 """The keys of a recipe that say how rows of the data become prompts and answers; TRL's name the data themselves."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import yaml
@@ -8,25 +8,22 @@ from trl import ScriptArguments
 
 from trl_ext.errors import ConfigError
 from trl_ext.scripts.data.mapping import RowMapping
+from trl_ext.trainers.setting_checks import setting
 
 
 @dataclass
 class DataArguments(ScriptArguments):
     """The dataset (from TRL), and its columns."""
 
-    columns: dict | str | None = field(
-        default=None,
-        metadata={
-            "help": "Columns by our name, with the data's: {prompt: question, answer: solution}. With null as the "
-            "data's name, a column is left out. Other columns keep their names."
-        },
+    columns: dict | str | None = setting(
+        None,
+        "Columns by our name, with the data's: {prompt: question, answer: solution}. With null as the data's name, a "
+        "column is left out. Other columns keep their names.",
     )
-    answer_pattern: str | None = field(
-        default=None,
-        metadata={
-            "help": "Regular expression with one group: what it finds in the column `answer` becomes the answer. "
-            "GSM8K: '#### (.+)'."
-        },
+    answer_pattern: str | None = setting(
+        None,
+        "Regular expression with one group: what it finds in the column `answer` becomes the answer. GSM8K: '#### "
+        "(.+)'.",
     )
 
     def __post_init__(self) -> None:
@@ -50,22 +47,17 @@ class DataArguments(ScriptArguments):
 class PromptArguments(DataArguments):
     """The dataset, its columns, and the prompts that are made of them."""
 
-    system_prompt: str | None = field(
-        default=None,
-        metadata={"help": "System message in front of each prompt. Makes prompts that are text user messages."},
+    system_prompt: str | None = setting(
+        None, "System message in front of each prompt. Makes prompts that are text user messages."
     )
-    prompt_template: str | None = field(
-        default=None,
-        metadata={
-            "help": "The prompt around the data's columns, in braces: \"{question}\\nLet's think step by step.\" "
-            "Doubled braces stay: \\boxed{{}}."
-        },
+    prompt_template: str | None = setting(
+        None,
+        "The prompt around the data's columns, in braces: \"{question}\\nLet's think step by step.\" Doubled braces "
+        "stay: \\boxed{{}}.",
     )
-    prompt_format: Literal["chat", "text"] | None = field(
-        default=None,
-        metadata={
-            "help": "chat: a prompt that is text becomes a user message, which the model's chat template renders. "
-            "text: the model reads it as it is. Unset: chat where the recipe makes the prompt (by system_prompt, "
-            "prompt_template or columns) and the model's tokenizer has a chat template; else as the data have it."
-        },
+    prompt_format: Literal["chat", "text"] | None = setting(
+        None,
+        "chat: a prompt that is text becomes a user message, which the model's chat template renders. text: the "
+        "model reads it as it is. Unset: chat where the recipe makes the prompt (by system_prompt, prompt_template "
+        "or columns) and the model's tokenizer has a chat template; else as the data have it.",
     )

@@ -1,7 +1,7 @@
 """Arguments of `trl_ext.PPOTrainer`: those of GRPOConfig, whose engine it runs on, PPO's own, and TRL 1.12's names."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from trl_ext.compat.trl import without_groups
@@ -13,7 +13,7 @@ from trl_ext.trainers.ppo.equations import ESTIMATORS
 from trl_ext.trainers.ppo.policy_losses import check_policy_loss
 from trl_ext.trainers.ppo.scores.combine import ENSEMBLES, KINDS, MODES
 from trl_ext.trainers.ppo.without_effect import refuse_without_effect, refuse_without_kl
-from trl_ext.trainers.setting_checks import check_numbers
+from trl_ext.trainers.setting_checks import check_numbers, setting
 
 CRITICS = ("adapter", "head", "separate", "none")
 
@@ -27,7 +27,7 @@ RENAMED = {
 
 
 def _renamed(name: str) -> Any:
-    return field(default=None, metadata={"help": f"TRL 1.12's name of `{RENAMED[name]}`."})
+    return setting(None, f"TRL 1.12's name of `{RENAMED[name]}`.")
 
 
 @dataclass(repr=False)
@@ -39,191 +39,129 @@ class PPOConfig(GRPOConfig):
     """
 
     # Other defaults than GRPO's: TRL 1.12's of PPO.
-    learning_rate: float = field(default=3e-6, metadata={"help": "Initial learning rate of the actor."})
-    num_generations: int | None = field(
-        default=1, metadata={"help": "Completions per prompt. A critic needs no group, so 1 is usual."}
-    )
-    max_completion_length: int | None = field(default=53, metadata={"help": "Most tokens of a completion."})
-    num_iterations: int = field(default=4, metadata={"help": "PPO epochs: passes over the episodes of an update."})
-    temperature: float = field(default=0.7, metadata={"help": "Sampling temperature."})
-    beta: float = field(
-        default=0.05, metadata={"help": "Weight of the KL penalty in the reward; 0 needs no reference model."}
-    )
-    disable_dropout: bool = field(
-        default=True, metadata={"help": "No dropout in any model: with it, the ratio of new to old policy is noise."}
-    )
-    epsilon: float = field(default=0.2, metadata={"help": "Clip range of the policy's probability ratio."})
+    learning_rate: float = setting(3e-6, "Initial learning rate of the actor.")
+    num_generations: int | None = setting(1, "Completions per prompt. A critic needs no group, so 1 is usual.")
+    max_completion_length: int | None = setting(53, "Most tokens of a completion.")
+    num_iterations: int = setting(4, "PPO epochs: passes over the episodes of an update.")
+    temperature: float = setting(0.7, "Sampling temperature.")
+    beta: float = setting(0.05, "Weight of the KL penalty in the reward; 0 needs no reference model.")
+    disable_dropout: bool = setting(True, "No dropout in any model: with it, the ratio of new to old policy is noise.")
+    epsilon: float = setting(0.2, "Clip range of the policy's probability ratio.")
 
     response_length: int | None = _renamed("response_length")
     num_ppo_epochs: int | None = _renamed("num_ppo_epochs")
     cliprange: float | None = _renamed("cliprange")
     kl_coef: float | None = _renamed("kl_coef")
 
-    num_mini_batches: int = field(
-        default=1, metadata={"help": "Optimizer steps in one PPO epoch. Each has its own episodes."}
+    num_mini_batches: int = setting(1, "Optimizer steps in one PPO epoch. Each has its own episodes.")
+    total_episodes: int | None = setting(
+        None, "Episodes to sample in all, rounded up to whole updates. Sets max_steps; unset: num_train_epochs."
     )
-    total_episodes: int | None = field(
-        default=None,
-        metadata={
-            "help": "Episodes to sample in all, rounded up to whole updates. Sets max_steps; unset: num_train_epochs."
-        },
+    local_rollout_forward_batch_size: int | None = setting(
+        None,
+        "Rows in one forward without gradient. Unset: per_device_train_batch_size. See also max_tokens_per_forward.",
     )
-    local_rollout_forward_batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Rows in one forward without gradient. Unset: per_device_train_batch_size. See also "
-            "max_tokens_per_forward."
-        },
+    stop_token: str | None = setting(
+        None, "'eos': only the tokenizer's EOS token ends a completion. Unset: every EOS token of the model does."
     )
-    stop_token: str | None = field(
-        default=None,
-        metadata={
-            "help": "'eos': only the tokenizer's EOS token ends a completion. Unset: every EOS "
-            "token of the model does."
-        },
+    stop_token_id: int | None = setting(None, "The one token that ends a completion.")
+    missing_eos_penalty: float | None = setting(None, "Subtracted from the score of a completion that was cut off.")
+    kl_estimator: str = setting(
+        "k1",
+        "Of the KL. In the reward k1, the log-ratio, has the KL's gradient; k2 and k3 hardly hold the policy back "
+        "there. In the loss k2 has the KL's gradient, and k3 that of the KL from the reference.",
     )
-    stop_token_id: int | None = field(default=None, metadata={"help": "The one token that ends a completion."})
-    missing_eos_penalty: float | None = field(
-        default=None, metadata={"help": "Subtracted from the score of a completion that was cut off."}
+    kl_term: str = setting(
+        "reward",
+        "Where the KL stands. reward: at every token, as in PPO and RLOO. loss: added to the policy loss, as in "
+        "GRPO; with kl_estimator k2 or k3; a mean over the tokens of the step, whatever loss_type is.",
     )
-    kl_estimator: str = field(
-        default="k1",
-        metadata={
-            "help": "Of the KL. In the reward k1, the log-ratio, has the KL's gradient; k2 and k3 hardly hold the "
-            "policy back there. In the loss k2 has the KL's gradient, and k3 that of the KL from the reference."
-        },
+    kl_target: float | None = setting(
+        None, "KL of a completion, in nats, that the KL coefficient is steered to. Unset: it is fixed."
     )
-    kl_term: str = field(
-        default="reward",
-        metadata={
-            "help": "Where the KL stands. reward: at every token, as in PPO and RLOO. loss: added to the policy loss, "
-            "as in GRPO; with kl_estimator k2 or k3; a mean over the tokens of the step, whatever loss_type is."
-        },
+    kl_horizon: float = setting(10_000, "Episodes over which the KL coefficient follows kl_target.")
+    advantage_estimator: str = setting(
+        "gae",
+        "gae: PPO's, with a critic. Without one: reinforce_pp (REINFORCE++: rewards to come, whitened over the "
+        "update), rloo and grpo (against the prompt's other completions; num_generations of 2 or more), remax "
+        "(against the prompt's greedy completion).",
     )
-    kl_target: float | None = field(
-        default=None,
-        metadata={"help": "KL of a completion, in nats, that the KL coefficient is steered to. Unset: it is fixed."},
+    gamma: float = setting(1.0, "Discount per token.")
+    lam: float = setting(0.95, "Decay of the generalized advantage estimate.")
+    whiten_rewards: bool = setting(False, "Scale the rewards per token, KL penalty included, to variance 1.")
+    vf_coef: float = setting(0.1, "Weight of the value loss.")
+    cliprange_value: float | None = setting(
+        0.2, "How far a value may move from its old one before it is clipped. Unset: never."
     )
-    kl_horizon: float = field(
-        default=10_000, metadata={"help": "Episodes over which the KL coefficient follows kl_target."}
+    value_normalisation: bool = setting(
+        True,
+        "The critic predicts on the running scale of the returns, so that large scores make no large value loss; "
+        "cliprange_value is on that scale, too. False: in the units of the scores, as TRL 1.12.",
     )
-    advantage_estimator: str = field(
-        default="gae",
-        metadata={
-            "help": "gae: PPO's, with a critic. Without one: reinforce_pp (REINFORCE++: rewards to come, whitened "
-            "over the update), rloo and grpo (against the prompt's other completions; num_generations of 2 or more), "
-            "remax (against the prompt's greedy completion)."
-        },
+    critic: str | None = setting(
+        None,
+        "adapter: one frozen backbone, a LoRA for the actor and one for the critic. head: a value head on the "
+        "actor's hidden states. separate: value_model, with its own optimizer. Unset: separate with a value_model, "
+        "else adapter with PEFT, else head; none where advantage_estimator is not gae.",
     )
-    gamma: float = field(default=1.0, metadata={"help": "Discount per token."})
-    lam: float = field(default=0.95, metadata={"help": "Decay of the generalized advantage estimate."})
-    whiten_rewards: bool = field(
-        default=False, metadata={"help": "Scale the rewards per token, KL penalty included, to variance 1."}
+    value_learning_rate: float | None = setting(None, "Initial learning rate of the critic. Unset: learning_rate.")
+    value_lr_scheduler_type: str | None = setting(
+        None, "Schedule of the critic's learning rate. Unset: lr_scheduler_type."
     )
-    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
-    cliprange_value: float | None = field(
-        default=0.2, metadata={"help": "How far a value may move from its old one before it is clipped. Unset: never."}
+    value_weight_decay: float | None = setting(None, "Weight decay of the critic. Unset: weight_decay.")
+    value_max_grad_norm: float | None = setting(
+        None,
+        "The critic's gradients are clipped at this norm, apart from the actor's. Unset: max_grad_norm, with adapter "
+        "and head over both together.",
     )
-    value_normalisation: bool = field(
-        default=True,
-        metadata={
-            "help": "The critic predicts on the running scale of the returns, so that large scores make no large "
-            "value loss; cliprange_value is on that scale, too. False: in the units of the scores, as TRL 1.12."
-        },
+    critic_init: str | None = setting(
+        None,
+        "reward: the critic starts from the (first) reward model: adapter from reward_adapter's LoRA and score, head "
+        "from reward_model's score, separate from a copy of reward_model. Unset: adapter and head start at zero, "
+        "separate from value_model.",
     )
-    critic: str | None = field(
-        default=None,
-        metadata={
-            "help": "adapter: one frozen backbone, a LoRA for the actor and one for the critic. head: a value head on "
-            "the actor's hidden states. separate: value_model, with its own optimizer. Unset: separate with a "
-            "value_model, else adapter with PEFT, else head; none where advantage_estimator is not gae."
-        },
+    critic_warmup_steps: int = setting(
+        0, "Optimizer steps at the start in which the critic alone learns: actor and Adam wait."
     )
-    value_learning_rate: float | None = field(
-        default=None, metadata={"help": "Initial learning rate of the critic. Unset: learning_rate."}
+    score_mode: str = setting(
+        "add",
+        "add: weighted sum of rules and reward models. gate: reward models only judge what passes the rules. "
+        "rules_only: reward models are not asked.",
     )
-    value_lr_scheduler_type: str | None = field(
-        default=None, metadata={"help": "Schedule of the critic's learning rate. Unset: lr_scheduler_type."}
+    gate_above: float = setting(0.0, "With score_mode='gate': what the rules' sum must exceed to pass.")
+    score_ensemble: str = setting(
+        "sum",
+        "Of several reward models. sum: each by its weight. mean: their weighted mean. min: the lowest. cautious: "
+        "the mean less their standard deviation.",
     )
-    value_weight_decay: float | None = field(
-        default=None, metadata={"help": "Weight decay of the critic. Unset: weight_decay."}
+    score_normalisation: str = setting(
+        "running",
+        "Of a reward model's scores. running: by all seen so far. fixed: by score_mean and score_std. none: as they "
+        "are. Rules are never normalised here.",
     )
-    value_max_grad_norm: float | None = field(
-        default=None,
-        metadata={
-            "help": "The critic's gradients are clipped at this norm, apart from the actor's. Unset: max_grad_norm, "
-            "with adapter and head over both together."
-        },
+    score_mean: float | None = setting(None, "For score_normalisation='fixed'.")
+    score_std: float | None = setting(None, "For score_normalisation='fixed'.")
+    score_clip: float | None = setting(
+        10.0, "Largest absolute value of a reward model's normalised score. Unset: none."
     )
-    critic_init: str | None = field(
-        default=None,
-        metadata={
-            "help": "reward: the critic starts from the (first) reward model: adapter from reward_adapter's LoRA and "
-            "score, head from reward_model's score, separate from a copy of reward_model. Unset: adapter and head "
-            "start at zero, separate from value_model."
-        },
+    reward_tokens_per_forward: int | None = setting(
+        None, "Most tokens in one forward of a reward model. Unset: 16,384."
     )
-    critic_warmup_steps: int = field(
-        default=0,
-        metadata={"help": "Optimizer steps at the start in which the critic alone learns: actor and Adam wait."},
+    ref_adapter_name: str | None = setting(
+        None, "Adapter of the model that is the reference. Unset: the model without adapter."
     )
-    score_mode: str = field(
-        default="add",
-        metadata={
-            "help": "add: weighted sum of rules and reward models. gate: reward models only judge what passes the "
-            "rules. rules_only: reward models are not asked."
-        },
+    model_adapter_name: str | None = setting(None, "Adapter of the model that is trained. Unset: the active one.")
+    eval_greedy: bool = setting(
+        False,
+        "Evaluate with a greedy completion of each prompt in addition to the sampled ones; its metrics begin with "
+        "eval_greedy_.",
     )
-    gate_above: float = field(
-        default=0.0, metadata={"help": "With score_mode='gate': what the rules' sum must exceed to pass."}
+    num_sample_generations: int = setting(
+        10, "TRL 1.12's. Nothing is sampled for show: see log_completions and generate_completions()."
     )
-    score_ensemble: str = field(
-        default="sum",
-        metadata={
-            "help": "Of several reward models. sum: each by its weight. mean: their weighted mean. min: the lowest. "
-            "cautious: the mean less their standard deviation."
-        },
-    )
-    score_normalisation: str = field(
-        default="running",
-        metadata={
-            "help": "Of a reward model's scores. running: by all seen so far. fixed: by score_mean and score_std. "
-            "none: as they are. Rules are never normalised here."
-        },
-    )
-    score_mean: float | None = field(default=None, metadata={"help": "For score_normalisation='fixed'."})
-    score_std: float | None = field(default=None, metadata={"help": "For score_normalisation='fixed'."})
-    score_clip: float | None = field(
-        default=10.0, metadata={"help": "Largest absolute value of a reward model's normalised score. Unset: none."}
-    )
-    reward_tokens_per_forward: int | None = field(
-        default=None, metadata={"help": "Most tokens in one forward of a reward model. Unset: 16,384."}
-    )
-    ref_adapter_name: str | None = field(
-        default=None,
-        metadata={"help": "Adapter of the model that is the reference. Unset: the model without adapter."},
-    )
-    model_adapter_name: str | None = field(
-        default=None, metadata={"help": "Adapter of the model that is trained. Unset: the active one."}
-    )
-    eval_greedy: bool = field(
-        default=False,
-        metadata={
-            "help": "Evaluate with a greedy completion of each prompt in addition to the sampled ones; "
-            "its metrics begin with eval_greedy_."
-        },
-    )
-    num_sample_generations: int = field(
-        default=10,
-        metadata={"help": "TRL 1.12's. Nothing is sampled for show: see log_completions and generate_completions()."},
-    )
-    sft_model_path: str = field(
-        default="EleutherAI/pythia-160m", metadata={"help": "For scripts: path of the policy."}
-    )
-    reward_model_path: str = field(
-        default="EleutherAI/pythia-160m", metadata={"help": "For scripts: path of the reward model."}
-    )
-    dataset_num_proc: int | None = field(default=None, metadata={"help": "For scripts: processes that tokenize."})
+    sft_model_path: str = setting("EleutherAI/pythia-160m", "For scripts: path of the policy.")
+    reward_model_path: str = setting("EleutherAI/pythia-160m", "For scripts: path of the reward model.")
+    dataset_num_proc: int | None = setting(None, "For scripts: processes that tokenize.")
 
     def __post_init__(self) -> None:
         refuse_without_effect(self)

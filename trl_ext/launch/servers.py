@@ -83,11 +83,7 @@ def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> t
     if cards:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards[:first])
     of_each = [",".join(cards[first + i * size : first + (i + 1) * size]) for i in range(num_servers)]
-    with ExitStack() as stack:  # ports of this machine that nobody listens on
-        sockets = [stack.enter_context(socket.socket()) for _ in range(num_servers + 1)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in sockets]
+    ports = _free_ports(num_servers + 1)
     urls = tuple(f"http://127.0.0.1:{port}" for port in ports[:-1])
     commands = tuple(_command(values, given, port, seed) for seed, port in enumerate(ports[:-1]))
     folder = Path(values["output_dir"] or "trainer_output") / "vllm"
@@ -170,6 +166,15 @@ def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, see
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     # What TRL does not know goes to vLLM. Servers with one seed would draw alike for different prompts.
     return (str(_trl()), "vllm-serve", *words, *(["--seed", str(seed)] if seed else []))
+
+
+def _free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Help answers at once; torch is imported when there is something to merge.
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,15 +121,7 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    notes, shown_dtype = [], str(whole.dtype).removeprefix("torch.")
-    if run.has_critic:
-        notes.append(f"The critic stays in {run.folder / 'critic'}: only training asks it.")
-    if run.recipe.get("load_in_4bit") or run.recipe.get("load_in_8bit"):
-        notes.append(
-            f"The run trained on quantised weights; these are {shown_dtype}. Evaluate the merged model before you "
-            "serve it."
-        )
-    files = weight_files(target)
+    files, shown_dtype = weight_files(target), str(whole.dtype).removeprefix("torch.")
     rank = f", rank {config.r}" if getattr(config, "r", None) else ""
     return MergedModel(
         source=run.folder,
@@ -140,7 +132,7 @@ def merge_run(run: Any, target: Path, dtype: str = "auto", trust_remote_code: bo
         num_tensors=sum(len(safe_open(file, framework="numpy").keys()) for file in files),
         dtype=shown_dtype,
         drift=drift,
-        notes=tuple(notes),
+        notes=tuple(_notes(run, shown_dtype)),
     )
 
 
@@ -185,3 +177,12 @@ def probe(model: Any) -> Any:
     ids = torch.randint(size, (1, _PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
     return logits if logits.shape[-1] == 1 else logits.log_softmax(-1)
+
+
+def _notes(run: Any, dtype: str) -> Iterator[str]:
+    if run.has_critic:
+        yield f"The critic stays in {run.folder / 'critic'}: only training asks it."
+    if run.recipe.get("load_in_4bit") or run.recipe.get("load_in_8bit"):
+        yield (
+            f"The run trained on quantised weights; these are {dtype}. Evaluate the merged model before you serve it."
+        )

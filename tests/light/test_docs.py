@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -16,6 +17,7 @@ PATH = r"`((?:trl_ext|tests|benchmarks|docs|notebooks|accelerate_configs|deepspe
 MOST_SIBLINGS = 14
 
 
+@cache
 def defined_in(file: str) -> set[str]:
     """Names that a module defines: functions, methods, classes and constants."""
     names = set()

@@ -79,17 +79,16 @@ def check_machines(
         )
 
 
-def of_slurm(num_machines: int = 1, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+def of_slurm(num_machines: int) -> dict[str, Any]:
     """Return this machine's place as arguments of `accelerate launch`; {} outside SLURM and on one machine.
 
     Args:
         num_machines: What the launch file says; 1 where it says nothing.
-        variables: SLURM's, of the environment by default. Those of the step come before the allocation's.
 
     Raises:
         ConfigError: The step has no task on each machine, or the launch file is for another number of machines.
     """
-    variables = os.environ if variables is None else variables
+    variables = os.environ  # those of the step come before the allocation's
     nodes = int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1)
     if nodes == 1:
         return {}

@@ -450,6 +450,7 @@ def test_a_plan_that_cannot_run_exits_1_and_a_missing_one_is_a_sentence(machine,
         cli.doctor(["--plan", "nowhere"])
 
 
+@pytest.mark.slow
 def test_the_doctor_imports_nothing_heavy():
     heavy = ("torch", "trl", "transformers", "datasets", "numpy", "accelerate", "deepspeed")
     code = (

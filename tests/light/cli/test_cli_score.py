@@ -184,39 +184,28 @@ def test_token_ids_come_from_the_table_or_an_option_is_named(folder, capsys):
 TABLE = [{"prompt": "What is 1 + 1?", "completion": "A: 2", "step": 1, "answer": 1.0, "advantage": 0.5}]
 
 
-SLIPS = [
-    (["redteam", "rules.yaml", "--lmit", "3"], "Unknown flag --lmit. Did you mean --limit?"),
-    (["audit", "rules.yaml", "nowhere.jsonl"], "There is no file or folder nowhere.jsonl."),
-    (["audit", "nowhere.yaml", "data.jsonl"], "nowhere.yaml cannot be read"),
-    (["audit", "rules.yaml", "rules.yaml"], "rules.yaml is none of .jsonl, .json, .parquet, .csv."),
-    (["audit", "rules.yaml", "data.jsonl", "--limit", "0"], "--limit is 0. Give at least 1."),
-    (["audit", "rules.yaml", "data.jsonl", "--others", "-1"], "others is -1."),
-    (["audit", "rules.yaml", "empty.jsonl"], "empty.jsonl cannot be read"),
-    (["audit", "rules.yaml", "broken.jsonl"], "broken.jsonl cannot be read"),
-    (["audit", "rules.yaml", "other.jsonl"], "Rule 'answer' reads the column 'answer', which the dataset lacks"),
-    (["redteam", "rules.yaml", "--shape", "A:"], "shape is 'A:'. Write [answer]"),
-    (["explain", "rules.yaml", "table.jsonl", "--row", "1"], "table.jsonl has 1 rows, counted from 0"),
-    (["explain", "rules.yaml", "table.jsonl", "--row", "-1"], "table.jsonl has 1 rows, counted from 0"),
-    (
-        ["explain", "rules.yaml", "table.jsonl", "--row", "0"],
-        "The rules read the column 'answer', which this table",
-    ),
-    (["explain", "rules.yaml", "other.jsonl", "--row", "0"], "other.jsonl has no column 'completion'"),
-    (
-        ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "other.jsonl"],
-        "other.jsonl or the table has no column 'prompt' to join by.",
-    ),
-    (
-        ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "unlike.jsonl"],
-        "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
-    ),
-    (
-        ["explain", "rules.yaml", "table.jsonl", "--row", "0", "--data", "twice.jsonl"],
-        "Rows 0, 1 of twice.jsonl have this prompt and differ.",
-    ),
-    (["explain", "rules.yaml", "table.jsonl", "--row", "0", "--column", "answer"], "--column is 'answer'."),
-    (["explain", "tokens.yaml", "table.jsonl", "--row", "0"], "Rule 'length' raised RuleError"),
-]
+ROW_0 = "explain rules.yaml table.jsonl --row 0"
+SLIPS = {
+    "redteam rules.yaml --lmit 3": "Unknown flag --lmit. Did you mean --limit?",
+    "audit rules.yaml nowhere.jsonl": "There is no file or folder nowhere.jsonl.",
+    "audit nowhere.yaml data.jsonl": "nowhere.yaml cannot be read",
+    "audit rules.yaml rules.yaml": "rules.yaml is none of .jsonl, .json, .parquet, .csv.",
+    "audit rules.yaml data.jsonl --limit 0": "--limit is 0. Give at least 1.",
+    "audit rules.yaml data.jsonl --others -1": "others is -1.",
+    "audit rules.yaml empty.jsonl": "empty.jsonl cannot be read",
+    "audit rules.yaml broken.jsonl": "broken.jsonl cannot be read",
+    "audit rules.yaml other.jsonl": "Rule 'answer' reads the column 'answer', which the dataset lacks",
+    "redteam rules.yaml --shape A:": "shape is 'A:'. Write [answer]",
+    "explain rules.yaml table.jsonl --row 1": "table.jsonl has 1 rows, counted from 0",
+    "explain rules.yaml table.jsonl --row -1": "table.jsonl has 1 rows, counted from 0",
+    ROW_0: "The rules read the column 'answer', which this table",
+    "explain rules.yaml other.jsonl --row 0": "other.jsonl has no column 'completion'",
+    f"{ROW_0} --data other.jsonl": "other.jsonl or the table has no column 'prompt' to join by.",
+    f"{ROW_0} --data unlike.jsonl": "No row of unlike.jsonl has this row's prompt: What is 1 + 1?.",
+    f"{ROW_0} --data twice.jsonl": "Rows 0, 1 of twice.jsonl have this prompt and differ.",
+    f"{ROW_0} --column answer": "--column is 'answer'.",
+    "explain tokens.yaml table.jsonl --row 0": "Rule 'length' raised RuleError",
+}
 
 
 def test_a_slip_is_one_sentence(folder, capsys, subtests):
@@ -227,9 +216,9 @@ def test_a_slip_is_one_sentence(folder, capsys, subtests):
     write("unlike.jsonl", [{"prompt": "?", "answer": "2"}])
     write("twice.jsonl", [{"prompt": "What is 1 + 1?", "answer": answer} for answer in ("2", "3")])
     (folder / "tokens.yaml").write_text("rules: [{rule: length}]")
-    for argv, sentence in SLIPS:
-        with subtests.test(argv):
-            assert stopped(["score", *argv], capsys).startswith(f"error: {sentence}")
+    for words, sentence in SLIPS.items():
+        with subtests.test(words):
+            assert stopped(["score", *words.split()], capsys).startswith(f"error: {sentence}")
 
 
 RULES_OF_TOKENS = """\

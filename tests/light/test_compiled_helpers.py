@@ -27,7 +27,7 @@ def test_a_helper_is_built_once_and_stays_as_old_as_it_is_for_ninja(tmp_path, bu
         assert (folder / "cpu_adam" / "cpu_adam.so").stat().st_mtime_ns == built_ns
 
 
-def test_a_lock_stays_where_it_was_left(tmp_path, build):
+def test_a_lock_stays_where_it_was_left_and_a_build_that_was_killed_is_not_kept(tmp_path, build):
     build(tmp_path, locked=True)
     with own_folder(tmp_path) as folder:
         assert not list(folder.iterdir())
@@ -35,13 +35,10 @@ def test_a_lock_stays_where_it_was_left(tmp_path, build):
     with own_folder(tmp_path) as folder:
         assert (folder / "cpu_adam" / "cpu_adam.so").read_text() == "built again"
         assert not list(folder.rglob("lock"))
-
-
-def test_a_build_that_was_killed_is_not_kept(tmp_path, build):
     with own_folder(tmp_path) as folder:
         build(folder, "whole")
         build(folder, "killed", locked=True)
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"whole"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"cpu_adam", "whole"}
 
 
 def test_two_runs_at_once_have_folders_of_their_own(tmp_path, build):

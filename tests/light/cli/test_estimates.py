@@ -22,11 +22,8 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_sample_and_exact_for_many(
     assert pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5)
 
 
-def test_powers_end_with_the_number_of_samples():
+def test_wilsons_interval_is_the_published_one_and_powers_end_with_the_number_of_samples():
     assert [powers_up_to(num) for num in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
-
-
-def test_wilsons_interval_is_the_published_one():
     # Newcombe, Statistics in Medicine 17 (1998) 857, table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
     for right, num, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
         assert wilson(right / num, num) == pytest.approx((low, high), abs=5e-5)

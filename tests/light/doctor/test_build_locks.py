@@ -37,14 +37,11 @@ def test_a_lock_that_nobody_holds_is_named_with_its_age_and_remedy_where_there_i
     assert lock.exists()  # nobody but the user removes it
 
 
-def test_a_young_lock_may_belong_to_a_build_elsewhere(cache):
+def test_a_young_lock_may_belong_to_a_build_elsewhere_and_one_that_a_process_has_open_is_well(cache):
     put_lock(cache, age_s=40)
     [found] = build_locks()
     assert not found.is_stale and found.finding.level == "note"
     assert "another machine or container" in found.finding.what and found.finding.advice.startswith("If nobody else")
-
-
-def test_a_lock_that_a_process_has_open_is_well_whatever_its_age(cache):
     with put_lock(cache, age_s=2 * STALE_AGE_S).open():
         [found] = build_locks()
         assert found.builder == os.getpid() and not found.is_stale

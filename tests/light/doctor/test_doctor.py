@@ -177,9 +177,19 @@ def test_every_harm_can_be_triggered_and_harmless_values_and_places_pass():
 # A plan -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_for_this_machine_can_run():
+def test_a_plan_for_this_machine_can_run_and_what_it_lacks_a_little_of_is_noted():
     assert levels(HEALTHY, "plan", llama_plan()) == {"ok"}
     assert "can run here" in words(HEALTHY, "ok", llama_plan())
+    assert levels(with_versions(deepspeed=None), "plan", llama_plan(zero_stage=0)) == {"ok"}
+    facts = replace(HEALTHY, disks=(Disk("model cache", "/cache", 10.0),))
+    assert "15 GiB in bf16, and 10 are free at /cache" in words(facts, "note", llama_plan())
+    assert "in bf16" not in words(HEALTHY, "note", llama_plan())
+    planned = llama_plan(method="full", offload="optimizer")
+    assert "OMP_NUM_THREADS" in words(HEALTHY, "note", planned)
+    assert "OMP_NUM_THREADS" not in words(with_environment(OMP_NUM_THREADS="8"), "note", planned)
+    facts = replace(HEALTHY, disks=(Disk("output", "/out", 100.0),))
+    assert "A checkpoint with its optimizer takes 105 GiB" in words(facts, "note", planned)
+    assert levels(HEALTHY, "plan", planned) == {"ok", "note"}
 
 
 @pytest.mark.parametrize(
@@ -207,19 +217,6 @@ def test_a_plan_that_cannot_run_here_says_why(facts, settings, words_said):
     planned = llama_plan(**settings)
     assert words_said in words(facts, "problem", planned)
     assert "can run here" not in words(facts, "ok", planned)
-
-
-def test_what_a_plan_lacks_a_little_of_is_noted_where_it_does():
-    assert levels(with_versions(deepspeed=None), "plan", llama_plan(zero_stage=0)) == {"ok"}
-    facts = replace(HEALTHY, disks=(Disk("model cache", "/cache", 10.0),))
-    assert "15 GiB in bf16, and 10 are free at /cache" in words(facts, "note", llama_plan())
-    assert "in bf16" not in words(HEALTHY, "note", llama_plan())
-    planned = llama_plan(method="full", offload="optimizer")
-    assert "OMP_NUM_THREADS" in words(HEALTHY, "note", planned)
-    assert "OMP_NUM_THREADS" not in words(with_environment(OMP_NUM_THREADS="8"), "note", planned)
-    facts = replace(HEALTHY, disks=(Disk("output", "/out", 100.0),))
-    assert "A checkpoint with its optimizer takes 105 GiB" in words(facts, "note", planned)
-    assert levels(HEALTHY, "plan", planned) == {"ok", "note"}
 
 
 def test_zero_3_planned_over_nvlink_is_noted_where_there_is_none():

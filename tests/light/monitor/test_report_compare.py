@@ -37,12 +37,9 @@ def test_numbers_stand_side_by_side_and_only_settings_that_differ_below(runs):
     ]
 
 
-def test_names_are_as_short_as_they_can_be_told_apart(tmp_path):
+def test_a_run_without_a_record_has_dashes_for_settings_and_names_are_as_short_as_can_be(tmp_path, runs):
     assert short_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
     assert short_names([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["a/run", "b/run"]
-
-
-def test_a_run_without_a_record_has_dashes_for_settings(runs, tmp_path):
     (tmp_path / "trainer_state.json").write_text((runs[0] / "trainer_state.json").read_text())
     found = {name: cells for name, *cells in compare_runs([runs[0], tmp_path])}
     assert found["learning_rate"] == ["1e-05", "-"] and found["steps"] == ["20", "20"]

@@ -106,11 +106,6 @@ def test_nothing_of_a_completion_is_markup_and_what_cannot_be_seen_is_spelled_ou
     assert f"[... {length - 2400:,} characters ...]" in text and f"Completion, {length:,} characters" in text
 
 
-def test_lone_surrogates_can_be_written():
-    page = page_of([{"step": 1, "reward": 0.5, "rewards/\ud800/mean": 0.5}])
-    assert r"\ud800" in page.texts["curves"]
-
-
 def test_what_an_earlier_run_has_saved_says_nothing_of_this_one(tmp_path):
     folder = write_run(tmp_path / "run", num_steps=40)
     log = [entry(1, 2), entry(2, 2), {"step": 2, "train_runtime": 5.0}]
@@ -118,10 +113,12 @@ def test_what_an_earlier_run_has_saved_says_nothing_of_this_one(tmp_path):
     assert "Finished: 2 steps in 0:05" in (folder / "report.html").read_text()
 
 
-def test_one_logged_step_shows_points():
+def test_a_log_of_one_step_shows_points_and_lone_surrogates_can_be_written():
     html = report_page([entry(1, 1)], RunFacts())
     assert html.count("<circle") >= 8
     assert "too little to judge" in html
+    page = page_of([{"step": 1, "reward": 0.5, "rewards/\ud800/mean": 0.5}])
+    assert r"\ud800" in page.texts["curves"]
 
 
 @pytest.mark.slow
@@ -203,15 +200,12 @@ def test_tool_calls_stand_in_a_conversation(tmp_path):
 # Words ------------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_short_and_texts_are_cut_at_neither_end():
+def test_numbers_and_texts_are_short_and_every_script_is_left_alone():
     values = (0, 0.4216, 0.0123, 12.345, 128.04, 1280, 12_345, 3_400_000, 4e-5, -0.5, 1e12)
     words = ["0.00", "0.42", "0.0123", "12.35", "128.0", "1,280", "12.3k", "3.4M", "4.0e-05", "-0.50", "1.0e+12"]
     assert [short(value) for value in values] == words
     assert cut("abc", 3) == "abc"
     assert cut("a" * 50 + "z" * 50, 8) == "aaaaaa\n[... 92 characters ...]\nzz"
-
-
-def test_visible_leaves_every_script_alone():
     text = "数学 נכון क्\u200cष 👩\u200d🔬 ½ \u3000 a\tb\n"
     assert visible(text) == text
     assert visible("a\u202eb\u2066\x7f\U000e0041") == r"a\u202eb\u2066\u007f\U000e0041"

@@ -73,16 +73,13 @@ def test_take_resets_leaves_an_open_phase_open_and_does_not_start_the_clock(cloc
     assert clock.take() == {"score": 1.0, "other": 0.0}
 
 
-def test_an_exception_closes_its_phase(clock_time):
+def test_an_exception_closes_its_phase_and_sync_runs_before_every_reading(clock_time):
     clock = PhaseClock()
     with pytest.raises(KeyError), clock.phase("score"):
         clock_time.pass_s(1)
         raise KeyError
     clock_time.pass_s(9)
     assert clock.take() == {"score": 1.0}
-
-
-def test_sync_runs_before_every_reading(clock_time):
     clock = PhaseClock(sync=lambda: clock_time.pass_s(1))  # a kernel still in flight for one second
     with clock.phase("logps"):
         pass

@@ -84,12 +84,17 @@ def test_the_kind_is_read_from_every_entry_and_steps_without_new_completions_are
     assert log_keys.is_training({"step": 1, "reward": float("nan"), "ppo/unscored_frac": 1.0})
 
 
-def test_curves_come_in_the_order_of_the_table(history):
+def test_the_table_shows_score_kl_and_critic_in_the_order_of_the_curves(history):
     names = ["score", "answer", "KL", "value loss", "explained variance", "KL coefficient"]
     assert [curve.name for curve in log_keys.values(history[1])] == names
     assert [curve.name for curve in log_keys.values(history[2])] == ["value loss"]
     assert [curve.name for curve in log_keys.values(history[0], HELD_OUT)] == names[:5]
     assert [curve.name for curve in log_keys.values(history[0], HELD_OUT_GREEDY)] == ["score", "answer"]
+    text = text_of(summarize(history))
+    assert "16 steps in 1:20" in text and "first 4 steps" in text
+    assert re.search(r"score +0\.15 +0\.75 +0\.10 +0\.70", text)
+    assert re.search(r"KL +0\.30 +1\.50 +0\.50 +0\.50", text)
+    assert re.search(r"explained variance +-0\.05 +0\.55 +0\.05 +0\.35", text)
 
 
 def test_the_means_at_the_ends_are_of_whole_updates_and_every_step_counts(history):
@@ -105,14 +110,6 @@ def test_the_means_at_the_ends_are_of_whole_updates_and_every_step_counts(histor
     training = by_name(summarize(history[1:3]).training)
     assert training["score"] == Change(0.1, 0.1)
     assert training["value loss"] == Change(0.75, 0.75)
-
-
-def test_the_table_shows_score_kl_and_critic(history):
-    text = text_of(summarize(history))
-    assert "16 steps in 1:20" in text and "first 4 steps" in text
-    assert re.search(r"score +0\.15 +0\.75 +0\.10 +0\.70", text)
-    assert re.search(r"KL +0\.30 +1\.50 +0\.50 +0\.50", text)
-    assert re.search(r"explained variance +-0\.05 +0\.55 +0\.05 +0\.35", text)
 
 
 def test_the_report_has_a_panel_for_each_axis(tmp_path, history):

@@ -60,10 +60,17 @@ def test_the_kind_is_read_from_the_log_and_training_told_from_evaluation(history
     assert [log_keys.is_held_out(entry) for entry in history] == [True, *[False] * 8, True, False]
 
 
-def test_curves_come_in_the_order_of_the_table(history):
+def test_the_table_shows_accuracy_margin_and_loss_in_the_order_of_the_curves(history):
     names = ["accuracy", "if rules agree", "if rules disagree", "margin", "loss", "mean score"]
     assert [curve.name for curve in log_keys.values(history[0], HELD_OUT)][:6] == names
     assert [curve.name for curve in log_keys.values(history[1])] == ["accuracy", "margin", "loss", "mean score"]
+    text = text_of(summarize(history))
+    assert "40 steps in 1:20" in text and "first 10 steps" in text
+    assert re.search(r"accuracy +0\.54 +0\.69 +0\.50 +0\.88", text)
+    assert re.search(r"if rules disagree +- +- +0\.40 +0\.25", text)
+    assert re.search(r"margin +0\.75 +3\.75 +0\.00 +0\.38", text)
+    assert "as padded batches: 6,000 (1.50 times as many)" in text
+    assert "reward" not in text
 
 
 def test_both_ends_of_the_run_are_summed_up(history):
@@ -75,16 +82,6 @@ def test_both_ends_of_the_run_are_summed_up(history):
     assert evaluated["score-length correlation"] == Change(0.0, 0.3)
     assert (summary.forwarded_tokens, summary.padded_tokens, summary.raw_tokens) == (4000, 6000, 5000)
     assert summary.phase_s == {"update": 80.0}
-
-
-def test_the_table_shows_accuracy_margin_and_loss(history):
-    text = text_of(summarize(history))
-    assert "40 steps in 1:20" in text and "first 10 steps" in text
-    assert re.search(r"accuracy +0\.54 +0\.69 +0\.50 +0\.88", text)
-    assert re.search(r"if rules disagree +- +- +0\.40 +0\.25", text)
-    assert re.search(r"margin +0\.75 +3\.75 +0\.00 +0\.38", text)
-    assert "as padded batches: 6,000 (1.50 times as many)" in text
-    assert "reward" not in text
 
 
 def test_the_report_has_the_curves_the_pairs_if_there_are_some_and_the_steps(tmp_path, history):

@@ -66,8 +66,11 @@ def test_the_ending():
         assert (verdict.ending, verdict.is_finished) == (ending, is_finished)
 
 
-def test_a_healthy_run_has_no_warning():
+def test_a_healthy_run_has_no_warning_and_many_of_a_kind_are_counted():
     assert judged([entry(step, 20) for step in range(1, 21)]).warnings == ()
+    failed = {f"rules/rule_{number}/error_frac": 0.5 for number in range(20)}
+    warnings = judged(rewards([0.1, 0.2], **failed)).warnings
+    assert len(warnings) == 8 and warnings[-1] == "And 13 more of the kind."
 
 
 @pytest.mark.parametrize(
@@ -103,12 +106,6 @@ def test_a_rule_that_falls_while_the_reward_rises_is_told():
     assert "Rule 'truth' fell by 0.75 while the reward rose by 0.75: is it outbid?" in warned(log)
     noisy = [entry | {"rewards/noise/mean": (7 * entry["step"]) % 11 / 10} for entry in log]
     assert "noise" not in warned(noisy)
-
-
-def test_many_warnings_of_a_kind_are_counted():
-    failed = {f"rules/rule_{number}/error_frac": 0.5 for number in range(20)}
-    warnings = judged(rewards([0.1, 0.2], **failed)).warnings
-    assert len(warnings) == 8 and warnings[-1] == "And 13 more of the kind."
 
 
 def test_a_reward_model_that_overfits_or_judges_length_is_told():

@@ -56,13 +56,10 @@ OUT_OF_RANGE = {
 }
 
 
-def test_what_is_out_of_range_is_refused_by_name():
+def test_what_is_out_of_range_or_nan_is_refused_by_name():
     for values, names in OUT_OF_RANGE.items():
         for name, value in product(names.split(), values):
             assert refusal(check_numbers, args(**{name: value})).startswith(f"{name}={value} must be ")
-
-
-def test_no_setting_may_be_nan():
     for name in RANGES.keys() - {"num_train_epochs", "logging_steps", "save_steps", "eval_steps", "top_k"}:
         assert "must be a finite number" in refusal(check_numbers, args(**{name: NAN})), name
 

@@ -84,24 +84,21 @@ def test_a_file_that_is_no_plan_of_this_version_is_a_sentence(written, tmp_path)
             read_plan(tmp_path)
 
 
-def test_qlora_asks_for_its_4_bits_and_a_reward_models_adapter_is_for_classification():
+def test_qlora_asks_for_4_bits_a_reward_models_adapter_is_for_classification_and_one_gpu_gets_its_rank(tmp_path):
     recipe = settings.recipe(plan("grpo", "7B", "1x4090", method="qlora").best.job, "7B", 1)
     assert recipe["load_in_4bit"] and recipe["use_bnb_nested_quant"]
     job = plan("reward", "7B", "1xA100-80GB", method="lora").best.job
     assert settings.recipe(job, "7B", 1)["lora_task_type"] == "SEQ_CLS"
+    # Without the rank, DeepSpeed asks MPI for it.
+    write_plan(plan("reward", "7B", "1xA100-80GB", zero_stage=2, offload="optimizer").best, tmp_path)
+    launch = yaml.safe_load((tmp_path / "accelerate.yaml").read_text())
+    assert (launch["distributed_type"], launch["num_processes"]) == ("MULTI_GPU", 1)
 
 
 def test_the_written_folder_must_be_one_that_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Give another folder"):
         write_plan(Plan(PRESETS["24gb"].plan().estimate), tmp_path / "file" / "plan")
-
-
-def test_deepspeed_on_one_gpu_gets_its_rank_from_torchs_launcher(tmp_path):
-    """Without the rank, DeepSpeed asks MPI for it."""
-    write_plan(plan("reward", "7B", "1xA100-80GB", zero_stage=2, offload="optimizer").best, tmp_path)
-    launch = yaml.safe_load((tmp_path / "accelerate.yaml").read_text())
-    assert (launch["distributed_type"], launch["num_processes"]) == ("MULTI_GPU", 1)
 
 
 def test_the_launch_line_names_what_the_plan_counted_and_the_readme_says_what_it_is(tmp_path):

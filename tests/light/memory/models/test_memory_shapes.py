@@ -56,19 +56,13 @@ def test_worked_numbers_of_llama_3_8b():
     assert head_params(find_shape("0.5B")) == 0  # tied
 
 
-def test_lora_on_named_targets_counts_those_alone():
+def test_lora_counts_its_targets_a_mixture_its_own_experts_and_a_tuned_version_is_its_base():
     shape = find_shape(LLAMA3)
     assert lora_params(shape, 8, ("q_proj", "v_proj")) == 32 * 8 * ((4096 + 4096) + (4096 + 1024))
     with pytest.raises(ConfigError, match="gate_proj"):
         lora_params(shape, 8, ("query",))
-
-
-def test_a_mixture_multiplies_a_token_with_its_own_experts_only():
     shape = find_shape("Qwen/Qwen3-30B-A3B")
     assert active_params(shape) + head_params(shape) == pytest.approx(3.0e9, rel=0.05)
-
-
-def test_a_tuned_version_has_the_shape_of_its_base():
     for name in ("Meta-Llama-3-8B-Instruct", "me/Llama-3-8B-Instruct", LLAMA3):
         assert lm_params(find_shape(name)) == 8_030_261_248
 

@@ -72,10 +72,14 @@ def test_what_the_user_set_stays_and_micro_batch_and_accumulation_fix_the_global
     assert search.job.global_batch == 48
 
 
-def test_a_word_is_used_only_if_it_was_said():
+def test_a_word_is_used_only_if_it_was_said_and_shorter_is_the_longest_half_that_fits():
     for word in ALLOW:
         plans = plan("ppo", LLAMA3, "4xA40-48GB", allow=[word], **K1).plans
         assert {used for one in plans for used in one.opt_ins} <= {word}
+    question = {"method": "lora", "offload": "none"}
+    best = plan("reward", "8B", "1x4090", max_length=65536, allow=["shorter"], **question).best
+    assert best.opt_ins == ("shorter",) and 65536 % best.job.max_length == 0
+    assert not plan("reward", "8B", "1x4090", max_length=2 * best.job.max_length, **question).plans
 
 
 def test_ppo_of_an_8b_is_refused_at_the_optimizer_step_and_needs_no_sharding_with_lora():
@@ -88,13 +92,10 @@ def test_ppo_of_an_8b_is_refused_at_the_optimizer_step_and_needs_no_sharding_wit
     assert {one.job.zero_stage for one in plans} <= {0, 1, 2}
 
 
-def test_adapters_for_two_roles_go_under_zero3_where_the_backbone_is_too_large_for_a_card():
+def test_weights_are_sharded_where_the_backbone_is_too_large_and_bfloat16_but_for_a_sole_master_copy():
     plans = plan("ppo", "32B", "4xA40-48GB", method="lora", **K1)
     assert {(one.job.critic, one.job.zero_stage) for one in plans.plans} == {("adapter", 3)}
     assert {one.estimate.job.zero_stage for one in plans.refused} == {0, 1, 2}
-
-
-def test_frozen_and_sharded_weights_are_bfloat16_and_a_sole_master_copy_is_not():
     dtypes = {one.job.zero_stage > 0: one.job.dtype for one in plan("grpo", "1.5B", "4xH200", **K1).plans}
     assert dtypes.get(True, "bfloat16") == "bfloat16" and dtypes.get(False, "float32") == "float32"
     assert {one.job.dtype for one in plan("grpo", "1.5B", "4xH200", method="lora").plans} == {"bfloat16"}
@@ -109,13 +110,6 @@ def test_where_nothing_fits_the_error_says_which_word_would_help_and_there_is_a_
     plans = plan("grpo", "72B", "4x4090", method="lora", use_vllm=True)
     assert not plans.plans
     assert all(f"{stage}, LoRA r=16: " in plans.reasons for stage in ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"))
-
-
-def test_shorter_is_the_longest_half_that_fits():
-    question = {"method": "lora", "offload": "none"}
-    best = plan("reward", "8B", "1x4090", max_length=65536, allow=["shorter"], **question).best
-    assert best.opt_ins == ("shorter",) and 65536 % best.job.max_length == 0
-    assert not plan("reward", "8B", "1x4090", max_length=2 * best.job.max_length, **question).plans
 
 
 def test_host_memory_refuses_where_it_is_known():

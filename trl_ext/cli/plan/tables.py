@@ -22,7 +22,7 @@ TIGHT_FRAC = 0.01  # a plan that leaves no more than this of what it may fill is
 
 
 def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -> None:
-    """Everything that the planner found; the rest is of `launch_line`."""
+    """Everything that the planner found; the rest is of `launch_lines`."""
     console = Console(highlight=False)
     search = plans.search
     lengths = f"{search.job.sequence_tokens:,} tokens a sequence, global batch {search.job.global_batch}"

@@ -56,7 +56,7 @@ def write_plan(plan: Plan, folder: str | Path, model: str | None = None, *, stag
     contents = _contents(plan, folder, weights_of(model or plan.estimate.shape.name), stages)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (*NAMES, *map(_stage_file, STAGES)):
+        for name in (*NAMES, *(f"recipe_{stage}.yaml" for stage in STAGES)):
             (folder / name).unlink(missing_ok=True)
         for name, text in contents.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -85,12 +85,8 @@ def _contents(plan: Plan, folder: Path, model: str | None, stages: bool) -> dict
     files["README.md"] = readme(plan, launch, words + ["ADDRESS"] * (hardware.num_machines > 1))
     files[settings.PLAN_FILE] = json.dumps(as_dict(plan, str(folder), names_model=model is not None), indent=2) + "\n"
     for name, (shows, keys) in STAGES.items() if stages else ():
-        files[_stage_file(name)] = _yaml(shows, {**recipe, **keys})
+        files[f"recipe_{name}.yaml"] = _yaml(shows, {**recipe, **keys})
     return files
-
-
-def _stage_file(name: str) -> str:
-    return f"recipe_{name}.yaml"
 
 
 def _yaml(head: str, keys: dict[str, Any]) -> str:
@@ -142,7 +138,7 @@ All numbers are estimated, by trl_ext {__version__}.
 
 
 def as_dict(plan: Plan, launch_folder: str = "plan", *, names_model: bool = True) -> dict[str, Any]:
-    """A plan for JSON, complete enough to be read back; see `launch_line`."""
+    """A plan for JSON, complete enough to be read back; see `launch_lines`."""
     shape, hardware = plan.estimate.shape, plan.estimate.hardware
     card = hardware.card
     return {

@@ -136,25 +136,6 @@ def accelerate(job: Job, num_gpus: int) -> dict[str, Any]:
     }
 
 
-def launch_line(job: Job, folder: str, *, names_model: bool = True) -> str:
-    """The command that starts the run from the files in `folder`; words in capitals are the user's to replace.
-
-    Args:
-        job: The planned job.
-        folder: Where the plan was written.
-        names_model: True if the recipe names a model, False if the plan is for a size.
-    """
-    variables = "".join(f"{name}={value} " for name, value in (ALLOCATOR if job.expandable_segments else {}).items())
-    files = f"--config_file {folder}/accelerate.yaml --config {folder}/recipe.yaml"
-    times = {"reward_model": job.num_reward_models, "reward_adapter": job.num_reward_models}
-    theirs = " ".join(
-        f"--{option} {' '.join([word] * times.get(option, 1))}"
-        for option, word in to_replace(job, names_model=names_model).items()
-    )
-    servers = f" --vllm_servers {job.vllm_servers}" if job.vllm_servers else ""
-    return f"{variables}trl-ext {job.trainer} {files}{servers} {theirs}"
-
-
 def to_replace(job: Job, *, names_model: bool = True) -> dict[str, str]:
     """Options of the launch line whose values the user knows, and the word that stands for each.
 
@@ -185,7 +166,8 @@ MEANINGS = {
 
 
 def launch_lines(job: Job, folder: str, hardware: Hardware, *, names_model: bool = True) -> list[str]:
-    """The commands that start the run, with its vLLM servers if there are any: one for each machine.
+    """The commands that start the run from the files in `folder`, one for each machine; words in capitals are the user's
+    to replace.
 
     Args:
         job: The planned job.
@@ -193,7 +175,15 @@ def launch_lines(job: Job, folder: str, hardware: Hardware, *, names_model: bool
         hardware: The machines.
         names_model: True if the recipe names a model, False if the plan is for a size.
     """
-    train = launch_line(job, folder, names_model=names_model)
+    variables = "".join(f"{name}={value} " for name, value in (ALLOCATOR if job.expandable_segments else {}).items())
+    files = f"--config_file {folder}/accelerate.yaml --config {folder}/recipe.yaml"
+    times = {"reward_model": job.num_reward_models, "reward_adapter": job.num_reward_models}
+    theirs = " ".join(
+        f"--{option} {' '.join([word] * times.get(option, 1))}"
+        for option, word in to_replace(job, names_model=names_model).items()
+    )
+    servers = f" --vllm_servers {job.vllm_servers}" if job.vllm_servers else ""
+    train = f"{variables}trl-ext {job.trainer} {files}{servers} {theirs}"
     if hardware.num_machines > 1:
         counts = f"--num_machines {hardware.num_machines} --num_processes {hardware.num_gpus}"
         first = "--main_process_ip ADDRESS --main_process_port 29500"

@@ -47,7 +47,9 @@ def test_the_written_files_keep_the_batch_the_conventions_of_the_shipped_ones_an
     assert {**mine, "zero_optimization": None} == {**shipped, "zero_optimization": None}
     text = (folder / "README.md").read_text()
     assert "estimated" in text and f"--config {folder}/recipe.yaml" in text
-    assert settings.launch_line(best.job, "x").startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ")
+    assert settings.launch_lines(best.job, "x", best.estimate.hardware)[0].startswith(
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+    )
 
 
 def test_the_launch_file_is_the_shipped_one_with_its_number_of_processes():

@@ -166,8 +166,9 @@ MEANINGS = {
 
 
 def launch_lines(job: Job, folder: str, hardware: Hardware, *, names_model: bool = True) -> list[str]:
-    """The commands that start the run from the files in `folder`, one for each machine; words in capitals are the user's
-    to replace.
+    """The commands that start the run from the files in `folder`, one for each machine.
+
+    Words in capitals are the user's to replace.
 
     Args:
         job: The planned job.

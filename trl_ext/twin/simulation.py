@@ -15,24 +15,18 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import cached_config, find_shape
 from trl_ext.memory.models.shapes import ModelShape
 
-# Keys of a recipe that are TRL's ModelConfig's and not the trainer's.
-_MODEL_KEYS = (
+# Keys of a recipe that no simulation has: those of TRL's ModelConfig and of the script, those that say how long a run
+# is and how often it generates, and those that name files.
+_DROPPED_KEYS = frozenset(
     "model_name_or_path dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules lora_task_type load_in_4bit "
-    "load_in_8bit use_bnb_nested_quant attn_implementation "
-    "value_model"  # the script's own
-)
-# Keys that say how long a run is, and how often it generates.
-_RUN_LENGTH_KEYS = (
+    "load_in_8bit use_bnb_nested_quant attn_implementation value_model "
     "num_train_epochs max_steps total_episodes generation_batch_size steps_per_generation num_mini_batches "
     "num_ppo_epochs response_length max_length warmup_ratio warmup_steps max_completion_length do_eval "
-    "num_generations_eval oversample"
-)
-_FILE_KEYS = (
+    "num_generations_eval oversample "
     "output_dir run_name report_to save_strategy save_steps logging_steps deepspeed resume_from_checkpoint "
     "load_best_model_at_end push_to_hub hub_model_id hub_token log_completions logging_strategy save_total_limit "
-    "use_cpu model_init_kwargs chat_template_path reward_weights max_length_policy"
+    "use_cpu model_init_kwargs chat_template_path reward_weights max_length_policy".split()
 )
-_DROPPED_KEYS = frozenset(f"{_MODEL_KEYS} {_RUN_LENGTH_KEYS} {_FILE_KEYS}".split())
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,23 +54,13 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
     rewards = build_rewards(script_args.rules, script_args.reward_funcs, script_args.reward_model_name_or_path)
-    train_rows, held_out_rows = training.load_rows(script_args, training_args, model_args, dataset_args)
+    rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
-
-    from trl import get_peft_config, get_quantization_config
 
     from trl_ext.trainers.grpo.trainer import GRPOTrainer
 
     with refusals():
-        trainer = GRPOTrainer(
-            model=model_args.model_name_or_path,
-            reward_funcs=rewards,
-            args=training_args,
-            train_dataset=train_rows,
-            eval_dataset=held_out_rows,
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-        )
+        trainer = GRPOTrainer(reward_funcs=rewards, **training.trainer_inputs(training_args, model_args, rows))
     training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
 
 

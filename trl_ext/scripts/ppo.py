@@ -161,27 +161,20 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     checkpoint = training.resume_point(training_args)
     reward_funcs = scorers(script_args)
     settle_critic(script_args, training_args, model_args, reward_funcs)
-    train_rows, held_out_rows = training.load_rows(script_args, training_args, model_args, dataset_args)
+    rows = training.load_rows(script_args, training_args, model_args, dataset_args)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
-    look_at_prompts((train_rows, held_out_rows), model_args.model_name_or_path, training_args, reward_funcs)
-
-    from trl import get_peft_config, get_quantization_config
+    look_at_prompts(rows, model_args.model_name_or_path, training_args, reward_funcs)
 
     from trl_ext.trainers.ppo.trainer import PPOTrainer
 
     with refusals():
         trainer = PPOTrainer(
-            training_args,
-            model=model_args.model_name_or_path,
             ref_model=script_args.ref_model,
             reward_model=script_args.reward_model,
-            train_dataset=train_rows,
             value_model=script_args.value_model,
-            eval_dataset=held_out_rows,
-            peft_config=get_peft_config(model_args),
             reward_funcs=reward_funcs,
             reward_adapter=script_args.reward_adapter,
-            quantization_config=get_quantization_config(model_args),
+            **training.trainer_inputs(training_args, model_args, rows),
         )
     training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
 

@@ -116,30 +116,21 @@ def train(script_args: Any, training_args: Any, model_args: Any, dataset_args: A
     training.check_model(model_args)
     checkpoint = training.resume_point(training_args)
     rules = None if script_args.rules is None else build_rules(script_args.rules)
-    train_pairs, held_out_pairs = training.load_rows(script_args, training_args, model_args, dataset_args)
+    pairs = training.load_rows(script_args, training_args, model_args, dataset_args)
     if script_args.filter_pairs:
-        margin = script_args.margin_from_rules
-        train_pairs = filter_everywhere(train_pairs, rules, margin, "training pairs")
-        # Pairs that the rules contradict stay here: evaluation compares the two kinds.
-        held_out_pairs = filter_everywhere(held_out_pairs, None, False, "held-out pairs")
+        pairs = (
+            filter_everywhere(pairs[0], rules, script_args.margin_from_rules, "training pairs"),
+            # Pairs that the rules contradict stay here: evaluation compares the two kinds.
+            filter_everywhere(pairs[1], None, False, "held-out pairs"),
+        )
     tokenizer = training.load_tokenizer(training_args, model_args)
-    look_at_pairs((train_pairs, held_out_pairs), training_args, tokenizer)
+    look_at_pairs(pairs, training_args, tokenizer)
     training_args.model_init_kwargs = training.model_init_kwargs(training_args, model_args)
-
-    from trl import get_peft_config, get_quantization_config
 
     from trl_ext.trainers.reward.trainer import RewardTrainer
 
     with refusals():
-        trainer = RewardTrainer(
-            model=model_args.model_name_or_path,
-            args=training_args,
-            train_dataset=train_pairs,
-            eval_dataset=held_out_pairs,
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-            rules=rules,
-        )
+        trainer = RewardTrainer(rules=rules, **training.trainer_inputs(training_args, model_args, pairs))
     training.run(trainer, checkpoint, script_args.dataset_name, callbacks)
 
 

@@ -197,6 +197,20 @@ def model_init_kwargs(training_args: Any, model_args: ModelConfig) -> dict[str, 
     }
 
 
+def trainer_inputs(training_args: Any, model_args: ModelConfig, rows: tuple[Any, Any]) -> dict[str, Any]:
+    """What each trainer gets: the model, its adapters and bits, the arguments, and the rows of `load_rows`."""
+    from trl import get_peft_config, get_quantization_config
+
+    return {
+        "model": model_args.model_name_or_path,
+        "args": training_args,
+        "train_dataset": rows[0],
+        "eval_dataset": rows[1],
+        "quantization_config": get_quantization_config(model_args),
+        "peft_config": get_peft_config(model_args),
+    }
+
+
 # The run ----------------------------------------------------------------------------------------------------------
 
 

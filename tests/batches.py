@@ -85,6 +85,11 @@ def ready_to_pack(model: torch.nn.Module, **head) -> torch.nn.Module:
     return model
 
 
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference between two tensors."""
+    return (a - b).abs().max().item()
+
+
 def gradient(model: torch.nn.Module, loss: torch.Tensor) -> torch.Tensor:
     """The flattened gradient of all trainable parameters; by `backward`, which reentrant checkpointing needs."""
     model.zero_grad()

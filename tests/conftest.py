@@ -3,8 +3,10 @@
 import gc
 import os
 import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis
 import pytest
@@ -53,10 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def twin():
     """Answers simulations of the memory twin, each in a process of its own, which is a fork of one that is warm."""
-    from tests.twin_forks import serving
+    from tests.multi.warm import warm_python
+    from trl_ext.twin import run_apart
 
-    with serving() as run:
-        yield run
+    def run(simulation):
+        with patch.object(sys, "executable", str(warm_python())):
+            return run_apart(simulation)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,11 @@ import torch
 from peft import PeftModel
 from transformers import TrainerCallback
 
-from tests.ppo_trainers import trained_weights
+from tests.ppo_trainers import distance, trained_weights
 
 Rows = list[torch.Tensor]  # [T] of each row, empty for a row that nothing could score
 OF_GROUPS = ("rloo", "grpo")
+TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -316,6 +317,8 @@ def replay(
     state: dict[str, Any],
     greedy: Callable[[dict], float] | None = None,
     dtype: torch.dtype = torch.float32,
+    turns: Callable[[Update], list[list[float]]] | None = None,
+    correct: Callable[[Update, Rows], Rows] | None = None,
 ) -> Replayed:
     """Train the trainer's models again from their first weights, on the same rollouts.
 
@@ -325,6 +328,8 @@ def replay(
         updates, state: As `recorded` returns them.
         greedy: For ReMax: the score of a row's greedy completion.
         dtype: Of all weights; another one tells how much of the result is rounding.
+        turns: The rewards of each counted token, in the place of a score at the last one.
+        correct: What the terms of the policy are multiplied by, from an update and its old log-probabilities.
     """
     set_back(state, dtype)
     reference = None if trainer.ref_model is None else trainer.ref_model.to(dtype)
@@ -346,9 +351,14 @@ def replay(
             kls = [kl_of(s.kl_estimator, n, r).tolist() for n, r in zip(old, ref, strict=True)]
             baselines = [0.0 if greedy is None else greedy(row) for row in update.rows]
         rewards = [[-coefficient * x if s.kl_term == "reward" else 0.0 for x in row] for row in kls]
-        for row, score in zip(rewards, update.scores, strict=True):
-            if row:
-                row[-1] += score
+        if turns is not None:
+            rewards = [
+                [x + y for x, y in zip(*both, strict=True)] for both in zip(rewards, turns(update), strict=True)
+            ]
+        else:
+            for row, score in zip(rewards, update.scores, strict=True):
+                if row:
+                    row[-1] += score
         if s.whiten_rewards:
             rewards = whitened(rewards, shift=False)
         if s.value_normalisation:
@@ -366,13 +376,15 @@ def replay(
             error = sum(episodes) / len(episodes) / s.kl_target - 1
             coefficient *= 1 + min(max(error, -0.2), 0.2) * len(update.rows) / s.kl_horizon
         num_tokens = sum(map(len, old)) / len(update.order)  # of a micro-batch's share
+        weights = [torch.ones_like(row) for row in old] if correct is None else correct(update, old)
         accumulation = len(update.order) // s.num_mini_batches
         for _ in range(s.num_ppo_epochs):
             for start in range(0, len(update.order), accumulation):
                 if num_steps == trainer.state.max_steps:
                     break
                 new = m.log_probs(update)
-                policy = policy_terms(s, new, old, advantages)
+                terms = policy_terms(s, new, old, advantages)
+                policy = [term * weight for term, weight in zip(terms, weights, strict=True)]
                 loss = value_loss = torch.zeros((), dtype=dtype)
                 kl = [kl_of(s.kl_estimator, n, r) for n, r in zip(new, ref, strict=True)]
                 micro_batches = update.order[start : start + accumulation]
@@ -400,6 +412,16 @@ def replay(
     if reference is not None:
         reference.float()
     return result
+
+
+def check(trainer: Any, s: Settings, tolerance: float = TOLERANCE, **options: Any) -> Replayed:
+    """Train, and once more by the replay: every trained part moves, and ends with the same weights."""
+    before = trained_weights(trainer)
+    updates, state = recorded(trainer)
+    ours, again = trained_weights(trainer), replay(trainer, s, updates, state, **options)
+    assert all((ours[name] - before[name]).abs().max() > 0 for name in before)
+    assert distance(ours, again.weights) < tolerance
+    return again
 
 
 def groups_of(s: Settings, actor: list[Any], critic: list[Any], kind: str) -> list[dict]:

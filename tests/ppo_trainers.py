@@ -17,21 +17,11 @@ from tests.rollouts import rollout
 CRITICS = ("adapter", "head", "separate")
 LORA = dict(r=4, lora_alpha=8, target_modules="all-linear")
 _ARGUMENTS = (
-    "reward_funcs",
-    "reward_model",
-    "reward_adapter",
-    "reward_processing_classes",
-    "ref_model",
-    "value_model",
-    "peft_config",
-    "eval_dataset",
-    "callbacks",
+    *("reward_funcs", "reward_model", "reward_adapter", "reward_processing_classes", "ref_model", "value_model"),
+    *("peft_config", "eval_dataset", "callbacks"),
 )
 _SETTINGS = dict(
-    use_cpu=True,
-    bf16=False,
-    report_to="none",
-    disable_tqdm=True,
+    **tiny.QUIET_ON_CPU,
     save_strategy="no",
     logging_steps=1,
     max_steps=3,
@@ -55,11 +45,6 @@ _SETTINGS = dict(
 def reward(completion_ids, **_):
     """Any fixed function of the completion."""
     return [(sum(ids) % 17) / 17 for ids in completion_ids]
-
-
-def share_of_twenty_tokens(completion_ids, **_):
-    """A toy task: emit any of twenty tokens often."""
-    return [sum(7 <= token <= 26 for token in ids) / 12 for ids in completion_ids]
 
 
 def prompts(num: int = 16) -> Dataset:
@@ -87,6 +72,11 @@ def classifier(seed: int = 5, family: str = "llama", num_labels: int = 1, **chan
     config.num_labels = num_labels
     torch.manual_seed(seed)
     return AutoModelForSequenceClassification.from_config(config)
+
+
+def scorer(seed: int = 9, **changes: Any) -> dict[str, Any]:
+    """Arguments of a trainer that a tiny reward model scores."""
+    return dict(reward_model=classifier(seed, **changes), reward_processing_classes=tiny.tokenizer())
 
 
 def trainer(critic: str, folder: Any, *, model: Any = None, data: Any = None, **changes: Any) -> Any:

@@ -9,15 +9,8 @@ from tests import tiny
 from tests.preferences import pairs, reward_model
 
 PAIRS = pairs(8)
-ARGUMENTS = (
-    "eval_dataset",
-    "processing_class",
-    "data_collator",
-    "compute_metrics",
-    "callbacks",
-    "peft_config",
-    "rules",
-)
+ARGUMENTS = ("callbacks", "compute_metrics", "data_collator", "eval_dataset", "peft_config", "rules")
+ARGUMENTS += ("processing_class",)
 CHAT_TEMPLATE = "{% for m in messages %}{{ '<bos> ' if loop.first else '' }}{{ m['content'] }} <eos> {% endfor %}"
 
 
@@ -27,14 +20,11 @@ def trainer(folder, train=PAIRS, library=trl_ext, model: str | PreTrainedModel =
     Args:
         folder: Where the model lies for a moment, and where the trainer writes.
         train: Pairs.
-        model: A family of `tests.tiny`, or a model.
+        model: A family of `tests.tiny`, a folder, or a model.
     """
     settings = dict(
         output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        disable_tqdm=True,
+        **tiny.QUIET_ON_CPU,
         save_strategy="no",
         per_device_train_batch_size=4,
         per_device_eval_batch_size=4,
@@ -47,7 +37,7 @@ def trainer(folder, train=PAIRS, library=trl_ext, model: str | PreTrainedModel =
     if isinstance(train, list):
         train = Dataset.from_list(train)
     return library.RewardTrainer(
-        reward_model(folder / "model", model) if isinstance(model, str) else model,
+        reward_model(folder / "model", model) if isinstance(model, str) and "/" not in model else model,
         library.RewardConfig(**settings | changes),
         train_dataset=train,
         **{"processing_class": chat_tokenizer()} | arguments,

@@ -7,19 +7,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokeniz
 VOCAB = 199
 # Settings of a trainer that computes on the CPU and reports to nobody.
 QUIET_ON_CPU = dict(use_cpu=True, bf16=False, report_to="none", disable_tqdm=True)
-_COMMON = dict(
-    vocab_size=VOCAB,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=512,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+_COMMON = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=3)
+_COMMON |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=512)
+_COMMON |= dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 PACKABLE = {
     "llama": ("llama", {}),
     "qwen2": ("qwen2", {}),
@@ -27,9 +17,8 @@ PACKABLE = {
     "mistral_window": ("mistral", {"sliding_window": 7}),
     "gemma3": ("gemma3_text", {"sliding_window": 7, "query_pre_attn_scalar": 16}),
 }
-MIXTURE = {
-    "qwen3_moe": ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
-}
+_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+MIXTURE = {"qwen3_moe": ("qwen3_moe", _EXPERTS)}
 # Families whose layers are told of their window by the mask alone, and one whose layers make masks of their own. A
 # mixture of PhiMoE's draws random numbers in training: compare it in evaluation mode.
 MASKED = {
@@ -38,68 +27,26 @@ MASKED = {
     "doge_window": ("doge", {"keep_window_size": 7, "sliding_window": 7}),
 }
 # Value heads of another size than query and key heads (multi-head latent attention).
-LATENT = {
-    "deepseek_v3": (
-        "deepseek_v3",
-        {
-            "num_key_value_heads": 4,
-            "q_lora_rank": 24,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 16,
-            "v_head_dim": 16,
-            "head_dim": 8,
-            "first_k_dense_replace": 3,
-        },
-    ),
-}
+_LATENT = dict(num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16)
+LATENT = {"deepseek_v3": ("deepseek_v3", dict(_LATENT, v_head_dim=16, head_dim=8, first_k_dense_replace=3))}
 # Positions whose frequencies depend on the length of a row beyond 48 tokens.
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+_LONGROPE = dict(_DYNAMIC, rope_type="longrope", original_max_position_embeddings=48)
+_LONGROPE |= dict(short_factor=[1.0] * 8, long_factor=[1.5 + i for i in range(8)])
 STRETCHED = {
-    "dynamic": (
-        "llama",
-        {
-            "max_position_embeddings": 48,
-            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
-        },
-    ),
-    "longrope": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 48,
-                "short_factor": [1.0] * 8,
-                "long_factor": [1.5 + i for i in range(8)],
-            }
-        },
-    ),
+    "dynamic": ("llama", {"max_position_embeddings": 48, "rope_parameters": _DYNAMIC}),
+    "longrope": ("llama", {"rope_parameters": _LONGROPE}),
 }
 EAGER_ONLY = {
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 7}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 7}),
 }
-_LINEAR = dict(
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    linear_key_head_dim=16,
-    linear_value_head_dim=16,
-    num_hidden_layers=4,
-)
+_LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
+_LINEAR |= dict(num_hidden_layers=4)
 _MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=16)
 _HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 STATEFUL = {
-    "qwen3_next": (
-        "qwen3_next",
-        {
-            **_LINEAR,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
-        },
-    ),
+    "qwen3_next": ("qwen3_next", {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 32}),
     "qwen3_5": ("qwen3_5_text", _LINEAR),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}),
     "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),

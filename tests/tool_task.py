@@ -12,7 +12,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests import tiny
+from tests import grpo_trainers, tiny
 
 NUMBERS = 60
 _MARKS = ["<pad>", "<unk>", "<eos>", "user", "assistant", "tool", "<call>", "</call>", "+", "=", "error"]
@@ -137,43 +137,28 @@ class Script:
         return " ".join(str(draw.randrange(NUMBERS)) for _ in range(min(self.most, draw.choice([1, 2, 5])))) + " <eos>"
 
 
-def trainer(
-    library: Any, folder: Any, rewards: Any = None, options: Any = None, rows: Any = None, **changes: Any
-) -> Any:
+def trainer(library, folder, rewards=None, options=None, rows=None, **changes) -> Any:
     """A GRPOTrainer of `trl` or `trl_ext` whose turns are scripted.
 
     Args:
         options: Of the trainer: tools, environment_factory.
         changes: Of the config; and `script`.
     """
-    settings = dict(output_dir=str(folder), **tiny.QUIET_ON_CPU, max_steps=2, save_strategy="no", logging_steps=1)
-    settings |= dict(per_device_train_batch_size=8, gradient_accumulation_steps=2, num_generations=8, beta=0.0)
-    settings |= dict(max_completion_length=64, learning_rate=1e-3, adam_epsilon=1e-3, lr_scheduler_type="constant")
-    settings |= dict(gradient_checkpointing=False) | changes
-    script = settings.pop("script", None) or Script()
-    made = library.GRPOTrainer(
-        tiny.model("llama", vocab_size=len(WORDS)),
-        rewards,
-        library.GRPOConfig(**settings),
-        sums() if rows is None else rows,
-        processing_class=tokenizer(),
-        **options or dict(tools=[add, fail]),
-    )
+    script = changes.pop("script", None) or Script()
+    settings = dict(per_device_train_batch_size=8, gradient_accumulation_steps=2, num_generations=8)
+    settings |= dict(max_completion_length=64, processing_class=tokenizer(), rollout_func=None)
+    settings |= (options or dict(tools=[add, fail])) | changes
+    model = tiny.model("llama", vocab_size=len(WORDS))
+    made = grpo_trainers.trainer(folder, library, model, rewards, sums() if rows is None else rows, **settings)
     made._generate_single_turn = script  # TRL reads what it says, calls the tools, and asks again
+    made.before = grpo_trainers.weights(made)
     return made
 
 
 def trained(subject: Any) -> torch.Tensor:
     """Train; return all weights, which must have moved."""
-    before = weights(subject)
     subject.train()
-    after = weights(subject)
-    assert (after - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
-    return after
-
-
-def weights(subject: Any) -> torch.Tensor:
-    return torch.cat([weight.detach().flatten().clone() for weight in subject.model.parameters()])
+    return grpo_trainers.learned(subject)
 
 
 def check_packed(subject: Any) -> None:

@@ -58,7 +58,7 @@ OTHERS = {"jupyter", "matplotlib", "torch", "wandb", "trackio", "tensorboard", "
 MAY_FIND = ("trl-ext doctor",)
 # Commands that change nothing: once is enough, however many pages show them.
 LOOKS = re.compile(r"trl-ext (?:check|doctor|dryrun|plan|score)\b(?!.* --(?:output|plan|write)\b)")
-# What would take long, and where it is tested: tests/train/twin/test_plan_verify.py, docs/memory.md.
+# What would take long, and where it is tested: tests/train/twin/test_twin.py, docs/memory.md.
 SHORTER = {
     " --verify": "",
     "trl-ext dryrun recipe.yaml --gpus 8xA100-80GB": "trl-ext dryrun --help",

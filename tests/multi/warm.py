@@ -21,18 +21,17 @@ import sys
 import tempfile
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
-from tests import twin_forks
 from trl_ext.rewards.isolation.kernel import call
 
-# What launches and workers import on their way.
+# What launches, workers and the memory twin import on their way; DeepSpeed if it is there.
 PRELOADED = (
-    *twin_forks.PRELOADED,
-    "trl_ext.scripts.grpo",
-    "accelerate.commands.launch",
-    "torch.distributed.run",
-    "datasets",
+    *("trl_ext.twin.run", "trl_ext.scripts.grpo"),
+    *(f"trl_ext.trainers.{trainer}.trainer" for trainer in ("reward", "grpo", "ppo")),
+    *("peft", "trl.trainer.grpo_trainer", "trl.trainer.reward_trainer", "deepspeed", "deepspeed.comm.torch"),
+    *("accelerate.commands.launch", "torch.distributed.run", "datasets"),
 )
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +96,12 @@ def warm_python(package: Path = ROOT) -> Path:
 def main() -> None:
     """Answer until told to end. One fork waits for each fork that works."""
     del sys.path[0]  # the folder of this file, where `trainers` and `memory` are tests
-    twin_forks.preload(PRELOADED)
+    for name in PRELOADED:
+        try:
+            import_module(name)
+        except ImportError:
+            if not name.startswith("deepspeed"):
+                raise
     sys.path.insert(0, "")  # a fork puts its own folder there
     gc.freeze()  # a fork copies a page on its first write, and collecting writes on all
     listener = socket.socket(fileno=int(sys.argv[1]))

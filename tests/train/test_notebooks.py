@@ -9,6 +9,7 @@ import importlib.util
 import os
 import re
 import tomllib
+from datetime import date
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 import nbformat
@@ -20,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
 from tests.multi.warm import warm_python
+from tests.nightly import daily
 
 # Its kernel is a fresh one: transformers asks at its import whether it is in a notebook.
 WATCHED = "04_ppo.ipynb"
@@ -88,7 +90,10 @@ def hidden(path):
     return {module for module, names in modules if not kept & set(map(canonicalize_name, names))} - {"trl_ext"}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+TODAY = NOTEBOOKS[date.today().toordinal() % 3 :: 3]  # a third, another one each day
+
+
+@pytest.mark.parametrize("path", daily(NOTEBOOKS, *TODAY), ids=lambda path: path.name)
 def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = nbformat.read(path, as_version=4)

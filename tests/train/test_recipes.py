@@ -1,10 +1,11 @@
-"""Every shipped recipe is one that its script accepts."""
+"""Every shipped recipe, and every preset's, is one that its script accepts."""
 
 import re
 import shlex
 from importlib import import_module
 
 import pytest
+import yaml
 
 from trl_ext import resources
 from trl_ext.cli.check import recipe as check_recipe
@@ -14,7 +15,9 @@ from trl_ext.cli.dryrun import command as dryrun
 from trl_ext.cli.main import SCRIPTS
 from trl_ext.cli.recipes import shipped_recipes
 from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.files.plan import write_plan
 from trl_ext.memory.planner.planner import plan
+from trl_ext.memory.planner.presets import PRESETS
 from trl_ext.memory.units import gib
 from trl_ext.scripts.rewards import build_rules
 from trl_ext.twin.from_recipe import recipe_of, simulation_of_recipe
@@ -41,11 +44,8 @@ def test_what_the_reward_recipe_suggests_in_comments_parses(tmp_path):
     (tmp_path / "recipe.yaml").write_text(text)
     script_args, training_args, model_args, _ = parse("reward", tmp_path / "recipe.yaml", tmp_path)
     assert script_args.margin_from_rules and build_rules(script_args.rules).columns
-    assert (model_args.use_peft, model_args.lora_target_modules, training_args.learning_rate) == (
-        True,
-        "all-linear",
-        1e-4,
-    )
+    lora = (model_args.use_peft, model_args.lora_target_modules)
+    assert (*lora, training_args.learning_rate) == (True, "all-linear", 1e-4)
 
 
 PLANNED = [recipe for recipe in shipped_recipes() if "# Memory:" in recipe.path.read_text()]
@@ -89,3 +89,16 @@ def test_a_question_about_the_reward_recipe_has_one_answer(monkeypatch):
     run = run_of_recipe(parsed, shape_of(parsed), 6, check_recipe.read_launch(None, "rm-ultrafeedback-6x4090"))
     checked = run.plans(parse_gpus("6x4090"), frozenset()).best.estimate
     assert planned.memory == checked.memory == "18.9 GiB, 19.4 with slack,"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_recipe_is_accepted_and_plans_what_the_preset_does(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # a config with `memory` sets it for good
+    found = PRESETS[name].plan()
+    write_plan(found, tmp_path / "plan")
+    words = ["--output_dir", str(tmp_path / "out")]
+    file, num_gpus = str(tmp_path / "plan" / "recipe.yaml"), found.estimate.hardware.num_gpus
+    parsed = check_recipe.parse(file, found.job.trainer, words, num_gpus)
+    assert parsed.training_args.memory_setting.job == found.job
+    launch = yaml.safe_load((tmp_path / "plan" / "accelerate.yaml").read_text())
+    assert (launch["distributed_type"] == "NO") is (launch["num_processes"] == 1 and not found.job.zero_stage)

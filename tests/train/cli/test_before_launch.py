@@ -1,6 +1,7 @@
 """What one process can know is said before many start."""
 
 import json
+from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
 
@@ -43,30 +44,31 @@ def test_what_can_start_passes():
     check("--packing", "false", "--num_processes=2", "--report_to", "none")
 
 
-@pytest.mark.parametrize(
-    ("changes", "words", "error", "sentence"),
-    [
-        (dict(model_name_or_path=None), [], ConfigError, "There is no model."),
-        (dict(model_name_or_path="./nowhere"), [], ConfigError, "There is no folder ./nowhere."),
-        (dict(dataset_name=None), [], ConfigError, "There is no dataset."),
-        (dict(dataset_name="rows.json"), [], DataError, "There is no file or folder rows.json."),
-        (dict(dataset_name="./rows"), [], DataError, "There is no file or folder rows."),
-        (dict(eval_strategy="steps"), [], DataError, "rows.jsonl is one file and has no split 'test'."),
-        ({}, ["--dataset_name", "/nowhere/rows"], DataError, "There is no file or folder /nowhere/rows."),
-        (dict(output_dir="rows.jsonl"), [], ConfigError, "output_dir rows.jsonl cannot be a folder"),
-        (dict(resume_from_checkpoint="out/checkpoint-5"), [], ConfigError, "There is no checkpoint out/checkpoint-5."),
-        (dict(rules="rules.yaml"), [], ConfigError, "rules.yaml cannot be read"),
-        (dict(rules=[{"rule": "lenght"}]), [], ConfigError, "unknown rule 'lenght'. Did you mean 'length'?"),
-        (dict(report_to="tensorbord"), [], ConfigError, "report_to is tensorbord, which is no tracker. Did you mean"),
-        (dict(report_to=["none", "dvclive"]), [], SupportError, "report_to is dvclive, and its package is not instal"),
-        (dict(use_vllm=True), [], SupportError, "use_vllm is set, and vllm is not installed: pip install 'trl_ext[v"),
-        (dict(prompt_template="{"), [], ConfigError, "prompt_template: "),
-    ],
-)
-def test_what_cannot_start_is_a_sentence(changes, words, error, sentence):
-    with pytest.raises(error) as raised:
-        check(*words, **changes)
-    assert sentence in str(raised.value)
+REFUSED = [
+    (dict(model_name_or_path=None), [], ConfigError, "There is no model."),
+    (dict(model_name_or_path="./nowhere"), [], ConfigError, "There is no folder ./nowhere."),
+    (dict(dataset_name=None), [], ConfigError, "There is no dataset."),
+    (dict(dataset_name="rows.json"), [], DataError, "There is no file or folder rows.json."),
+    (dict(dataset_name="./rows"), [], DataError, "There is no file or folder rows."),
+    (dict(eval_strategy="steps"), [], DataError, "rows.jsonl is one file and has no split 'test'."),
+    ({}, ["--dataset_name", "/nowhere/rows"], DataError, "There is no file or folder /nowhere/rows."),
+    (dict(output_dir="rows.jsonl"), [], ConfigError, "output_dir rows.jsonl cannot be a folder"),
+    (dict(resume_from_checkpoint="out/checkpoint-5"), [], ConfigError, "There is no checkpoint out/checkpoint-5."),
+    (dict(rules="rules.yaml"), [], ConfigError, "rules.yaml cannot be read"),
+    (dict(rules=[{"rule": "lenght"}]), [], ConfigError, "unknown rule 'lenght'. Did you mean 'length'?"),
+    (dict(report_to="tensorbord"), [], ConfigError, "report_to is tensorbord, which is no tracker. Did you mean"),
+    (dict(report_to=["none", "dvclive"]), [], SupportError, "report_to is dvclive, and its package is not instal"),
+    (dict(use_vllm=True), [], SupportError, "use_vllm is set, and vllm is not installed: pip install 'trl_ext[v"),
+    (dict(prompt_template="{"), [], ConfigError, "prompt_template: "),
+]
+
+
+def test_what_cannot_start_is_a_sentence(subtests):
+    for changes, words, error, sentence in REFUSED:
+        with subtests.test(sentence):
+            with pytest.raises(error) as raised:
+                check(*words, **changes)
+            assert sentence in str(raised.value)
 
 
 def test_a_folder_that_another_run_uses_is_a_sentence(here, monkeypatch):
@@ -77,40 +79,31 @@ def test_a_folder_that_another_run_uses_is_a_sentence(here, monkeypatch):
     check(output_dir="out")
 
 
-@pytest.mark.parametrize(
-    ("words", "changes"),
-    [(["--config_file", "zero2"], {}), (["--use_deepspeed"], {}), ([], {"deepspeed": "engine.json"})],
-)
-def test_deepspeed_that_is_not_installed_is_a_sentence(words, changes, monkeypatch):
+def test_deepspeed_that_is_not_installed_is_a_sentence(monkeypatch):
     monkeypatch.setattr(before_launch, "find_spec", lambda name: None if name == "deepspeed" else name)
-    with pytest.raises(SupportError, match=r"deepspeed is not installed: pip install 'trl_ext\[deepspeed\]'"):
-        check(*words, **changes)
+    asked = ((["--config_file", "zero2"], {}), (["--use_deepspeed"], {}), ([], {"deepspeed": "engine.json"}))
+    for words, changes in asked:
+        with pytest.raises(SupportError, match=r"deepspeed is not installed: pip install 'trl_ext\[deepspeed\]'"):
+            check(*words, **changes)
 
 
-@pytest.mark.parametrize(
-    ("cards", "words", "sentence"),
-    [
-        (0, ["--num_processes", "2"], "2 processes are to start on this machine, and no GPU is visible."),
-        (4, ["--num_processes", "8"], "4 GPUs are visible. Start one process for each: --num_processes 4."),
-        (
-            4,
-            "--num_processes 8 --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 --multi_gpu".split(),
-            None,
-        ),
-        (4, ["--num_processes", "4"], None),
-        (0, ["--num_processes", "1"], None),
-        (0, ["--num_processes", "8", "--use_cpu", "true"], None),
-    ],
-)
-def test_more_processes_than_cards(cards, words, sentence, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: cards > 0)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: cards)
-    if sentence is None:
-        check(*words, use_cpu=None)
-        return
-    with pytest.raises(ConfigError) as raised:
-        check(*words, use_cpu=None)
-    assert sentence in str(raised.value)
+SEVERAL = "--num_processes 8 --num_machines 2 --machine_rank 0 --main_process_ip 10.0.0.1 --multi_gpu"
+CARDS = [
+    (0, "--num_processes 2", "2 processes are to start on this machine, and no GPU is visible."),
+    (4, "--num_processes 8", "4 GPUs are visible. Start one process for each: --num_processes 4."),
+    (4, SEVERAL, None),
+    (4, "--num_processes 4", None),
+    (0, "--num_processes 1", None),
+    (0, "--num_processes 8 --use_cpu true", None),
+]
+
+
+def test_more_processes_than_cards(monkeypatch):
+    for cards, words, sentence in CARDS:
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda cards=cards: cards > 0)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda cards=cards: cards)
+        with pytest.raises(ConfigError, match=sentence) if sentence else nullcontext():
+            check(*words.split(), use_cpu=None)
 
 
 def test_a_recipe_of_another_trainer_names_its_command(capsys):

@@ -9,11 +9,11 @@ import sys
 from importlib import import_module
 
 import pytest
-import yaml
 from transformers import AutoConfig
 
-from tests import tiny
+from tests import recipes, tiny
 from tests.conftest import ROOT
+from tests.recipes import RULES
 from trl_ext.cli.check import memory as check_memory
 from trl_ext.cli.check import models as check_models
 from trl_ext.cli.check import recipe as check_recipe
@@ -29,22 +29,9 @@ from trl_ext.memory.cards import Hardware, find_card
 from trl_ext.memory.files.launch import SHIPPED, engine_fields
 from trl_ext.memory.models.find import MODELS, find_shape
 
-RULES = [
-    {"rule": "answer", "gold": "answer", "kind": "exact"},
-    {"rule": "length", "high": 4, "slack": 4, "weight": 0.1},
-]
-GRPO = dict(
-    rules=RULES,
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=2,
-    num_generations=8,
-    num_generations_eval=1,
-    max_completion_length=6,
-    bf16=True,
-    eval_strategy="steps",
-    eval_steps=2,
-    report_to="none",
-)
+GRPO = dict(rules=RULES, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_completion_length=6)
+GRPO |= dict(num_generations=8, num_generations_eval=1, eval_strategy="steps", eval_steps=2)
+GRPO |= dict(bf16=True, report_to="none")
 LORA = dict(use_peft=True, lora_r=16, lora_target_modules=["all-linear"], dtype="bfloat16")
 PPO = {**{key: GRPO[key] for key in ("rules", "bf16", "report_to")}, "response_length": 6, "kl_coef": 0.05}
 REWARD = dict(max_length=16, per_device_train_batch_size=2, bf16=True, report_to="none", eval_strategy="no")
@@ -58,16 +45,17 @@ def assets(tmp_path_factory):
     for kind, config in (("8B", MODELS[name][1]), ("tiny", tiny.model("llama").config.to_dict())):
         tiny.tokenizer().save_pretrained(folder / kind)
         (folder / kind / "config.json").write_text(json.dumps(config))
-    rows = [{"prompt": tiny.words(i, i + 1), "answer": tiny.words(i)} for i in range(3, 19)]
-    pairs = [
-        {"prompt": tiny.words(i), "chosen": tiny.words(i + 1, i), "rejected": tiny.words(i)} for i in range(3, 19)
-    ]
-    for data, content in (("data", rows), ("pairs", pairs)):
-        (folder / data).mkdir()
-        for split in ("train", "test"):
-            lines = "".join(json.dumps(row) + "\n" for row in content)
-            (folder / data / f"{split}.jsonl").write_text(lines)
+    answers = [(tiny.words(i), tiny.words(i + 1, i)) for i in range(3, 19)]
+    recipes.write_rows(folder / "data", recipes.PROMPTS)
+    pairs = [{"prompt": one, "chosen": other, "rejected": one} for one, other in answers]
+    recipes.write_rows(folder / "pairs", pairs)
     return folder
+
+
+def write(folder, assets, model="8B", data="data", **keys):
+    """Write a recipe for this model and these rows; return its path."""
+    own = {"model_name_or_path": str(assets / model), "dataset_name": str(assets / data)}
+    return recipes.recipe(folder, **own | keys)[1]
 
 
 @pytest.fixture
@@ -78,11 +66,9 @@ def ask(assets, tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
 
     def run(keys, *words, model="8B", data="data"):
-        path = tmp_path / "recipe.yaml"
-        own = {"model_name_or_path": str(assets / model), "dataset_name": str(assets / data)}
-        path.write_text(yaml.safe_dump({**own, "output_dir": str(tmp_path / "out"), **keys}))
+        path = write(tmp_path, assets, model, data, output_dir=str(tmp_path / "out"), **keys)
         capsys.readouterr()
-        code = check([str(path), "--json", *words])
+        code = check([path, "--json", *words])
         answer = json.loads(capsys.readouterr().out)
         assert answer["ok"] == (code == 0)
         return code, answer["findings"]
@@ -126,9 +112,8 @@ MAPPED = dict(
 )
 
 
-def files_of(tmp_path, rows):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(tmp_path / "rows.jsonl")
+def files_of(folder, rows):
+    return str(recipes.write_rows(folder / "rows.jsonl", rows))
 
 
 @pytest.fixture(scope="module")
@@ -152,51 +137,49 @@ def test_eight_rows_are_shown_as_the_model_reads_them(ask, chat_model, tmp_path)
     assert "8 of 8 gold answers earn everything" in told(findings, "rules")
 
 
-@pytest.mark.parametrize("keys", [{}, {"prompt_format": "text"}])
-def test_a_chat_template_that_is_not_used_is_told_unless_meant(keys, ask, chat_model):
-    code, findings = ask({**GRPO, **keys}, model=chat_model)
+def test_a_chat_template_that_is_not_used_is_told_unless_meant(ask, chat_model):
     words = "The prompts are text, and the model's chat template is not applied."
-    assert code == 0 and (words in told(findings, "data", "note")) == (not keys)
+    for keys in ({}, {"prompt_format": "text"}):
+        code, findings = ask({**GRPO, **keys}, model=chat_model)
+        assert code == 0 and (words in told(findings, "data", "note")) == (not keys)
 
 
-# (what the last of the rows holds, what the check says of it)
-LATE = {
-    "null": ({"question": None}, "train_dataset: row 16 has no 'question' (null)."),
-    "no answer": ({"answer": "w3"}, "train_dataset: row 16 has no match of answer_pattern '#### (.+)' in 'answer'."),
-    "gold that is null": ({"answer": None}, "row 16 has no 'answer' (null)"),
-}
+BLANK = {"columns": {"prompt": "question", "task": "answer"}, "rules": RULES[1:], "eval_strategy": "no"}
+# What the last of the rows holds, keys, and what the check says of it: a blank prompt by the column of the data.
+LATE = [
+    ({"question": None}, MAPPED, "train_dataset: row 16 has no 'question' (null)."),
+    ({"answer": "w3"}, MAPPED, "train_dataset: row 16 has no match of answer_pattern '#### (.+)' in 'answer'."),
+    ({"answer": None}, MAPPED, "row 16 has no 'answer' (null)"),
+    (
+        {"question": " "},
+        BLANK,
+        "row 16 has a blank prompt. Drop or mend such rows: dataset.filter(...). Here prompt is made of 'question'.",
+    ),
+]
 
 
-@pytest.mark.parametrize("name", LATE)
-def test_small_data_of_this_machine_are_looked_at_as_a_whole(name, ask, tmp_path):
-    cells, words = LATE[name]
-    rows = [*GSM8K, GSM8K[0] | cells]
-    code, findings = ask({**GRPO, **MAPPED, "dataset_name": files_of(tmp_path, rows)})
-    assert code == CANNOT_WORK and words in told(findings, "data", "problem")
+def test_small_data_of_this_machine_are_looked_at_as_a_whole(subtests, ask, tmp_path):
+    for cells, keys, words in LATE:
+        data = files_of(tmp_path, [*GSM8K, GSM8K[0] | cells])
+        with subtests.test(words):
+            code, findings = ask({**GRPO, **keys, "dataset_name": data})
+            assert code == CANNOT_WORK and words in told(findings, "data", "problem")
 
 
-def test_blank_prompts_are_named_by_the_column_of_the_data(ask, tmp_path):
-    keys = {**GRPO, **MAPPED, "columns": {"prompt": "question", "task": "answer"}, "rules": RULES[1:]}
-    keys |= {"dataset_name": files_of(tmp_path, [*GSM8K, GSM8K[0] | {"question": " "}])}
-    keys = {key: value for key, value in keys.items() if key not in ("prompt_template", "answer_pattern")}
-    code, findings = ask(keys)
-    words = (
-        "row 16 has a blank prompt. Drop or mend such rows: dataset.filter(...). Here prompt is made of 'question'."
-    )
-    assert code == CANNOT_WORK and words in told(findings, "data", "problem")
-
-
-def test_golds_that_are_null_in_some_rows_are_a_note(ask, tmp_path):
+def test_golds_that_are_null_in_some_rows_are_a_note_and_those_that_no_rule_can_read_a_problem(ask, tmp_path):
     rows = [{"prompt": tiny.words(i), "answer": tiny.words(i) if i < 18 else None} for i in range(3, 19)]
     code, findings = ask({**GRPO, "dataset_name": files_of(tmp_path, rows), "eval_strategy": "no"})
     assert code == 0 and "null or NaN in 1 of its 16 rows (row 15)" in told(findings, "data", "note")
+    rows = [{"prompt": tiny.words(i), "answer": "none"} for i in range(3, 11)]
+    keys = {**GRPO, "dataset_name": files_of(tmp_path, rows), "eval_strategy": "no"}
+    code, findings = ask(keys | {"rules": [{"rule": "answer", "gold": "answer", "kind": "number"}]})
+    assert code == CANNOT_WORK
+    for words in ("0 of 8 gold answers earn everything", "its gold cannot be read"):
+        assert words in told(findings, "rules", "problem")
 
 
 def test_every_finding_is_a_line_of_the_table(assets, tmp_path, capsys):
-    path = tmp_path / "recipe.yaml"
-    own = {"model_name_or_path": str(assets / "tiny"), "dataset_name": str(assets / "data"), "use_cpu": True}
-    path.write_text(yaml.safe_dump({**GRPO, **own}))
-    assert check([str(path), "--num_processes", "2"]) == 0
+    assert check([write(tmp_path, assets, "tiny", use_cpu=True, **GRPO), "--num_processes", "2"]) == 0
     text = capsys.readouterr().out
     for subject in ("recipe", "tokenizer", "data", "lengths", "rules", "memory"):
         assert f" {subject} " in text
@@ -207,70 +190,50 @@ def test_a_tokenizer_that_cannot_be_loaded_is_the_only_problem(ask):
     code, findings = ask({**keys, "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instrct"})
     problems = [f["what"] for f in findings if f["level"] == "problem"]
     assert code == CANNOT_WORK and len(problems) == 1
-    assert (
-        "The tokenizer of Qwen/Qwen2.5-1.5B-Instrct cannot be loaded, and there is no folder of this name"
-        in problems[0]
-    )
-    assert "hf download" in problems[0] and "HF_ENDPOINT=URL" in problems[0]
-    assert "Did you mean Qwen/Qwen2.5-1.5B?" in problems[0]
+    words = "The tokenizer of Qwen/Qwen2.5-1.5B-Instrct cannot be loaded, and there is no folder of this name"
+    for part in (words, "hf download", "HF_ENDPOINT=URL", "Did you mean Qwen/Qwen2.5-1.5B?"):
+        assert part in problems[0]
 
 
-def test_a_typo_is_the_only_finding_and_names_its_line(ask):
+def test_a_typo_is_the_only_finding_and_names_its_line_and_no_sentence_is_said_twice(ask):
+    _, findings = ask({**GRPO, "model_name_or_path": "./nowhere"})
+    assert sum("There is no folder" in f["what"] for f in findings) == 1
     code, findings = ask({**GRPO, "max_completion_lenght": 6})
     assert code == CANNOT_WORK and len(findings) == 1
     assert "Did you mean 'max_completion_length'?" in told(findings, "recipe", "problem")
     assert ", line " in told(findings, "recipe")
 
 
-@pytest.mark.parametrize(
-    ("keys", "flags", "trainer"),
-    [
+def test_keys_and_flags_tell_the_trainer(tmp_path):
+    for keys, flags, trainer in (
         (GRPO, [], "grpo"),
         (PPO, [], "ppo"),
         (REWARD, [], "reward"),
         ({**GRPO, "critic": "head"}, [], "ppo"),
         ({"bf16": True}, ["--filter_pairs", "true"], "reward"),
-    ],
-)
-def test_keys_and_flags_tell_the_trainer(keys, flags, trainer, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(keys))
-    assert check_recipe.guess_trainer(str(path), flags) == trainer
-
-
-@pytest.mark.parametrize(
-    ("changes", "subject", "words"),
-    [
-        ({"model_name_or_path": "./nowhere"}, "rewards", "There is no folder ./nowhere"),
-        ({"dataset_name": "./nowhere"}, "data", "There is no file or folder nowhere"),
-        ({"dataset_train_split": "held_out"}, "data", "has no split 'held_out'"),
-        ({"rules": None}, "rewards", "nothing to score completions with"),
-        ({"rules": [{"rule": "answr"}]}, "rewards", "answer"),
-        ({"rules": [{"rule": "answer", "gold": "solution"}]}, "data", "solution"),
-        (
-            {"max_tokens_per_forward": 7},
-            "lengths",
-            "smaller than the longest row: a prompt of 2",
-        ),
-        ({"deepspeed": "nowhere.json"}, "deepspeed", "There is no file nowhere.json"),
-        ({"bf16": True, "fp16": True}, "recipe", "At most one of fp16 and bf16"),
-        ({"vllm_mode": "server"}, "settings", "no effect without use_vllm=True"),
-        ({"gradient_accumulation_steps": 64, "eval_strategy": "no"}, "data", "has 16 rows; over 1 process one"),
-        ({"dataset_streaming": True}, "data", "set max_steps"),
-        ({"gradient_accumulation_steps": 1}, "recipe", "num_generations"),  # 2 processes x 4 make a group of 8
-    ],
-)
-def test_what_cannot_work_is_a_problem_of_its_step(ask, changes, subject, words):
-    keys = {key: value for key, value in {**GRPO, **changes}.items() if value is not None}
-    code, findings = ask(keys)
-    assert code == CANNOT_WORK
-    assert words in told(findings, subject, "problem")
+    ):
+        assert check_recipe.guess_trainer(recipes.recipe(tmp_path, **keys)[1], flags) == trainer
 
 
 A40S, PAIRS = ["--gpus", "4xA40-48GB"], {"data": "pairs"}
+AS_PPO = ["--trainer", "ppo", *A40S]
+LARGE = {**GRPO, "gradient_accumulation_steps": 64}
+ZERO3 = {**GRPO, **LORA, "config_file": "zero3"}
 TOO_LONG = {**REWARD, "max_length": 1}
 # A recipe, its flags, the kind of its data, the exit code; and of a subject and a level, what is said.
 SAID = [
+    ({**GRPO, "model_name_or_path": "./nowhere"}, [], {}, 1, "rewards", "problem", "There is no folder ./nowhere"),
+    ({**GRPO, "dataset_name": "./nowhere"}, [], {}, 1, "data", "problem", "There is no file or folder nowhere"),
+    ({**GRPO, "rules": None}, [], {}, 1, "rewards", "problem", "nothing to score completions with"),
+    ({**GRPO, "rules": [{"rule": "answer", "gold": "solution"}]}, [], {}, 1, "data", "problem", "solution"),
+    ({**GRPO, "max_tokens_per_forward": 7}, [], {}, 1, "lengths", "problem", "the longest row: a prompt of 2"),
+    ({**GRPO, "deepspeed": "nowhere.json"}, [], {}, 1, "deepspeed", "problem", "There is no file nowhere.json"),
+    ({**GRPO, "bf16": True, "fp16": True}, [], {}, 1, "recipe", "problem", "At most one of fp16 and bf16"),
+    ({**GRPO, "vllm_mode": "server"}, [], {}, 1, "settings", "problem", "no effect without use_vllm=True"),
+    ({**LARGE, "eval_strategy": "no"}, [], {}, 1, "data", "problem", "has 16 rows; over 1 process one"),
+    ({**GRPO, "dataset_streaming": True}, [], {}, 1, "data", "problem", "set max_steps"),
+    # Two processes of four make a group of eight.
+    ({**GRPO, "gradient_accumulation_steps": 1}, [], {}, 1, "recipe", "problem", "num_generations"),
     (GRPO, ["--max_step", "5"], {}, 1, "recipe", "problem", "Did you mean --max_steps?"),
     ({**GRPO, "dataset_streaming": True, "max_steps": 4}, [], {}, 0, "data", None, "8 rows and 8 held-out ones read"),
     ({**GRPO, "gradient_accumulation_steps": 1}, ["--num_processes", "2"], {}, 0, "recipe", "ok", "2 processes"),
@@ -284,32 +247,17 @@ SAID = [
     (GRPO, ["--gpus", "1x4090", "--num_processes", "1"], {}, 1, "memory", "problem", "with --allow lora: "),
     (GRPO, ["--gpus", "2xA40-48GB", "--num_processes", "4"], {}, 1, "memory", "problem", "4 processes are launched"),
     ({**GRPO, **LORA}, [*A40S, "--per_device_train_batch_size", "8"], {}, 0, "memory", None, "micro-batch 8 x 2"),
-    ({**GRPO, **LORA, "config_file": "zero3"}, A40S, {}, 0, "memory", "ok", "(estimated): ZeRO-3, LoRA"),
-    (
-        {**GRPO, **LORA, "config_file": "zero3"},
-        [*A40S, "--config_file", "multi_gpu"],
-        {},
-        0,
-        "memory",
-        "ok",
-        "(estimated): DDP, LoRA",
-    ),
-    (
-        {**PPO, **LORA, "per_device_train_batch_size": 4},
-        ["--trainer", "ppo", *A40S],
-        {},
-        0,
-        "memory",
-        None,
-        "LoRA r=16, adapter critic",
-    ),
+    (ZERO3, A40S, {}, 0, "memory", "ok", "(estimated): ZeRO-3, LoRA"),
+    (ZERO3, [*A40S, "--config_file", "multi_gpu"], {}, 0, "memory", "ok", "(estimated): DDP, LoRA"),
+    ({**PPO, **LORA, "per_device_train_batch_size": 4}, AS_PPO, {}, 0, "memory", None, "LoRA r=16, adapter critic"),
 ]
 
 
-@pytest.mark.parametrize(("keys", "flags", "options", "wanted", "subject", "level", "words"), SAID)
-def test_each_step_says_what_it_found(ask, keys, flags, options, wanted, subject, level, words):
-    code, findings = ask(keys, *flags, **options)
-    assert code == wanted and words in told(findings, subject, level), findings
+def test_each_step_says_what_it_found(subtests, ask):
+    for keys, flags, options, wanted, subject, level, words in SAID:
+        with subtests.test(words):
+            code, findings = ask(keys, *flags, **options)
+            assert code == wanted and words in told(findings, subject, level), findings
 
 
 def test_what_does_not_fit_is_a_problem_with_what_would(ask):
@@ -319,28 +267,9 @@ def test_what_does_not_fit_is_a_problem_with_what_would(ask):
     assert "The same optimisation fits as ZeRO-" in problems
 
 
-def test_a_sentence_is_said_once(ask):
-    _, findings = ask({**GRPO, "model_name_or_path": "./nowhere"})
-    assert sum("There is no folder" in f["what"] for f in findings) == 1
-
-
-def test_golds_that_no_rule_can_read_are_a_problem(ask, tmp_path):
-    rows = [{"prompt": tiny.words(i), "answer": "none"} for i in range(3, 11)]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rules = [{"rule": "answer", "gold": "answer", "kind": "number"}]
-    keys = {**GRPO, "rules": rules, "dataset_name": str(file), "eval_strategy": "no"}
-    code, findings = ask({key: keys[key] for key in keys if key != "eval_steps"})
-    assert code == CANNOT_WORK
-    assert "0 of 8 gold answers earn everything" in told(findings, "rules", "problem")
-    assert "its gold cannot be read" in told(findings, "rules", "problem")
-
-
 def test_messages_need_a_chat_template(ask, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    row = {"prompt": [{"role": "user", "content": "w3"}], "answer": "w3"}
-    file.write_text(json.dumps(row) + "\n")
-    code, findings = ask({**GRPO, "dataset_name": str(file), "eval_strategy": "no"})
+    data = files_of(tmp_path, [{"prompt": [{"role": "user", "content": "w3"}], "answer": "w3"}])
+    code, findings = ask({**GRPO, "dataset_name": data, "eval_strategy": "no"})
     assert code == CANNOT_WORK and "no chat template" in told(findings, "data", "problem")
 
 
@@ -381,94 +310,77 @@ def test_an_open_launch_is_planned_and_its_file_named(ask):
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(assets, tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({**GRPO, "model_name_or_path": "me/unheard-of", "dataset_name": "me/rows"}))
+    names = {"model_name_or_path": "me/unheard-of", "dataset_name": "me/rows"}
+    recipe = recipes.recipe(tmp_path, **GRPO | names)[1]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         hub = f"http://127.0.0.1:{taken.getsockname()[1]}"
         env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
         env |= {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "COLUMNS": "200"}
-        command = [sys.executable, "-m", "trl_ext.cli.main", "check", str(recipe)]
+        command = [sys.executable, "-m", "trl_ext.cli.main", "check", recipe]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == CANNOT_WORK
     assert f"{hub} does not answer (" in done.stdout and "HF_ENDPOINT=URL" in done.stdout
     assert "Retrying" not in done.stderr and "thrown while requesting" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "stage", "offload"),
-    [("zero2", 2, "none"), ("zero3", 3, "none"), ("zero2_offload", 2, "optimizer"), ("zero3_offload", 3, "all")],
-)
-def test_shipped_launch_files_are_read(name, stage, offload):
-    launch = check_recipe.read_launch(name)
-    fields = engine_fields(launch.engine, find_shape("8B"))
-    assert (fields["zero_stage"], fields["offload"]) == (stage, offload)
-    assert SHIPPED[stage, offload] == name
-
-
-def test_automatic_buckets_are_hidden_times_hidden(assets):
-    shape = find_shape(assets / "8B")
-    zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
-    fields = engine_fields({"zero_optimization": zero}, shape)
-    assert (fields["reduce_bucket_size"], fields["stage3_prefetch_bucket_size"]) == (4096**2, int(0.9 * 4096**2))
+def test_launch_files_are_read_and_one_that_is_not_there_is_a_sentence(assets):
+    for name, stage, offload in (
+        ("zero2", 2, "none"),
+        ("zero3", 3, "none"),
+        ("zero2_offload", 2, "optimizer"),
+        ("zero3_offload", 3, "all"),
+    ):
+        fields = engine_fields(check_recipe.read_launch(name).engine, find_shape("8B"))
+        assert (fields["zero_stage"], fields["offload"]) == (stage, offload)
+        assert SHIPPED[stage, offload] == name
     assert check_recipe.read_launch("multi_gpu") == check_recipe.Launch(None, None, is_known=True)
+    # Automatic buckets are hidden times hidden.
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    fields = engine_fields({"zero_optimization": zero}, find_shape(assets / "8B"))
+    assert (fields["reduce_bucket_size"], fields["stage3_prefetch_bucket_size"]) == (4096**2, int(0.9 * 4096**2))
+    for name, sentence in (("nowhere.yaml", "There is no file"), ("zero9", "nearest is")):
+        with pytest.raises(ConfigError, match=sentence):
+            check_recipe.read_launch(name)
 
 
-def test_a_launch_file_that_is_not_there_is_a_sentence():
-    with pytest.raises(ConfigError, match="There is no file"):
-        check_recipe.read_launch("nowhere.yaml")
-    with pytest.raises(ConfigError, match="nearest is"):
-        check_recipe.read_launch("zero9")
+@pytest.fixture
+def planned(assets, tmp_path):
+    """The run of a recipe of the 8B model with these keys, and the recipe."""
+
+    def run(*words, processes=2, lengths=(None, None), **keys):
+        parsed = check_recipe.parse(write(tmp_path, assets, **GRPO | keys), "grpo", list(words), processes)
+        shape = find_shape(assets / "8B")
+        return check_memory.run_of_recipe(parsed, shape, processes, check_recipe.Launch(), lengths), parsed
+
+    return run
 
 
-def test_settings_of_a_job_are_those_of_the_recipe(assets, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    own = {"model_name_or_path": str(assets / "8B"), "dataset_name": str(assets / "data")}
+def test_settings_of_a_job_are_those_of_the_recipe(planned):
     vllm = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.4, "vllm_enable_sleep_mode": True}
-    layers = {"gradient_checkpointing_kwargs": {"every_n_layers": 2}}
-    path.write_text(yaml.safe_dump({**own, **GRPO, **LORA, **vllm, **layers, "load_in_4bit": True, "beta": 0.1}))
-    parsed = check_recipe.parse(str(path), "grpo", ["--max_tokens_per_forward", "4096"], 4)
-    run = check_memory.run_of_recipe(parsed, find_shape(assets / "8B"), 4, check_recipe.Launch())
-    wanted = {
-        "global_batch": 32,
-        "per_device_train_batch_size": 4,
-        "steps_per_generation": 0,  # all of an optimizer step
-        "method": "qlora",
-        "lora_r": 16,
-        "dtype": "bfloat16",
-        "checkpoint_every": 2,
-        "max_tokens_per_forward": 4096,
-        "max_completion_length": 6,
-        "num_generations": 8,
-        "beta": 0.1,
-        "use_vllm": True,
-        "vllm_gpu_memory_utilization": 0.4,
-        "vllm_enable_sleep_mode": True,
-        "optim": "adamw_torch_fused",
-        "reward_model": "none",
-    }
+    own = {"gradient_checkpointing_kwargs": {"every_n_layers": 2}, "load_in_4bit": True, "beta": 0.1}
+    run, _ = planned("--max_tokens_per_forward", "4096", processes=4, **LORA | vllm | own)
+    wanted = vllm | {"global_batch": 32, "per_device_train_batch_size": 4, "method": "qlora", "lora_r": 16}
+    wanted |= {"dtype": "bfloat16", "checkpoint_every": 2, "max_tokens_per_forward": 4096, "max_completion_length": 6}
+    wanted |= {"num_generations": 8, "beta": 0.1, "optim": "adamw_torch_fused", "reward_model": "none"}
+    wanted |= {"steps_per_generation": 0}  # all of an optimizer step
     assert {name: getattr(run.job, name) for name in wanted} == wanted
     assert wanted.keys() <= run.given and "zero_stage" not in run.given
 
 
-def test_trls_float32_is_planned_as_float32(assets, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**GRPO, "model_name_or_path": str(assets / "8B")}))
-    parsed = check_recipe.parse(str(path), "grpo", [], 2)
-    job = check_memory.run_of_recipe(parsed, find_shape(assets / "8B"), 2, check_recipe.Launch()).job
+def test_trls_float32_is_planned_as_float32(planned):
+    job = planned()[0].job
     assert (job.dtype, job.method, job.checkpoint_every) == ("float32", "full", 1)
 
 
-@pytest.mark.parametrize(("longest", "planned"), [(700, 700), (90, 600)])
-def test_a_prompt_longer_than_the_recipe_says_is_a_problem_and_counted(longest, planned, assets, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**GRPO, "model_name_or_path": str(assets / "8B"), "memory_prompt_length": 600}))
-    parsed = check_recipe.parse(str(path), "grpo", [], 2)
+def test_a_prompt_longer_than_the_recipe_says_is_a_problem_and_counted(planned, assets):
     shape, cards, launch = find_shape(assets / "8B"), check_memory.machine("2xH200", None), check_recipe.Launch()
-    lengths = (None, Lengths(prompt=longest))
-    assert check_memory.run_of_recipe(parsed, shape, 2, launch, lengths).job.max_prompt_length == planned
-    said = [one.what for one in check_memory.check_memory(parsed, shape, cards, 2, launch, lengths)]
-    assert ("A prompt has 700 tokens, and memory_prompt_length is 600." in said) is (longest > 600)
+    for longest, counted in ((700, 700), (90, 600)):
+        lengths = (None, Lengths(prompt=longest))
+        run, parsed = planned(lengths=lengths, memory_prompt_length=600)
+        assert run.job.max_prompt_length == counted
+        said = [one.what for one in check_memory.check_memory(parsed, shape, cards, 2, launch, lengths)]
+        assert ("A prompt has 700 tokens, and memory_prompt_length is 600." in said) is (longest > 600)
 
 
 def test_the_config_beside_the_tokenizer_is_the_one_planned(assets):
@@ -485,9 +397,6 @@ def test_cards_of_this_machine_are_planned_for_if_none_are_named(monkeypatch):
     monkeypatch.setattr(look, "look_at_cards", lambda: Facts(no_gpus="none"))
     assert check_memory.machine(None, None) is None
     assert check_memory.machine("2xA40-48GB", None).card.total_gib == 44.4
-
-
-def test_an_unknown_card_is_a_sentence():
     with pytest.raises(ConfigError, match="not in the table of cards"):
         check_memory.machine("4xQuantum9", None)
 

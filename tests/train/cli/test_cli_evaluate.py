@@ -4,17 +4,15 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from tests import fake_vllm, tiny
+from tests import fake_vllm, recipes, tiny
+from tests.recipes import stopped, write_rows
 from trl_ext.cli.main import main
 from trl_ext.monitor.record import write_record
 
-RULES = {
-    "rules": [
-        {"rule": "length", "high": 2, "slack": 2, "weight": 0.5},
-        {"rule": "answer", "gold": "gold", "kind": "exact"},
-    ]
-}
+LENGTH = {"rule": "length", "high": 2, "slack": 2, "weight": 0.5}
+RULES = {"rules": [LENGTH, {"rule": "answer", "gold": "gold", "kind": "exact"}]}
 RECIPE = {"columns": {"prompt": "question"}, "temperature": 0.7, "max_completion_length": 5}
 # Prompt, and the number of samples of 4 that are right: the stand-in for vLLM answers the last word in so many.
 PROBLEMS = [("w9 w90", 0), ("w9 w91", 1), ("w9 w92", 4), ("w9 w93", 2), ("w9 w94", 4)]
@@ -23,12 +21,9 @@ RIGHT = {int(prompt.split("w")[-1]): right for prompt, right in PROBLEMS}
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("base")
     model = tiny.model("llama")
     model.lm_head.weight.data *= 10
-    model.save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
+    return recipes.save(tmp_path_factory.mktemp("base"), model)
 
 
 @pytest.fixture
@@ -37,18 +32,13 @@ def run(base, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder, data = tmp_path / "run", tmp_path / "problems"
     folder.mkdir()
-    data.mkdir()
     for file in base.iterdir():
         (folder / file.name).symlink_to(file)
-    write(data / "test.jsonl", [{"question": prompt, "gold": prompt.split()[-1]} for prompt, _ in PROBLEMS])
-    write(data / "train.jsonl", [{"question": "w5", "gold": "w6"}])
+    write_rows(data / "test.jsonl", [{"question": prompt, "gold": prompt.split()[-1]} for prompt, _ in PROBLEMS])
+    write_rows(data / "train.jsonl", [{"question": "w5", "gold": "w6"}])
     recipe = {**RECIPE, "dataset_name": str(data)}
     write_record(folder, recipe, {"trainer": "grpo", "packages": {}}, RULES)
     return folder
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def answer(ids, number):
@@ -61,7 +51,7 @@ def result_of(run, name="problems-test-n4"):
     return json.loads((folder / "evaluation.json").read_text()), [json.loads(line) for line in lines]
 
 
-def test_pass_at_k_of_known_answers_is_known(run, monkeypatch, capsys):
+def test_pass_at_k_of_known_answers_is_known_and_explain_reads_the_completions(run, monkeypatch, capsys):
     fake_vllm.install(monkeypatch, answer)
     assert main(["evaluate", str(run), "--num_generations", "4", "--backend", "vllm"]) == 0
     result, rows = result_of(run)
@@ -76,30 +66,19 @@ def test_pass_at_k_of_known_answers_is_known(run, monkeypatch, capsys):
     assert result["mean_length_tokens"] == 2 and result["truncated_frac"] == 0
     assert [row["passed"] for row in rows] == [number < right for _, right in PROBLEMS for number in range(4)]
     assert "pass@4" in capsys.readouterr().out
-
-
-def test_explain_reads_the_completions(run, monkeypatch, capsys):
-    fake_vllm.install(monkeypatch, answer)
-    assert main(["evaluate", str(run), "--num_generations", "4", "--backend", "vllm"]) == 0
-    _, rows = result_of(run)
     file = run / "evaluations" / "problems-test-n4" / "completions.jsonl"
     for number in (4, 5):
-        capsys.readouterr()
         assert main(["score", "explain", str(run / "rules.yaml"), str(file), "--row", str(number)]) == 0
-        text = capsys.readouterr().out
-        assert f"total   {rows[number]['total']:.3f}" in text
+        assert f"total   {rows[number]['total']:.3f}" in capsys.readouterr().out
 
 
 def test_greedy_answers_are_the_models(run, base, capsys, monkeypatch):
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(base).eval()
     ids = torch.tensor([tiny.tokenizer()("w9 w92").input_ids])
-    said = tiny.tokenizer().decode(
-        model.generate(ids, max_new_tokens=5, do_sample=False)[0, 2:], skip_special_tokens=True
-    )
+    greedy = model.generate(ids, max_new_tokens=5, do_sample=False)[0, 2:]
+    said = tiny.tokenizer().decode(greedy, skip_special_tokens=True)
     data = run.parent / "own.jsonl"
-    write(data, [{"question": "w9 w92", "gold": said}, {"question": "w9 w91 w7 w8", "gold": "w198"}])
+    write_rows(data, [{"question": "w9 w92", "gold": said}, {"question": "w9 w91 w7 w8", "gold": "w198"}])
     for number in (1, 2):  # the second time beside the first
         assert main(["evaluate", str(run), "--dataset", str(data), "--greedy"]) == 0
         result, rows = result_of(run, "own-greedy" if number == 1 else "own-greedy-2")
@@ -116,41 +95,37 @@ def test_another_rule_may_decide(run, monkeypatch, capsys):
     assert result["pass@k"]["1"]["value"] == 1 and result["num_problems"] == 3
 
 
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (["--pass_rule", "style"], "There is no rule 'style'"),
-        (["--greedy", "--num_generations", "4"], "--greedy is one completion"),
-        (["--split", "validation"], "has no split 'validation'"),
-        (["--dataset", "/none.jsonl"], "There is no file or folder /none.jsonl"),
-        (["--rules", "/none.yaml"], "/none.yaml cannot be read"),
-        (["--limit", "0"], "--limit is 0"),
-        (["--num_generation", "4"], "Did you mean --num_generations?"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_cannot_be_evaluated_is_one_sentence(argv, sentence, run, capsys):
-    assert sentence in stopped(capsys, run, *argv)
-    assert not (run / "evaluations").exists()
+REFUSED = {
+    "--pass_rule style": "There is no rule 'style'",
+    "--greedy --num_generations 4": "--greedy is one completion",
+    "--split validation": "has no split 'validation'",
+    "--dataset /none.jsonl": "There is no file or folder /none.jsonl",
+    "--rules /none.yaml": "/none.yaml cannot be read",
+    "--limit 0": "--limit is 0",
+    "--num_generation 4": "Did you mean --num_generations?",
+}
+
+
+def evaluate(*argv):
+    return main(["evaluate", *map(str, argv)])
+
+
+def test_what_cannot_be_evaluated_is_one_sentence(subtests, run, capsys):
+    for words, sentence in REFUSED.items():
+        with subtests.test(words):
+            assert sentence in stopped(capsys, evaluate, run, *words.split())
+            assert not (run / "evaluations").exists()
 
 
 def test_a_folder_without_record_needs_rules_and_data(base, run, tmp_path, capsys):
-    assert "holds no rules.yaml" in stopped(capsys, base)
+    assert "holds no rules.yaml" in stopped(capsys, evaluate, base)
     write_record(tmp_path / "program", {"seed": 1}, {"trainer": "grpo"}, rules_notes="Scored by my_reward.")
     for file in base.iterdir():
         (tmp_path / "program" / file.name).symlink_to(file)
-    assert "rules.yaml names no rules: its comments name what scored" in stopped(capsys, tmp_path / "program")
-    assert "There is no dataset" in stopped(capsys, base, "--rules", run / "rules.yaml")
-    write(tmp_path / "bare.jsonl", [{"prompt": "w4", "solution": "w5"}])
+    said = stopped(capsys, evaluate, tmp_path / "program")
+    assert "rules.yaml names no rules: its comments name what scored" in said
+    assert "There is no dataset" in stopped(capsys, evaluate, base, "--rules", run / "rules.yaml")
+    write_rows(tmp_path / "bare.jsonl", [{"prompt": "w4", "solution": "w5"}])
     asked = ["--rules", run / "rules.yaml", "--dataset", tmp_path / "bare.jsonl"]
-    assert "The rules read the column 'gold'" in stopped(capsys, base, *asked)
-    assert "columns names 'question'" in stopped(capsys, run, "--dataset", tmp_path / "bare.jsonl")
-
-
-def stopped(capsys, *argv):
-    with pytest.raises(SystemExit) as stop:
-        main(["evaluate", *map(str, argv)])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error and error.count("error: ") == 1
-    return error
+    assert "The rules read the column 'gold'" in stopped(capsys, evaluate, base, *asked)
+    assert "columns names 'question'" in stopped(capsys, evaluate, run, "--dataset", tmp_path / "bare.jsonl")

@@ -9,6 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from tests import fake_vllm, tiny
+from tests.recipes import stopped
 from trl_ext.cli.after.engines import Sampling, TransformersEngine
 from trl_ext.cli.after.finished import find_run
 from trl_ext.cli.after.generate import json_line
@@ -32,9 +33,8 @@ def folders(tmp_path_factory):
     model.generation_config.repetition_penalty = 1.7  # the training's own counts, not this
     model.save_pretrained(folder / "base")
     torch.manual_seed(1)
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(folder / "base"), LoraConfig(r=4, target_modules="all-linear")
-    )
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear"))
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -81,17 +81,15 @@ def test_a_row_in_a_batch_says_what_it_says_alone(folders, prompts, capsys):
     assert "4/4 prompts" in captured.err and "tokens/s" in captured.err
 
 
-@pytest.mark.parametrize(("recipe", "num_notes"), [({"seed": 1}, 1), ({"dataset_name": "some/data"}, 0)])
-def test_a_run_of_a_program_says_once_that_its_prompts_are_not_known(
-    recipe, num_notes, folders, prompts, tmp_path, capsys
-):
-    run = tmp_path / "run"
-    run.mkdir()
-    for file in folders.run.iterdir():
-        (run / file.name).symlink_to(file)
-    write_record(run, recipe, VERSIONS)
-    assert main(["generate", str(run), "--prompts", str(prompts), "--max_new_tokens", "2"]) == 0
-    assert capsys.readouterr().err.count("was trained by a Python program, and no record knows") == num_notes
+def test_a_run_of_a_program_says_once_that_its_prompts_are_not_known(folders, prompts, tmp_path, capsys):
+    for number, recipe in enumerate(({"dataset_name": "some/data"}, {"seed": 1})):
+        run = tmp_path / f"run{number}"
+        run.mkdir()
+        for file in folders.run.iterdir():
+            (run / file.name).symlink_to(file)
+        write_record(run, recipe, VERSIONS)
+        assert generate(run, "--prompts", prompts, "--max_new_tokens", 2) == 0
+        assert capsys.readouterr().err.count("was trained by a Python program, and no record knows") == number
 
 
 def test_a_completion_ends_with_the_first_stop_token(folders):
@@ -173,66 +171,59 @@ def test_a_line_of_text_is_a_user_message_where_there_is_a_chat_template(folders
     assert mixed[2]["prompt"] == "w9"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "row", "wanted"),
-    [
-        ({"prompt_template": "{question} w9"}, {"question": "w5"}, "w5 w9"),
-        ({"prompt_template": "{question} w9"}, {"prompt": "w5"}, "w5 w9"),
-        ({"columns": {"prompt": "question", "answer": "gold"}}, {"question": "w5"}, "w5"),
-        ({"columns": {"answer": "gold"}, "answer_pattern": "#(.)"}, {"prompt": "w5"}, "w5"),
-    ],
-)
-def test_prompts_are_made_as_the_recipe_makes_them(recipe, row, wanted):
-    assert policy_prompts([row], "rows.jsonl", recipe_mapping(recipe), has_template=False) == [wanted]
-    chat = {**recipe, "system_prompt": "w8"}
-    messages = [{"role": "system", "content": "w8"}, {"role": "user", "content": wanted}]
-    assert policy_prompts([row], "rows.jsonl", recipe_mapping(chat), has_template=True) == [messages]
+MADE = [
+    ({"prompt_template": "{question} w9"}, {"question": "w5"}, "w5 w9"),
+    ({"prompt_template": "{question} w9"}, {"prompt": "w5"}, "w5 w9"),
+    ({"columns": {"prompt": "question", "answer": "gold"}}, {"question": "w5"}, "w5"),
+    ({"columns": {"answer": "gold"}, "answer_pattern": "#(.)"}, {"prompt": "w5"}, "w5"),
+]
 
 
-def test_a_row_without_what_the_recipe_reads_is_named():
+def test_prompts_are_made_as_the_recipe_makes_them():
+    for recipe, row, wanted in MADE:
+        assert policy_prompts([row], "rows.jsonl", recipe_mapping(recipe), has_template=False) == [wanted]
+        chat = {**recipe, "system_prompt": "w8"}
+        messages = [{"role": "system", "content": "w8"}, {"role": "user", "content": wanted}]
+        assert policy_prompts([row], "rows.jsonl", recipe_mapping(chat), has_template=True) == [messages]
     mapping = recipe_mapping({"prompt_template": "{question} {hint}"})
     rows = [{"question": "w5", "hint": "w6"}, {"question": "w5"}]
     with pytest.raises(DataError, match=r"Row 1 of .* has no column 'hint'"):
         policy_prompts(rows, "rows.jsonl", mapping, has_template=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "sentence"),
-    [
-        ("empty.txt", "\n \n", "holds no prompt"),
-        ("empty.jsonl", "", "holds no prompt"),
-        ("rows.jsonl", '{"question": "w4"}\n', "has no column 'prompt'; its columns are: question"),
-        ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": null}\n', "The prompt of row 1 of"),
-        ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": \n', "line 2"),
-        ("rows.csv", "prompt\nw4\n", "is neither .txt"),
-        ("chat.jsonl", '{"prompt": [{"role": "user", "content": "w4"}]}\n', "has no chat template"),
-    ],
-)
-def test_a_file_without_prompts_is_one_sentence(name, text, sentence, folders, tmp_path, capsys):
-    (tmp_path / name).write_text(text)
-    assert sentence in stopped(capsys, folders.run, "--prompts", tmp_path / name)
+FILES = [
+    ("empty.txt", "\n \n", "holds no prompt"),
+    ("empty.jsonl", "", "holds no prompt"),
+    ("rows.jsonl", '{"question": "w4"}\n', "has no column 'prompt'; its columns are: question"),
+    ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": null}\n', "The prompt of row 1 of"),
+    ("rows.jsonl", '{"prompt": "w4"}\n{"prompt": \n', "line 2"),
+    ("rows.csv", "prompt\nw4\n", "is neither .txt"),
+    ("chat.jsonl", '{"prompt": [{"role": "user", "content": "w4"}]}\n', "has no chat template"),
+]
+
+
+def generate(*argv):
+    return main(["generate", *map(str, argv)])
+
+
+def test_a_file_without_prompts_is_one_sentence(subtests, folders, tmp_path, capsys):
+    for name, text, sentence in FILES:
+        (tmp_path / name).write_text(text)
+        with subtests.test(sentence):
+            assert sentence in stopped(capsys, generate, folders.run, "--prompts", tmp_path / name)
 
 
 def test_settings_that_cannot_work_are_one_sentence(folders, prompts, tmp_path, capsys):
-    assert "There is no file" in stopped(capsys, folders.run, "--prompts", tmp_path / "none.txt")
+    assert "There is no file" in stopped(capsys, generate, folders.run, "--prompts", tmp_path / "none.txt")
     asked = ["--prompts", prompts]
-    assert "--max_new_tokens is 0" in stopped(capsys, folders.run, *asked, "--max_new_tokens", 0)
-    assert "--batch_size is 0" in stopped(capsys, folders.run, *asked, "--batch_size", 0)
-    assert "--temperature is -1" in stopped(capsys, folders.run, *asked, "--temperature=-1")
+    assert "--max_new_tokens is 0" in stopped(capsys, generate, folders.run, *asked, "--max_new_tokens", 0)
+    assert "--batch_size is 0" in stopped(capsys, generate, folders.run, *asked, "--batch_size", 0)
+    assert "--temperature is -1" in stopped(capsys, generate, folders.run, *asked, "--temperature=-1")
     greedy = ["--temperature", 0, "--num_generations", 2]
-    assert "would be one and the same" in stopped(capsys, folders.run, *asked, *greedy)
+    assert "would be one and the same" in stopped(capsys, generate, folders.run, *asked, *greedy)
     (tmp_path / "there.jsonl").write_text("mine")
-    assert "is there already" in stopped(capsys, folders.run, *asked, "--output", tmp_path / "there.jsonl")
-    assert "vLLM is not installed" in stopped(capsys, folders.run, *asked, "--backend", "vllm")
-
-
-def stopped(capsys, *argv):
-    with pytest.raises(SystemExit) as stop:
-        main(["generate", *map(str, argv)])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error and error.count("error: ") == 1
-    return error
+    assert "is there already" in stopped(capsys, generate, folders.run, *asked, "--output", tmp_path / "there.jsonl")
+    assert "vLLM is not installed" in stopped(capsys, generate, folders.run, *asked, "--backend", "vllm")
 
 
 def test_a_hostile_completion_is_one_line_that_no_terminal_obeys():
@@ -248,6 +239,5 @@ def test_vllm_is_given_the_adapter_and_the_ids(monkeypatch, folders, prompts, ca
     rows = rows_of(capsys.readouterr().out)
     assert [row["completions"] for row in rows] == [[prompt.split()[-1]] * 2 for prompt in PROMPTS]
     assert {reason for row in rows for reason in row["finish_reasons"]} == {"stop"}
-    assert made == [
-        dict(model=str(folders.base), enable_lora=True, max_lora_rank=8, revision=None, lora=str(folders.run))
-    ]
+    asked = dict(model=str(folders.base), enable_lora=True, max_lora_rank=8, revision=None, lora=str(folders.run))
+    assert made == [asked]

@@ -34,11 +34,8 @@ def asked(tmp_path, monkeypatch):
     return ask
 
 
-def test_without_the_flag_nothing_changes(asked, tmp_path):
+def test_the_last_cards_serve_and_without_the_flag_nothing_changes(asked, tmp_path):
     assert asked("--beta", "0.1") == (None, [*RUN, str(tmp_path / "out"), "--beta", "0.1"])
-
-
-def test_the_last_cards_serve_and_the_others_stay_visible(asked):
     found, _ = asked("--vllm_servers", "2", "--vllm_tensor_parallel_size", "2")
     assert found.cards == ("4,5", "6,7") and os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
@@ -52,14 +49,7 @@ def test_the_run_is_told_where_the_servers_are(asked):
 
 
 def test_trl_takes_the_command_of_each_server(asked):
-    lengths = [
-        "--vllm_max_model_length",
-        "1024",
-        "--vllm_gpu_memory_utilization",
-        "0.7",
-        "--trust_remote_code",
-        "true",
-    ]
+    lengths = "--vllm_max_model_length 1024 --vllm_gpu_memory_utilization 0.7 --trust_remote_code true".split()
     found, _ = asked("--vllm_servers", "2", "--vllm_tensor_parallel_size", "2", "--model_revision", "v1", *lengths)
     for number, command in enumerate(found.commands):
         options, rest = TrlParser(vllm_serve.ScriptArguments).parse_args_and_config(
@@ -71,25 +61,26 @@ def test_trl_takes_the_command_of_each_server(asked):
         assert rest == (["--seed", str(number)] if number else [])
 
 
-@pytest.mark.parametrize(
-    ("words", "trainer", "sentence"),
-    [
-        (["--vllm_servers", "0"], "grpo", "--vllm_servers is '0'"),
-        (["--vllm_servers", "two"], "grpo", "--vllm_servers is 'two'"),
-        (["--vllm_servers"], "grpo", "--vllm_servers is ''"),
-        (["--vllm_servers", "1", "--vllm_servers", "2"], "grpo", "once"),
-        (["--vllm_servers", "8"], "grpo", "needs 8 GPUs, and 8 are visible: none is left for training"),
-        (["--vllm_servers", "2", "--vllm_tensor_parallel_size", "4"], "grpo", "needs 8 GPUs"),
-        (["--vllm_servers", "1"], "reward", "generates nothing"),
-        (["--vllm_servers", "1", "--use_vllm", "false"], "grpo", "use_vllm is False"),
-        (["--vllm_servers", "1", "--vllm_mode", "colocate"], "grpo", "vllm_mode is colocate"),
-        (["--vllm_servers", "1", "--vllm_server_port", "8000"], "grpo", "vllm_server_port is 8000"),
-        (["--vllm_servers", "1", "--num_machines", "2"], "grpo", "this machine alone"),
-    ],
-)
-def test_what_cannot_be_is_a_sentence(words, trainer, sentence, asked):
-    with pytest.raises(ConfigError, match=sentence):
-        asked(*words, trainer=trainer)
+REFUSED = {
+    "--vllm_servers 0": "--vllm_servers is '0'",
+    "--vllm_servers two": "--vllm_servers is 'two'",
+    "--vllm_servers": "--vllm_servers is ''",
+    "--vllm_servers 1 --vllm_servers 2": "once",
+    "--vllm_servers 8": "needs 8 GPUs, and 8 are visible: none is left for training",
+    "--vllm_servers 2 --vllm_tensor_parallel_size 4": "needs 8 GPUs",
+    "--vllm_servers 1 --use_vllm false": "use_vllm is False",
+    "--vllm_servers 1 --vllm_mode colocate": "vllm_mode is colocate",
+    "--vllm_servers 1 --vllm_server_port 8000": "vllm_server_port is 8000",
+    "--vllm_servers 1 --num_machines 2": "this machine alone",
+}
+
+
+def test_what_cannot_be_is_a_sentence(asked):
+    for words, sentence in REFUSED.items():
+        with pytest.raises(ConfigError, match=sentence):
+            asked(*words.split())
+    with pytest.raises(ConfigError, match="generates nothing"):
+        asked("--vllm_servers", "1", trainer="reward")
 
 
 def test_without_trl_on_the_path_it_says_so(asked, monkeypatch):

@@ -1,18 +1,14 @@
 """The recipes that the pages show for PPO, REINFORCE++, RLOO and GRPO start as printed, on a tiny model."""
 
-import json
 import shlex
 
 import pytest
-import torch
 
-from tests import tiny
+from tests import recipes
 from tests.documents import BLOCKS
 from tests.preferences import reward_model
 from trl_ext.monitor.report import read_log_history
 from trl_ext.scripts import ppo
-
-torch.set_num_threads(1)
 
 PAGES = ("docs/ppo.md", "docs/reference/from_openrlhf.md", "docs/reference/from_verl.md")
 RECIPES = {
@@ -34,26 +30,19 @@ SMALL = (
 )
 
 
-def write_rows(folder, rows):
-    folder.mkdir(parents=True, exist_ok=True)
-    for split in ("train", "test"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
     """A folder with the recipes, and tiny models and data under the names that they use."""
     folder = tmp_path_factory.mktemp("desk")
     for name, text in RECIPES.items():
         (folder / name).write_text(text)
-    tiny.model("llama").save_pretrained(folder / "policy")
-    reward_model(folder / "out" / "reward").save_pretrained(folder / "out" / "reward")
-    for name in ("policy", "out/reward"):
-        tiny.tokenizer().save_pretrained(folder / name)
+    recipes.save(folder / "policy")
+    recipes.save(folder / "out" / "reward", reward_model(folder / "out" / "reward"))
     (folder / "Qwen").mkdir()
     for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-1.5B-Instruct"):
         (folder / "Qwen" / name).symlink_to(folder / "policy")
-    write_rows(folder / "openai" / "gsm8k", [{"question": f"{a} + 1?", "answer": f"#### {a + 1}"} for a in range(8)])
+    rows = [{"question": f"{a} + 1?", "answer": f"#### {a + 1}"} for a in range(8)]
+    recipes.write_rows(folder / "openai" / "gsm8k", rows)
     return folder
 
 
@@ -66,7 +55,8 @@ def test_every_estimator_has_a_recipe_of_either_project():
 def test_a_recipe_of_the_family_trains_as_printed(line, desk, tmp_path, monkeypatch):
     monkeypatch.chdir(desk)
     names = ("input", "label") if "openrlhf" in line else ("prompt", "answer")
-    write_rows(desk / "my" / "problems", [dict(zip(names, (f"{a} + 1 =", str(a + 1)), strict=True)) for a in range(8)])
+    rows = [dict(zip(names, (f"{a} + 1 =", str(a + 1)), strict=True)) for a in range(8)]
+    recipes.write_rows(desk / "my" / "problems", rows)
     words = shlex.split(line)
     words = words[words.index("--config") :]
     ppo.main([*words, *SMALL.split(), "--output_dir", str(tmp_path)])

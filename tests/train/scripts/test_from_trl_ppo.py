@@ -1,7 +1,5 @@
 """A script in the shape of TRL's own `examples/scripts/ppo/ppo.py`, call by call, after its import has changed."""
 
-import json
-
 import torch
 from accelerate import PartialState
 from datasets import load_dataset
@@ -13,12 +11,10 @@ from transformers import (
 )
 from trl import ModelConfig, ScriptArguments, get_peft_config, get_quantization_config
 
-from tests import tiny
+from tests import recipes, tiny
 from tests.ppo_trainers import classifier
 from trl_ext import PPOConfig, PPOTrainer
 from trl_ext.trainers.forward import reward_input
-
-torch.set_num_threads(1)
 
 EVAL_ROWS = 4
 # Rows of the embedding that no word has, as in Pythia: the pad token that the script adds takes one.
@@ -77,14 +73,10 @@ def test_trls_script_trains_saves_and_shows_completions(tmp_path, monkeypatch, c
     asked = []
     plain = reward_input._reads_tokens_of
     monkeypatch.setattr(reward_input, "_reads_tokens_of", lambda *both: asked.append(plain(*both)) or asked[-1])
-    tiny.model("llama", vocab_size=NUM_TOKENS).save_pretrained(tmp_path / "sft")
-    classifier(vocab_size=NUM_TOKENS).save_pretrained(tmp_path / "reward")
-    for name in ("sft", "reward"):
-        tiny.tokenizer().save_pretrained(tmp_path / name)
-    (tmp_path / "data").mkdir()
+    model = str(recipes.save(tmp_path / "sft", tiny.model("llama", vocab_size=NUM_TOKENS)))
+    reward = str(recipes.save(tmp_path / "reward", classifier(vocab_size=NUM_TOKENS)))
     rows = [{"prompt": tiny.words(*range(3, 5 + i % 4))} for i in range(12)]
-    (tmp_path / "data" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    model, reward = str(tmp_path / "sft"), str(tmp_path / "reward")
+    recipes.write_rows(tmp_path / "data" / "train.jsonl", rows)
     trainer = script(
         *("--dataset_name", str(tmp_path / "data"), "--dataset_train_split", "train"),
         *("--output_dir", str(tmp_path / "out"), "--model_name_or_path", model),

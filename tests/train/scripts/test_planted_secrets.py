@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
-import torch
-import yaml
 from transformers import TrainerCallback
 
-from tests import tiny
+from tests import recipes, tiny
+from tests.nightly import daily
 from trl_ext.rewards import Rule, Verdict
 from trl_ext.scripts import grpo, ppo, reward
 from trl_ext.trainers.record import launch
-
-torch.set_num_threads(1)
 
 SCRIPTS = {"grpo": grpo, "reward": reward, "ppo": ppo}
 # By the way that each takes into a run. None looks like a token of a known service: its place has to give it away.
@@ -64,18 +61,10 @@ class Tracker(TrainerCallback):
 def assets(tmp_path_factory):
     """A tiny model, and rows that serve prompts as well as pairs."""
     folder = tmp_path_factory.mktemp("assets")
-    tiny.model("llama").save_pretrained(folder / "model")
-    tiny.tokenizer().save_pretrained(folder / "model")
-    rows = [
-        {
-            "prompt": tiny.words(i) + " ",
-            "chosen": tiny.words(i),
-            "rejected": tiny.words(i + 1),
-            "answer": tiny.words(i),
-        }
-        for i in range(3, 19)
-    ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipes.save(folder / "model")
+    words = [(tiny.words(i), tiny.words(i + 1)) for i in range(3, 19)]
+    rows = [{"prompt": f"{one} ", "chosen": one, "rejected": other, "answer": one} for one, other in words]
+    recipes.write_rows(folder / "rows.jsonl", rows)
     return folder
 
 
@@ -100,13 +89,8 @@ def recipe_of(kind):
         rules=[rule, asks],
         run_name=f"https://ann:{secret[9]}@tracker/runs",
         liger_kernel_config={"password": secret[10]},
-        save_steps=1,
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        bf16=False,
+        **recipes.SMALL | dict(save_strategy="steps", save_steps=1, logging_steps=1, report_to="tensorboard"),
         gradient_checkpointing=False,
-        logging_steps=1,
-        report_to="tensorboard",
         **own,
     )
 
@@ -125,15 +109,14 @@ def found_in(folder):
     return found
 
 
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", daily(SCRIPTS, "grpo", "reward"))
 def test_no_file_line_or_payload_of_a_run_holds_a_planted_secret(kind, assets, tmp_path, capfd, monkeypatch):
     secret = list(PLANTED.values())
     monkeypatch.setattr("os.environ", dict(os.environ))
     os.environ |= {"HF_TOKEN": secret[5], "WANDB_API_KEY": secret[6], "TRL_EXT_REPORT": "1"}
     tracker, out = Tracker(), tmp_path / "out"
-    recipe = tmp_path / "given.yaml"
-    recipe.write_text(yaml.safe_dump(recipe_of(kind)))
-    argv = ["--config", str(recipe), "--model_name_or_path", str(assets / "model"), "--output_dir", str(out)]
+    argv = recipes.recipe(tmp_path, **recipe_of(kind))
+    argv += ["--model_name_or_path", str(assets / "model"), "--output_dir", str(out)]
     argv += ["--dataset_name", str(assets / "rows.jsonl")]
     if kind != "reward":
         argv += ["--hub_token", secret[0], "--model_init_kwargs", json.dumps({"token": secret[1]})]

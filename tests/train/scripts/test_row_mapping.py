@@ -1,12 +1,17 @@
 """Columns of any data become prompts and answers, by the keys of a recipe; what cannot be mapped is a sentence."""
 
 import re
+from itertools import product
 
 import pytest
 from datasets import Dataset, IterableDataset
 
 from trl_ext.errors import ConfigError, DataError, TrlExtError
+from trl_ext.rewards import RuleSet
+from trl_ext.scripts import reward
+from trl_ext.scripts.data.dataset import DatasetSource
 from trl_ext.scripts.data.keys import DataArguments, PromptArguments
+from trl_ext.trainers.checkpoints.fingerprint import data_of, differences
 
 PATTERN = "#### (.+)"
 GSM8K = [
@@ -26,41 +31,31 @@ def mapped(rows=GSM8K, chat_template=False, streams=False, kind=PromptArguments,
     return kind(**keys).mapping().apply(dataset, "train_dataset", lambda: chat_template)
 
 
-# (keys, whether the tokenizer has a chat template, the first row)
-MAPPED = {
-    "columns": ({"columns": COLUMNS}, False, {"prompt": "How many?", "answer": GSM8K[0]["answer"]}),
-    "pattern": ({"columns": COLUMNS, "answer_pattern": PATTERN}, False, {"prompt": "How many?", "answer": "6"}),
-    "words of the command line": ({"columns": "{prompt: question}"}, False, {"prompt": "How many?"}),
-    "chat template": ({"columns": COLUMNS}, True, {"prompt": ASKED}),
-    "text": ({"columns": COLUMNS, "prompt_format": "text"}, True, {"prompt": "How many?"}),
-    "template": (
-        {"prompt_template": "Q: {question}\nA:"},
-        False,
-        {"question": "How many?", "prompt": "Q: How many?\nA:"},
-    ),
-    "template of a chat": ({"prompt_template": "{question}"}, True, {"prompt": ASKED}),
-    "template and columns": (
-        {"prompt_template": "{question}!", "columns": {"prompt": "question"}},
-        False,
-        {"prompt": "How many?!"},
-    ),
-    "system prompt": ({"columns": COLUMNS, "system_prompt": "Be brief."}, True, {"prompt": [SYSTEM, *ASKED]}),
-    "places changed": (
-        {"columns": {"question": "answer", "answer": "question"}},
-        False,
-        {"question": GSM8K[0]["answer"], "answer": "How many?"},
-    ),
-    "left out": ({"columns": {"answer": None}}, False, {"question": "How many?"}),
-}
+ASKS, SOLVED = "How many?", GSM8K[0]["answer"]
+CHANGED = {"question": "answer", "answer": "question"}
+LEFT_OUT = dict(columns={"answer": None})
+# Keys, whether the tokenizer has a chat template, and the first row.
+MAPPED = [
+    (dict(columns=COLUMNS), False, dict(prompt=ASKS, answer=SOLVED)),
+    (dict(columns=COLUMNS, answer_pattern=PATTERN), False, dict(prompt=ASKS, answer="6")),
+    (dict(columns="{prompt: question}"), False, dict(prompt=ASKS)),  # words of the command line
+    (dict(columns=COLUMNS), True, dict(prompt=ASKED)),
+    (dict(columns=COLUMNS, prompt_format="text"), True, dict(prompt=ASKS)),
+    (dict(prompt_template="Q: {question}\nA:"), False, dict(question=ASKS, prompt="Q: How many?\nA:")),
+    (dict(prompt_template="{question}"), True, dict(prompt=ASKED)),
+    (dict(prompt_template="{question}!", columns={"prompt": "question"}), False, dict(prompt="How many?!")),
+    (dict(columns=COLUMNS, system_prompt="Be brief."), True, dict(prompt=[SYSTEM, *ASKED])),
+    (dict(columns=CHANGED), False, dict(question=SOLVED, answer=ASKS)),
+    (LEFT_OUT, False, dict(question=ASKS)),
+]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("name", MAPPED)
-def test_a_row_is_what_the_keys_say(name, streams):
-    keys, chat_template, expected = MAPPED[name]
-    row = next(iter(mapped(chat_template=chat_template, streams=streams, **keys)))
-    assert {column: row[column] for column in expected} == expected
-    assert set(row) <= {"prompt", "answer", "question"} and ("answer" in row) == (name != "left out")
+def test_a_row_is_what_the_keys_say(subtests):
+    for (keys, chat_template, expected), streams in product(MAPPED, (False, True)):
+        with subtests.test(str(keys), streams=streams):
+            row = next(iter(mapped(chat_template=chat_template, streams=streams, **keys)))
+            assert {column: row[column] for column in expected} == expected
+            assert set(row) <= {"prompt", "answer", "question"} and ("answer" in row) == (keys != LEFT_OUT)
 
 
 def test_answers_are_stripped_and_otherwise_left_to_the_rules():
@@ -68,8 +63,6 @@ def test_answers_are_stripped_and_otherwise_left_to_the_rules():
 
 
 def test_the_answer_rule_reads_golds_with_commas():
-    from trl_ext.rewards import RuleSet
-
     rules = RuleSet.from_dict({"rules": [{"rule": "answer", "gold": "answer", "kind": "number"}]})
     gold = list(mapped(columns=COLUMNS, answer_pattern=PATTERN)["answer"])
     completions = ["It is 6.", "It is 1234.", "It is 5."]
@@ -77,8 +70,6 @@ def test_the_answer_rule_reads_golds_with_commas():
 
 
 def test_every_gold_of_gsm8k_is_a_number(data_dir):
-    from trl_ext.scripts.data.dataset import DatasetSource
-
     train, _ = DatasetSource(str(data_dir / "gsm8k_train.jsonl")).load()
     rows = PromptArguments(columns={"prompt": "question"}, answer_pattern=PATTERN).mapping()
     golds = rows.apply(train, "train_dataset", lambda: False)["answer"]
@@ -109,17 +100,12 @@ def test_a_stream_is_mapped_as_it_comes():
 def test_pairs_keep_their_prompts_as_text():
     rows = [{"instruction": "w5", "good": "w6", "bad": "w7"}]
     columns = {"prompt": "instruction", "chosen": "good", "rejected": "bad"}
-    assert mapped(rows, True, kind=DataArguments, columns=columns)[0] == {
-        "prompt": "w5",
-        "chosen": "w6",
-        "rejected": "w7",
-    }
+    found = mapped(rows, True, kind=DataArguments, columns=columns)[0]
+    assert found == {"prompt": "w5", "chosen": "w6", "rejected": "w7"}
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_checkpoint_knows_the_prompts_of_its_run(streams):
-    from trl_ext.trainers.checkpoints.fingerprint import data_of, differences
-
     runs = [
         data_of(mapped(chat_template=True, streams=streams, columns=COLUMNS, system_prompt=prompt))
         for prompt in ("Be brief.", "Be brief.", "Be kind.")
@@ -138,121 +124,88 @@ def test_what_the_row_checks_say_names_the_columns_of_the_data():
 
 # Bad input --------------------------------------------------------------------------------------------------------
 
+# What the sentence holds, and the keys.
+TYPO, BRIEF, QUESTION = {"prompt": "quesion"}, "Be brief.", "{question}"
 REFUSED = {
-    "unknown column": (
-        {"columns": {"prompt": "quesion"}},
-        "columns names 'quesion', and train_dataset has the columns",
+    "columns names 'quesion', and train_dataset has the columns": dict(columns=TYPO),
+    "Did you mean 'question'?": dict(columns=TYPO),
+    "gives 'question' the names 'prompt' and 'task'": dict(columns={"prompt": "question", "task": "question"}),
+    "has a column of this name already": dict(columns={"question": "answer"}),
+    "columns must be a mapping, our name: the data's name, not 'question'": dict(columns="question"),
+    "columns: {prompt:  is no mapping": dict(columns="{prompt: "),
+    "'prompt: 3' does not give a column another name": dict(columns={"prompt": 3}),
+    "prompt_template reads 'problem', and train_dataset has": dict(prompt_template="{problem}"),
+    "prompt_template reads 'prompt', and": dict(columns=COLUMNS, prompt_template="{question} {prompt}"),
+    "prompt_template reads 'question.__class__', and": dict(prompt_template="{question.__class__}"),
+    "prompt_template reads 'question[0]', and": dict(prompt_template="{question[0]}"),
+    "as prompt, and prompt_template, which makes the prompt, does not read it": dict(
+        columns={"prompt": "answer"}, prompt_template=QUESTION
     ),
-    "near name": ({"columns": {"prompt": "quesion"}}, "Did you mean 'question'?"),
-    "one column twice": (
-        {"columns": {"prompt": "question", "task": "question"}},
-        "columns gives 'question' the names 'prompt' and 'task'",
+    "leaves out 'question', and prompt_template reads it": dict(columns={"question": None}, prompt_template=QUESTION),
+    "system_prompt needs prompts: train_dataset has": dict(system_prompt=BRIEF),
+    "of the prompts, and the model's tokenizer has no chat template": dict(columns=COLUMNS, system_prompt=BRIEF),
+    "prompt_format: chat makes messages": dict(columns=COLUMNS, prompt_format="chat"),
+    "no place for a system_prompt": dict(system_prompt=BRIEF, prompt_format="text"),
+    "system_prompt is blank": dict(system_prompt=" "),
+    "answer_pattern has nothing to read": dict(
+        columns={"prompt": "question", "gold": "answer"}, answer_pattern=PATTERN
     ),
-    "name that is taken": ({"columns": {"question": "answer"}}, "has a column of this name already"),
-    "no mapping": ({"columns": "question"}, "columns must be a mapping, our name: the data's name, not 'question'"),
-    "broken mapping": ({"columns": "{prompt: "}, "columns: {prompt:  is no mapping"),
-    "number as name": ({"columns": {"prompt": 3}}, "'prompt: 3' does not give a column another name"),
-    "unknown field": ({"prompt_template": "{problem}"}, "prompt_template reads 'problem', and train_dataset has"),
-    "our name as field": (
-        {"columns": COLUMNS, "prompt_template": "{question} {prompt}"},
-        "prompt_template reads 'prompt', and",
+    "is no regular expression: missing )": dict(answer_pattern="#### (.+"),
+    "has no groups": dict(answer_pattern="#### .+"),
+    "has 2 groups": dict(answer_pattern="(####) (.+)"),
+    "train_dataset: all 3 rows have no match of answer_pattern '=> (.+)' in 'answer'. Row 0 has 'It is": dict(
+        columns=COLUMNS, answer_pattern="=> (.+)"
     ),
-    "attribute": ({"prompt_template": "{question.__class__}"}, "prompt_template reads 'question.__class__', and"),
-    "item": ({"prompt_template": "{question[0]}"}, "prompt_template reads 'question[0]', and"),
-    "prompt without effect": (
-        {"columns": {"prompt": "answer"}, "prompt_template": "{question}"},
-        "columns names 'answer' as prompt, and prompt_template, which makes the prompt, does not read it",
-    ),
-    "field that is left out": (
-        {"columns": {"question": None}, "prompt_template": "{question}"},
-        "columns leaves out 'question', and prompt_template reads it",
-    ),
-    "system prompt without prompt": ({"system_prompt": "Be brief."}, "system_prompt needs prompts: train_dataset has"),
-    "system prompt without chat template": (
-        {"columns": COLUMNS, "system_prompt": "Be brief."},
-        "system_prompt makes messages of the prompts, and the model's tokenizer has no chat template",
-    ),
-    "chat without chat template": (
-        {"columns": COLUMNS, "prompt_format": "chat"},
-        "prompt_format: chat makes messages",
-    ),
-    "system prompt in text": ({"system_prompt": "Be brief.", "prompt_format": "text"}, "no place for a system_prompt"),
-    "blank system prompt": ({"system_prompt": " "}, "system_prompt is blank"),
-    "pattern without answer": (
-        {"columns": {"prompt": "question", "gold": "answer"}, "answer_pattern": PATTERN},
-        "answer_pattern has nothing to read",
-    ),
-    "pattern that is none": ({"answer_pattern": "#### (.+"}, "is no regular expression: missing )"),
-    "pattern without group": ({"answer_pattern": "#### .+"}, "has no groups"),
-    "pattern of two groups": ({"answer_pattern": "(####) (.+)"}, "has 2 groups"),
-    "pattern of no row": (
-        {"columns": COLUMNS, "answer_pattern": "=> (.+)"},
-        "train_dataset: all 3 rows have no match of answer_pattern '=> (.+)' in 'answer'. Row 0 has 'It is",
-    ),
-    "pattern of some rows": (
-        {"columns": COLUMNS, "answer_pattern": "#### ([0-9,]+)"},
-        "train_dataset: row 2 has no match of answer_pattern '#### ([0-9,]+)' in 'answer'. Row 2 has 'Not long.",
+    "row 2 has no match of answer_pattern '#### ([0-9,]+)' in 'answer'. Row 2 has 'Not long.": dict(
+        columns=COLUMNS, answer_pattern="#### ([0-9,]+)"
     ),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_keys_that_do_not_fit_the_data_are_a_sentence(name):
-    keys, sentence = REFUSED[name]
-    with pytest.raises(TrlExtError) as caught:
-        mapped(**keys)
-    assert sentence in str(caught.value)
+def test_keys_that_do_not_fit_the_data_are_a_sentence(subtests):
+    for sentence, keys in REFUSED.items():
+        with subtests.test(sentence):
+            with pytest.raises(TrlExtError) as caught:
+                mapped(**keys)
+            assert sentence in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["system_prompt", "prompt_template", "prompt_format"])
-def test_keys_of_prompts_are_not_for_pairs(key, tmp_path):
-    from trl_ext.scripts import reward
-
-    (tmp_path / "recipe.yaml").write_text(f"{key}: text\n")
-    with pytest.raises(ConfigError, match=f"unknown key '{key}'. It belongs to grpo and ppo"):
-        reward.make_parser().parse(["--config", str(tmp_path / "recipe.yaml")])
+def test_keys_of_prompts_are_not_for_pairs(tmp_path):
+    for key in ("system_prompt", "prompt_template", "prompt_format"):
+        (tmp_path / "recipe.yaml").write_text(f"{key}: text\n")
+        with pytest.raises(ConfigError, match=f"unknown key '{key}'. It belongs to grpo and ppo"):
+            reward.make_parser().parse(["--config", str(tmp_path / "recipe.yaml")])
 
 
-BAD_ROWS = {
-    "null of a column": ({"question": None}, {"columns": COLUMNS}, "row 3 has no 'question' (null)"),
-    "null of a field": ({"question": None}, {"prompt_template": "{question}"}, "row 3 has no 'question' (null)"),
-    "null answer": (
-        {"answer": None},
-        {"prompt_template": "{question}", "answer_pattern": PATTERN},
-        "row 3 has no 'answer' (null)",
-    ),
-}
+TEMPLATE = {"prompt_template": QUESTION}
+NULLS = [
+    ({"question": None}, {"columns": COLUMNS}, "row 3 has no 'question' (null)"),
+    ({"question": None}, TEMPLATE, "row 3 has no 'question' (null)"),
+    ({"answer": None}, TEMPLATE | {"answer_pattern": PATTERN}, "row 3 has no 'answer' (null)"),
+]
 
 
-@pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_row_without_a_value_is_named(name):
-    changes, keys, sentence = BAD_ROWS[name]
-    with pytest.raises(TrlExtError) as caught:
-        mapped([*GSM8K, GSM8K[0] | changes, GSM8K[1]], **keys)
-    assert sentence in str(caught.value)
+def test_a_row_without_a_value_is_named():
+    for changes, keys, sentence in NULLS:
+        with pytest.raises(TrlExtError) as caught:
+            mapped([*GSM8K, GSM8K[0] | changes, GSM8K[1]], **keys)
+        assert sentence in str(caught.value)
 
 
-BAD_TYPES = {
-    "list in a template": ({"question": ["w5"]}, {"prompt_template": "{question}"}, "a list as 'question', where"),
-    "number and pattern": ({"answer": 6}, {"answer_pattern": PATTERN}, "a value of type int as 'answer', where"),
-    "messages and text": (
-        {"question": ASKED},
-        {"columns": {"prompt": "question"}, "prompt_format": "text"},
-        "messages as 'question', where prompt_format is text",
-    ),
-    "number as prompt": ({"question": 7}, {"columns": COLUMNS}, "a value of type int as 'question', which is neither"),
-    "second system message": (
-        {"question": [SYSTEM, *ASKED]},
-        {"columns": COLUMNS, "system_prompt": "Be brief."},
-        "all 2 rows have its own system message in addition to system_prompt",
-    ),
-}
+AS_TEXT = {"columns": {"prompt": "question"}, "prompt_format": "text"}
+BRIEFED = {"columns": COLUMNS, "system_prompt": BRIEF}
+BAD_TYPES = [
+    ({"question": ["w5"]}, TEMPLATE, "a list as 'question', where"),
+    ({"answer": 6}, {"answer_pattern": PATTERN}, "a value of type int as 'answer', where"),
+    ({"question": ASKED}, AS_TEXT, "messages as 'question', where prompt_format is text"),
+    ({"question": 7}, {"columns": COLUMNS}, "a value of type int as 'question', which is neither"),
+    ({"question": [SYSTEM, *ASKED]}, BRIEFED, "all 2 rows have its own system message in addition to system_prompt"),
+]
 
 
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("name", BAD_TYPES)
-def test_values_that_cannot_be_used_are_a_sentence(name, streams):
-    cells, keys, sentence = BAD_TYPES[name]
-    with pytest.raises(TrlExtError) as caught:
-        list(mapped([GSM8K[0] | cells] * 2, chat_template=True, streams=streams, **keys))
-    assert (sentence.removeprefix("all 2 rows have ") if streams else sentence) in str(caught.value)
+def test_values_that_cannot_be_used_are_a_sentence(subtests):
+    for (cells, keys, sentence), streams in product(BAD_TYPES, (False, True)):
+        with subtests.test(sentence, streams=streams):
+            with pytest.raises(TrlExtError) as caught:
+                list(mapped([GSM8K[0] | cells] * 2, chat_template=True, streams=streams, **keys))
+            assert (sentence.removeprefix("all 2 rows have ") if streams else sentence) in str(caught.value)

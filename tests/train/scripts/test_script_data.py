@@ -1,19 +1,22 @@
-"""Files that cannot be trained on: one sentence with the line or the row, exit code 2, nothing left on the disk."""
+"""Data of any columns reach step 1; what cannot be trained on is one sentence, exit code 2, and leaves nothing."""
 
 import json
+from itertools import product
 
+import datasets
 import pytest
-import torch
-import yaml
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
+from huggingface_hub import constants
 
-from tests import tiny
+from tests import recipes, tiny
+from tests.nightly import nightly
 from tests.preferences import reward_model
-from trl_ext.errors import DataError
+from tests.recipes import PROMPTS
+from tests.reward_trainers import chat_tokenizer
+from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts import grpo, ppo, reward
-from trl_ext.scripts.data.dataset import DatasetSource
-
-torch.set_num_threads(1)
+from trl_ext.scripts.data import hub
+from trl_ext.scripts.data.dataset import DatasetSource, bad_line
 
 GOOD = '{"prompt": "w5", "answer": "1"}\n'
 # name: (what the file holds, what the sentence says)
@@ -37,117 +40,232 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_read_is_a_sentence(name, tmp_path):
-    content, sentence = FILES[name]
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError) as caught:
-        DatasetSource(str(tmp_path / name)).load()
-    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+def test_a_file_that_cannot_be_read_is_a_sentence(subtests, tmp_path):
+    for name, (content, sentence) in FILES.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        with subtests.test(name):
+            with pytest.raises(DataError) as caught:
+                DatasetSource(str(tmp_path / name)).load()
+            assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [GOOD * 3, GOOD + "\n\n" + GOOD, "\ufeff" + GOOD, GOOD.strip()])
-def test_a_file_that_datasets_reads_has_no_bad_line(content, tmp_path):
-    from trl_ext.scripts.data.dataset import bad_line
-
-    file = tmp_path / "rows.jsonl"
-    file.write_text(content)
-    assert len(load_dataset("json", data_files=str(file), split="train")) > 0
-    assert bad_line(file) == ""
+def test_a_file_that_datasets_reads_has_no_bad_line(tmp_path):
+    for number, content in enumerate([GOOD * 3, GOOD + "\n\n" + GOOD, "\ufeff" + GOOD, GOOD.strip()]):
+        file = tmp_path / f"rows{number}.jsonl"
+        file.write_text(content)
+        assert len(load_dataset("json", data_files=str(file), split="train")) > 0
+        assert bad_line(file) == ""
 
 
 # The scripts ------------------------------------------------------------------------------------------------------
 
-PROMPTS = [{"prompt": tiny.words(i, i + 1), "answer": tiny.words(i)} for i in range(3, 19)]
 PAIRS = [{"prompt": "w5 ", "chosen": tiny.words(i), "rejected": tiny.words(i + 1)} for i in range(3, 19)]
+LENGTH = {"rules": [{"rule": "length", "high": 4, "slack": 4}]}
 SCRIPTS = {
-    "grpo": (grpo, PROMPTS, {"num_generations": 2, "max_completion_length": 6}),
-    "ppo": (ppo, PROMPTS, {"response_length": 6}),
+    "grpo": (grpo, PROMPTS, {"num_generations": 2, "max_completion_length": 6, **LENGTH}),
+    "ppo": (ppo, PROMPTS, {"response_length": 6, **LENGTH}),
     "reward": (reward, PAIRS, {}),
 }
+DROPS = {"dataloader_drop_last": True}
 # name: (changes of row 5, changes of the settings, what the sentence says)
 REFUSED = {
     "null": ({"prompt": None}, {}, "row 5 has no prompt"),
     "number": ({"prompt": 7}, {}, "row 5 has a prompt of type int"),
     "messages among texts": ({"prompt": [{"role": "user", "content": "w5"}]}, {}, "row 5 has "),
     "no step": ({}, {"max_steps": 0}, "max_steps"),
-    "few rows": (
-        {},
-        {"per_device_train_batch_size": 64, "dataloader_drop_last": True},
-        "has 16 rows; over 1 process one ",
-    ),
-    "evaluation": ({}, {"bad_evaluation": True}, "eval_dataset: row 1000 has "),
+    "few rows": ({}, {**DROPS, "per_device_train_batch_size": 64}, "has 16 rows; over 1 process one "),
+    "evaluation": ({}, {}, "eval_dataset: row 1000 has "),
 }
+DAILY = {("grpo", "null"), ("grpo", "few rows"), ("ppo", "number"), ("ppo", "evaluation"), ("reward", "null")}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model("llama").save_pretrained(folder / "policy")
-    reward_model(folder / "reward", "llama").save_pretrained(folder / "reward")
-    for name in ("policy", "reward"):
-        tiny.tokenizer().save_pretrained(folder / name)
+def models(tmp_path_factory):
+    """A policy and a reward model, with a chat template and without one, and a policy's folder without weights."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, tokenizer in (("plain", tiny.tokenizer()), ("chat", chat_tokenizer())):
+        for script in ("grpo", "ppo"):
+            recipes.save(folder / name / script, "llama", tokenizer)
+        recipes.save(folder / name / "reward", reward_model(folder / "reward", "llama"), tokenizer)
+        recipes.save(folder / name / "none", tiny.model("llama").config, tokenizer)
     return folder
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_bad_data_end_a_script_in_one_sentence_and_leave_nothing(script, kind, model, tmp_path, capfd):
+def argv_of(folder, files, model, **settings):
+    """Write files, by their split, and a recipe; return the script's arguments."""
+    for split, content in files.items():
+        (folder / "data").mkdir(exist_ok=True)
+        (folder / "data" / f"{split}.jsonl").write_text(content)
+    settings = dict(max_steps=1, eval_strategy="steps" if "test" in files else "no", eval_steps=1) | settings
+    own = dict(output_dir=str(folder / "runs" / "out"), model_name_or_path=str(model))
+    own["dataset_name"] = str(folder / "data")
+    return recipes.recipe(folder, **recipes.SMALL | own | settings)
+
+
+def lines(rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("script", "kind"),
+    [one if one in DAILY else nightly(*one) for one in product(SCRIPTS, REFUSED)],
+)
+def test_bad_data_end_a_script_in_one_sentence_and_leave_nothing(script, kind, models, tmp_path, capfd):
     module, rows, own = SCRIPTS[script]
     row, changes, sentence = REFUSED[kind]
-    rows = [*rows[:5], rows[5] | row, *rows[6:]]
-    held_out = [rows[0]] * 1000
-    changes = dict(changes)
-    if changes.pop("bad_evaluation", False):
-        held_out.append({name: None for name in rows[0]})
-    splits = {"train": rows, "test": held_out}
-    files = {split: "".join(json.dumps(row) + "\n" for row in part) for split, part in splits.items()}
-    assert sentence in ended(module, files, tmp_path, capfd, model, **own, **changes)
+    bad = [{name: None for name in rows[0]}] if kind == "evaluation" else []
+    files = {"train": lines([*rows[:5], rows[5] | row, *rows[6:]]), "test": lines([rows[0]] * 1000 + bad)}
+    argv = argv_of(tmp_path, files, models / "plain" / script, **own | changes)
+    assert sentence in recipes.stopped(capfd, module.main, argv)
     assert not (tmp_path / "runs").exists()
 
 
-def ended(module, files, folder, capfd, model, **changes) -> str:
-    """Run a script on files, by their split, and return the one sentence that it ends with."""
-    (folder / "data").mkdir()
-    for split, content in files.items():
-        (folder / "data" / f"{split}.jsonl").write_text(content)
-    settings = dict(
-        output_dir=str(folder / "runs" / "out"),
-        model_name_or_path=str(model / ("reward" if module is reward else "policy")),
-        dataset_name=str(folder / "data"),
-        max_steps=1,
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        bf16=False,
-        eval_strategy="steps" if "test" in files else "no",
-        eval_steps=1,
-        report_to="none",
-        save_strategy="no",
-    )
-    if module is not reward:
-        settings["rules"] = [{"rule": "length", "high": 4, "slack": 4}]
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings | changes))
-    with pytest.raises(SystemExit) as caught:
-        module.main(["--config", str(folder / "recipe.yaml")])
-    assert caught.value.code == 2
-    error = capfd.readouterr().err
-    assert "Traceback" not in error
-    (line,) = [line for line in error.splitlines() if line.startswith("error: ")]
-    return line
-
-
 STREAMS = {
-    "a row that cannot be read": (
-        GOOD + '{"prompt": "w5\n' + GOOD,
-        "A row that came along cannot be read: JSON parse error",
-    ),
-    "a null prompt": (GOOD + '{"prompt": null, "answer": "1"}\n', "On rank 0 a row came with no prompt (null)"),
-    "too few rows": (GOOD, "The stream of training rows ended before the first batch was full."),
+    "A row that came along cannot be read: JSON parse error": GOOD + '{"prompt": "w5\n' + GOOD,
+    "On rank 0 a row came with no prompt (null)": GOOD + '{"prompt": null, "answer": "1"}\n',
+    "The stream of training rows ended before the first batch was full.": GOOD,
 }
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_bad_stream_ends_a_script_in_one_sentence(kind, model, tmp_path, capfd):
-    content, sentence = STREAMS[kind]
-    settings = dict(SCRIPTS["grpo"][2], dataset_streaming=True, shuffle_dataset=False)
-    assert sentence in ended(grpo, {"train": content}, tmp_path, capfd, model, **settings)
+@pytest.mark.parametrize("sentence", STREAMS)
+def test_a_bad_stream_ends_a_script_in_one_sentence(sentence, models, tmp_path, capfd):
+    settings = SCRIPTS["grpo"][2] | dict(dataset_streaming=True, shuffle_dataset=False)
+    argv = argv_of(tmp_path, {"train": STREAMS[sentence]}, models / "plain" / "grpo", **settings)
+    assert sentence in recipes.stopped(capfd, grpo.main, argv)
+
+
+# Other columns ----------------------------------------------------------------------------------------------------
+
+GSM8K = [{"question": tiny.words(i, i + 1), "answer": f"w5\n#### {i},000"} for i in range(3, 11)]
+# The columns of UltraFeedback, binarized, as its two publishers have them.
+SIDES = [
+    {
+        name: [{"role": "user", "content": tiny.words(i)}, {"role": "assistant", "content": answer}]
+        for name, answer in (("chosen", tiny.words(i + 1)), ("rejected", "w9"))
+    }
+    for i in range(10, 18)
+]
+ULTRAFEEDBACK = [
+    {"prompt": tiny.words(i), "prompt_id": "7", **sides, "score_chosen": 8.0}
+    for i, sides in zip(range(10, 18), SIDES, strict=True)
+]
+NAMED = [{"instruction": "w5 ", "good": tiny.words(i), "bad": tiny.words(i + 1)} for i in range(3, 11)]
+PROMPT_KEYS = {"columns": {"prompt": "question"}, "answer_pattern": "#### (.+)", "system_prompt": "w7"}
+RULES = [{"rule": "answer", "gold": "answer", "kind": "number"}]
+RUNS = {
+    "ppo": ("ppo", GSM8K, {**PROMPT_KEYS, "rules": RULES, "response_length": 4}),
+    "pairs": ("reward", NAMED, {"columns": {"prompt": "instruction", "chosen": "good", "rejected": "bad"}}),
+    "pairs of messages": ("reward", ULTRAFEEDBACK, {"columns": {"prompt": None}}),
+}
+
+
+STREAMED = [("ppo", True), ("pairs", True), nightly("pairs of messages", True)]
+
+
+@pytest.mark.parametrize(("name", "streams"), [*product(RUNS, [False]), *STREAMED])
+def test_data_of_other_columns_reach_step_1(name, streams, models, tmp_path):
+    script, rows, keys = RUNS[name]
+    settings = keys | dict(dataset_streaming=streams, per_device_train_batch_size=8)
+    SCRIPTS[script][0].main(argv_of(tmp_path, {"train": lines(rows)}, models / "chat" / script, **settings))
+    assert json.loads((tmp_path / "runs" / "out" / "trainer_state.json").read_text())["global_step"] == 1
+
+
+# The others are test_row_mapping.py's.
+UNFIT = [
+    ("grpo", GSM8K, {"columns": {"prompt": "problem"}}, "columns names 'problem', and train_dataset has the columns"),
+    ("ppo", GSM8K, {}, "has no column 'prompt', only 'question', 'answer'. Name the one that holds the prompts: "),
+    ("ppo", GSM8K, {**PROMPT_KEYS, "dataset_streaming": True, "max_steps": -1}, "set max_steps"),
+    ("reward", ULTRAFEEDBACK, {}, "text next to messages"),
+]
+
+
+def test_keys_that_do_not_fit_end_a_run_before_a_model_loads(subtests, models, tmp_path, capfd):
+    for script, rows, keys, sentence in UNFIT:
+        own = {} if script == "reward" else {"rules": RULES, "per_device_train_batch_size": 8}
+        argv = argv_of(tmp_path, {"train": lines(rows)}, models / "chat" / "none", **own, **keys)
+        with subtests.test(sentence):
+            said = recipes.stopped(capfd, SCRIPTS[script][0].main, argv)
+            assert sentence in said and (script != "reward" or "columns: {prompt: null}" in said)
+
+
+# The hub's data, in their layout on a local disk ---------------------------------------------------------------------
+
+
+CARD = "---\nconfigs:\n" + "".join(
+    f"- config_name: {name}\n  data_files:\n"
+    + "".join(f"  - split: {split}\n    path: {name}/{split}-*\n" for split in ("train", "test"))
+    for name in ("main", "socratic")
+)
+
+
+@pytest.fixture(scope="module")
+def gsm8k(tmp_path_factory):
+    """A folder as `hf download openai/gsm8k` leaves it, with rows of two configurations."""
+    folder = tmp_path_factory.mktemp("gsm8k")
+    (folder / "README.md").write_text(CARD + "---\n")
+    for config in ("main", "socratic"):
+        rows = [{"question": f"w{i}", "answer": f"{config}\n#### {i}"} for i in range(3, 19)]
+        for split in ("train", "test"):
+            (folder / config).mkdir(exist_ok=True)
+            Dataset.from_list(rows).to_parquet(folder / config / f"{split}-00000-of-00001.parquet")
+    return str(folder)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_copy_of_the_hubs_folder_has_its_configurations(gsm8k, streaming):
+    train, test = DatasetSource(gsm8k, test_split="test", config="socratic", streaming=streaming).load()
+    assert next(iter(train)) == next(iter(test)) == {"question": "w3", "answer": "socratic\n#### 3"}
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (None, "it has the configurations main, socratic. Name one, dataset_config: main."),
+        ("mian", "it has no configuration 'mian', only main, socratic. Check dataset_config."),
+    ],
+)
+def test_a_configuration_that_is_not_there_is_a_sentence(gsm8k, config, sentence):
+    with pytest.raises(DataError) as caught:
+        DatasetSource(gsm8k, config=config).load()
+    assert str(caught.value) == f"The dataset '{gsm8k}' cannot be loaded: {sentence}"
+
+
+def test_a_copy_in_one_file_stands_for_any_configuration(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "w5"}\n')
+    assert DatasetSource(str(tmp_path / "rows.jsonl"), config="main").load()[0][0] == {"prompt": "w5"}
+
+
+def test_a_configuration_of_a_mixture_has_no_effect():
+    with pytest.raises(ConfigError, match="dataset_config is 'main', which has no effect on a mixture"):
+        DatasetSource(None, config="main", mixture=object())
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    """A hub at a port where nobody listens, and everything that would be changed put back."""
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(no_hub, capfd):
+    with pytest.raises(DataError) as caught:
+        DatasetSource("openai/gsm8k", config="main").load()
+    said = str(caught.value)
+    assert "'openai/gsm8k' is not on this machine, and the hub (http://127.0.0.1:9) cannot be reached" in said
+    assert "hf download openai/gsm8k --repo-type dataset --local-dir FOLDER" in said and "HF_ENDPOINT=URL" in said
+    assert "\n" not in said and "Retrying" not in capfd.readouterr().err
+
+
+def test_the_hub_is_left_where_it_cannot_be_reached_only(no_hub, monkeypatch):
+    class Session:
+        def head(self, url, timeout):
+            assert url == constants.ENDPOINT
+
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    hub.leave_if_unreachable()
+    assert not constants.HF_HUB_OFFLINE
+
+
+def test_what_else_a_loader_says_is_not_about_configurations():
+    assert hub.problem_of_config(ValueError("Unknown split"), None) == ""

@@ -4,11 +4,11 @@ import json
 import os
 
 import pytest
-import torch
 import yaml
 from datasets import Dataset
 
-from tests import tiny
+from tests import recipes
+from tests.recipes import RULES
 from trl_ext import resources
 from trl_ext.errors import ConfigError
 from trl_ext.launch import accelerate as launch
@@ -19,80 +19,35 @@ from trl_ext.scripts import grpo
 from trl_ext.scripts.data.dataset import DatasetSource
 from trl_ext.scripts.rewards import build_rewards
 
-torch.set_num_threads(1)
-
-RULES = [
-    {"rule": "answer", "gold": "answer", "kind": "exact"},
-    {"rule": "length", "high": 4, "slack": 4, "weight": 0.1},
-]
 # Gives the completions of a random model different rewards, so that the loss is not 0.
 DIVIDES = {"rule": "pattern", "pattern": "[0-4]$", "mode": "search"}
+EVALUATED = dict(eval_strategy="steps", eval_steps=2, eval_on_start=True, eval_temperature=0.0)
 
 
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory):
     """A tiny model with its tokenizer, and a folder with train.jsonl and test.jsonl."""
     folder = tmp_path_factory.mktemp("assets")
-    tiny.model("llama").save_pretrained(folder / "model")
-    tiny.tokenizer().save_pretrained(folder / "model")
-    rows = [{"prompt": tiny.words(i, i + 1), "answer": tiny.words(i)} for i in range(3, 19)]
-    (folder / "data").mkdir()
-    for split in ("train", "test"):
-        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipes.save(folder / "model")
+    recipes.write_rows(folder / "data", recipes.PROMPTS)
     return folder
 
 
 @pytest.fixture
-def recipe(tmp_path):
-    """A recipe for the tiny model; `without` drops keys, other arguments change them."""
-
-    def write(*without, **changes):
-        settings = dict(
-            rules=RULES,
-            max_steps=2,
-            per_device_train_batch_size=4,
-            num_generations=2,
-            num_generations_eval=1,
-            per_device_eval_batch_size=8,
-            max_completion_length=6,
-            use_cpu=True,
-            bf16=False,
-            eval_strategy="steps",
-            eval_steps=2,
-            eval_on_start=True,
-            eval_temperature=0.0,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            output_dir=str(tmp_path / "out"),
-        )
-        settings.update(changes)
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({key: settings[key] for key in settings if key not in without}))
-        return str(path)
-
-    return write
+def run(assets, tmp_path):
+    settings = dict(max_steps=2, num_generations=2, num_generations_eval=1, max_completion_length=6)
+    return recipes.starter(grpo.main, tmp_path, assets, rules=RULES, **settings)
 
 
-def test_a_recipe_trains_evaluates_saves_and_reports(assets, recipe, tmp_path, capfd, monkeypatch):
+def test_a_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
-    path = recipe(log_completions=True, num_completions_to_print=0)
-    grpo.main(
-        ["--config", path, "--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
-    )
+    run(log_completions=True, num_completions_to_print=0, **EVALUATED)
     captured = capfd.readouterr()
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {
-        "model.safetensors",
-        "trainer_state.json",
-        "report.html",
-        "recipe.yaml",
-        "rules.yaml",
-        "versions.json",
-    } <= files
+    assert {"model.safetensors", "trainer_state.json", "report.html"} <= files
+    assert {"recipe.yaml", "rules.yaml", "versions.json"} <= files
 
-    log = read_log_history(tmp_path / "out")
-    summary = summarize(log)
+    summary = summarize(read_log_history(tmp_path / "out"))
     assert summary.num_steps == 2
     held_out = {curve.name: change for curve, change in summary.held_out.items()}
     assert [curve.name for curve in summary.training] == list(held_out) == ["reward", "answer", "length"]
@@ -116,15 +71,13 @@ def first_step(folder):
     return [entry[key] for key in ("loss", "grad_norm", "reward")]
 
 
-def test_a_run_is_repeated_from_its_folder(assets, recipe, tmp_path, monkeypatch):
+def test_a_run_is_repeated_from_its_folder(run, assets, tmp_path, monkeypatch):
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"rules": [*RULES, DIVIDES], "clip": [-1, 2]}))
-    short = dict(max_steps=1, eval_strategy="no", eval_on_start=False)
-    short |= {"prompt_template": "{prompt} w3"}
-    path = recipe("rules", **short, env={"SOME_API_KEY": "hush", "SOME_WORD": "loud", "OMP_NUM_THREADS": "1"})
+    env = {"SOME_API_KEY": "hush", "SOME_WORD": "loud", "OMP_NUM_THREADS": "1"}
     monkeypatch.setattr("os.environ", dict(os.environ))
-    where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
     flags = ["--rules", str(tmp_path / "rules.yaml"), "--seed", "7", "--use_peft", "--lora_r", "4", "--hub_token", "x"]
-    grpo.main(["--config", path, *where, *flags, "--lora_target_modules", "all-linear", "--no_share_prompt"])
+    flags += ["--lora_target_modules", "all-linear", "--no_share_prompt"]
+    run(*flags, rules=None, max_steps=1, prompt_template="{prompt} w3", env=env)
     (tmp_path / "rules.yaml").unlink()
     grpo.main(["--config", str(tmp_path / "out" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
     assert first_step(tmp_path / "again") == first_step(tmp_path / "out")
@@ -139,70 +92,50 @@ def test_a_run_is_repeated_from_its_folder(assets, recipe, tmp_path, monkeypatch
     assert "# Left out, as they may be secrets, of env: SOME_API_KEY, SOME_WORD.\n" in head
     card = (tmp_path / "out" / "README.md").read_text()
     assert "None" not in card and f"| base model | {assets / 'model'} |" in card and "trl_ext: " in card
-    assert (
-        f"| data | {assets / 'data'} |" in card
-        and "| scored by | answer (weight 1), length (weight 0.1), pattern (weight 1) |" in card
-    )
+    scored = "| scored by | answer (weight 1), length (weight 0.1), pattern (weight 1) |"
+    assert f"| data | {assets / 'data'} |" in card and scored in card
 
 
-def test_a_run_without_a_seed_records_the_one_it_had(assets, recipe, tmp_path, monkeypatch):
+def test_a_run_without_a_seed_records_the_one_it_had(run, tmp_path, monkeypatch):
     monkeypatch.setattr("trl_ext.scripts.training.run", lambda trainer, *rest: trainer._record(is_resumed=False))
-    where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
-    grpo.main(["--config", recipe(), *where])
+    run()
     record = read_record(tmp_path / "out")
     assert record.recipe["seed"] == 42 and record.trainer == "grpo" and record.versions["num_processes"] == 1
 
 
-def test_true_resumes_from_the_newest_checkpoint(assets, recipe, tmp_path, capfd):
-    settings = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
-    path = recipe(save_strategy="steps", save_steps=1)
-    grpo.main(["--config", path, *settings, "--max_steps", "1"])
+def test_true_resumes_from_the_newest_checkpoint(run, tmp_path, capfd):
+    run("--max_steps", "1", save_strategy="steps", save_steps=1)
     capfd.readouterr()
-    grpo.main(["--config", path, *settings, "--resume_from_checkpoint", "true"])
+    run("--resume_from_checkpoint", "true", save_strategy="steps", save_steps=1)
     progress = capfd.readouterr().err
     assert "step 2/2" in progress and "step 1/2" not in progress
     assert [entry["step"] for entry in read_log_history(tmp_path / "out") if "reward" in entry] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("without", "argv", "sentence"),
-    [
-        (["rules"], [], "There is nothing to score completions with."),
-        ([], ["--dataset_name", ""], "There is no dataset."),
-        ([], ["--dataset_name", "./nowhere"], "There is no file or folder nowhere."),
-        ([], ["--dataset_test_split", "held_out"], "There is no held_out.jsonl in "),
-        ([], ["--model_name_or_path", "./nowhere"], "There is no folder ./nowhere."),
-        ([], ["--rules", "nowhere.yaml"], "nowhere.yaml cannot be read"),
-        ([], ["--resume_from_checkpoint", "true"], "There is no checkpoint in "),
-        ([], ["--resume_from_checkpoint", "nowhere"], "There is no checkpoint nowhere."),
-        ([], ["--learnig_rate", "1"], "Unknown flag --learnig_rate. Did you mean --learning_rate?"),
-        ([], ["--num_generations", "3"], "These settings cannot work: "),
-        ([], ["--max_tokens_per_forward", "3"], "max_tokens_per_forward=3 cannot hold one completion"),
-    ],
-)
-def test_a_slip_is_one_sentence_before_anything_is_loaded(
-    assets, recipe, without, argv, sentence, capsys, monkeypatch
-):
+SLIPS = [
+    (dict(rules=None), [], "There is nothing to score completions with."),
+    ({}, ["--model_name_or_path", "./nowhere"], "There is no folder ./nowhere."),
+    (EVALUATED, ["--dataset_test_split", "held_out"], "There is no held_out.jsonl in "),
+    ({}, ["--resume_from_checkpoint", "true"], "There is no checkpoint in "),
+    ({}, ["--learnig_rate", "1"], "Unknown flag --learnig_rate. Did you mean --learning_rate?"),
+    ({}, ["--num_generations", "3"], "These settings cannot work: "),
+    ({}, ["--max_tokens_per_forward", "3"], "max_tokens_per_forward=3 cannot hold one completion"),
+]
+
+
+def test_a_slip_is_one_sentence_before_anything_is_loaded(subtests, run, capsys, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: pytest.fail("read the dataset"))
-    settings = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
-    with pytest.raises(SystemExit) as stop:
-        grpo.main(["--config", recipe(*without), *settings, *argv])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert f"error: {sentence}" in error and "Traceback" not in error
-
-
-def test_fewer_than_one_process_is_refused(monkeypatch, capsys):
+    for changes, argv, sentence in SLIPS:
+        with subtests.test(sentence):
+            assert f"error: {sentence}" in recipes.stopped(capsys, run, *argv, **changes)
     monkeypatch.setenv("WORLD_SIZE", "0")
-    with pytest.raises(SystemExit):
-        grpo.main([])
-    assert "WORLD_SIZE is 0, fewer than one process." in capsys.readouterr().err
+    assert "WORLD_SIZE is 0, fewer than one process." in recipes.stopped(capsys, run)
 
 
-def test_a_bug_keeps_its_traceback(assets, recipe, monkeypatch):
+def test_a_bug_keeps_its_traceback(run, monkeypatch):
     monkeypatch.setattr(grpo, "build_rewards", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        grpo.main(["--config", recipe(), "--model_name_or_path", str(assets / "model")])
+        run()
 
 
 # Data -------------------------------------------------------------------------------------------------------------
@@ -245,19 +178,16 @@ def test_functions_come_by_trls_name_and_by_dotted_path():
     assert named.__name__ == "think_format_reward" and callable(built) and dotted is json.dumps
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
+def test_a_reward_function_that_is_not_there_is_a_sentence():
+    for name, sentence in (
         ("acuracy_reward", "Did you mean 'accuracy_reward'?"),
         ("zzz", "Give the dotted path of a function"),
         ("no_such_module.reward", "cannot be imported"),
         ("json.no_such_function", "json has no reward function 'no_such_function'"),
-    ],
-)
-def test_a_reward_function_that_is_not_there_is_a_sentence(name, sentence):
-    with pytest.raises(ConfigError) as error:
-        build_rewards(None, [name], None)
-    assert sentence in str(error.value)
+    ):
+        with pytest.raises(ConfigError) as error:
+            build_rewards(None, [name], None)
+        assert sentence in str(error.value)
 
 
 # Launch -----------------------------------------------------------------------------------------------------------
@@ -297,46 +227,37 @@ def test_what_both_programs_know_goes_to_the_script():
     assert arguments.training_script_args == ["--gradient_accumulation_steps", "4"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (["--num_processes", "0"], "--num_processes is 0, fewer than one process. Start at least one."),
-        (["--num_processes", "two"], "--num_processes: invalid int value: 'two'."),
-        (["--num_proceses", "2"], "Unknown flag --num_proceses. Did you mean --num_processes?"),
-        (["--max_stepz", "2"], "Unknown flag --max_stepz. Did you mean --max_steps?"),
-        (
-            ["--multi_gpu", "stray"],
-            "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE.",
-        ),
-        (["--config_file", "no/such.yaml"], "There is no accelerate file no/such.yaml. Check --config_file."),
-    ],
-)
-def test_a_slip_is_refused_before_a_process_starts(argv, sentence):
-    with pytest.raises(ConfigError) as error:
-        launched(*argv)
-    assert str(error.value) == sentence
+STRAY = "Unexpected 'stray' on the command line. Give values after their flag: --KEY VALUE."
+LAUNCH_SLIPS = {
+    "--num_processes 0": "--num_processes is 0, fewer than one process. Start at least one.",
+    "--num_processes two": "--num_processes: invalid int value: 'two'.",
+    "--num_proceses 2": "Unknown flag --num_proceses. Did you mean --num_processes?",
+    "--max_stepz 2": "Unknown flag --max_stepz. Did you mean --max_steps?",
+    "--multi_gpu stray": STRAY,
+    "--config_file no/such.yaml": "There is no accelerate file no/such.yaml. Check --config_file.",
+}
+LAUNCH_FILES = {
+    "a: [": "cannot be read: while parsing a flow node",
+    "num_processes: !!python/name:os.system\n": "cannot be read: could not determine a constructor for the tag",
+    "- 1\n": "holds no keys.",
+    "": "holds no keys.",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("a: [", "cannot be read: while parsing a flow node"),
-        ("num_processes: !!python/name:os.system\n", "cannot be read: could not determine a constructor for the tag"),
-        ("- 1\n", "holds no keys."),
-        ("", "holds no keys."),
-    ],
-)
-def test_an_accelerate_file_that_is_no_mapping_is_refused(tmp_path, text, sentence):
-    (tmp_path / "launch.yaml").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        launched("--config_file", str(tmp_path / "launch.yaml"))
-    assert f"The accelerate file {tmp_path / 'launch.yaml'} {sentence}" in str(error.value)
-
-
-def test_what_accelerate_refuses_is_a_sentence(tmp_path):
-    (tmp_path / "launch.yaml").write_text("distributed_type: 'NO'\nnum_processes: two\n")
+def test_a_slip_or_a_broken_file_is_refused_before_a_process_starts(tmp_path):
+    for words, sentence in LAUNCH_SLIPS.items():
+        with pytest.raises(ConfigError) as error:
+            launched(*words.split())
+        assert str(error.value) == sentence
+    file = tmp_path / "launch.yaml"
+    for text, sentence in LAUNCH_FILES.items():
+        file.write_text(text)
+        with pytest.raises(ConfigError) as error:
+            launched("--config_file", str(file))
+        assert f"The accelerate file {file} {sentence}" in str(error.value)
+    file.write_text("distributed_type: 'NO'\nnum_processes: two\n")
     with pytest.raises(ConfigError, match=r"accelerate cannot launch this: .*'str' and 'int'"):
-        launch.launch("trl_ext.scripts.grpo", grpo.make_parser(), ["--config_file", str(tmp_path / "launch.yaml")])
+        launch.launch("trl_ext.scripts.grpo", grpo.make_parser(), ["--config_file", str(file)])
 
 
 def test_the_exit_code_of_a_failed_process_is_passed_on(monkeypatch, capsys):

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests import recipes
 from trl_ext import GRPOConfig, PPOConfig, RewardConfig
 from trl_ext.doctor import build_locks
 from trl_ext.scripts import grpo
@@ -51,19 +52,15 @@ def test_a_config_of_a_users_own_script_names_a_stale_lock_once(config, lock, st
     assert lock.exists()
 
 
-@pytest.mark.parametrize("says_so", ["launcher", "flag", "recipe"])
-def test_a_stale_lock_is_a_warning_of_the_scripts(says_so, lock, stopped, tmp_path, monkeypatch, capsys):
-    argv = ["--output_dir", str(tmp_path / "out"), "--use_cpu"]
-    if says_so == "launcher":
-        monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    elif says_so == "flag":
-        argv += ["--deepspeed", "zero2.json"]
-    else:
-        (tmp_path / "recipe.yaml").write_text("deepspeed: zero2.json\n")
-        argv += ["--config", str(tmp_path / "recipe.yaml")]
-    with pytest.raises(Reached):
-        grpo.main(argv)
-    assert f"warning: {lock} is 2 hours old" in capsys.readouterr().err
+def test_a_stale_lock_is_a_warning_of_the_scripts(lock, stopped, tmp_path, monkeypatch, capsys):
+    recipe = recipes.recipe(tmp_path, deepspeed="zero2.json")
+    for argv, by_launcher in ((["--deepspeed", "zero2.json"], False), (recipe, False), ([], True)):
+        build_locks.warn_once.cache_clear()
+        if by_launcher:
+            monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+        with pytest.raises(Reached):
+            grpo.main(["--output_dir", str(tmp_path / "out"), "--use_cpu", *argv])
+        assert f"warning: {lock} is 2 hours old" in capsys.readouterr().err
 
 
 def test_other_runs_and_other_ranks_are_silent(lock, stopped, tmp_path, monkeypatch, capsys):

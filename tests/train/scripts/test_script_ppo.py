@@ -1,78 +1,51 @@
 """`trl_ext.scripts.ppo` trains from a recipe, and refuses what cannot work before it loads anything."""
 
-import json
-
 import pytest
-import torch
-import yaml
 from peft import LoraConfig, get_peft_model
 
-from tests import tiny
+from tests import recipes, tiny
 from tests.ppo_trainers import classifier
+from tests.recipes import RULES
 from trl_ext.monitor.log_keys import PPO
 from trl_ext.monitor.record import read_record
 from trl_ext.monitor.report import read_log_history
 from trl_ext.monitor.summary import summarize
 from trl_ext.scripts import ppo
 
-torch.set_num_threads(1)
-
-RULES = [
-    {"rule": "answer", "gold": "answer", "kind": "exact"},
-    {"rule": "length", "high": 4, "slack": 4, "weight": 0.1},
-]
 LORA = ["--use_peft", "--lora_r", "4", "--lora_target_modules", "all-linear"]
+EVALUATED = dict(eval_strategy="steps", eval_steps=4, eval_on_start=True)
+
+
+def reward_lora(rank, **changes):
+    lora = LoraConfig(r=rank, target_modules="all-linear", task_type="SEQ_CLS", init_lora_weights=False)
+    return get_peft_model(classifier(**changes), lora)
 
 
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory):
-    """A tiny policy, a reward model and a LoRA reward model of it, and a folder with train.jsonl and test.jsonl."""
+    """A tiny policy, a reward model and LoRA reward models of it, some unfit ones, and a folder of rows.
+
+    Unfit are an adapter of a smaller backbone, and value models of other tokens and of NaN.
+    """
     folder = tmp_path_factory.mktemp("assets")
-    tiny.model("llama").save_pretrained(folder / "model")
-    classifier().save_pretrained(folder / "judge")
-    reward_lora = LoraConfig(r=2, target_modules="all-linear", task_type="SEQ_CLS", init_lora_weights=False)
-    get_peft_model(classifier(), reward_lora).save_pretrained(folder / "adapter")
-    for name in ("model", "judge"):
-        tiny.tokenizer().save_pretrained(folder / name)
+    recipes.save(folder / "model")
+    recipes.save(folder / "judge", classifier())
+    for name, rank, changes in (("adapter", 2, {}), ("wide", 16, {}), ("small", 2, dict(hidden_size=32))):
+        reward_lora(rank, **changes).save_pretrained(folder / name)
+    classifier(vocab_size=77).save_pretrained(folder / "foreign")
+    broken = classifier()
+    broken.score.weight.data[:] = float("nan")
+    broken.save_pretrained(folder / "broken")
     rows = [{"prompt": tiny.words(i, *range(3, 3 + i % 4)), "answer": tiny.words(i)} for i in range(3, 19)]
-    (folder / "data").mkdir()
-    for split in ("train", "test"):
-        (folder / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipes.write_rows(folder / "data", rows)
     return folder
 
 
 @pytest.fixture
 def run(assets, tmp_path):
-    """Run the script on the tiny policy; keyword arguments change the recipe, words go to the command line."""
-
-    def start(*argv, **changes):
-        settings = dict(
-            rules=RULES,
-            total_episodes=16,
-            per_device_train_batch_size=4,
-            num_mini_batches=2,
-            num_ppo_epochs=1,
-            response_length=6,
-            per_device_eval_batch_size=8,
-            num_generations_eval=1,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            eval_strategy="steps",
-            eval_steps=4,
-            eval_on_start=True,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            output_dir=str(tmp_path / "out"),
-        )
-        settings.update(changes)
-        kept = {key: value for key, value in settings.items() if value is not None}
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(kept))
-        where = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / "data")]
-        ppo.main(["--config", str(tmp_path / "recipe.yaml"), *where, *argv])
-
-    return start
+    settings = dict(total_episodes=16, num_mini_batches=2, num_ppo_epochs=1, response_length=6)
+    settings |= dict(num_generations_eval=1, gradient_checkpointing=False)
+    return recipes.starter(ppo.main, tmp_path, assets, rules=RULES, **settings)
 
 
 def files(folder):
@@ -82,7 +55,8 @@ def files(folder):
 def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, assets, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
     judge = ["--reward_model", str(assets / "judge")]
-    run(*LORA, *judge, log_completions=True, num_completions_to_print=0, eval_greedy=True, learning_rate=0.01)
+    table = dict(log_completions=True, num_completions_to_print=0)
+    run(*LORA, *judge, eval_greedy=True, learning_rate=0.01, **table, **EVALUATED)
     captured = capfd.readouterr()
     written = files(tmp_path / "out")
     assert {"adapter_model.safetensors", "critic/adapter_model.safetensors", "critic/critic.json"} <= written
@@ -116,30 +90,18 @@ def test_a_lora_recipe_trains_evaluates_saves_and_reports(run, assets, tmp_path,
 
 
 def test_a_run_is_repeated_from_its_folder(run, assets, tmp_path):
-    short = dict(eval_strategy="no", eval_on_start=False, total_episodes=4)
-    run(*LORA, "--reward_adapter", str(assets / "adapter"), **short)
+    run(*LORA, "--reward_adapter", str(assets / "adapter"), total_episodes=4)
     ppo.main(["--config", str(tmp_path / "out" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
     losses = [read_log_history(tmp_path / name)[0]["loss/policy_avg"] for name in ("out", "again")]
     assert losses[0] == losses[1] != 0
     assert "| scored by | answer (weight 1), length (weight 0.1); " in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_true_resumes_from_the_newest_checkpoint(run, tmp_path, capfd):
-    saving = dict(save_strategy="steps", save_steps=2, eval_strategy="no", eval_on_start=False)
-    run(*LORA, total_episodes=8, **saving)
-    capfd.readouterr()
-    run(*LORA, "--resume_from_checkpoint", "true", **saving)
-    progress = capfd.readouterr().err
-    assert "step 3/4" in progress and "step 2/4" not in progress
-    steps = [entry["step"] for entry in read_log_history(tmp_path / "out") if "loss/value_avg" in entry]
-    assert steps == [1, 2, 3, 4]
-
-
 def test_reward_model_value_model_and_reference_come_by_their_paths(run, assets, tmp_path):
     judge, model = str(assets / "judge"), str(assets / "model")
-    run(reward_model=[judge], value_model=judge, ref_model=model, score_mode="gate", eval_strategy="no")
+    run(reward_model=[judge], value_model=judge, ref_model=model, score_mode="gate")
     log = read_log_history(tmp_path / "out")
-    assert {"rewards/answer/mean", "rewards/judge/mean"} <= set(log[1])
+    assert {"rewards/answer/mean", "rewards/judge/mean"} <= set(log[0])
     recipe = read_record(tmp_path / "out").recipe
     assert (recipe["value_model"], recipe["reward_model"], recipe["score_mode"]) == (judge, [judge], "gate")
     assert {"model.safetensors", "critic/model.safetensors"} <= files(tmp_path / "out")
@@ -147,83 +109,51 @@ def test_reward_model_value_model_and_reference_come_by_their_paths(run, assets,
 
 def test_the_old_names_of_the_models_are_understood(run, assets, tmp_path):
     old = ["--sft_model_path", str(assets / "model"), "--reward_model_path", str(assets / "judge")]
-    run(*old, rules=None, eval_strategy="no", eval_on_start=False)
+    run(*old, rules=None)
     record = read_record(tmp_path / "out")
     assert (record.recipe["sft_model_path"], record.recipe["reward_model_path"]) == (old[1], old[3])
     assert record.rules is None and "rewards/judge/mean" in read_log_history(tmp_path / "out")[0]
 
 
-@pytest.mark.parametrize(
-    ("argv", "changes", "sentence"),
-    [
-        ([], {"rules": None}, "There is nothing to score completions with. Give `rules`"),
-        (["--reward_model", "./nowhere"], {}, "There is no folder ./nowhere. Check --reward_model."),
-        (["--value_model", "./nowhere"], {}, "There is no folder ./nowhere. Check --value_model."),
-        (["--ref_model", "./nowhere"], {}, "There is no folder ./nowhere. Check --ref_model."),
-        (["--reward_adapter", "nowhere"], {}, "There is no folder nowhere. Check --reward_adapter."),
-        (["--model_name_or_path", "./nowhere"], {}, "There is no folder ./nowhere. Check --model_name_or_path."),
-        (["--sft_model_path", "other"], {}, "sft_model_path (other) and model_name_or_path ("),
-        (["--dataset_num_proc", "2"], {}, "dataset_num_proc=2 has no effect: prompts are tokenized as they are"),
-        (
-            ["--critic", "adapter"],
-            {},
-            "critic='adapter' is a second LoRA next to the actor's, but the actor has none.",
-        ),
-        (["--score_mode", "gate"], {}, "score_mode='gate' needs both"),
-        (["--reward_adapter", "."], {}, "reward_adapter is a third LoRA next to those of actor and critic"),
-        (["--resume_from_checkpoint", "nowhere"], {}, "There is no checkpoint nowhere."),
-        (["--num_mini_batchs", "1"], {}, "Unknown flag --num_mini_batchs. Did you mean --num_mini_batches?"),
-        (["--critic_warmup_steps", "9"], {}, "critic_warmup_steps=9 leaves the actor no step of the run's 4"),
-        (["--critic_init", "reward"], {}, "critic='head' from the reward_model, and there is none"),
-        ([], {"reward_model": "judge"}, "'reward_model' must be a list, not judge. Write [judge]."),
-    ],
-)
-def test_a_slip_is_one_sentence_before_anything_is_loaded(run, argv, changes, sentence, capsys, monkeypatch):
+SLIPS = [
+    ([], {"rules": None}, "There is nothing to score completions with. Give `rules`"),
+    *(
+        (["--" + name, "./nowhere"], {}, f"There is no folder ./nowhere. Check --{name}.")
+        for name in ("reward_model", "value_model", "ref_model")
+    ),
+    (["--reward_adapter", "nowhere"], {}, "There is no folder nowhere. Check --reward_adapter."),
+    (["--sft_model_path", "other"], {}, "sft_model_path (other) and model_name_or_path ("),
+    (["--dataset_num_proc", "2"], {}, "dataset_num_proc=2 has no effect: prompts are tokenized as they are"),
+    (["--critic", "adapter"], {}, "critic='adapter' is a second LoRA next to the actor's, but the actor has none."),
+    (["--score_mode", "gate"], {}, "score_mode='gate' needs both"),
+    (["--reward_adapter", "."], {}, "reward_adapter is a third LoRA next to those of actor and critic"),
+    (["--critic_warmup_steps", "9"], {}, "critic_warmup_steps=9 leaves the actor no step of the run's 4"),
+    (["--critic_init", "reward"], {}, "critic='head' from the reward_model, and there is none"),
+    ([], {"reward_model": "judge"}, "'reward_model' must be a list, not judge. Write [judge]."),
+]
+UNFIT = [
+    ([*LORA, "--reward_adapter", "small"], "has hidden size 32, the policy 64. Train it on the policy's base model."),
+    (["--critic", "separate", "--value_model", "foreign"], "has 77 tokens, the actor "),
+    (["--critic", "separate", "--value_model", "broken"], "(critic='separate') gave NaN or infinity at "),
+]
+
+
+def test_a_slip_is_one_sentence_before_anything_is_loaded(subtests, run, capsys, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: pytest.fail("read the dataset"))
-    with pytest.raises(SystemExit) as stop:
-        run(*argv, **changes)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert sentence in error and "Traceback" not in error
+    for argv, changes, sentence in SLIPS:
+        with subtests.test(sentence):
+            assert sentence in recipes.stopped(capsys, run, *argv, **changes)
 
 
-@pytest.fixture(scope="module")
-def unfit(assets):
-    """LoRA reward models of a smaller backbone and of another rank, value models of other tokens and of NaN."""
-    small = classifier(hidden_size=32)
-    for name, model, rank in (("small", small, 2), ("wide", classifier(), 16)):
-        lora = LoraConfig(r=rank, target_modules="all-linear", task_type="SEQ_CLS", init_lora_weights=False)
-        get_peft_model(model, lora).save_pretrained(assets / name)
-    classifier(vocab_size=77).save_pretrained(assets / "foreign")
-    broken = classifier()
-    broken.score.weight.data[:] = float("nan")
-    broken.save_pretrained(assets / "broken")
-    return assets
+def test_models_that_do_not_fit_cost_one_sentence(subtests, run, assets, capsys):
+    for argv, sentence in UNFIT:
+        with subtests.test(sentence):
+            assert sentence in recipes.stopped(capsys, run, *argv[:-1], str(assets / argv[-1]))
 
 
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (
-            [*LORA, "--reward_adapter", "small"],
-            "has hidden size 32, the policy 64. Train it on the policy's base model.",
-        ),
-        (["--critic", "separate", "--value_model", "foreign"], "has 77 tokens, the actor "),
-        (["--critic", "separate", "--value_model", "broken"], "(critic='separate') gave NaN or infinity at "),
-    ],
-)
-def test_models_that_do_not_fit_cost_one_sentence(argv, sentence, run, unfit, capsys):
-    words = [str(unfit / word) if word in ("small", "foreign", "broken") else word for word in argv]
-    with pytest.raises(SystemExit) as stop:
-        run(*words, eval_strategy="no", eval_on_start=False)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert sentence in error and "Traceback" not in error
-
-
-def test_reward_adapters_of_any_rank_are_further_lora(run, unfit, tmp_path):
-    given = [str(unfit / name) for name in ("adapter", "wide")]
-    run(*LORA, rules=None, reward_adapter=given, critic_init="reward", eval_strategy="no", eval_on_start=False)
+def test_reward_adapters_of_any_rank_are_further_lora(run, assets, tmp_path):
+    given = [str(assets / name) for name in ("adapter", "wide")]
+    run(*LORA, rules=None, reward_adapter=given, critic_init="reward")
     record = read_record(tmp_path / "out")
     assert record.recipe["reward_adapter"] == given and record.rules is None
     names = {key.split("/")[1] for key in read_log_history(tmp_path / "out")[0] if key.startswith("rewards/")}

@@ -6,11 +6,10 @@ import resource
 
 import pytest
 import torch
-import yaml
 from datasets import Dataset
 from safetensors import safe_open
 
-from tests import tiny
+from tests import recipes, tiny
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.monitor.log_keys import REWARD_MODEL
 from trl_ext.monitor.record import read_record
@@ -20,9 +19,8 @@ from trl_ext.scripts import reward, training
 from trl_ext.scripts.reward import filter_everywhere
 from trl_ext.scripts.rewards import build_rules
 
-torch.set_num_threads(1)
-
 RULES = [{"rule": "answer", "gold": "answer", "kind": "exact"}]
+EVALUATED = dict(eval_strategy="steps", eval_steps=2, eval_on_start=True)
 TEMPLATE = "{% for message in messages %}{{ message.content }} <eos> {% endfor %}"
 
 
@@ -47,56 +45,26 @@ GOOD = [pair(i) for i in range(3, 19)]
 BAD = [pair(3, "w9", "w9"), pair(4, "w4", " "), pair(5, "w6", "w5")]
 
 
-def write_rows(folder, rows):
-    folder.mkdir()
-    for split in ("train", "test"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture(scope="module")
 def assets(tmp_path_factory):
     """A tiny language model with its tokenizer, and folders with train.jsonl and test.jsonl."""
     folder = tmp_path_factory.mktemp("assets")
-    tiny.model("llama").save_pretrained(folder / "model")
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder / "model")
-    write_rows(folder / "plain", GOOD)
-    write_rows(folder / "messages", [as_messages(row) for row in [*GOOD, *BAD]])
+    recipes.save(folder / "model", "llama", tokenizer)
+    recipes.write_rows(folder / "data", GOOD)
+    recipes.write_rows(folder / "messages", [as_messages(row) for row in [*GOOD, *BAD]])
     return folder
 
 
 @pytest.fixture
 def run(assets, tmp_path):
-    """Run the script on the tiny model; keyword arguments change the recipe, words go to the command line."""
-
-    def start(data, *argv, **changes):
-        settings = dict(
-            max_steps=2,
-            per_device_train_batch_size=4,
-            per_device_eval_batch_size=8,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            eval_strategy="steps",
-            eval_steps=2,
-            eval_on_start=True,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            output_dir=str(tmp_path / "out"),
-        )
-        settings.update(changes)
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
-        model = ["--model_name_or_path", str(assets / "model"), "--dataset_name", str(assets / data)]
-        reward.main(["--config", str(tmp_path / "recipe.yaml"), *model, *argv])
-
-    return start
+    return recipes.starter(reward.main, tmp_path, assets, max_steps=2, gradient_checkpointing=False)
 
 
 def test_a_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TRL_EXT_REPORT", "1")
-    run("plain")
+    run(**EVALUATED)
     captured = capfd.readouterr()
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"model.safetensors", "trainer_state.json", "report.html", "recipe.yaml", "versions.json"} <= files
@@ -117,16 +85,6 @@ def test_a_recipe_trains_evaluates_saves_and_reports(run, tmp_path, capfd, monke
     assert "Pairs" not in captured.out  # nothing was filtered
 
 
-def test_true_resumes_from_the_newest_checkpoint(run, tmp_path, capfd):
-    saving = dict(save_strategy="steps", save_steps=1)
-    run("plain", "--max_steps", "1", **saving)
-    capfd.readouterr()
-    run("plain", "--resume_from_checkpoint", "true", **saving)
-    progress = capfd.readouterr().err
-    assert "step 2/2" in progress and "step 1/2" not in progress
-    assert [entry["step"] for entry in read_log_history(tmp_path / "out") if "accuracy" in entry] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
@@ -141,14 +99,14 @@ def test_a_disk_that_is_full_after_the_last_step_is_a_sentence(run, changes, adv
         patch.setattr(training.FirstStep, "on_train_end", fill)
         try:
             with pytest.raises(SystemExit, match="2"):
-                run("plain", eval_on_start=False, **changes)
+                run(**changes)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     said = capfd.readouterr().err
     assert "error: All steps are done, but the model could not be written" in said and "Traceback" not in said
     assert "File too large" in said and advice in said
     if changes:
-        run("plain", eval_on_start=False, resume_from_checkpoint="true", **changes)
+        run(resume_from_checkpoint="true", **changes)
         assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
@@ -163,7 +121,7 @@ def test_rules_filter_evaluate_and_become_margins(run, tmp_path, capfd, monkeypa
 
     original = RewardTrainer.__init__
     monkeypatch.setattr(RewardTrainer, "__init__", keep)
-    run("messages", rules=RULES, margin_from_rules=True)
+    run(data="messages", rules=RULES, margin_from_rules=True, **EVALUATED)
     captured = capfd.readouterr()
     for role in ("Training", "Held-out"):
         assert f"{role} pairs:\n" in captured.out
@@ -178,7 +136,7 @@ def test_rules_filter_evaluate_and_become_margins(run, tmp_path, capfd, monkeypa
 
 
 def test_a_run_is_repeated_from_its_folder(run, tmp_path):
-    run("messages", "--max_steps", "1", rules=RULES, margin_from_rules=True, eval_strategy="no", eval_on_start=False)
+    run("--max_steps", "1", data="messages", rules=RULES, margin_from_rules=True)
     reward.main(["--config", str(tmp_path / "out" / "recipe.yaml"), "--output_dir", str(tmp_path / "again")])
     losses = [read_log_history(tmp_path / name)[0]["loss"] for name in ("out", "again")]
     assert losses[0] == losses[1] != 0
@@ -186,17 +144,8 @@ def test_a_run_is_repeated_from_its_folder(run, tmp_path):
 
 def test_lora_trains_and_saves_the_score_head(run, tmp_path):
     heads = []
-    for learning_rate in ("0", "1e-2"):
-        run(
-            "plain",
-            "--use_peft",
-            "--lora_r",
-            "4",
-            "--learning_rate",
-            learning_rate,
-            "--lora_target_modules",
-            "all-linear",
-        )
+    for learning_rate in (0.0, 1e-2):
+        run(*"--use_peft --lora_r 4 --lora_target_modules all-linear".split(), learning_rate=learning_rate)
         with safe_open(tmp_path / "out" / "adapter_model.safetensors", framework="pt") as weights:
             assert [name for name in weights.keys() if "score" in name] == ["base_model.model.score.weight"]
             heads.append(weights.get_tensor("base_model.model.score.weight"))
@@ -206,38 +155,27 @@ def test_lora_trains_and_saves_the_score_head(run, tmp_path):
     assert read_record(tmp_path / "out").recipe["lora_r"] == 4
 
 
-@pytest.mark.parametrize(
-    ("argv", "sentence"),
-    [
-        (["--model_name_or_path", ""], "There is no model."),
-        (["--model_name_or_path", "./nowhere"], "There is no folder ./nowhere."),
-        (["--dataset_name", ""], "There is no dataset."),
-        (["--dataset_name", "./nowhere"], "There is no file or folder nowhere."),
-        (["--rules", "nowhere.yaml"], "nowhere.yaml cannot be read"),
-        (["--margin_from_rules"], "margin_from_rules is true, but there are no rules."),
-        (["--filter_pairs", "--dataset_streaming"], "filter_pairs reads all pairs before the first step"),
-        (["--use_peft", "--lora_task_type", "CAUSAL_LM"], "lora_task_type is CAUSAL_LM, which would leave"),
-        (["--resume_from_checkpoint", "true"], "There is no checkpoint in "),
-        (["--filter_pair", "true"], "Unknown flag --filter_pair. Did you mean --filter_pairs?"),
-        (["--max_length_policy", "cut"], "--max_length_policy: invalid choice: 'cut'"),
-        (["--max_tokens_per_forward", "9", "--packing", "false"], "max_tokens_per_forward=9 has no effect"),
-    ],
-)
-def test_a_slip_is_one_sentence_before_anything_is_loaded(run, argv, sentence, capsys, monkeypatch):
+SLIPS = {
+    "--margin_from_rules": "margin_from_rules is true, but there are no rules.",
+    "--filter_pairs --dataset_streaming": "filter_pairs reads all pairs before the first step",
+    "--use_peft --lora_task_type CAUSAL_LM": "lora_task_type is CAUSAL_LM, which would leave",
+    "--resume_from_checkpoint true": "There is no checkpoint in ",
+    "--max_length_policy cut": "--max_length_policy: invalid choice: 'cut'",
+    "--max_tokens_per_forward 9 --packing false": "max_tokens_per_forward=9 has no effect",
+}
+
+
+def test_a_slip_is_one_sentence_before_anything_is_loaded(subtests, run, capsys, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *args, **kwargs: pytest.fail("read the dataset"))
-    with pytest.raises(SystemExit) as stop:
-        run("plain", *argv)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err
-    assert f"error: {sentence}" in error and "Traceback" not in error
+    for words, sentence in SLIPS.items():
+        with subtests.test(words):
+            assert f"error: {sentence}" in recipes.stopped(capsys, run, *words.split())
 
 
-def test_a_filter_that_leaves_nothing_is_a_sentence(run, assets, tmp_path, capsys):
-    write_rows(tmp_path / "bad", BAD)
-    with pytest.raises(SystemExit) as stop:
-        run("plain", "--dataset_name", str(tmp_path / "bad"), rules=RULES, filter_pairs=True)
-    assert stop.value.code == 2
-    assert "error: The training pairs cannot be filtered. Not one of the 3 pairs is left" in capsys.readouterr().err
+def test_a_filter_that_leaves_nothing_is_a_sentence(run, tmp_path, capsys):
+    bad = str(recipes.write_rows(tmp_path / "bad", BAD))
+    said = recipes.stopped(capsys, run, "--dataset_name", bad, rules=RULES, filter_pairs=True)
+    assert "error: The training pairs cannot be filtered. Not one of the 3 pairs is left" in said
 
 
 # Filter -----------------------------------------------------------------------------------------------------------

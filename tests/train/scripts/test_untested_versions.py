@@ -1,6 +1,5 @@
 """A TRL that nobody has tested: it trains after one warning, or is refused by the name of what it lacks."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -9,26 +8,13 @@ from importlib.metadata import distribution
 
 import pytest
 
-from tests import tiny
+from tests import recipes
 from tests.conftest import ROOT
 from trl_ext.monitor.report import read_log_history
 
-RECIPE = dict(
-    rules=[{"rule": "pattern", "pattern": "[0-4]$", "mode": "search"}],
-    max_steps=1,
-    beta=0.1,
-    use_cpu=True,
-    bf16=False,
-    report_to="none",
-    save_strategy="no",
-    logging_steps=1,
-    per_device_train_batch_size=4,
-    num_generations=2,
-    max_completion_length=4,
-    model_name_or_path="model",
-    dataset_name="prompts.jsonl",
-    output_dir="out",
-)
+RULES = [{"rule": "pattern", "pattern": "[0-4]$", "mode": "search"}]
+RECIPE = dict(rules=RULES, max_steps=1, beta=0.1, logging_steps=1, num_generations=2, max_completion_length=4)
+RECIPE |= dict(model_name_or_path="model", dataset_name="prompts.jsonl", output_dir="out")
 LACKING = "error: trl_ext builds on trl.trainer.grpo_trainer:GRPOTrainer._calculate_rewards, which is not there"
 
 
@@ -36,16 +22,15 @@ LACKING = "error: trl_ext builds on trl.trainer.grpo_trainer:GRPOTrainer._calcul
 def python(tmp_path_factory):
     """Run Python with a copy of TRL that calls itself 1.99, some names changed; return the exit code and stderr."""
     folder = tmp_path_factory.mktemp("assets")
-    tiny.model("llama").save_pretrained(folder / "model")
-    tiny.tokenizer().save_pretrained(folder / "model")
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"w{i} w3"}) + "\n" for i in range(8)))
-    (folder / "recipe.yaml").write_text(json.dumps(RECIPE))
+    recipes.save(folder / "model")
+    recipes.write_rows(folder / "prompts.jsonl", [{"prompt": f"w{i} w3"} for i in range(8)])
+    recipes.recipe(folder, **recipes.SMALL | RECIPE)
 
     def run(words, **renamed):
         site = folder / "-".join(["site", *renamed])
         if not site.exists():
             installed = distribution("trl")
-            shutil.copytree(installed.locate_file("trl"), site / "trl", ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(installed.locate_file("trl"), site / "trl")
             (site / "trl-1.99.0.dist-info").mkdir()
             metadata = installed.read_text("METADATA").replace(f"\nVersion: {installed.version}", "\nVersion: 1.99.0")
             (site / "trl-1.99.0.dist-info" / "METADATA").write_text(metadata)
@@ -73,6 +58,7 @@ def test_a_script_refuses_a_missing_method_by_its_name(python):
     assert "trl 1.99.0 (tested: up to 1.16). Run: pip install 'trl==1.16.*'" in said
 
 
+@pytest.mark.nightly
 def test_an_import_refuses_a_missing_function_by_its_name(python):
     code, said = python(("-c", "from trl_ext import GRPOTrainer"), nanstd="nan_deviation")
     sentence = "trl_ext.errors.SupportError: trl_ext builds on trl.trainer.utils:nanstd, which is not there"

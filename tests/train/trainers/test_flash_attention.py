@@ -1,43 +1,26 @@
 """Models that ask for flash-attention, or for a kernel from the hub, are trained packed, and as under sdpa."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-import trl_ext
-from tests import ppo_trainers, reward_trainers, tiny
+from tests import grpo_trainers, ppo_trainers, reward_trainers, tiny
 from tests.flash_attention import FlashAttention
+from tests.nightly import nightly
 from tests.preferences import reward_model
-from tests.rollouts import rollout
 from trl_ext.errors import PackingError
-
-torch.set_num_threads(1)
 
 # Its rows are longer than its window.
 FAMILY = "mistral_window"
 FROM_HUB = "kernels-community/flash-attn3"
 
 
-def grpo(folder: Path, model: Any) -> Any:
-    config = trl_ext.GRPOConfig(
-        str(folder),
-        **tiny.QUIET_ON_CPU,
-        packing=True,
-        max_steps=1,
-        per_device_train_batch_size=4,
-        num_generations=4,
-        max_completion_length=12,
-        learning_rate=1e-3,
-        adam_epsilon=1e-3,  # as in test_grpo_step
-        save_strategy="no",
-    )
-    return trl_ext.GRPOTrainer(
-        model, ppo_trainers.reward, config, ppo_trainers.prompts(4), processing_class=tiny.tokenizer(),
-        rollout_func=rollout,
-    )  # fmt: skip
+def grpo(folder, model):
+    settings = dict(packing=True, max_steps=1, data=ppo_trainers.prompts(4))
+    return grpo_trainers.trainer(folder, model=model, **settings)
 
 
 def trained(kind: str, folder: Path, attention: str) -> torch.Tensor:
@@ -46,12 +29,9 @@ def trained(kind: str, folder: Path, attention: str) -> torch.Tensor:
     model = reward_model(folder / "model", FAMILY) if kind == "reward" else tiny.model(FAMILY)
     model.config._attn_implementation = attention
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    if kind == "grpo":
-        subject = grpo(folder, model)
-    elif kind == "ppo":
-        subject = ppo_trainers.trainer("head", folder, model=model, max_steps=1, packing=True)
-    else:
-        subject = reward_trainers.trainer(folder, model=model, max_steps=1, packing=True)
+    makes = dict(grpo=grpo, ppo=partial(ppo_trainers.trainer, "head"), reward=reward_trainers.trainer)
+    options = {} if kind == "grpo" else dict(max_steps=1, packing=True)
+    subject = makes[kind](folder, model=model, **options)
     subject.train()
     assert subject._packs
     assert model.config._attn_implementation == attention
@@ -71,7 +51,7 @@ def kernel_from_hub() -> None:
     ("kind", "attention"),
     [
         ("grpo", "flash_attention_2"),
-        ("grpo", "flash_attention_3"),
+        nightly("grpo", "flash_attention_3"),
         ("grpo", FROM_HUB),
         ("ppo", "flash_attention_2"),
         ("reward", "flash_attention_2"),

@@ -9,13 +9,12 @@ import trl
 
 import trl_ext
 from tests import ppo_trainers, reward_trainers, state_kernels, tiny
+from tests.grpo_trainers import WEIGHT_TOLERANCE
 from tests.preferences import reward_model
-from tests.train.trainers.grpo.test_grpo_exactness import GRADIENT_TOLERANCE, LOGP_TOLERANCE, compare, trainer
-from tests.train.trainers.grpo.test_grpo_step import WEIGHT_TOLERANCE, weights_after
+from tests.train.trainers.grpo.test_grpo_exactness import LOGP_TOLERANCE, check_exact, trainer
+from tests.train.trainers.grpo.test_grpo_step import weights_after
 from trl_ext.errors import PackingError
 from trl_ext.trainers.reward.scorer import RewardModel
-
-torch.set_num_threads(1)
 
 # Of the packages that a family needs one, without which it is not packed.
 NEEDED = {
@@ -56,10 +55,7 @@ def test_packed_rows_score_as_each_row_alone(family, install, tmp_path, caplog):
         f"{type(reference).__name__} {sentence}"
     ]
     subject.model.train()
-    logp, entropy, grad = compare(subject, reference, temperature=0.7)
-    assert logp <= LOGP_TOLERANCE
-    assert entropy <= LOGP_TOLERANCE
-    assert grad <= GRADIENT_TOLERANCE
+    check_exact(subject, reference, temperature=0.7)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "granite4"])
@@ -68,9 +64,7 @@ def test_so_they_do_under_gradient_checkpointing(family, install, tmp_path):
     subject = trainer(tiny.model(family), tmp_path, gradient_checkpointing=True)
     subject.model.gradient_checkpointing_enable({"use_reentrant": False})
     subject.model.train()
-    logp, _, grad = compare(subject, tiny.model(family))
-    assert logp <= LOGP_TOLERANCE
-    assert grad <= GRADIENT_TOLERANCE
+    check_exact(subject, tiny.model(family))
 
 
 @pytest.mark.parametrize("family", tiny.STATEFUL)
@@ -101,8 +95,7 @@ def test_a_kernel_that_ignores_where_sequences_begin_is_found_out(family, kernel
 
 def test_a_step_is_trls(install, tmp_path):
     install("qwen3_5")
-    options = {"family": "qwen3_5", "max_tokens_per_forward": 60}
-    ours = weights_after(trl_ext, tmp_path, **options)
+    ours = weights_after(trl_ext, tmp_path, family="qwen3_5", max_tokens_per_forward=60)
     theirs = weights_after(trl, tmp_path, family="qwen3_5")
     assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
 
@@ -137,18 +130,10 @@ def test_a_reward_model_in_ppo_scores_completions_that_share_nothing_as_alone(in
 
 def test_ppo_with_a_separate_critic_packs_both(install, tmp_path):
     install("qwen3_5")
-    packed, padded = (
-        ppo_trainers.trainer(
-            "separate",
-            tmp_path / str(packing),
-            model=tiny.model("qwen3_5"),
-            value_model=ppo_trainers.classifier(family="qwen3_5"),
-            max_steps=1,
-            packing=packing,
-        )
-        for packing in (True, False)
-    )
-    for subject in (packed, padded):
+    found = []
+    for packing in (True, False):
+        models = dict(model=tiny.model("qwen3_5"), value_model=ppo_trainers.classifier(family="qwen3_5"))
+        subject = ppo_trainers.trainer("separate", tmp_path, max_steps=1, packing=packing, **models)
         subject.train()
-    weights = map(ppo_trainers.trained_weights, (packed, padded))
-    assert ppo_trainers.distance(*weights) <= WEIGHT_TOLERANCE
+        found.append(ppo_trainers.trained_weights(subject))
+    assert ppo_trainers.distance(*found) <= WEIGHT_TOLERANCE

@@ -6,6 +6,7 @@ fake tensors cost time by number, not by size. Whether formulas and twin agree i
 
 import io
 import json
+import shlex
 from contextlib import redirect_stdout
 
 import pytest
@@ -13,11 +14,12 @@ import pytest
 from tests.faults.starting import IS_THOROUGH
 from tests.plans import config
 from trl_ext.cli.dryrun.command import dryrun
+from trl_ext.cli.plan.command import EXAMPLES, NOTHING_FITS, plan
 from trl_ext.errors import ConfigError
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.find import find_shape
 from trl_ext.memory.models.shapes import scorer_params
-from trl_ext.twin import simulation_of
+from trl_ext.twin import run_apart, simulation_of
 from trl_ext.twin.driver import last_words
 
 CONFIG = config("llama", 32768, 4096, 14336, 2, 32, kv_heads=8, head_dim=128, max_position_embeddings=8192)
@@ -142,3 +144,66 @@ def test_a_crash_is_told_by_its_last_words():
     errors = '[rank0]:   File "stage3.py", line 9, in flatten\n[rank0]:     assert same\n[rank0]: AssertionError\n'
     assert last_words(errors) == 'AssertionError, File "stage3.py", line 9, in flatten'
     assert last_words("ValueError: the key 'x' is wrong.\n") == "ValueError: the key 'x' is wrong"
+
+
+SMALL = config("llama", 512, 64, 128, 1, 2, kv_heads=2)
+
+
+def test_a_fork_counts_what_a_process_of_its_own_counts_and_what_it_dies_of_is_told(twin):
+    simulation, broken = (
+        simulation_of(Job("reward", global_batch=1, max_length=32), SMALL | changes, 1)
+        for changes in ({}, {"model_type": "nothing"})
+    )
+    found = twin(simulation)
+    assert found.peaks == run_apart(simulation).peaks and found.peak_bytes > 0
+    assert "nothing" in twin(broken).refusal
+
+
+# trl-ext plan --verify -----------------------------------------------------------------------------------------------
+
+
+TINY = config("llama", 4096, 1024, 2816, 2, 8, kv_heads=4, max_position_embeddings=4096)
+QUESTION = "--trainer grpo --gpus 1xRTX4090".split()
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(TINY))
+    return str(path.parent)
+
+
+def test_the_example_of_the_help_says_both_numbers(model, capsys):
+    [line] = [line for line in EXAMPLES.splitlines() if "--verify" in line]
+    words = shlex.split(line)[2:]
+    words[words.index("--model") + 1] = model  # made tiny
+    assert plan(words) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("verified: training peaks in the phase '") and "GiB by the twin" in last
+    assert "GiB by the formulas" in last and "%" in last
+
+
+def test_json_carries_both_numbers_and_their_difference(model, capsys):
+    assert plan([*QUESTION, "--model", model, "--method", "lora", "--verify", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["verify"]
+    assert answer["refusal"] == "" and answer["phase"] in ("score", "update", "step")
+    assert answer["twin_gib"] > 0
+    assert answer["difference_frac"] == pytest.approx(answer["formula_gib"] / answer["twin_gib"] - 1, abs=0.002)
+    assert abs(answer["difference_frac"]) < 0.05
+
+
+def test_what_the_twin_cannot_follow_is_a_sentence_and_the_plan_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # no model is in the hub's cache
+    for words, code, reason in (
+        ("--model 1B --zero_stage 2 --offload optimizer", 0, "not verified: Offloading: "),
+        ("--model Qwen/Qwen3-30B-A3B --method lora --gpus 8xH100-80GB", 0, "is a mixture of experts"),
+        ("--model 7B --zero_stage 0", NOTHING_FITS, "not verified: Nothing fits, so there is no plan to verify."),
+    ):
+        assert plan([*QUESTION, *words.split(), "--verify"]) == code
+        assert reason in capsys.readouterr().out.strip().splitlines()[-1]
+
+
+def test_a_list_of_presets_has_no_plan_to_verify():
+    with pytest.raises(ConfigError, match="--presets lists the frozen plans and takes --json alone"):
+        plan(["--presets", "--verify"])

@@ -9,7 +9,6 @@ import socket
 from contextlib import suppress
 
 import pytest
-import torch
 from filelock import FileLock
 from transformers import TrainerCallback
 
@@ -17,8 +16,6 @@ from tests.reward_trainers import trainer as reward_trainer
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints import folder
 from trl_ext.trainers.checkpoints.folder import LOCK, OWNER, check_free
-
-torch.set_num_threads(1)
 
 
 def trainer(path, *callbacks):
@@ -107,15 +104,12 @@ def test_a_file_system_without_locks_is_said_and_does_not_stop_the_run(tmp_path,
     assert [text.partition(":")[0] for text in said] == [f"Nothing keeps a second run out of {tmp_path}"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"host": "a", "pid": 1, "user": "\\u001b[2J", "since": "now"}'])
-def test_an_owner_that_cannot_be_read_is_another_run(content, owner, tmp_path):
-    (tmp_path / OWNER).write_text(content)
-    with pytest.raises(ConfigError, match=r"is in use by another run\. Wait"):
-        check_free(tmp_path)
-
-
-def test_on_another_machine_the_sentence_says_what_to_do_if_that_is_gone(owner, tmp_path):
+def test_an_owner_that_cannot_be_read_is_another_run_and_one_of_another_machine_may_be_gone(owner, tmp_path):
     own = json.loads((tmp_path / OWNER).read_text())
+    for content in ("", "[]", '{"host": "a", "pid": 1, "user": "\\u001b[2J", "since": "now"}'):
+        (tmp_path / OWNER).write_text(content)
+        with pytest.raises(ConfigError, match=r"is in use by another run\. Wait"):
+            check_free(tmp_path)
     (tmp_path / OWNER).write_text(json.dumps(own | {"host": "node7"}))
     with pytest.raises(ConfigError, match=f"on node7 .*; if that machine is gone, remove {tmp_path / LOCK}.$"):
         check_free(tmp_path)

@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,18 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, Trainer, TrainerCallback
 
+from tests import grpo_trainers
+from tests.nightly import daily
 from tests.preferences import pairs
 from tests.reward_trainers import trainer as reward_trainer
 from tests.reward_trainers import warnings_of
+from trl_ext import GRPOTrainer, RuleSet
 from trl_ext.errors import ConfigError, StorageError
+from trl_ext.rewards.rules.length import Length
 from trl_ext.trainers.checkpoints import save
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Manifest
 from trl_ext.trainers.checkpoints.save import is_whole
-
-torch.set_num_threads(1)
+from trl_ext.trainers.ending import run_end
 
 TOKEN = "hf_verysecret"
 SAVES = dict(save_strategy="steps", save_steps=1, max_steps=4, logging_steps=1)
@@ -80,7 +84,7 @@ class Fails(TrainerCallback):
             self.monkeypatch.setattr(save.os, "rename", fail)
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM])
+@pytest.mark.parametrize("code", daily([errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM], errno.EROFS))
 def test_the_third_save_that_fails_for_a_lasting_reason_ends_the_run(code, tmp_path, monkeypatch):
     subject = trainer(tmp_path, Fails(monkeypatch, code), max_steps=9)
     with pytest.raises(StorageError, match=r"step 4 could not be written.*third in a row.*checkpoint-1 stands"):
@@ -88,7 +92,7 @@ def test_the_third_save_that_fails_for_a_lasting_reason_ends_the_run(code, tmp_p
     assert subject.state.global_step == 4 and steps(tmp_path) == [1]
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("code", daily([errno.ENOSPC, errno.EDQUOT], errno.ENOSPC))
 def test_a_disk_that_stays_full_never_ends_the_run(code, tmp_path, monkeypatch):
     subject = trainer(tmp_path, Fails(monkeypatch, code), max_steps=6)
     subject.train()
@@ -122,7 +126,10 @@ def test_a_full_disk_ends_training_where_no_checkpoint_stands(tmp_path):
     assert not steps(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["_save_optimizer_and_scheduler", "_save_rng_state", "_save_scaler"])
+METHODS = ("_save_optimizer_and_scheduler", "_save_rng_state", "_save_scaler")
+
+
+@pytest.mark.parametrize("method", daily(METHODS, METHODS[0]))
 def test_any_other_error_of_a_save_is_not_hidden(method, tmp_path, monkeypatch):
     def out_of_memory(*_):
         raise RuntimeError("CUDA out of memory")
@@ -145,18 +152,10 @@ class Looks(TrainerCallback):
 # Place and rotation -----------------------------------------------------------------------------------------------
 
 
-def test_what_stood_in_the_place_of_a_checkpoint_is_replaced(tmp_path):
-    place = tmp_path / "checkpoint-2"
+def test_a_checkpoint_is_never_half_written_in_its_place_and_replaces_what_stood_there(tmp_path, monkeypatch):
+    place, seen, write = tmp_path / "checkpoint-2", [], Manifest.write
     place.mkdir()
     (place / "checkpoint-is-incomplete.txt").write_text("transformers writes this before a save that SIGTERM asks for")
-    trainer(tmp_path, max_steps=2).train()
-    assert is_whole(place)
-    assert not (place / "checkpoint-is-incomplete.txt").exists()
-
-
-def test_a_half_written_checkpoint_is_never_in_its_place(tmp_path, monkeypatch):
-    seen = []
-    write = Manifest.write
 
     def watched(self, folder):
         seen.append((folder.parent.name, steps(tmp_path)))
@@ -164,7 +163,9 @@ def test_a_half_written_checkpoint_is_never_in_its_place(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Manifest, "write", watched)
     trainer(tmp_path, max_steps=2).train()
-    assert seen == [(UNFINISHED, []), (UNFINISHED, [1])]
+    assert seen == [(UNFINISHED, [2]), (UNFINISHED, [1, 2])]
+    assert is_whole(place)
+    assert not (place / "checkpoint-is-incomplete.txt").exists()
 
 
 def test_rotation_keeps_the_newest_and_the_best_and_leaves_alone_what_is_not_whole(tmp_path):
@@ -177,8 +178,7 @@ def test_rotation_keeps_the_newest_and_the_best_and_leaves_alone_what_is_not_who
     (tmp_path / "checkpoint-0").mkdir(parents=True)
     (tmp_path / "checkpoint-0" / "someone's").write_text("file")
     looks = Looks()
-    evaluates = dict(eval_strategy="steps", eval_steps=1, eval_dataset=None, load_best_model_at_end=True)
-    evaluates["eval_dataset"] = reward_trainer(tmp_path / "rows", pairs(4)).train_dataset
+    evaluates = dict(eval_strategy="steps", eval_steps=1, eval_dataset=pairs(4), load_best_model_at_end=True)
     done = trainer(tmp_path, Worsens(), looks, save_total_limit=2, max_steps=5, **evaluates)
     done.train()
     assert looks.seen == [[0, 1], [0, 1, 2], [0, 2, 3], [0, 2, 4], [0, 2, 5]]
@@ -232,3 +232,67 @@ def test_no_saved_file_holds_the_token_of_the_hub(tmp_path):
     loaded = torch.load(tmp_path / "final" / "training_args.bin", weights_only=False)
     assert loaded.hub_token is None
     assert loaded.learning_rate == done.args.learning_rate
+
+
+# Logs -------------------------------------------------------------------------------------------------------------
+
+
+class WritesToFull(TrainerCallback):
+    """Logs to a disk that is full, as a progress file would."""
+
+    def on_log(self, args, state, control, **kwargs):
+        with open("/dev/full", "w") as file:
+            file.write("full")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_disk_that_is_full_while_a_run_logs_does_not_end_it_and_other_errors_do(tmp_path, monkeypatch):
+    class Absent(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            open("/no/such/file")
+
+    said = []
+    monkeypatch.setattr(run_end.logger, "warning", said.append)
+    (tmp_path / "completions").mkdir()
+    for step in (1, 2):
+        (tmp_path / "completions" / f"completions_{step:05d}.parquet").symlink_to("/dev/full")
+    grpo_trainers.trainer(tmp_path, log_completions=True).train()
+    assert [text.partition(":")[0] for text in said] == ["Step 1", "Step 2"]
+    assert all("No space left" in text for text in said)
+    said.clear()
+    subject = grpo_trainers.trainer(tmp_path, callbacks=[WritesToFull()])
+    subject.train()
+    assert [text.partition(":")[0] for text in said] == ["Step 1", "Step 2"]
+    assert not subject._metrics["train"]
+    assert [entry["step"] for entry in subject.state.log_history] == [1, 2, 2]
+    with pytest.raises(FileNotFoundError):
+        grpo_trainers.trainer(tmp_path, callbacks=[Absent()]).train()
+
+
+# The best ---------------------------------------------------------------------------------------------------------
+
+
+def best_by(folder, name, rewards=None):
+    """A trainer that keeps the checkpoint that is best by this metric, after a step."""
+    settings = dict(eval_strategy="steps", eval_steps=1, save_strategy="best", metric_for_best_model=name, max_steps=1)
+    rewards = rewards or RuleSet([Length(high=4)])
+    settings |= dict(eval_dataset=grpo_trainers.prompts().select(range(4)), per_device_eval_batch_size=4)
+    return grpo_trainers.trained(folder, rewards=rewards, **settings)
+
+
+def test_a_metric_that_no_evaluation_gives_is_a_sentence_a_misspelt_one_before_step_1(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"'bleu', which the evaluation does not give\. It gives: loss, .*reward"):
+        best_by(tmp_path, "bleu")
+    monkeypatch.setattr(GRPOTrainer, "training_step", lambda *args: pytest.fail("took a step"))
+    meant = {"rewrad": "reward", "eval_rewards/lenght/mean": "rewards/length/mean", "lss": "loss"}
+    for name, near in meant.items():
+        with pytest.raises(ConfigError, match=f"metric_for_best_model is '{name}', which no .* Did you mean '{near}'"):
+            best_by(tmp_path, name)
+
+
+def test_a_metric_of_the_users_own_reward_is_no_mistake(tmp_path):
+    def mine(completions, log_metric, **columns):
+        log_metric("rewerd", 0.25)
+        return [0.5] * len(completions)
+
+    assert best_by(tmp_path, "rewerd", mine).state.best_metric == 0.25

@@ -27,7 +27,6 @@ from trl_ext.memory.run.settle import Run
 from trl_ext.scripts import grpo, training
 from trl_ext.trainers.fit import plan as memory_plan
 
-torch.set_num_threads(1)
 QUIET = dict(use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, save_strategy="no")
 PROMPTS = Dataset.from_list([{"prompt": tiny.words(5, 6, 7, 8)}, {"prompt": tiny.words(9)}] * 16)
 LORA = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -50,11 +49,9 @@ def grpo_trainer(folder, model="llama", peft_config=None, **settings):
 
 
 def reward_trainer(folder, **settings):
-    args = RewardConfig(
-        str(folder), **QUIET | dict(learning_rate=1e-3, adam_epsilon=1e-3, max_steps=2, max_length=64) | settings
-    )
-    model = reward_model(folder / "model", "llama")
-    return RewardTrainer(model, args, train_dataset=Dataset.from_list(pairs(16)), processing_class=chat_tokenizer())
+    own = dict(learning_rate=1e-3, adam_epsilon=1e-3, max_steps=2, max_length=64) | settings
+    args, model = RewardConfig(str(folder), **QUIET | own), reward_model(folder / "model", "llama")
+    return RewardTrainer(model, args, train_dataset=pairs(16), processing_class=chat_tokenizer())
 
 
 def only_config(folder):
@@ -74,9 +71,8 @@ def written(folder, model, num_gpus=1, **settings):
 
 def test_a_planned_run_trains_what_the_plain_one_trains(tmp_path):
     """Two optimizer steps of 8 pairs: in micro-batches of 2 with checkpointing, and as the plan splits them."""
-    plain = reward_trainer(
-        tmp_path / "plain", per_device_train_batch_size=2, gradient_accumulation_steps=4, gradient_checkpointing=True
-    )
+    small = dict(per_device_train_batch_size=2, gradient_accumulation_steps=4, gradient_checkpointing=True)
+    plain = reward_trainer(tmp_path / "plain", **small)
     planned = reward_trainer(tmp_path / "planned", memory="1x4090", global_batch=8)
     assert planned.args.per_device_train_batch_size == 8 and not planned.args.gradient_checkpointing
     before = weights(plain).clone()
@@ -87,13 +83,10 @@ def test_a_planned_run_trains_what_the_plain_one_trains(tmp_path):
 
 
 def test_a_generation_is_as_large_as_before(tmp_path):
-    trainer = grpo_trainer(tmp_path, memory="1xA40-48GB", global_batch=16)
-    args = trainer.args
+    args = grpo_trainer(tmp_path, memory="1xA40-48GB", global_batch=16).args
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 16
     assert args.steps_per_generation == args.gradient_accumulation_steps and args.generation_batch_size == 16
     assert args.memory_plan.job.max_prompt_length == 4  # the longest of the rows
-    trainer.args.max_steps = 1
-    trainer.train()
 
 
 def test_a_prompt_longer_than_the_plans_is_told_and_counted(tmp_path, monkeypatch):
@@ -102,9 +95,8 @@ def test_a_prompt_longer_than_the_plans_is_told_and_counted(tmp_path, monkeypatc
     args = grpo_trainer(tmp_path, memory="1xA40-48GB", global_batch=16, memory_prompt_length=3).args
     assert args.memory_plan.job.max_prompt_length == 4
     (sentence,) = [one for one in told if "memory_prompt_length" in one]
-    assert sentence.startswith(
-        "The longest prompt has 4 tokens, and memory_prompt_length is 3: memory is planned for 4."
-    )
+    words = "The longest prompt has 4 tokens, and memory_prompt_length is 3: memory is planned for 4."
+    assert sentence.startswith(words)
 
 
 def test_nobody_is_warned_by_a_formula_of_another_family_unasked(monkeypatch):
@@ -125,23 +117,21 @@ def test_a_prompt_that_vllm_has_no_room_for_is_refused():
     args.vllm_max_model_length = 14
     assert memory_plan._prompt_tokens(args, inputs) == 4
     args.vllm_max_model_length = 13
-    with pytest.raises(
-        ConfigError, match="has 4 tokens; with max_completion_length=10 that is more than vllm_max_model"
-    ):
+    words = "has 4 tokens; with max_completion_length=10 that is more than vllm_max_model"
+    with pytest.raises(ConfigError, match=words):
         memory_plan._prompt_tokens(args, inputs)
 
 
-@pytest.mark.parametrize("settings", [{"loss_type": "bnpo"}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}])
-def test_a_loss_that_sees_the_micro_batch_keeps_it(tmp_path, settings):
-    args = grpo_trainer(tmp_path, memory="1xA40-48GB", gradient_accumulation_steps=4, **settings).args
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (8, 4)  # TRL's default of the first
+def test_a_loss_that_sees_the_micro_batch_keeps_it_and_what_was_given_stays(tmp_path):
+    def planned(**settings):
+        args = grpo_trainer(tmp_path, memory="1xA40-48GB", **settings).args
+        return args, (args.per_device_train_batch_size, args.gradient_accumulation_steps)
 
-
-def test_what_was_given_stays(tmp_path):
-    settings = dict(per_device_train_batch_size=4, gradient_checkpointing=True)
-    args = grpo_trainer(tmp_path, memory="1xA40-48GB", gradient_accumulation_steps=2, **settings).args
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 2)
-    assert args.gradient_checkpointing and args.memory_plan.job.checkpoint_every == 1
+    for own in ({"loss_type": "bnpo"}, {"entropy_coef": 0.01}, {"top_entropy_quantile": 0.5}):
+        assert planned(gradient_accumulation_steps=4, **own)[1] == (8, 4), own  # TRL's default of the first
+    given = dict(per_device_train_batch_size=4, gradient_checkpointing=True, gradient_accumulation_steps=2)
+    args, batch = planned(**given)
+    assert batch == (4, 2) and args.gradient_checkpointing and args.memory_plan.job.checkpoint_every == 1
 
 
 def test_frozen_weights_are_loaded_in_bfloat16(tmp_path):
@@ -177,41 +167,33 @@ def test_ppo_is_planned_before_its_critic(tmp_path):
 # What is refused --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (dict(memory="2xA40-48GB"), "is for 2xA40-48GB, and 1 process was launched"),
-        (dict(memory="1xA40-48GB", global_batch=6), "does not divide by num_generations 4"),
-        (dict(memory="ppo-8b-4xa40-48gb"), "is for 4xA40-48GB|is for ppo"),
-        (dict(memory="1xA40-48GB", memory_prompt_length=600), "more than the 512 positions"),
-    ],
-)
-def test_a_contradiction_is_said_before_anything_loads(tmp_path, settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        grpo_trainer(tmp_path, only_config(tmp_path / "model"), **settings)
+BEFORE_ANYTHING_LOADS = [
+    (dict(memory="2xA40-48GB"), "is for 2xA40-48GB, and 1 process was launched"),
+    (dict(memory="1xA40-48GB", global_batch=6), "does not divide by num_generations 4"),
+    (dict(memory="ppo-8b-4xa40-48gb"), "is for 4xA40-48GB|is for ppo"),
+    (dict(memory="1xA40-48GB", memory_prompt_length=600), "more than the 512 positions"),
+    (dict(memory="{plan}"), "planned with ZeRO-2, and the run was launched with no DeepSpeed"),
+]
+BAD_WORDS = [
+    (dict(memory="4xA41"), "neither auto, nor cards"),
+    (dict(memory="auto", memory_allow="lara"), "the nearest is lora"),
+    (dict(memory_allow="lora"), "memory_allow has no effect without memory"),
+    (dict(global_batch=64), "global_batch has no effect without memory"),
+    (dict(memory="auto", global_batch=0), "global_batch is 0"),
+    (dict(memory_on_oom="pray"), "memory_on_oom is 'pray'. Set it to one of split, raise"),
+]
 
 
-def test_a_plan_for_another_launch_is_said_before_anything_loads(tmp_path):
+def test_contradictions_and_bad_words_are_sentences_before_anything_loads(subtests, tmp_path):
     model = only_config(tmp_path / "model")
     plan = written(tmp_path / "plan", model, zero_stage=2)
-    with pytest.raises(ConfigError, match="planned with ZeRO-2, and the run was launched with no DeepSpeed"):
-        grpo_trainer(tmp_path, model, memory=plan)
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (dict(memory="4xA41"), "neither auto, nor cards"),
-        (dict(memory="auto", memory_allow="lara"), "the nearest is lora"),
-        (dict(memory_allow="lora"), "memory_allow has no effect without memory"),
-        (dict(global_batch=64), "global_batch has no effect without memory"),
-        (dict(memory="auto", global_batch=0), "global_batch is 0"),
-        (dict(memory_on_oom="pray"), "memory_on_oom is 'pray'. Set it to one of split, raise"),
-    ],
-)
-def test_bad_words_are_sentences(tmp_path, settings, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        GRPOConfig(str(tmp_path), **QUIET | settings)
+    for settings, sentence in BEFORE_ANYTHING_LOADS:
+        settings["memory"] = settings["memory"].replace("{plan}", plan)
+        with subtests.test(sentence), pytest.raises(ConfigError, match=sentence):
+            grpo_trainer(tmp_path, model, **settings)
+    for settings, sentence in BAD_WORDS:
+        with subtests.test(sentence), pytest.raises(ConfigError, match=sentence):
+            GRPOConfig(str(tmp_path), **QUIET | settings)
 
 
 def test_auto_without_a_card_asks_for_its_name(tmp_path, monkeypatch):
@@ -224,16 +206,13 @@ def test_auto_without_a_card_asks_for_its_name(tmp_path, monkeypatch):
 # Who gave what ----------------------------------------------------------------------------------------------------
 
 
-def test_a_default_that_was_given_is_known_from_one_that_was_not(tmp_path):
-    assert "per_device_train_batch_size" in GRPOConfig(str(tmp_path), per_device_train_batch_size=8, **QUIET).given
-    assert "per_device_train_batch_size" not in GRPOConfig(str(tmp_path), **QUIET).given
-
-
-def test_a_parser_gives_what_differs_from_the_default(tmp_path):
-    parser = HfArgumentParser(RewardConfig)
+def test_a_default_that_was_given_is_known_from_one_that_was_not_and_a_parser_gives_what_differs(tmp_path):
+    name = "per_device_train_batch_size"
+    assert name in GRPOConfig(str(tmp_path), **{name: 8}, **QUIET).given
+    assert name not in GRPOConfig(str(tmp_path), **QUIET).given
     words = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "False", "--max_length", "64"]
-    (args,) = parser.parse_args_into_dataclasses(words)
-    assert {"max_length", "use_cpu"} <= args.given and "per_device_train_batch_size" not in args.given
+    (args,) = HfArgumentParser(RewardConfig).parse_args_into_dataclasses(words)
+    assert {"max_length", "use_cpu"} <= args.given and name not in args.given
 
 
 def test_our_parser_knows_the_words_of_flags_and_recipe(tmp_path):

@@ -9,55 +9,25 @@ import pytest
 import torch
 from peft import LoraConfig
 
-import trl_ext
-from tests import ppo_trainers, reward_trainers, tiny
+from tests import grpo_trainers, ppo_trainers, reward_trainers, tiny
+from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, steps_of, weights
+from tests.nightly import daily, nightly
 from tests.out_of_memory import SENTENCE, Limit, fail_in_backward
 from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
 from tests.preferences import pairs
 from tests.reward_trainers import warnings_of
-from tests.rollouts import rollout
-from tests.train.trainers.grpo.test_grpo_step import LOSS_TYPES, WEIGHT_TOLERANCE, prompts, reward
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import OutOfMemoryError
 from trl_ext.trainers.fit.oom.agreement import Agreement
 
-torch.set_num_threads(1)
-
 LORA = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], init_lora_weights=False)
 
 
-def grpo(folder, peft_config=None, family="llama", **changes) -> trl_ext.GRPOTrainer:
-    settings = dict(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        max_steps=2,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        num_generations=4,
-        max_completion_length=12,
-        # What Adam and clipping hide, a gradient that is twice too large, is a step twice too large here.
-        optim="sgd",
-        learning_rate=1e-2,
-        max_grad_norm=0.0,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-        beta=0.0,
-    )
+def grpo(folder, peft_config=None, **changes):
+    # What Adam and clipping hide, a gradient that is twice too large, is a step twice too large with these.
+    settings = dict(optim="sgd", learning_rate=1e-2, max_grad_norm=0.0, gradient_accumulation_steps=2) | changes
     torch.manual_seed(3)  # LoRA's weights
-    return trl_ext.GRPOTrainer(
-        tiny.model(family),
-        reward,
-        trl_ext.GRPOConfig(**{**settings, **changes}),
-        prompts(),
-        processing_class=tiny.tokenizer(),
-        rollout_func=rollout,
-        peft_config=peft_config,
-    )
+    return grpo_trainers.trainer(folder, peft_config=peft_config, **settings)
 
 
 @cache
@@ -67,15 +37,7 @@ def whole(has_lora: bool = False, **changes) -> tuple[torch.Tensor, list[dict]]:
     before = weights(subject)
     subject.train()
     assert (weights(subject) - before).abs().max() > 100 * WEIGHT_TOLERANCE
-    return weights(subject), logs(subject)
-
-
-def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def logs(trainer) -> list[dict]:
-    return [entry for entry in trainer.state.log_history if "loss" in entry]
+    return weights(subject), steps_of(subject)
 
 
 def check_same(folder, has_lora: bool = False, limit=None, **changes):
@@ -83,18 +45,28 @@ def check_same(folder, has_lora: bool = False, limit=None, **changes):
     # First: a trainer seeds, as it is made, what its training draws.
     expected, _ = whole(has_lora, **changes)
     subject = grpo(folder, LORA if has_lora else None, **changes)
-    bare = subject.model.get_base_model() if has_lora else subject.model
-    limit = Limit(bare, **(limit or dict(tokens=40)))
+    limit = Limit(base_model(subject.model), **(limit or dict(tokens=40)))
     subject.train()
     assert limit.failed > 0
     assert (weights(subject) - expected).abs().max().item() <= WEIGHT_TOLERANCE
     return subject, limit
 
 
+def check_alike(limited, expected, *names, difference=lambda a, b: distance(trained_weights(a), trained_weights(b))):
+    """Train both, the limited one last: they end with the same weights and log the same figures of these names."""
+    for subject in (expected, limited):
+        # A trainer seeds, as it is made, what its training draws; here it matters which rows meet.
+        torch.manual_seed(0)
+        subject.train()
+    assert difference(limited, expected) <= WEIGHT_TOLERANCE
+    for ours, theirs in zip(steps_of(limited), steps_of(expected), strict=True):
+        assert {name: ours[name] for name in names} == pytest.approx({name: theirs[name] for name in names}, abs=1e-5)
+
+
 # Same gradients ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", daily(LOSS_TYPES, "dapo", "grpo", "bnpo"))
 def test_grpo_learns_in_chunks_what_it_learns_whole(loss_type, tmp_path):
     check_same(tmp_path, loss_type=loss_type)
 
@@ -103,7 +75,7 @@ def test_grpo_learns_in_chunks_what_it_learns_whole(loss_type, tmp_path):
     ("has_lora", "changes"),
     [
         (False, dict(packing=False)),
-        (False, dict(packing=False, loss_type="bnpo")),
+        nightly(False, dict(packing=False, loss_type="bnpo")),
         (False, dict(importance_sampling_level="sequence", loss_type="grpo", num_iterations=2)),
         (False, dict(gradient_checkpointing=True)),
         (False, dict(share_prompt=False, max_tokens_per_forward=60)),
@@ -117,14 +89,11 @@ def test_so_it_does_in_every_way_to_forward(has_lora, changes, tmp_path):
     check_same(tmp_path, has_lora, limit, **changes)
 
 
-def test_chunks_are_halved_until_one_row_is_left(tmp_path):
+def test_chunks_are_halved_until_one_row_is_left_and_three_rows_are_cut_in_two_and_one(tmp_path):
     # One padded row has 21 tokens or less, two have more.
     subject, limit = check_same(tmp_path, limit=dict(tokens=21), packing=False)
     assert limit.failed == 2
     assert subject.rescue.level == 2
-
-
-def test_a_micro_batch_of_three_rows_is_cut_in_two_and_one(tmp_path):
     changes = dict(per_device_train_batch_size=3, gradient_accumulation_steps=4, loss_type="grpo")
     check_same(tmp_path, limit=dict(at={0}), **changes)
 
@@ -135,72 +104,45 @@ def test_a_micro_batch_of_three_rows_is_cut_in_two_and_one(tmp_path):
     ids=["packed", "padded", "budget", "centred"],
 )
 def test_a_reward_model_learns_in_chunks_what_it_learns_whole(changes, tmp_path):
-    def subject():
-        return reward_trainers.trainer(
-            tmp_path,
-            pairs(24, margin=True),
-            max_steps=3,
-            gradient_accumulation_steps=2,
-            logging_steps=1,
-            max_grad_norm=0.0,
-            **changes,
-        )
-
-    expected, limited = subject(), subject()
-    expected.train()
+    settings = dict(max_steps=3, gradient_accumulation_steps=2, logging_steps=1, max_grad_norm=0.0) | changes
+    expected, limited = (reward_trainers.trainer(tmp_path, pairs(24, margin=True), **settings) for _ in range(2))
     limit = Limit(limited.model, at={1, 6})
-    limited.train()
+    names = ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens")
+    check_alike(limited, expected, *names, difference=lambda a, b: (weights(a) - weights(b)).abs().max())
     assert limit.failed == 2
-    assert (reward_trainers.weights(limited) - reward_trainers.weights(expected)).abs().max() <= WEIGHT_TOLERANCE
-    for ours, theirs in zip(logs(limited), logs(expected), strict=True):
-        for name in ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens"):
-            assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
 
 
-@pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("critic", CRITICS)
-def test_ppo_learns_in_chunks_what_it_learns_whole(critic, packing, tmp_path):
-    def subject():
-        return stir(ppo_trainers.trainer(critic, tmp_path, packing=packing, num_ppo_epochs=2, max_grad_norm=0.0))
+LOSSES = ("loss", "loss/policy_avg", "loss/value_avg")
 
-    expected, limited = subject(), subject()
-    expected.train()
+
+@pytest.mark.parametrize(
+    ("critic", "packing", "changes"),
+    [
+        *((critic, True, dict(num_ppo_epochs=2)) for critic in CRITICS),
+        *(nightly(critic, False, dict(num_ppo_epochs=2)) for critic in CRITICS),
+        # Shares of the policy loss are not those of the value loss.
+        ("head", True, dict(loss_type="bnpo")),
+    ],
+)
+def test_ppo_learns_in_chunks_what_it_learns_whole(critic, packing, changes, tmp_path):
+    settings = dict(packing=packing, max_grad_norm=0.0) | changes
+    expected, limited = (stir(ppo_trainers.trainer(critic, tmp_path, **settings)) for _ in range(2))
     limit = Limit(base_model(limited.model), at={2})
-    limited.train()
+    check_alike(limited, expected, *LOSSES)
     assert limit.failed == 1
-    assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
-    for ours, theirs in zip(logs(limited), logs(expected), strict=True):
-        for name in ("loss", "loss/policy_avg", "loss/value_avg"):
-            assert ours[name] == pytest.approx(theirs[name], abs=1e-5), name
-
-
-def test_shares_of_the_policy_loss_are_not_those_of_the_value_loss(tmp_path):
-    options = dict(loss_type="bnpo", max_grad_norm=0.0)
-    expected, limited = (stir(ppo_trainers.trainer("head", tmp_path, **options)) for _ in range(2))
-    # A trainer seeds, as it is made, what its training draws; and here it matters which rows meet.
-    torch.manual_seed(0)
-    expected.train()
-    torch.manual_seed(0)
-    Limit(limited.model, at={1})
-    limited.train()
-    assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
 
 
 @pytest.mark.parametrize("critic", ["adapter", "separate"])
 def test_ppo_does_so_when_the_critic_alone_runs_out(critic, tmp_path):
     expected, limited = (stir(ppo_trainers.trainer(critic, tmp_path, max_grad_norm=0.0)) for _ in range(2))
-    expected.train()
     is_apart = critic == "separate"
     # The adapter's forward comes second in each micro-batch, and the policy's metrics are written by then.
     limit = Limit(limited._ppo_models.value_model if is_apart else base_model(limited.model), at={1})
-    limited.train()
+    check_alike(limited, expected, *LOSSES)
     assert limit.failed == 1
     assert limited.rescue.level == (0 if is_apart else 1)
-    assert distance(trained_weights(limited), trained_weights(expected)) <= WEIGHT_TOLERANCE
-    for ours, theirs in zip(logs(limited), logs(expected), strict=True):
-        for name in ("loss", "loss/policy_avg", "loss/value_avg", "packing/forwarded_tokens"):
-            tolerance = 0.2 * theirs[name] if "packing" in name else 1e-5  # prompts are shared less
-            assert ours[name] == pytest.approx(theirs[name], abs=tolerance), name
+    for ours, theirs in zip(steps_of(limited), steps_of(expected), strict=True):  # prompts are shared less
+        assert ours["packing/forwarded_tokens"] == pytest.approx(theirs["packing/forwarded_tokens"], rel=0.2)
 
 
 def test_the_failed_graph_is_gone_before_the_chunks_run(tmp_path):
@@ -244,7 +186,7 @@ def test_no_token_counts_twice_and_metrics_are_the_wholes(tmp_path):
     Limit(subject.model, tokens=0, times=1)
     subject.train()
     _, expected = whole(packing=False)
-    for ours, theirs in zip(logs(subject), expected, strict=True):
+    for ours, theirs in zip(steps_of(subject), expected, strict=True):
         assert ours.keys() == theirs.keys()
         for name in ("loss", "packing/padded_tokens", "num_tokens", "reward", "entropy"):
             assert ours[name] == pytest.approx(theirs[name], abs=1e-6), name
@@ -278,34 +220,25 @@ def snapshot(folder, step: int = 1) -> dict:
 def test_a_single_row_that_does_not_fit_ends_the_run(tmp_path):
     subject = grpo(tmp_path)
     limit = Limit(subject.model)
-    error = ends(subject)
+    text = str(ends(subject))
     assert limit.failed == 3  # four rows, two, one
-    text = str(error)
     assert text.startswith("Out of memory in the forward: step 1, 1 row of ")
-    assert "1.96 GiB asked for" in text
-    assert "It could not be split: one row is left." in text
-    assert "docs/oom.md" in text
+    for words in ("1.96 GiB asked for", "It could not be split: one row is left.", "docs/oom.md"):
+        assert words in text
     assert str(tmp_path / "oom-step1-rank0.json") in text
-
-
-def test_with_raise_nothing_is_tried_again(tmp_path):
-    subject = grpo(tmp_path, memory_on_oom="raise")
-    limit = Limit(subject.model)
-    assert "memory_on_oom is 'raise'" in str(ends(subject))
-    assert limit.failed == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
+        (dict(memory_on_oom="raise"), "memory_on_oom is 'raise'"),
         (dict(entropy_coef=0.1), "the entropy bonus is a mean over all tokens"),
         (dict(top_entropy_quantile=0.5), "top_entropy_quantile=0.5 is a quantile over all tokens"),
-        (dict(family="qwen3_moe", router_aux_loss_coef=0.1), "the load-balancing loss counts all tokens"),
+        (dict(model="qwen3_moe", router_aux_loss_coef=0.1), "the load-balancing loss counts all tokens"),
     ],
 )
-def test_a_loss_that_is_no_sum_over_rows_ends_the_run_with_why(changes, why, tmp_path):
-    family = changes.pop("family", "llama")
-    subject = grpo(tmp_path, family=family, **changes)
+def test_where_nothing_may_be_tried_again_the_run_ends_with_why(changes, why, tmp_path):
+    subject = grpo(tmp_path, **changes)
     limit = Limit(subject.model)
     assert why in str(ends(subject))
     assert limit.failed == 1
@@ -347,13 +280,11 @@ def test_generation_and_optimizer_step_are_named(tmp_path):
 
 
 def test_the_snapshot_tells_settings_and_versions(tmp_path):
-    subject = grpo(tmp_path, max_steps=2)
+    subject = grpo(tmp_path)
     Limit(subject.model, at={2, 3, 4, 5, 6, 7})
     ends(subject)
     told = snapshot(tmp_path, step=2)
-    assert told["error"] == SENTENCE
-    assert told["place"] == "in the forward"
-    assert told["forward"]["rows"] == 1
+    assert (told["error"], told["place"], told["forward"]["rows"]) == (SENTENCE, "in the forward", 1)
     assert told["halvings"] >= 2
     assert told["settings"]["per_device_train_batch_size"] == 4
     assert told["distributed"] == {"type": "NO", "zero_stage": None}

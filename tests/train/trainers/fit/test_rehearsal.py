@@ -6,59 +6,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 
-import trl_ext
-from tests import ppo_trainers, reward_trainers, tiny
+from tests import grpo_trainers, ppo_trainers, reward_trainers, tiny
 from tests.fake_card import FakeCard
+from tests.nightly import nightly
 from tests.preferences import pairs
 from tests.reward_trainers import warnings_of
-from tests.rollouts import rollout
 from trl_ext.errors import OutOfMemoryError
 from trl_ext.trainers.fit.rehearsal import rehearsal
 from trl_ext.trainers.fit.rehearsal.state import nothing_remains
 
-torch.set_num_threads(1)
-
 _TIMES = ("_s", "_time", "runtime", "per_second")
 
 
-def reward(completion_ids, **_):
-    """Any fixed function that differs within a group."""
-    return [(sum(ids) % 17) / 17 for ids in completion_ids]
-
-
-def grpo(folder, *, model=None, callbacks=None, peft_config=None, **changes) -> trl_ext.GRPOTrainer:
-    settings = dict(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        max_steps=3,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        num_generations=4,
-        max_completion_length=12,
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        packing=True,
-    )
-    draw = random.Random(0)
-    rows = [tiny.words(*(draw.randrange(3, tiny.VOCAB) for _ in range(length))) for length in (9, 1, 4, 7) * 4]
-    return trl_ext.GRPOTrainer(
-        tiny.model("llama", attention_dropout=0.1) if model is None else model,
-        reward,
-        trl_ext.GRPOConfig(**settings | changes),
-        Dataset.from_dict({"prompt": rows}),
-        processing_class=tiny.tokenizer(),
-        rollout_func=rollout,
-        callbacks=callbacks,
-        peft_config=peft_config,
-    )
+def grpo(folder, **changes):
+    model = changes.pop("model", None) or tiny.model("llama", attention_dropout=0.1)
+    settings = dict(max_steps=3, gradient_accumulation_steps=2, adam_epsilon=1e-8, packing=True) | changes
+    return grpo_trainers.trainer(folder, model=model, **settings)
 
 
 def trained(trainer, **options):
@@ -89,54 +54,47 @@ def noted(monkeypatch) -> list[str]:
     return seen
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"packing": False},
-        {"max_tokens_per_forward": 40},
-        {"num_iterations": 2, "loss_type": "bnpo"},
-        {"gradient_accumulation_steps": 1},
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-        {"entropy_coef": 0.01, "use_adaptive_entropy": True},
-    ],
-    ids=lambda changes: next(iter(changes), "plain"),
-)
-def test_grpo_trains_the_same_bits_with_a_rehearsal(changes, tmp_path, monkeypatch):
+PAIRS = dict(gradient_accumulation_steps=2, logging_steps=1, per_device_train_batch_size=2)
+LORA = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], lora_dropout=0.1)
+CHECKPOINTING = dict(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False})
+# By kind of trainer, its settings, and what is rehearsed. Under a budget as many rows as it holds: 8 shared tokens of
+# a prompt, and twice its last with 12 of a completion.
+REHEARSED = [
+    ("grpo", {}, "4 rows of 21 tokens"),
+    nightly("grpo", {"packing": False}, "4 rows of 21 tokens"),
+    ("grpo", {"max_tokens_per_forward": 40}, "2 rows of 21 tokens"),
+    ("grpo", {"num_iterations": 2, "loss_type": "bnpo"}, "4 rows of 21 tokens"),
+    nightly("grpo", {"gradient_accumulation_steps": 1}, "4 rows of 21 tokens"),
+    ("grpo", CHECKPOINTING, "4 rows of 21 tokens"),
+    ("grpo", {"entropy_coef": 0.01, "use_adaptive_entropy": True}, "4 rows of 21 tokens"),
+    ("grpo", {"peft_config": LORA, "beta": 0.1}, "4 rows of 21 tokens"),
+    *((critic, {"packing": True}, "4 rows of 21 tokens") for critic in ppo_trainers.CRITICS),
+    *(nightly(critic, {"packing": False}, "4 rows of 21 tokens") for critic in ppo_trainers.CRITICS),
+    ("reward", {}, ""),
+    nightly("reward", {"packing": False}, ""),
+    ("reward", {"max_tokens_per_forward": 60}, ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "what"), REHEARSED)
+def test_a_run_trains_the_same_bits_with_a_rehearsal(kind, changes, what, tmp_path, monkeypatch):
+    def make(**options):
+        if kind == "grpo":
+            return grpo(tmp_path, **changes, **options)
+        if kind == "reward":
+            return reward_trainers.trainer(tmp_path, train=pairs(16), max_steps=3, **PAIRS, **changes, **options)
+        return ppo_trainers.trainer(kind, tmp_path, **changes, **options)
+
     seen = noted(monkeypatch)
-    check_alike(lambda **options: grpo(tmp_path, **changes, **options))
-    # Under a budget as many rows as it holds: 8 shared tokens of a prompt, and twice its last with 12 of a completion.
-    assert seen == ["2 rows of 21 tokens" if "max_tokens_per_forward" in changes else "4 rows of 21 tokens"]
-
-
-def test_lora_trains_the_same_bits_with_a_rehearsal(tmp_path, monkeypatch):
-    seen = noted(monkeypatch)
-    lora = LoraConfig(r=4, target_modules="all-linear", exclude_modules=["lm_head"], lora_dropout=0.1)
-    check_alike(lambda **options: grpo(tmp_path, peft_config=lora, beta=0.1, **options))
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize("critic", ppo_trainers.CRITICS)
-@pytest.mark.parametrize("packing", [True, False])
-def test_ppo_trains_the_same_bits_with_a_rehearsal(critic, packing, tmp_path, monkeypatch):
-    seen = noted(monkeypatch)
-    check_alike(lambda **options: ppo_trainers.trainer(critic, tmp_path, packing=packing, **options))
-    assert seen == ["4 rows of 21 tokens"]
-
-
-@pytest.mark.parametrize("changes", [{}, {"packing": False}, {"max_tokens_per_forward": 60}], ids=str)
-def test_a_reward_model_trains_the_same_bits_with_a_rehearsal(changes, tmp_path, monkeypatch):
-    seen = noted(monkeypatch)
-    settings = dict(max_steps=4, gradient_accumulation_steps=2, logging_steps=1, per_device_train_batch_size=2)
-    check_alike(lambda **options: reward_trainers.trainer(tmp_path, train=pairs(16), **settings, **changes, **options))
-    assert len(seen) == 1
+    check_alike(make)
+    assert len(seen) == 1 and what in seen[0]
 
 
 def test_a_resumed_run_rehearses_and_ends_with_the_same_bits(tmp_path, monkeypatch):
-    grpo(tmp_path, save_strategy="steps", save_steps=2).train()
+    grpo(tmp_path, save_strategy="steps", save_steps=2, max_steps=2).train()
     seen = noted(monkeypatch)
-    checkpoint = str(tmp_path / "checkpoint-2")
-    check_alike(lambda **options: grpo(tmp_path, **options), resume_from_checkpoint=checkpoint)
+    settings = dict(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    check_alike(lambda **options: grpo(tmp_path, **options), **settings)
     assert len(seen) == 1
 
 
@@ -159,21 +117,21 @@ def num_prompts(inputs) -> int:
     return len({tuple(row) for row in inputs["prompt_ids"].tolist()})
 
 
-@pytest.mark.parametrize(
-    ("changes", "most"),
-    [
-        ({}, 1),  # a micro-batch is one group
-        ({"share_prompt": False}, 4),
-        ({"packing": False}, 4),
-        ({"loss_type": "bnpo"}, 4),  # micro-batches stay as they were shuffled
-        ({"num_generations": 2}, 2),
-        ({"per_device_train_batch_size": 3, "num_generations": 2}, 2),
-        ({"steps_per_generation": 4}, 4),  # a group's rows may be in different optimizer steps
-    ],
-    ids=str,
-)
-def test_as_many_prompts_differ_as_may_meet_in_a_micro_batch(changes, most, tmp_path):
-    assert num_prompts(largest(grpo(tmp_path, **changes))) == most
+MOST = [
+    ({}, 1),  # a micro-batch is one group
+    ({"share_prompt": False}, 4),
+    ({"packing": False}, 4),
+    ({"loss_type": "bnpo"}, 4),  # micro-batches stay as they were shuffled
+    ({"num_generations": 2}, 2),
+    ({"per_device_train_batch_size": 3, "num_generations": 2}, 2),
+    ({"steps_per_generation": 4}, 4),  # a group's rows may be in different optimizer steps
+]
+
+
+def test_as_many_prompts_differ_as_may_meet_in_a_micro_batch(subtests, tmp_path):
+    for changes, most in MOST:
+        with subtests.test(str(changes)):
+            assert num_prompts(largest(grpo(tmp_path, **changes))) == most
 
 
 def test_no_real_micro_batch_has_more_prompts_than_the_rehearsed_one(tmp_path):
@@ -185,88 +143,56 @@ def test_no_real_micro_batch_has_more_prompts_than_the_rehearsed_one(tmp_path):
     assert max(seen) == most
 
 
-def test_no_row_is_longer_than_the_models_positions(tmp_path):
+def test_no_row_is_longer_than_the_models_positions_and_a_plans_longer_prompt_counts(tmp_path):
     inputs = largest(grpo(tmp_path, model=tiny.model("llama", max_position_embeddings=16)))
     assert inputs["prompt_ids"].size(1) + inputs["completion_ids"].size(1) == 16
-
-
-def test_a_plans_longer_prompt_is_rehearsed(tmp_path):
     trainer = grpo(tmp_path)
     trainer.args.memory_plan = SimpleNamespace(job=SimpleNamespace(max_prompt_length=30))
     assert largest(trainer)["prompt_ids"].size(1) == 30
 
 
-def test_a_reward_models_longest_pairs_are_rehearsed(tmp_path):
+def test_a_reward_models_longest_pairs_are_rehearsed_a_full_budget_and_a_streams_length_limit(tmp_path):
     trainer = reward_trainers.trainer(tmp_path, train=pairs(16), per_device_train_batch_size=3)
     (row,) = largest(trainer)["rows"]
     sizes = sorted(trainer._pair_sizes().tokens, reverse=True)
-    assert row.num_pairs == 3
-    assert row.flat.num_tokens == sum(sizes[:3])
-
-
-def test_a_budgets_row_is_full(tmp_path):
-    trainer = reward_trainers.trainer(tmp_path, train=pairs(16), max_tokens_per_forward=150)
-    (row,) = largest(trainer)["rows"]
+    assert (row.num_pairs, row.flat.num_tokens) == (3, sum(sizes[:3]))
+    (row,) = largest(reward_trainers.trainer(tmp_path, train=pairs(16), max_tokens_per_forward=150))["rows"]
     assert 150 - 4 < row.flat.num_tokens <= 150
-
-
-def test_a_streams_pairs_have_the_length_limit(tmp_path):
-    stream = Dataset.from_list(pairs(16)).to_iterable_dataset()
-    trainer = reward_trainers.trainer(tmp_path, train=stream, max_length=80, max_steps=1)
-    (row,) = largest(trainer)["rows"]
+    stream = pairs(16).to_iterable_dataset()
+    (row,) = largest(reward_trainers.trainer(tmp_path, train=stream, max_length=80, max_steps=1))["rows"]
     assert row.num_raw_tokens == 4 * 2 * 80
 
 
 # When, and what is said ---------------------------------------------------------------------------------------------
 
 
-def test_there_is_no_rehearsal_on_the_cpu_unless_it_is_asked_for(tmp_path, monkeypatch):
-    seen = noted(monkeypatch)
-    trainer = grpo(tmp_path, max_steps=1)
-    trainer.train()
-    assert not seen
-    assert not [name for entry in trainer.state.log_history for name in entry if name.startswith("memory/")]
-
-
-def test_a_second_train_does_not_rehearse_again(tmp_path, monkeypatch):
-    seen = noted(monkeypatch)
-    trainer = grpo(tmp_path, max_steps=1, memory_rehearsal=True)
-    trainer.train()
-    trainer.train()
-    assert len(seen) == 1
-
-
-def test_it_comes_before_the_first_batch_is_drawn(tmp_path, monkeypatch):
+def test_it_comes_once_before_the_first_batch_is_drawn_and_on_the_cpu_where_it_is_asked_for(tmp_path, monkeypatch):
     events = []
     monkeypatch.setattr(rehearsal, "rehearse", lambda *_: events.append("rehearsal"))
     trainer = grpo(tmp_path, max_steps=1, memory_rehearsal=True)
     plain = trainer._generate
     trainer._generate = lambda *args: events.append("generate") or plain(*args)
     trainer.train()
-    assert events == ["rehearsal", "generate"]
+    trainer.train()
+    assert events == ["rehearsal", "generate", "generate"]
+    unasked = grpo(tmp_path, max_steps=1)
+    unasked.train()
+    assert events.count("rehearsal") == 1
+    assert not [name for entry in unasked.state.log_history for name in entry if name.startswith("memory/")]
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda f: grpo(f, memory_rehearsal=True, optim="galore_adamw_layerwise"), "changes weights within backward"),
-        (
-            lambda f: reward_trainers.trainer(
-                f, train=Dataset.from_list(pairs(8)).to_iterable_dataset(), max_length=None, max_steps=1
-            ),
-            "is a stream",
-        ),
-    ],
-    ids=["layerwise", "stream"],
-)
-def test_what_cannot_be_rehearsed_is_said_in_one_sentence(make, reason, tmp_path, caplog):
-    trainer = make(tmp_path)
-    trainer.args.memory_rehearsal = True
-    callback = rehearsal.Rehearsal(trainer)
-    for _ in range(2):
-        callback.on_train_begin(trainer.args, trainer.state, None)
-    (said,) = [text for text in warnings_of(caplog) if "rehearsal" in text]
-    assert reason in said
+def test_what_cannot_be_rehearsed_is_said_in_one_sentence(tmp_path, caplog):
+    layerwise = grpo(tmp_path, memory_rehearsal=True, optim="galore_adamw_layerwise")
+    stream = pairs(8).to_iterable_dataset()
+    streamed = reward_trainers.trainer(tmp_path, train=stream, max_length=None, max_steps=1)
+    for trainer, reason in ((layerwise, "changes weights within backward"), (streamed, "is a stream")):
+        caplog.clear()
+        trainer.args.memory_rehearsal = True
+        callback = rehearsal.Rehearsal(trainer)
+        for _ in range(2):
+            callback.on_train_begin(trainer.args, trainer.state, None)
+        (said,) = [text for text in warnings_of(caplog) if "rehearsal" in text]
+        assert reason in said
 
 
 def fail_on(trainer, num_rows: int, error: RuntimeError, times: int = 100):
@@ -353,27 +279,23 @@ def card(monkeypatch):
 
 
 def test_a_card_turns_the_rehearsal_on_and_its_line_tells_peak_and_state(card, tmp_path, caplog):
-    trainer = grpo(tmp_path, max_steps=1)
-    plain = trainer._compute_loss
-    trainer._compute_loss = lambda *args: card.allocate(17.4) or plain(*args)
-    trainer.train()
+    def run(peak_gib):
+        caplog.clear()
+        trainer = grpo(tmp_path, max_steps=1)
+        plain = trainer._compute_loss
+        trainer._compute_loss = lambda *args: card.allocate(peak_gib) or plain(*args)
+        trainer.train()
+        return trainer, caplog.text
+
+    trainer, said = run(17.4)
     num_weights = sum(p.numel() for p in trainer.model.parameters())
     assert rehearsal.state_bytes_to_come(trainer) == 0, "it is there after step 1"
     trainer.state.global_step = 0
     assert rehearsal.state_bytes_to_come(trainer) == 8 * num_weights
-    assert (
-        "Rehearsal: 4 rows of 21 tokens, 17.4 GiB allocated at the peak; the optimizer's state of 0.0 GiB comes "
-        in (caplog.text)
-    )
-    assert "That leaves" not in caplog.text
-
-
-def test_a_rehearsal_that_nearly_fills_the_card_warns(card, tmp_path, caplog):
-    trainer = grpo(tmp_path, max_steps=1)
-    plain = trainer._compute_loss
-    trainer._compute_loss = lambda *args: card.allocate(22.5) or plain(*args)
-    trainer.train()
-    assert "That leaves 0.5 GiB of 24.0 GiB. Set per_device_train_batch_size=2" in caplog.text
+    line = "Rehearsal: 4 rows of 21 tokens, 17.4 GiB allocated at the peak; the optimizer's state of 0.0 GiB comes "
+    assert line in said and "That leaves" not in said
+    _, said = run(22.5)
+    assert "That leaves 0.5 GiB of 24.0 GiB. Set per_device_train_batch_size=2" in said
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "reward"])

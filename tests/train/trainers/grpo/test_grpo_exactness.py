@@ -3,43 +3,26 @@
 import pytest
 import torch
 import trl
-from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers.utils import logging
 from trl.trainer.utils import add_fused_lm_head
 
-from tests import tiny
+from tests import grpo_trainers, tiny
 from tests.batches import RAGGED, alone, batch, forward_alone, gradient, padded
-from trl_ext import GRPOConfig, GRPOTrainer
+from tests.nightly import nightly
+from trl_ext import GRPOTrainer
 from trl_ext.errors import DataError, PackingError
 from trl_ext.packing import kernels
 from trl_ext.trainers.forward import completions
-
-torch.set_num_threads(1)
 
 NUM_LAYERS = 3
 LOGP_TOLERANCE = 5e-6
 GRADIENT_TOLERANCE = 2e-6  # relative
 
 
-def trainer(model, tmp_path, peft_config=None, **changes) -> GRPOTrainer:
-    settings = dict(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        gradient_checkpointing=False,
-        per_device_train_batch_size=8,
-        packing=True,
-    )
-    return GRPOTrainer(
-        model,
-        lambda completions, **_: [0.0] * len(completions),
-        GRPOConfig(**{**settings, **changes}),
-        Dataset.from_dict({"prompt": [tiny.words(5, 6)] * 8}),
-        processing_class=tiny.tokenizer(),
-        peft_config=peft_config,
-    )
+def trainer(model, folder, **changes) -> GRPOTrainer:
+    settings = dict(data=tiny.words(5, 6), per_device_train_batch_size=8, packing=True, rollout_func=None)
+    return grpo_trainers.trainer(folder, model=model, **settings | changes)
 
 
 def compare(subject: GRPOTrainer, reference: torch.nn.Module, given=RAGGED, temperature: float = 1.0):
@@ -64,19 +47,31 @@ def compare_with_head(subject: GRPOTrainer, reference: torch.nn.Module, given=RA
     )
 
 
-@pytest.mark.parametrize("share_prompt", [True, False])
-@pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize("family", tiny.PACKABLE)
+def check_exact(subject: GRPOTrainer, reference: torch.nn.Module, given=RAGGED, compared=compare, **options) -> None:
+    """Fail unless rows score, and teach, what they do alone."""
+    logp, entropy, grad = compared(subject, reference, given, **options)
+    assert max(logp, entropy) <= LOGP_TOLERANCE
+    assert grad <= GRADIENT_TOLERANCE
+
+
+WAYS = [(True, True), (True, False), (False, True), (False, False)]
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing", "share_prompt"),
+    [
+        (name, *way) if name == "llama" or way == (True, True) else nightly(name, *way)
+        for name in tiny.PACKABLE
+        for way in WAYS
+    ],
+)
 def test_packed_rows_score_as_each_row_alone(family, checkpointing, share_prompt, tmp_path):
     subject = trainer(
         tiny.model(family), tmp_path, gradient_checkpointing=checkpointing, share_prompt=share_prompt, temperature=0.7
     )
     if checkpointing:
         subject.model.gradient_checkpointing_enable({"use_reentrant": False})
-    logp, entropy, grad = compare(subject, tiny.model(family), temperature=0.7)
-    assert logp <= LOGP_TOLERANCE
-    assert entropy <= LOGP_TOLERANCE
-    assert grad <= GRADIENT_TOLERANCE
+    check_exact(subject, tiny.model(family), temperature=0.7)
 
 
 @pytest.mark.parametrize("family", tiny.STRETCHED)
@@ -94,7 +89,7 @@ def test_rows_longer_than_the_original_length_score_as_each_row_alone(family, tm
     # The whole batch padded, as TRL forwards it, is not.
     padded_batch, *_ = trl.GRPOTrainer._get_per_token_logps_and_entropies(
         trainer(tiny.model(family), tmp_path, max_completion_length=48, packing=False),
-        tiny_with_head(family),
+        with_head(tiny.model(family)),
         given.input_ids,
         given.attention_mask,
         given.width,
@@ -102,8 +97,7 @@ def test_rows_longer_than_the_original_length_score_as_each_row_alone(family, tm
     assert max((one[: len(row)] - row).abs().max() for one, row in zip(padded_batch, expected, strict=True)) > 1e-4
 
 
-def tiny_with_head(family):
-    model = tiny.model(family)
+def with_head(model):
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     return model
 
@@ -134,28 +128,16 @@ def test_lora_gradients_are_those_of_each_row_alone(reentrant, tmp_path):
     torch.manual_seed(3)
     subject = trainer(tiny.model("llama"), tmp_path, peft_config=lora, gradient_checkpointing=True)
     subject.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    reference = tiny.model("llama")
-    add_fused_lm_head(reference, outputs=("log_probs", "entropy"))
-    reference = get_peft_model(reference, lora)
+    reference = get_peft_model(with_head(tiny.model("llama")), lora)
     reference.load_state_dict(subject.model.state_dict())
-    logp, entropy, grad = compare_with_head(subject, reference)
-    assert max(logp, entropy) <= LOGP_TOLERANCE
-    assert grad <= GRADIENT_TOLERANCE
+    check_exact(subject, reference, compared=compare_with_head)
 
 
-def test_a_token_budget_cuts_the_forward_and_changes_nothing(tmp_path):
+def test_a_token_budget_and_surplus_forwards_for_other_ranks_change_nothing(tmp_path, monkeypatch):
     subject = trainer(tiny.model("llama"), tmp_path, max_tokens_per_forward=60, max_completion_length=32)
-    logp, entropy, grad = compare(subject, tiny.model("llama"))
-    assert max(logp, entropy) <= LOGP_TOLERANCE
-    assert grad <= GRADIENT_TOLERANCE
-
-
-def test_surplus_forwards_for_other_ranks_add_no_gradient(tmp_path, monkeypatch):
-    subject = trainer(tiny.model("llama"), tmp_path, max_tokens_per_forward=60, max_completion_length=32)
+    check_exact(subject, tiny.model("llama"))
     monkeypatch.setattr(completions, "agreed_num_forwards", lambda num_rows, accelerator: num_rows + 3)
-    logp, _, grad = compare(subject, tiny.model("llama"))
-    assert logp <= LOGP_TOLERANCE
-    assert grad <= GRADIENT_TOLERANCE
+    check_exact(subject, tiny.model("llama"))
 
 
 def test_a_micro_batch_of_truncated_completions_stays_in_the_graph(tmp_path):
@@ -202,7 +184,4 @@ def test_the_self_check_takes_the_merged_kernel_and_stops_a_run_where_it_is_brok
 
 def test_value_heads_of_another_size_are_attended_to_without_merging(tmp_path):
     subject = trainer(tiny.model("deepseek_v3"), tmp_path)
-    given = batch((40, (3, 2, 4, 1, 2, 3, 2, 1)))
-    logp, entropy, grad = compare(subject, tiny.model("deepseek_v3"), given)
-    assert max(logp, entropy) <= LOGP_TOLERANCE
-    assert grad <= GRADIENT_TOLERANCE
+    check_exact(subject, tiny.model("deepseek_v3"), batch((40, (3, 2, 4, 1, 2, 3, 2, 1))))

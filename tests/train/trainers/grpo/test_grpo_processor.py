@@ -10,12 +10,10 @@ from datasets import Dataset, Image, IterableDataset
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, ProcessorMixin
 
 import trl_ext
-from tests import tiny
+from tests import grpo_trainers, tiny
+from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, weights
 from tests.rollouts import rollout
-from tests.train.trainers.grpo.test_grpo_step import prompts, reward
 from trl_ext.trainers.rows.images import may_hold_images
-
-torch.set_num_threads(1)
 
 _QWEN = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 TEXT = {"qwen2_vl": _QWEN, "gemma3": {"sliding_window": 7, "query_pre_attn_scalar": 16}}
@@ -47,38 +45,29 @@ def model(family: str) -> Any:
     return AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
-def trainer(library: Any, folder: Any, family: str = "qwen2_vl", dataset: Any = None, **changes: Any) -> Any:
-    settings = dict(use_cpu=True, bf16=False, report_to="none", max_steps=2, save_strategy="no", disable_tqdm=True)
-    settings |= dict(per_device_train_batch_size=4, gradient_accumulation_steps=2, num_generations=4, beta=0.0)
-    settings |= dict(max_completion_length=12, learning_rate=1e-3, adam_epsilon=1e-3, lr_scheduler_type="constant")
-    return library.GRPOTrainer(
-        model(family),
-        reward,
-        library.GRPOConfig(str(folder), **settings | changes),
-        prompts() if dataset is None else dataset,
-        processing_class=Processor(tiny.tokenizer()),
-        rollout_func=lambda prompts, trainer: rollout(
-            prompts, SimpleNamespace(processing_class=trainer.processing_class.tokenizer)
-        ),
-    )
+def sampled(prompts, trainer):
+    return rollout(prompts, SimpleNamespace(processing_class=trainer.processing_class.tokenizer))
+
+
+def trainer(folder, library=trl_ext, family="qwen2_vl", **changes):
+    options = dict(processing_class=Processor(tiny.tokenizer()), rollout_func=sampled, gradient_accumulation_steps=2)
+    return grpo_trainers.trainer(folder, library, model(family), **options | changes)
 
 
 @pytest.mark.parametrize("family", TEXT)
 def test_text_is_packed_and_a_step_is_trls(family, tmp_path):
-    weights = []
-    for library, changes in ((trl_ext, {"packing": True}), (trl, {})):
-        subject = trainer(library, tmp_path, family, **changes)
-        before = torch.cat([p.detach().flatten().clone() for p in subject.model.parameters()])
+    found = []
+    for subject in (trainer(tmp_path, trl_ext, family, packing=True), trainer(tmp_path, trl, family)):
+        subject.before = weights(subject)
         subject.train()
-        weights.append(torch.cat([p.detach().flatten() for p in subject.model.parameters()]))
-        assert (weights[-1] - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
-    assert (weights[0] - weights[1]).abs().max() <= 1e-6
+        found.append(learned(subject))
+    assert (found[0] - found[1]).abs().max() <= WEIGHT_TOLERANCE
 
 
 def test_rows_that_may_hold_images_are_not_packed(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr("trl_ext.trainers.packing.logger.warning", said.append)
-    subject = trainer(trl_ext, tmp_path, dataset=Dataset.from_dict({"prompt": ["w5"] * 8, "image": [None] * 8}))
+    subject = trainer(tmp_path, data=Dataset.from_dict({"prompt": ["w5"] * 8, "image": [None] * 8}))
     assert not subject._packs
     assert "may bring images" in said[0]
 

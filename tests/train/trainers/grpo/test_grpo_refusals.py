@@ -1,31 +1,28 @@
 """Models that cannot be packed, and input that cannot work: a sentence before the first step."""
 
+from types import SimpleNamespace
+
 import pytest
-import torch
+import trl
+from accelerate import ParallelismConfig
 from datasets import Dataset, IterableDataset
 from peft import PromptTuningConfig
 from transformers import MambaConfig, MambaForCausalLM
 
-from tests import tiny
-from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
+import trl_ext
+from tests import grpo_trainers, tiny
+from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, RewardConfig, RuleSet
 from trl_ext.errors import ConfigError, DataError, PackingError
+from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.rewards import Answer
-
-torch.set_num_threads(1)
-
-PROMPTS = Dataset.from_dict({"prompt": [tiny.words(5, 6, 7)] * 8})
+from trl_ext.trainers.forward.sequence_parallel import check_models, check_processes
 
 
-def trainer(tmp_path, model="llama", dataset=PROMPTS, rewards=None, peft_config=None, **changes) -> GRPOTrainer:
-    settings = dict(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", max_completion_length=8)
-    return GRPOTrainer(
-        tiny.model(model) if isinstance(model, str) else model,
-        rewards or (lambda completions, **_: [0.0] * len(completions)),
-        GRPOConfig(**{**settings, **changes}),
-        dataset,
-        processing_class=tiny.tokenizer(),
-        peft_config=peft_config,
-    )
+def trainer(folder, model="llama", data="w5 w6 w7", **changes) -> GRPOTrainer:
+    return grpo_trainers.trainer(folder, model=model, data=data, **dict(max_completion_length=8) | changes)
+
+
+MIXTURE = dict(model="qwen3_moe", max_tokens_per_forward=100)
 
 
 @pytest.fixture
@@ -37,12 +34,14 @@ def warnings(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize("family", tiny.STATEFUL)
-def test_a_model_with_state_along_the_row_is_trained_on_padded_batches_with_one_warning(family, tmp_path, warnings):
+def test_a_model_with_state_along_the_row_is_padded_with_one_warning_and_not_packed(family, tmp_path, warnings):
     subject = trainer(tmp_path, family)
-    assert not subject._packs
-    assert subject.model.config._attn_implementation == "sdpa"
+    assert not subject._packs and subject.model.config._attn_implementation == "sdpa"
     (warning,) = warnings
     assert "padded batches, without packing" in warning
+    with pytest.raises(PackingError, match=r"packing=True, but .* cannot be packed") as caught:
+        trainer(tmp_path, family, packing=True)
+    assert family != "lfm2" or "the packed forward stopped with ValueError" in str(caught.value)
 
 
 @pytest.mark.parametrize(("family", "feature"), [("gemma2", "softcap"), ("gpt_oss", "s_aux")])
@@ -66,89 +65,124 @@ def test_prompt_tuning_is_trained_on_padded_batches(tmp_path, warnings):
     assert "virtual tokens" in warnings[0]
 
 
-@pytest.mark.parametrize("family", tiny.STATEFUL)
-def test_packing_forced_on_such_a_model_is_refused(family, tmp_path):
-    with pytest.raises(PackingError, match=r"packing=True, but .* cannot be packed"):
-        trainer(tmp_path, family, packing=True)
-
-
 def test_a_packable_model_passes_the_self_check_in_silence(tmp_path, warnings):
     assert trainer(tmp_path)._packs
     assert warnings == []
 
 
-def test_the_refusal_says_what_stopped_the_check(tmp_path):
-    with pytest.raises(PackingError, match="the packed forward stopped with ValueError"):
-        trainer(tmp_path, "lfm2", packing=True)
+REFUSED = [
+    (dict(data=Dataset.from_dict({"prompt": []})), DataError, "train_dataset is empty"),
+    (dict(data=IterableDataset.from_generator(lambda: iter(()))), DataError, "stream ended"),
+    (dict(data=Dataset.from_dict({"question": ["w5"]})), DataError, "no column 'prompt', only 'question'"),
+    (dict(rewards=RuleSet([Answer(gold="gold")])), DataError, r"no column 'gold'.*it has 'prompt'"),
+    # The number to set; when the config is parsed; beside a loss that a budget would change.
+    (dict(max_tokens_per_forward=10), ConfigError, "Set it to at least 11"),
+    (dict(max_tokens_per_forward=8), ConfigError, "cannot hold one completion"),
+    (MIXTURE, ConfigError, r"max_tokens_per_forward=100 .* load-balancing loss"),
+    (MIXTURE | dict(router_aux_loss_coef=0.1), ConfigError, r"max_tokens_per_forward=100 .* load-balancing loss"),
+    (dict(max_tokens_per_forward=100, packing=False), ConfigError, "Remove one of the two"),
+    (dict(max_tokens_per_forward=64, entropy_coef=0.1), ConfigError, "cut a micro-batch: the entropy bonus"),
+    (dict(max_tokens_per_forward=64, top_entropy_quantile=0.5), ConfigError, "is a quantile over all tokens"),
+    (dict(max_tokens_per_forward=64, model="gemma2"), PackingError, "cannot be packed"),
+    (dict(skip_zero_advantage=True, beta=0.1), ConfigError, "beta=0.1 adds a KL penalty to every row"),
+    (dict(skip_zero_advantage=True, entropy_coef=0.1), ConfigError, "the entropy bonus is a mean"),
+    (dict(eval_temperature=-1.0), ConfigError, "must be at least 0"),
+    # transformers would drop it.
+    (dict(use_transformers_continuous_batching=True, repetition_penalty=1.2), ConfigError, "repetition_penalty"),
+]
 
 
-def test_an_empty_dataset_is_refused(tmp_path):
-    with pytest.raises(DataError, match="train_dataset is empty"):
-        trainer(tmp_path, dataset=Dataset.from_dict({"prompt": []}))
+def test_what_cannot_work_is_refused_before_the_first_step(subtests, tmp_path):
+    for changes, error, sentence in REFUSED:
+        with subtests.test(sentence), pytest.raises(error, match=sentence):
+            trainer(tmp_path, **changes)
 
 
-def test_an_empty_stream_is_refused(tmp_path):
-    with pytest.raises(DataError, match="stream ended"):
-        trainer(tmp_path, dataset=IterableDataset.from_generator(lambda: iter(())))
-
-
-def test_a_dataset_without_prompt_is_refused_with_the_columns_it_has(tmp_path):
-    with pytest.raises(DataError, match="no column 'prompt', only 'question'"):
-        trainer(tmp_path, dataset=Dataset.from_dict({"question": ["w5"]}))
-
-
-def test_a_rule_that_asks_for_a_missing_column_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"no column 'gold'.*it has 'prompt'"):
-        trainer(tmp_path, rewards=RuleSet([Answer(gold="gold")]))
-
-
-def test_a_budget_smaller_than_the_longest_row_is_refused_with_the_number_to_set(tmp_path):
-    with pytest.raises(ConfigError, match="Set it to at least 11"):
-        trainer(tmp_path, max_tokens_per_forward=10)
-
-
-def test_a_budget_smaller_than_a_completion_is_refused_when_the_config_is_parsed(tmp_path):
-    with pytest.raises(ConfigError, match="cannot hold one completion"):
-        trainer(tmp_path, max_tokens_per_forward=8)
-
-
-@pytest.mark.parametrize("coefficient", [None, 0.1], ids=["the model's own", "given"])
-def test_a_budget_is_refused_beside_an_auxiliary_loss_that_it_would_change(coefficient, tmp_path):
-    with pytest.raises(ConfigError, match=r"max_tokens_per_forward=100 .* load-balancing loss"):
-        trainer(tmp_path, "qwen3_moe", max_tokens_per_forward=100, router_aux_loss_coef=coefficient)
-
-
-def test_a_budget_without_packing_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="Remove one of the two"):
-        trainer(tmp_path, max_tokens_per_forward=100, packing=False)
-
-
-def test_a_negative_evaluation_temperature_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="must be at least 0"):
-        trainer(tmp_path, eval_temperature=-1.0)
-
-
-@pytest.mark.parametrize("kind", ["GRPO", "Reward"])
-def test_a_plain_trl_config_out_of_range_is_refused_before_a_model_loads(tmp_path, kind):
-    import trl
-
-    import trl_ext
-
-    args = getattr(trl, f"{kind}Config")(str(tmp_path / "out"), use_cpu=True, bf16=False, weight_decay=-0.1)
-    with pytest.raises(ConfigError, match=r"weight_decay=-0.1 must be at least 0"):
-        getattr(trl_ext, f"{kind}Trainer")("no-model-is-loaded", args=args)
+def test_a_plain_trl_config_out_of_range_is_refused_before_a_model_loads(tmp_path):
+    for kind in ("GRPO", "Reward"):
+        args = getattr(trl, f"{kind}Config")(str(tmp_path / "out"), use_cpu=True, bf16=False, weight_decay=-0.1)
+        with pytest.raises(ConfigError, match=r"weight_decay=-0.1 must be at least 0"):
+            getattr(trl_ext, f"{kind}Trainer")("no-model-is-loaded", args=args)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_plain_trl_config_packs(tmp_path):
-    import trl
+    args = trl.GRPOConfig(str(tmp_path), **tiny.QUIET_ON_CPU)
+    data, tokenizer = grpo_trainers.prompts(), tiny.tokenizer()
+    assert GRPOTrainer(tiny.model("llama"), grpo_trainers.reward, args, data, processing_class=tokenizer)._packs
 
-    args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
-    subject = GRPOTrainer(
-        tiny.model("llama"),
-        lambda completions, **_: [0.0] * len(completions),
-        args,
-        PROMPTS,
-        processing_class=tiny.tokenizer(),
-    )
-    assert subject._packs
+
+# Processes that cannot share rows ------------------------------------------------------------------------------------
+
+
+CONFIGS = (GRPOConfig, RewardConfig, PPOConfig)
+
+
+def config(kind=GRPOConfig, **changes):
+    return kind(**{"output_dir": "out", **tiny.QUIET_ON_CPU, "sequence_parallel": 2, **changes})
+
+
+def sharing(folder, model="llama", **changes) -> GRPOTrainer:
+    return grpo_trainers.trainer(folder, model=model, data="w5 w6 w7", sequence_parallel=2, **changes)
+
+
+@pytest.fixture
+def two_processes(monkeypatch):
+    """As far as checks know: a forward would wait for the other one."""
+    monkeypatch.setattr("trl_ext.trainers.checks.check_processes", lambda args: None)
+    monkeypatch.setattr(SequenceGroup, "of_world", lambda size, timeout_s: SequenceGroup(2, 0))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_config_or_a_launch_that_contradicts_it(kind, monkeypatch):
+    for changes, words in (
+        (dict(sequence_parallel=0), "sequence_parallel=0 must be at least 1"),
+        (dict(packing=False), "sequence_parallel=2 shares packed rows, and packing=False makes none"),
+        (dict(parallelism_config=ParallelismConfig(cp_size=2)), "cp_size=2.* set sequence_parallel=2"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            config(kind, **changes)
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SIZE", "4")
+    with pytest.raises(ConfigError, match=r"sp_size=4.* set sequence_parallel=4"):
+        config(kind, sequence_parallel=1)
+
+
+def test_processes_that_make_no_groups(tmp_path):
+    args = SimpleNamespace(sequence_parallel=2, fsdp=[])
+    for args.world_size in (2, 4):
+        check_processes(args)
+    for args.world_size, words in ((1, "1 process cannot"), (3, "3 processes cannot")):
+        with pytest.raises(ConfigError, match=f"{words} be cut into groups of sequence_parallel=2"):
+            check_processes(args)
+    with pytest.raises(ConfigError, match="1 process cannot be cut"):
+        sharing(tmp_path)
+    with pytest.raises(ConfigError, match="sequence_parallel=2 runs under DDP and DeepSpeed, not FSDP"):
+        check_processes(SimpleNamespace(sequence_parallel=2, world_size=2, fsdp=["full_shard"]))
+
+
+ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+def test_models_whose_rows_cannot_be_shared():
+    check_models([tiny.model("llama")], 4)
+    for model, size, words in (
+        (tiny.model("llama"), 3, "llama has 4 attention heads, which sequence_parallel=3 does not divide"),
+        (tiny.model("llama", rope_parameters=ROPE), 2, r"positions of type dynamic.* Leave sequence_parallel=2 out"),
+        (tiny.model("lfm2"), 2, r"lfm2 has layers that carry state .* Leave sequence_parallel=2 out"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_models([model], size)
+
+
+def test_losses_that_need_their_micro_batch_and_a_model_that_cannot_be_packed(tmp_path, two_processes):
+    for changes, words in (
+        (dict(entropy_coef=0.1), "the entropy bonus is a mean over all tokens"),
+        (dict(top_entropy_quantile=0.5), "top_entropy_quantile=0.5 is a quantile"),
+        (dict(loss_type="bnpo"), "loss_type='bnpo' is a mean over the tokens of each micro-batch"),
+        (dict(model="qwen3_moe", router_aux_loss_coef=0.01), "the load-balancing loss counts all tokens"),
+    ):
+        with pytest.raises(ConfigError, match=f"sequence_parallel=2 takes rows out .* change the loss: {words}"):
+            sharing(tmp_path, **changes)
+    with pytest.raises(PackingError, match=r"sequence_parallel=2 shares packed rows, but Gemma2.* Leave it out to"):
+        sharing(tmp_path, "gemma2")

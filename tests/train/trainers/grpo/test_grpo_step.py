@@ -1,146 +1,73 @@
 """One optimizer step of trl_ext.GRPOTrainer is one of trl.GRPOTrainer on the same completions."""
 
-import random
-
 import pytest
 import torch
 import trl
-from datasets import Dataset
 
 import trl_ext
-from tests import tiny
-from tests.rollouts import rollout
+from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, learned, prompts, trained
+from tests.nightly import nightly
 
-torch.set_num_threads(1)
+MIXTURE = dict(family="qwen3_moe", router_aux_loss_coef=0.0)
+CASES = [
+    *(dict(loss_type=name) for name in LOSS_TYPES),
+    dict(importance_sampling_level="sequence", loss_type="grpo"),
+    dict(num_iterations=2, steps=2),
+    dict(steps_per_generation=4, steps=3),
+    nightly(dict(temperature=0.7)),
+    dict(entropy_coef=0.01),
+    dict(top_entropy_quantile=0.5),
+    dict(mask_truncated_completions=True),
+    dict(delta=1.5, epsilon_high=0.28),
+    dict(gradient_checkpointing=True),
+    dict(scale_rewards="batch"),
+    nightly(dict(max_grad_norm=0.01)),
+    dict(beta=0.1, steps=2),
+    MIXTURE | dict(router_aux_loss_coef=0.1),
+    *(dict(max_tokens_per_forward=24, loss_type=name) for name in ("dapo", "grpo", "dr_grpo")),
+    MIXTURE | dict(max_tokens_per_forward=24),
+    # Generations that begin within a step.
+    nightly(dict(gradient_accumulation_steps=6, steps_per_generation=4, steps=2)),
+    nightly(dict(gradient_accumulation_steps=3, steps_per_generation=2, steps=2)),
+    dict(gradient_accumulation_steps=3, steps_per_generation=2, num_iterations=2, steps=3),
+    dict(gradient_accumulation_steps=2, steps_per_generation=3, steps=2),
+    nightly(dict(gradient_accumulation_steps=4, steps_per_generation=2, num_iterations=2, steps=2)),
+]
 
-WEIGHT_TOLERANCE = 1e-6
-LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"]
 
-
-def reward(completion_ids, **_):
-    """Any fixed function that differs within a group."""
-    return [(sum(ids) % 17) / 17 for ids in completion_ids]
-
-
-def prompts() -> Dataset:
-    draw = random.Random(0)
-    rows = [tiny.words(*(draw.randrange(3, tiny.VOCAB) for _ in range(length))) for length in (9, 1, 4, 7) * 4]
-    return Dataset.from_dict({"prompt": rows})
-
-
-def weights_after(library, tmp_path, steps: int = 1, family: str = "llama", **changes) -> torch.Tensor:
-    settings = dict(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        max_steps=steps,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        num_generations=4,
-        max_completion_length=12,
-        learning_rate=1e-3,
-        # Adam divides by the root of the squared gradient: where that is rounding noise, so is the step. A larger
-        # epsilon makes the step a smooth function of the gradient, so that 1e-6 tells something.
-        adam_epsilon=1e-3,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        beta=0.0,
-    )
+def weights_after(library, folder, steps: int = 1, family: str = "llama", **changes) -> torch.Tensor:
+    settings = dict(max_steps=steps, gradient_accumulation_steps=2) | changes
     if library is trl_ext:
         settings["packing"] = True
-    model = tiny.model(family)
-    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    trainer = library.GRPOTrainer(
-        model,
-        reward,
-        library.GRPOConfig(**{**settings, **changes}),
-        prompts(),
-        processing_class=tiny.tokenizer(),
-        rollout_func=rollout,
-    )
-    trainer.train()
-    after = torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).cpu()
-    assert (after - before).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
-    return after
+    return learned(trained(folder, library, family, **settings))
 
 
-def difference(tmp_path, **changes) -> float:
-    ours, theirs = (weights_after(library, tmp_path, **changes) for library in (trl_ext, trl))
-    return (ours - theirs).abs().max().item()
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_a_step_is_trls_for_every_loss_type(loss_type, tmp_path):
-    assert difference(tmp_path, loss_type=loss_type) <= WEIGHT_TOLERANCE
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(importance_sampling_level="sequence", loss_type="grpo"),
-        dict(num_iterations=2, steps=2),
-        dict(steps_per_generation=4, steps=3),
-        dict(temperature=0.7),
-        dict(entropy_coef=0.01),
-        dict(top_entropy_quantile=0.5),
-        dict(mask_truncated_completions=True),
-        dict(delta=1.5, epsilon_high=0.28),
-        dict(gradient_checkpointing=False),
-        dict(scale_rewards="batch"),
-        dict(max_grad_norm=0.01),
-    ],
-    ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()),
-)
-def test_a_step_is_trls_under_its_options(changes, tmp_path):
-    assert difference(tmp_path, **changes) <= WEIGHT_TOLERANCE
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(gradient_accumulation_steps=6, steps_per_generation=4),
-        dict(gradient_accumulation_steps=3, steps_per_generation=2),
-        dict(gradient_accumulation_steps=3, steps_per_generation=2, num_iterations=2, steps=3),
-        dict(gradient_accumulation_steps=2, steps_per_generation=3),
-        dict(gradient_accumulation_steps=4, steps_per_generation=2, num_iterations=2),
-    ],
-    ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()),
-)
-def test_steps_are_trls_when_generations_begin_within_a_step(changes, tmp_path):
-    assert difference(tmp_path, **{"steps": 2, **changes}) <= WEIGHT_TOLERANCE
-
-
-@pytest.mark.parametrize("coefficient", [0.0, 0.1])
-def test_a_step_is_trls_for_a_mixture_of_experts_and_its_auxiliary_loss(coefficient, tmp_path):
-    assert difference(tmp_path, family="qwen3_moe", router_aux_loss_coef=coefficient) <= WEIGHT_TOLERANCE
-
-
-def test_a_step_is_trls_with_a_token_budget(tmp_path):
-    theirs = weights_after(trl, tmp_path)
-    ours = weights_after(trl_ext, tmp_path, max_tokens_per_forward=24)
+@pytest.mark.parametrize("changes", CASES, ids=lambda changes: ",".join(f"{k}={v}" for k, v in changes.items()))
+def test_a_step_is_trls(changes, tmp_path):
+    ours = weights_after(trl_ext, tmp_path, **changes)
+    theirs = weights_after(trl, tmp_path, **{k: v for k, v in changes.items() if k != "max_tokens_per_forward"})
     assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
 
 
-def test_a_step_is_trls_with_a_token_budget_for_a_mixture_without_its_auxiliary_loss(tmp_path):
-    mixture = dict(family="qwen3_moe", router_aux_loss_coef=0.0)
-    theirs = weights_after(trl, tmp_path, **mixture)
-    ours = weights_after(trl_ext, tmp_path, **mixture, max_tokens_per_forward=24)
-    assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
+def test_a_row_of_a_stream_that_is_longer_than_the_budget_gets_a_forward_of_its_own(tmp_path):
+    def run(library, **changes):
+        return trained(tmp_path, library, data=prompts().to_iterable_dataset(), shuffle_dataset=False, **changes)
+
+    ours, theirs = run(trl_ext, packing=True, max_tokens_per_forward=18), run(trl)
+    assert (learned(ours) - learned(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    assert ours._packs
 
 
-def test_a_step_is_trls_with_a_reference_model(tmp_path):
-    folder = tmp_path / "model"
-    tiny.model("llama").save_pretrained(folder)
+# By default the cache takes half of the memory that is free, and filling that takes a minute.
+SMALL_CACHE = {"num_blocks": 8, "max_batch_tokens": 64, "page_size": 32}
+CONTINUOUS = dict(use_transformers_continuous_batching=True, transformers_continuous_batching_config=SMALL_CACHE)
 
-    def run(library):
-        original = tiny.model
-        try:
-            tiny.model = lambda name: type(original(name)).from_pretrained(folder)
-            return weights_after(library, tmp_path, beta=0.1, steps=2)
-        finally:
-            tiny.model = original
 
-    assert (run(trl_ext) - run(trl)).abs().max() <= WEIGHT_TOLERANCE
+def test_what_continuous_batching_generates_is_trained_packed_and_as_trl_trains_it(tmp_path):
+    """TRL casts the model for generation and leaves it so, which small updates under bf16 do not survive."""
+    options = dict(max_completion_length=6, rollout_func=None, **CONTINUOUS)
+    ours, theirs = (trained(tmp_path, library, **options) for library in (trl_ext, trl))
+    assert ours._packs and ours.model.config._attn_implementation == "sdpa"
+    assert (learned(ours) - learned(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    cast = trained(tmp_path, bf16=True, **options).model
+    assert {one.dtype for one in [*cast.parameters(), *cast.buffers()]} == {torch.float32}

@@ -7,16 +7,12 @@ from unittest.mock import patch
 import pytest
 import torch
 import trl
-from transformers import AutoModelForCausalLM
 
 import trl_ext
-from tests import tiny
+from tests.grpo_trainers import WEIGHT_TOLERANCE, learned, prompts, trainer, weights
 from tests.rollouts import rollout
-from tests.train.trainers.grpo.test_grpo_step import WEIGHT_TOLERANCE, prompts, reward
 from trl_ext.errors import DataError
 from trl_ext.trainers.grpo import old_policy
-
-torch.set_num_threads(1)
 
 SAMPLING = ("sampling/sampling_logp_difference/", "sampling/importance_sampling_ratio/")
 
@@ -37,41 +33,17 @@ def with_tools(prompts, trainer) -> dict:
     return output | {"env_mask": [[int(i % 3 != 1) for i in range(len(ids))] for ids in output["completion_ids"]]}
 
 
-def trained(library, folder, rollouts=sampled, model=None, trains: bool = True, **changes):
-    """A trainer that believes in a vLLM, after a step."""
+def believing(folder, library=trl_ext, **changes):
+    """A trainer that believes in a vLLM."""
     settings = dict(
-        output_dir=str(folder),
-        **tiny.QUIET_ON_CPU,
-        max_steps=1,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        num_generations=4,
-        max_completion_length=12,
-        learning_rate=1e-3,
-        adam_epsilon=1e-3,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        save_strategy="no",
+        max_steps=1, gradient_accumulation_steps=2, rollout_func=sampled, eval_dataset=prompts().select([0, 1])
     )
     with patch("trl_ext.trainers.setting_checks._check_without_effect"):  # of a vLLM that is not there yet
-        trainer = library.GRPOTrainer(
-            model or tiny.model("llama"),
-            reward,
-            library.GRPOConfig(**settings | changes),
-            prompts(),
-            prompts().select([0, 1]),
-            processing_class=tiny.tokenizer(),
-            rollout_func=rollouts,
-        )
-    trainer.use_vllm, trainer._last_loaded_step = True, -1
-    trainer.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
-    if trains:
-        trainer.train()
-    return trainer
-
-
-def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+        subject = trainer(folder, library, **settings | changes)
+    subject.use_vllm, subject._last_loaded_step = True, -1
+    subject.vllm_generation = SimpleNamespace(sync_weights=lambda: None, temperature=1.0)
+    subject.before = weights(subject)
+    return subject
 
 
 def num_forwards(trainer, monkeypatch) -> list[bool]:
@@ -86,25 +58,30 @@ def num_forwards(trainer, monkeypatch) -> list[bool]:
     return seen
 
 
+def check_same(ours, theirs) -> None:
+    """Train both: they end with the same weights."""
+    for subject in (ours, theirs):
+        subject.train()
+    assert (learned(ours) - learned(theirs)).abs().max() <= WEIGHT_TOLERANCE
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         dict(vllm_importance_sampling_mode="token_truncate"),
         dict(vllm_importance_sampling_mode="token_mask", vllm_importance_sampling_clip_min=0.8),
         dict(vllm_importance_sampling_mode="sequence_truncate", off_policy_mask_threshold=0.01),
-        dict(vllm_importance_sampling_mode="sequence_mask", rollouts=with_tools),
+        dict(vllm_importance_sampling_mode="sequence_mask", rollout_func=with_tools),
         dict(vllm_importance_sampling_mode="token_truncate", loss_type="vespo", packing=False),
-        dict(rollouts=with_tools, mask_truncated_completions=True, loss_type="grpo"),
+        dict(rollout_func=with_tools, mask_truncated_completions=True, loss_type="grpo"),
         dict(num_iterations=2, steps_per_generation=2, gradient_accumulation_steps=4),
     ],
     ids=lambda changes: ",".join(f"{k}={getattr(v, '__name__', v)}" for k, v in changes.items()),
 )
 def test_weights_and_metrics_are_trls(changes, tmp_path):
-    ours = trained(trl_ext, tmp_path, **changes)
-    theirs = trained(trl, tmp_path, **{name: value for name, value in changes.items() if name != "packing"})
-    start = torch.cat([p.flatten() for p in tiny.model("llama").parameters()])
-    assert (weights(theirs) - start).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
-    assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    ours = believing(tmp_path, **changes)
+    theirs = believing(tmp_path, trl, **{name: value for name, value in changes.items() if name != "packing"})
+    check_same(ours, theirs)
     mine, other = ours.state.log_history[0], theirs.state.log_history[0]
     names = {name for name in other if name.startswith(SAMPLING)}
     assert len(names) == 5 and names <= mine.keys()
@@ -114,31 +91,22 @@ def test_weights_and_metrics_are_trls(changes, tmp_path):
 
 
 def test_the_update_is_the_only_forward_of_the_policy(tmp_path, monkeypatch):
-    tiny.model("llama").save_pretrained(tmp_path / "model")  # TRL loads the reference by the model's name
-    options = dict(beta=0.1, max_steps=2)
-    ours, theirs = (
-        trained(
-            library, tmp_path, model=AutoModelForCausalLM.from_pretrained(tmp_path / "model"), trains=False, **options
-        )
-        for library in (trl_ext, trl)
-    )
+    ours, theirs = (believing(tmp_path, library, beta=0.1, max_steps=2) for library in (trl_ext, trl))
     seen = num_forwards(ours, monkeypatch)
-    ours.train()
-    theirs.train()
+    check_same(ours, theirs)
     assert seen == [True] * len(seen)
-    assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
 
 
 def test_where_the_policy_changes_in_between_the_pass_stays(tmp_path, monkeypatch):
-    trainer = trained(trl_ext, tmp_path, trains=False, num_iterations=2)
-    seen = num_forwards(trainer, monkeypatch)
-    trainer.train()
+    subject = believing(tmp_path, num_iterations=2)
+    seen = num_forwards(subject, monkeypatch)
+    subject.train()
     assert False in seen
-    assert not trainer._old_policy.is_left_out
+    assert not subject._old_policy.is_left_out
 
 
 def test_an_evaluation_compares_its_own_rows(tmp_path):
-    ours, theirs = (trained(library, tmp_path, trains=False).evaluate() for library in (trl_ext, trl))
+    ours, theirs = (believing(tmp_path, library).evaluate() for library in (trl_ext, trl))
     names = {f"eval_{name}" for name in ours if name.startswith(SAMPLING)} | {
         name for name in theirs if name.startswith(tuple(f"eval_{prefix}" for prefix in SAMPLING))
     }
@@ -150,7 +118,7 @@ def test_an_evaluation_compares_its_own_rows(tmp_path):
 def test_it_is_said_once(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(old_policy.logger, "warning", said.append)
-    trained(trl_ext, tmp_path, max_steps=2)
+    believing(tmp_path, max_steps=2).train()
     assert len(said) == 1 and "left out" in said[0]
 
 
@@ -170,9 +138,9 @@ def test_log_probabilities_that_do_not_fit_the_tokens_are_one_sentence(damage, s
         return output
 
     with pytest.raises(DataError, match=sentence):
-        trained(trl_ext, tmp_path, rollouts=damaged)
+        believing(tmp_path, rollout_func=damaged).train()
 
 
 def test_no_log_probabilities_are_one_sentence(tmp_path):
     with pytest.raises(DataError, match="Rank 0 got no log-probabilities of its 8 completions"):
-        trained(trl_ext, tmp_path, rollouts=rollout)
+        believing(tmp_path, rollout_func=rollout).train()

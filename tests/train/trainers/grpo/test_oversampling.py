@@ -10,14 +10,12 @@ import trl
 from datasets import Dataset
 
 import trl_ext
-from tests import tiny
+from tests import grpo_trainers, tiny
+from tests.grpo_trainers import WEIGHT_TOLERANCE
 from tests.rollouts import rollout
-from tests.train.trainers.grpo.test_grpo_step import WEIGHT_TOLERANCE
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo import oversampling, update
 from trl_ext.trainers.grpo.oversampling import choose
-
-torch.set_num_threads(1)
 
 SIZE = 4  # of a group
 # Prompts whose completions all score alike. An update takes four groups, a generation six.
@@ -39,36 +37,16 @@ def reward(prompts, completion_ids, **_) -> list[float]:
     return [0.1 if text in dull else (sum(ids) % 17) / 17 for text, ids in zip(prompts, completion_ids, strict=True)]
 
 
-def made(library, folder, numbers=range(12), function=reward, rollouts=rollout, data=None, **changes):
-    settings = dict(
-        output_dir=str(folder),
-        **tiny.QUIET_ON_CPU,
-        max_steps=2,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=4,
-        num_generations=SIZE,
-        max_completion_length=12,
-        shuffle_dataset=False,
-        learning_rate=1e-3,
-        adam_epsilon=1e-3,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-        save_strategy="no",
-    )
-    return library.GRPOTrainer(
-        tiny.model("llama"),
-        function,
-        library.GRPOConfig(**settings | changes),
-        prompts(numbers) if data is None else data,
-        prompts([0, 1]),
-        processing_class=tiny.tokenizer(),
-        rollout_func=rollouts,
-    )
+def made(library, folder, numbers=range(12), rewards=reward, rollouts=rollout, data=None, **changes):
+    settings = dict(gradient_accumulation_steps=4, shuffle_dataset=False, eval_dataset=prompts([0, 1]))
+    rows = prompts(numbers) if data is None else data
+    settings |= dict(rollout_func=rollouts) | changes
+    return grpo_trainers.trainer(folder, library, rewards=rewards, data=rows, **settings)
 
 
 def weights(trainer, **options) -> torch.Tensor:
     trainer.train(**options)
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    return grpo_trainers.weights(trainer)
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +59,13 @@ def run(tmp_path_factory):
         return reward(prompts, completion_ids, **columns)
 
     folder = tmp_path_factory.mktemp("run")
-    trainer = made(trl_ext, folder, function=counted, oversample=1.5, log_completions=True)
+    trainer = made(trl_ext, folder, rewards=counted, oversample=1.5, log_completions=True)
     return SimpleNamespace(trainer=trainer, after=weights(trainer), scored=scored, folder=folder)
 
 
 def test_the_update_is_trls_on_the_kept_groups(run, tmp_path):
-    start = torch.cat([p.detach().flatten() for p in tiny.model("llama").parameters()])
-    theirs = weights(made(trl, tmp_path, KEPT))
+    subject = made(trl, tmp_path, KEPT)
+    start, theirs = grpo_trainers.weights(subject), weights(subject)
     assert (theirs - start).abs().max() > 1e-4, "nothing was learned, so nothing is compared"
     assert (run.after - theirs).abs().max() <= WEIGHT_TOLERANCE
 
@@ -136,7 +114,7 @@ def test_an_epoch_shows_every_prompt_once(tmp_path):
         return reward(prompts, completion_ids, **columns)
 
     epoch = dict(max_steps=-1, num_train_epochs=1, num_iterations=2)
-    trainer = made(trl_ext, tmp_path, function=noting, oversample=1.5, **epoch)
+    trainer = made(trl_ext, tmp_path, rewards=noting, oversample=1.5, **epoch)
     trainer.args.shuffle_dataset = True
     weights(trainer)
     assert trainer.state.global_step == 4  # two generations, each trained on twice
@@ -150,16 +128,8 @@ def test_a_stream_is_read_alike(run, tmp_path):
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     """Stopped between two updates of a generation, in the second epoch."""
-    options = dict(
-        oversample=1.5,
-        gradient_accumulation_steps=2,
-        steps_per_generation=4,
-        shuffle_dataset=True,
-        max_steps=4,
-        save_strategy="steps",
-        save_steps=3,
-        numbers=range(6),
-    )
+    options = dict(oversample=1.5, gradient_accumulation_steps=2, steps_per_generation=4, shuffle_dataset=True)
+    options |= dict(max_steps=4, save_strategy="steps", save_steps=3, numbers=range(6))
     whole = weights(made(trl_ext, tmp_path / "whole", **options))
     resumed = made(trl_ext, tmp_path / "resumed", **options)
     assert torch.equal(weights(resumed, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3")), whole)
@@ -168,28 +138,23 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
 def test_all_groups_without_variance_are_said_once(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(update.logger, "warning", said.append)
-    trainer = made(trl_ext, tmp_path, function=lambda completion_ids, **_: [0.5] * len(completion_ids), oversample=1.5)
+    trainer = made(trl_ext, tmp_path, rewards=lambda completion_ids, **_: [0.5] * len(completion_ids), oversample=1.5)
     weights(trainer)
     assert len(said) == 1 and said[0].startswith("No completion of this step has an advantage")
     assert trainer.state.log_history[0]["oversample/groups_without_variance_kept"] == 4
 
 
-@pytest.mark.parametrize(
-    ("has_variance", "kept"),
-    [
-        ("1111 11", (0, 1, 2, 3)),
-        ("0101 11", (4, 1, 5, 3)),
-        ("0001 10", (4, 1, 2, 3)),
-        ("0000 00", (0, 1, 2, 3)),
-        ("1001", (0, 1, 2, 3)),
-    ],
-)
-def test_spares_replace_in_the_order_of_sampling(has_variance, kept):
-    flags = [flag == "1" for flag in has_variance.replace(" ", "")]
-    choice = choose(flags, 4)
-    assert choice.kept == kept
-    assert choice.num_replaced == len(set(kept) - {0, 1, 2, 3})
-    assert choice.num_without_variance == sum(not flags[group] for group in kept)
+KEPT_OF = {"1111 11": (0, 1, 2, 3), "0101 11": (4, 1, 5, 3), "0001 10": (4, 1, 2, 3), "0000 00": (0, 1, 2, 3)}
+KEPT_OF |= {"1001": (0, 1, 2, 3)}
+
+
+def test_spares_replace_in_the_order_of_sampling():
+    for has_variance, kept in KEPT_OF.items():
+        flags = [flag == "1" for flag in has_variance.replace(" ", "")]
+        choice = choose(flags, 4)
+        assert choice.kept == kept
+        assert choice.num_replaced == len(set(kept) - {0, 1, 2, 3})
+        assert choice.num_without_variance == sum(not flags[group] for group in kept)
 
 
 def config(folder, **changes):
@@ -197,25 +162,21 @@ def config(folder, **changes):
     return trl_ext.GRPOConfig(str(folder), **tiny.QUIET_ON_CPU, **settings | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (dict(oversample=0.5), "oversample=0.5 .*at least 1"),
-        (dict(oversample=1.5), "gives 4.5 groups .* where an update has 3, .* Set it to 1.333 or 1.667"),
-        (dict(oversample=1.01), "gives 3.03 groups .* Set it to 1.333"),
-        (dict(oversample=2, scale_rewards="batch"), "scale_rewards='batch' cannot work together"),
-        (
-            dict(oversample=2, multi_objective_aggregation="normalize_then_sum"),
-            "multi_objective_aggregation='normalize_then_sum' cannot work together",
-        ),
-    ],
-)
-def test_values_that_cannot_work_are_refused(changes, sentence, tmp_path):
-    with pytest.raises(ConfigError, match=sentence):
-        config(tmp_path, **changes)
+REFUSED = [
+    (dict(oversample=0.5), "oversample=0.5 .*at least 1"),
+    (dict(oversample=1.5), "gives 4.5 groups .* where an update has 3, .* Set it to 1.333 or 1.667"),
+    (dict(oversample=1.01), "gives 3.03 groups .* Set it to 1.333"),
+    *(
+        (dict(oversample=2) | {name: value}, f"{name}='{value}' cannot work together")
+        for name, value in (("scale_rewards", "batch"), ("multi_objective_aggregation", "normalize_then_sum"))
+    ),
+]
 
 
-def test_the_values_that_are_named_are_accepted(tmp_path):
+def test_values_that_cannot_work_are_refused_and_those_that_are_named_accepted(subtests, tmp_path):
+    for changes, sentence in REFUSED:
+        with subtests.test(sentence), pytest.raises(ConfigError, match=sentence):
+            config(tmp_path, **changes)
     for value, groups in ((1.333, 4), (1.667, 5), (2, 6)):
         assert oversampling.num_sampled_groups(config(tmp_path, oversample=value)) == groups
 
@@ -229,8 +190,3 @@ def test_ranks_share_the_rows_of_the_groups_equally():
     assert oversampling.num_sampled_groups(args) == 9
     with pytest.raises(ConfigError, match=r"by 3 processes in equal shares\. Set it to 1\.5"):
         oversampling.check_oversample(SimpleNamespace(**{**vars(args), "oversample": 1.333}))
-
-
-def test_ppo_has_no_groups_to_replace(tmp_path):
-    with pytest.raises(ConfigError, match=r"oversample=1\.5 has no effect in PPO: the critic takes the place"):
-        trl_ext.PPOConfig(str(tmp_path), **tiny.QUIET_ON_CPU, oversample=1.5)

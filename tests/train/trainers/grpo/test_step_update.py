@@ -8,16 +8,14 @@ import trl
 from transformers.utils import logging
 
 import trl_ext
-from tests import tiny
+from tests import grpo_trainers
+from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, steps_of, weights
+from tests.nightly import daily, nightly
 from tests.rollouts import rollout
-from tests.train.trainers.grpo.test_grpo_step import LOSS_TYPES, WEIGHT_TOLERANCE, prompts, reward
-from trl_ext import GRPOConfig, GRPOTrainer
-from trl_ext.errors import ConfigError, PackingError
+from trl_ext import GRPOConfig
 from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.forward.step import StepSettings
 from trl_ext.trainers.grpo.update import WEIGHT, RolloutForward, RolloutWindow, sizes_of
-
-torch.set_num_threads(1)
 
 
 def rollouts() -> dict:
@@ -94,67 +92,36 @@ def test_halves_are_made_on_every_rank_alike():
     assert [half.rows for half in RolloutForward(forward.window, (1,), 1).halves()] == [(1,)]
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "free"),
-    [
-        ("dapo", True),
-        ("grpo", True),
-        ("dr_grpo", True),
-        ("cispo", True),
-        ("vespo", True),
-        ("luspo", True),
-        ("bnpo", False),
-    ],
-)
-def test_a_loss_that_depends_on_the_split_keeps_trls(loss_type, free, tmp_path):
+@pytest.mark.parametrize("loss_type", [name for name in LOSS_TYPES if name != "sapo"])
+def test_a_loss_that_depends_on_the_split_keeps_trls(loss_type, tmp_path):
     args = GRPOConfig(str(tmp_path), loss_type=loss_type, use_cpu=True, bf16=False)
 
     def stays(*, has_entropy_bonus: bool = False, has_aux_loss: bool = False) -> bool:
         facts = {"has_entropy_bonus": has_entropy_bonus, "has_aux_loss": has_aux_loss}
         return bool(why_rows_stay(args, why_micro_batch_stays_whole(args, takes_images=False, **facts)))
 
-    assert stays() is not free
+    assert stays() is (loss_type == "bnpo")
     assert stays(has_entropy_bonus=True) and stays(has_aux_loss=True)
 
 
-def subject(tmp_path, library=trl_ext, score=reward, family="llama", **changes):
-    settings = dict(
-        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, beta=0.0,
-        max_steps=2, per_device_train_batch_size=4, gradient_accumulation_steps=4, num_generations=4,
-        max_completion_length=12, logging_steps=1, save_strategy="no", learning_rate=1e-3, adam_epsilon=1e-3,
-        lr_scheduler_type="constant",
-    )  # fmt: skip
-    model = tiny.model(family)
-    if "beta" in changes:  # TRL loads the reference by the model's name
-        model.save_pretrained(tmp_path / "model")
-        model.config._name_or_path = str(tmp_path / "model")
-    return library.GRPOTrainer(
-        model,
-        score,
-        library.GRPOConfig(**{**settings, **changes}),
-        prompts(),
-        eval_dataset=prompts(),
-        processing_class=tiny.tokenizer(),
-        rollout_func=rollout,
-    )
+def subject(folder, library=trl_ext, **changes):
+    return grpo_trainers.trainer(folder, library, **dict(gradient_accumulation_steps=4) | changes)
 
 
-def trained(tmp_path, **changes):
-    trainer = subject(tmp_path, **changes)
+def trained(folder, library=trl_ext, **changes):
+    trainer = subject(folder, library, **changes)
     trainer.train()
     return trainer
 
 
-def train(tmp_path, **changes) -> list[dict]:
-    return trained(tmp_path, **changes).state.log_history
+def entries(folder, library=trl_ext, **changes) -> list[dict]:
+    """What a training logs of its steps."""
+    return steps_of(trained(folder, library, **changes))
 
 
-def weights(trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def entries(trainer) -> list[dict]:
-    return [entry for entry in trainer.state.log_history if "loss" in entry]
+def of_trl(changes) -> dict:
+    """The settings that TRL knows, too."""
+    return {name: value for name, value in changes.items() if name not in ("packing", "skip_zero_advantage")}
 
 
 def equal_for_short_prompts(prompts, completion_ids, **_):
@@ -165,13 +132,12 @@ def equal_for_short_prompts(prompts, completion_ids, **_):
 # Rows without a gradient --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", daily(LOSS_TYPES, "dapo", "bnpo"))
 def test_rows_of_zero_advantage_leave_the_update_and_the_weights_are_trls(loss_type, tmp_path):
-    changes = dict(score=equal_for_short_prompts, loss_type=loss_type)
-    ours, theirs = (trained(tmp_path, library=library, **changes) for library in (trl_ext, trl))
+    changes = dict(rewards=equal_for_short_prompts, loss_type=loss_type)
+    ours, theirs = (trained(tmp_path, library, **changes) for library in (trl_ext, trl))
     assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
-    everything = trained(tmp_path, skip_zero_advantage=False, **changes)
-    first, second = entries(ours)[0], entries(everything)[0]
+    first, second = steps_of(ours)[0], entries(tmp_path, skip_zero_advantage=False, **changes)[0]
     assert first["packing/skipped_rows_frac"] == pytest.approx(first["frac_reward_zero_std"])
     assert first["packing/skipped_rows_frac"] > 0
     assert first["packing/forwarded_tokens"] < second["packing/forwarded_tokens"]
@@ -183,21 +149,24 @@ def test_rows_of_zero_advantage_leave_the_update_and_the_weights_are_trls(loss_t
 
 
 @pytest.mark.parametrize(
-    "changes", [dict(num_iterations=2), dict(steps_per_generation=8), dict(packing=False), dict(beta=0.1)]
+    "changes", [dict(num_iterations=2), nightly(dict(steps_per_generation=8)), dict(packing=False), dict(beta=0.1)]
 )
 def test_so_they_do_off_policy_and_on_padded_batches_but_not_beside_a_penalty(changes, tmp_path):
-    changes = dict(score=equal_for_short_prompts, **changes)
-    ours = trained(tmp_path, **changes)
-    changes.pop("packing", None)
-    theirs = trained(tmp_path, library=trl, **changes)
+    changes = dict(rewards=equal_for_short_prompts, **changes)
+    ours, theirs = trained(tmp_path, **changes), trained(tmp_path, trl, **of_trl(changes))
     assert (weights(ours) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
-    assert ("packing/skipped_rows_frac" in entries(ours)[0]) == ("beta" not in changes)
+    assert ("packing/skipped_rows_frac" in steps_of(ours)[0]) == ("beta" not in changes)
 
 
-def test_a_step_of_equal_rewards_says_so_once_and_changes_nothing(tmp_path, caplog):
+def all_equal(completions, **_):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("loss_type", daily(("dapo", "grpo", "bnpo"), "dapo", "bnpo"))
+def test_a_step_of_equal_rewards_says_so_once_and_changes_nothing(loss_type, tmp_path, caplog):
     logging.enable_propagation()
-    before = subject(tmp_path, score=lambda completions, **_: [1.0] * len(completions))
-    start = weights(before).clone()
+    before = subject(tmp_path, rewards=all_equal, loss_type=loss_type)
+    start = weights(before)
     before.train()
     assert torch.equal(weights(before), start)
     assert [r for r in caplog.messages if "no gradient" in r] == [
@@ -205,92 +174,81 @@ def test_a_step_of_equal_rewards_says_so_once_and_changes_nothing(tmp_path, capl
         "masked. The step has no gradient, which is logged only once; the metric frac_reward_zero_std counts groups "
         "of equal rewards."
     ]
-    for entry in entries(before):
-        assert entry["loss"] == 0.0
-        assert entry["packing/skipped_rows_frac"] == 1.0
+    for entry in steps_of(before):
+        assert entry["loss"] == entry["grad_norm"] == 0.0 and entry["frac_reward_zero_std"] == 1
+        assert loss_type == "bnpo" or entry["packing/skipped_rows_frac"] == 1.0
         assert all(value == value for value in entry.values() if isinstance(value, float))
         assert entry["entropy"] > 1.0, "of the one row that is forwarded"
 
 
-@pytest.mark.parametrize("changes", [dict(loss_type=name) for name in LOSS_TYPES] + [dict(packing=False)])
+def test_weight_decay_goes_on_where_there_is_nothing_to_learn_as_it_does_in_trl(tmp_path):
+    ours, theirs = (
+        grpo_trainers.trained(tmp_path, library, rewards=all_equal, weight_decay=0.1) for library in (trl_ext, trl)
+    )
+    assert (weights(theirs) - theirs.before).abs().max() > 0
+    assert (weights(ours) - weights(theirs)).abs().max() <= 1e-7
+
+
+EVERY_LOSS = [dict(packing=False), *(dict(loss_type=name) for name in LOSS_TYPES)]
+
+
+@pytest.mark.parametrize(
+    "changes", daily(EVERY_LOSS, dict(packing=False), dict(loss_type="dapo"), dict(loss_type="cispo"))
+)
 def test_a_step_without_gradient_logs_every_key_of_trls(changes, tmp_path):
-    changes = dict(score=lambda completions, **_: [1.0] * len(completions), max_steps=1, **changes)
-    ours = entries(trained(tmp_path, **changes))[0]
-    changes.pop("packing", None)
-    theirs = entries(trained(tmp_path, library=trl, **changes))[0]
+    changes = dict(rewards=all_equal, max_steps=1, **changes)
+    (ours,), (theirs,) = entries(tmp_path, **changes), entries(tmp_path, trl, **of_trl(changes))
     assert set(theirs) <= set(ours)
     assert all(isinstance(ours[key], int | float) for key in theirs if isinstance(theirs[key], int | float))
 
 
 def test_a_step_whose_completions_are_all_masked_logs_every_key_as_0(tmp_path):
-    changes = dict(mask_truncated_completions=True, max_steps=1, beta=0.1)
-    trainer = subject(tmp_path, **changes)
-    original = trainer.rollout_func
-    trainer.rollout_func = lambda prompts, t: {**original(prompts, t), "completion_ids": [[5, 6, 7]] * len(prompts)}
-    trainer.train()
-    entry = entries(trainer)[0]
+    def cut_off(prompts, trainer):
+        return {**rollout(prompts, trainer), "completion_ids": [[5, 6, 7]] * len(prompts)}
+
+    (entry,) = entries(tmp_path, mask_truncated_completions=True, max_steps=1, beta=0.1, rollout_func=cut_off)
     assert [entry[key] for key in ("entropy", "kl", "clip_ratio/low_min", "clip_ratio/high_max")] == [0.0] * 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "why"),
-    [
-        (dict(skip_zero_advantage=True, beta=0.1), ConfigError, "beta=0.1 adds a KL penalty to every row"),
-        (dict(skip_zero_advantage=True, entropy_coef=0.1), ConfigError, "the entropy bonus is a mean"),
-        (
-            dict(max_tokens_per_forward=64, entropy_coef=0.1),
-            ConfigError,
-            "cut a micro-batch: the entropy bonus",
-        ),
-        (dict(max_tokens_per_forward=64, top_entropy_quantile=0.5), ConfigError, "is a quantile over all tokens"),
-        (dict(max_tokens_per_forward=64, family="gemma2"), PackingError, "cannot be packed"),
-    ],
-)
-def test_a_setting_of_the_update_that_this_loss_does_not_allow_is_refused(changes, error, why, tmp_path):
-    with pytest.raises(error, match=why):
-        subject(tmp_path, **changes)
 
 
 # Metrics ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, dict(importance_sampling_level="sequence"), dict(loss_type="cispo")])
+CLIPPED = dict(rewards=equal_for_short_prompts, num_iterations=2, learning_rate=0.05)
+ONE_MICRO_BATCH = dict(per_device_train_batch_size=16, gradient_accumulation_steps=1)
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(), nightly(dict(importance_sampling_level="sequence")), dict(loss_type="cispo")]
+)
 def test_the_metrics_of_a_step_in_one_micro_batch_are_trls(changes, tmp_path):
-    changes = dict(
-        per_device_train_batch_size=16, gradient_accumulation_steps=1, num_iterations=2, learning_rate=0.05,
-        score=equal_for_short_prompts, skip_zero_advantage=False, max_steps=3, **changes,
-    )  # fmt: skip
-    ours = trained(tmp_path, max_tokens_per_forward=60, **changes)
-    changes.pop("skip_zero_advantage")
-    theirs = trained(tmp_path, library=trl, **changes)
-    keys = [key for key in entries(theirs)[0] if key.startswith(("clip", "cispo", "entropy", "loss", "grad_norm"))]
+    changes = CLIPPED | ONE_MICRO_BATCH | dict(max_steps=3) | changes
+    ours = entries(tmp_path, max_tokens_per_forward=60, skip_zero_advantage=False, **changes)
+    theirs = entries(tmp_path, trl, **changes)
+    keys = [key for key in theirs[0] if key.startswith(("clip", "cispo", "entropy", "loss", "grad_norm"))]
     assert len(keys) >= 4
-    for one, other in zip(entries(ours), entries(theirs), strict=True):
+    for one, other in zip(ours, theirs, strict=True):
         for key in keys:
             assert one[key] == pytest.approx(other[key], abs=2e-6), key
-    assert any(value > 0 for one in entries(ours) for key, value in one.items() if "clip_ratio" in key)
+    assert any(value > 0 for one in ours for key, value in one.items() if "clip_ratio" in key)
 
 
 def test_trls_own_numbers_are_had_with_one_micro_batch_a_step_and_every_row_in_it(tmp_path):
     """What docs/grpo.md says: otherwise ours are means over the step's tokens, TRL's of the micro-batches' means."""
-    changes = dict(num_iterations=2, learning_rate=0.05, score=equal_for_short_prompts, max_steps=2)
-    one = dict(per_device_train_batch_size=16, gradient_accumulation_steps=1)
     keys = ("entropy", "clip_ratio/high_mean", "clip_ratio/high_max", "clip_ratio/region_mean")
 
     def apart(skips, **more):
-        ours = entries(trained(tmp_path, skip_zero_advantage=skips, **changes, **more))
-        theirs = entries(trained(tmp_path, library=trl, **changes, **more))
+        ours = entries(tmp_path, skip_zero_advantage=skips, **CLIPPED, **more)
+        theirs = entries(tmp_path, trl, **CLIPPED, **more)
         return max(abs(a[key] - b[key]) for a, b in zip(ours, theirs, strict=True) for key in keys)
 
-    assert apart(False, **one) <= 5e-6
-    assert apart(None, **one) > 1e-4  # an entropy without the rows of zero advantage
+    assert apart(False, **ONE_MICRO_BATCH) <= 5e-6
+    assert apart(None, **ONE_MICRO_BATCH) > 1e-4  # an entropy without the rows of zero advantage
     assert apart(False) > 1e-4  # four micro-batches of unequal lengths
 
 
 def test_clipped_shares_count_the_rows_that_were_left_out(tmp_path):
-    changes = dict(score=equal_for_short_prompts, num_iterations=2, learning_rate=0.05, max_steps=2)
-    with_all, without = (trained(tmp_path, skip_zero_advantage=skips, **changes) for skips in (False, None))
-    for one, other in zip(entries(with_all), entries(without), strict=True):
+    with_all, without = (entries(tmp_path, skip_zero_advantage=skips, **CLIPPED) for skips in (False, None))
+    for one, other in zip(with_all, without, strict=True):
         for key in (key for key in one if key.startswith("clip_ratio")):
             assert one[key] == pytest.approx(other[key], abs=2e-6), key
 
@@ -315,8 +273,7 @@ def forwards_of(trainer) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
 def test_a_forward_keeps_to_the_budget_and_is_gone_when_the_next_begins(loss_type, tmp_path):
-    trainer = subject(tmp_path, max_tokens_per_forward=40, loss_type=loss_type, gradient_checkpointing=False)
-    seen = forwards_of(trainer)
+    seen = forwards_of(subject(tmp_path, max_tokens_per_forward=40, loss_type=loss_type))
     assert len(seen) >= 8
     assert all(tokens <= 40 for tokens, _ in seen)
     assert all(num_alive == 0 for _, num_alive in seen)
@@ -329,49 +286,27 @@ def test_group_mates_share_a_prompt_beyond_the_micro_batch(tmp_path):
     # Never more tokens than the longest row, and fewer forwards than micro-batches.
     assert len(seen) < 16
     assert max(tokens for tokens, _ in seen) <= 9 + 12
-    theirs = trained(tmp_path, library=trl, **changes)
-    assert (weights(trainer) - weights(theirs)).abs().max() <= WEIGHT_TOLERANCE
+    assert (weights(trainer) - weights(trained(tmp_path, trl, **changes))).abs().max() <= WEIGHT_TOLERANCE
 
 
-def test_metrics_tell_how_many_tokens_packing_saved(tmp_path):
-    first = train(tmp_path)[0]
+def test_metrics_tell_what_packing_saved_and_the_seconds_of_each_phase(tmp_path):
+    evaluated = dict(eval_on_start=True, per_device_eval_batch_size=4, eval_dataset=grpo_trainers.prompts())
+    first = entries(tmp_path, **evaluated)[0]
     assert first["packing/forwarded_over_raw"] < 1 < first["packing/padded_over_forwarded"]
     assert first["packing/padded_tokens"] > first["packing/forwarded_tokens"]
-
-
-def test_without_packing_the_metrics_say_so(tmp_path):
-    first = train(tmp_path, packing=False)[0]
-    assert first["packing/forwarded_over_raw"] > 1
-    # Each batch is as wide as its own rows need, not as the generation was.
-    assert 1 <= first["packing/padded_over_forwarded"] < 1.1
-
-
-def test_a_loss_that_is_free_of_the_split_shares_more_prompts(tmp_path):
-    apart = train(tmp_path, loss_type="bnpo")[0]["packing/forwarded_tokens"]
-    together = train(tmp_path, loss_type="dapo")[0]["packing/forwarded_tokens"]
-    assert together < apart
-
-
-def test_the_seconds_of_a_step_are_logged_by_phase(tmp_path):
-    history = train(tmp_path, eval_on_start=True, per_device_eval_batch_size=4)
-    first = next(entry for entry in history if "loss" in entry)
     assert {"phase/generate_s", "phase/score_s", "phase/update_s", "phase/other_s", "phase/evaluate_s"} <= set(first)
+    # A loss that is free of the split shares more prompts.
+    assert entries(tmp_path, loss_type="bnpo")[0]["packing/forwarded_tokens"] > first["packing/forwarded_tokens"]
+    padded = entries(tmp_path, packing=False)[0]
+    assert padded["packing/forwarded_over_raw"] > 1
+    # Each batch is as wide as its own rows need, not as the generation was.
+    assert 1 <= padded["packing/padded_over_forwarded"] < 1.1
 
 
 def test_evaluation_decodes_greedily_when_asked_and_training_samples_again(tmp_path):
-    args = GRPOConfig(
-        str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        max_completion_length=6,
-        eval_temperature=0.0,
-        num_generations_eval=1,
-    )
-    trainer = GRPOTrainer(
-        tiny.model("llama"), reward, args, prompts(), eval_dataset=prompts(), processing_class=tiny.tokenizer()
-    )
-    asked = [tiny.words(5, 6, 7)] * 4
+    settings = dict(max_completion_length=6, eval_temperature=0.0, num_generations_eval=1, rollout_func=None)
+    trainer = subject(tmp_path, eval_dataset=grpo_trainers.prompts(), **settings)
+    asked = ["w5 w6 w7"] * 4
     trainer.model.eval()
     greedy = {tuple(ids) for ids in trainer._generate(asked)[1]}
     trainer.model.train()

@@ -4,17 +4,14 @@ import asyncio
 import math
 
 import pytest
-import torch
 from datasets import Dataset, IterableDataset
 
-from tests import ppo_trainers, tiny
+from tests import grpo_trainers, ppo_trainers, tiny
 from tests.workers.plain_rules import Dormant
-from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
+from trl_ext import RuleSet
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards import Answer, AsyncRule, Length, Limits, Row, Rule, Verdict
 from trl_ext.trainers.grpo import unscored
-
-torch.set_num_threads(1)
 
 
 class Abstains(Rule):
@@ -54,15 +51,10 @@ def said(monkeypatch) -> list[str]:
 def train(tmp_path):
     def start(rewards, data, *, resume_from=None, **changes):
         """Two rows a step, a completion pair each: rows in their order."""
-        settings = dict(
-            use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, max_steps=2, save_strategy="no",
-            max_completion_length=2, per_device_train_batch_size=4, num_generations=2, shuffle_dataset=False,
-            logging_steps=1,
-        )  # fmt: skip
-        args = GRPOConfig(str(tmp_path), **settings | changes)
-        trainer = GRPOTrainer(tiny.model("llama"), rewards, args, data, processing_class=tiny.tokenizer())
-        trainer.train(resume_from_checkpoint=resume_from)
-        return trainer
+        settings = dict(max_completion_length=2, num_generations=2, shuffle_dataset=False, rollout_func=None) | changes
+        subject = grpo_trainers.trainer(tmp_path, rewards=rewards, data=data, **settings)
+        subject.train(resume_from_checkpoint=resume_from)
+        return subject
 
     return start
 
@@ -71,12 +63,8 @@ def train(tmp_path):
 def test_a_rule_that_hangs_for_all_rows_ends_the_run_by_its_name(rule, train):
     limits = Limits(cpu_s=0.05, wall_s=0.1, workers=4)
     with pytest.raises(RuleError, match=f"'{rule.name}'"):
-        train(
-            rules(rule, limits=limits, on_unscored="warn"),
-            rows_of(["w7"] * 40),
-            per_device_train_batch_size=8,
-            max_steps=4,
-        )
+        given = rules(rule, limits=limits, on_unscored="warn")
+        train(given, rows_of(["w7"] * 40), per_device_train_batch_size=8, max_steps=4)
 
 
 NULL = [None] * 8
@@ -107,14 +95,10 @@ def test_a_gold_that_the_rule_cannot_read_in_any_row_is_an_error(kind, train):
         train(RuleSet([Answer(), Length(high=2)]), data if kind is list else kind(data))
 
 
-def test_a_rule_without_a_column_that_scores_nothing_is_an_error(train):
-    with pytest.raises(DataError, match=r"'abstains' scored none of the 4 .* infra_error: no service"):
-        train(rules(Abstains()), rows_of(["w7"] * 8))
-
-
-def test_columns_of_a_set_are_looked_after_as_well(train):
-    with pytest.raises(DataError, match=r"'abstains' scored none"):
-        train(rules(Abstains()).split(), rows_of(["w7"] * 8))
+def test_a_rule_without_a_column_that_scores_nothing_is_an_error_also_where_its_set_is_split(train):
+    for given in (rules(Abstains()), rules(Abstains()).split()):
+        with pytest.raises(DataError, match=r"'abstains' scored none of the 4 .* infra_error: no service"):
+            train(given, rows_of(["w7"] * 8))
 
 
 def test_a_dataset_with_other_rows_for_the_rule_trains_and_says_so(train, said):
@@ -159,19 +143,14 @@ def test_a_resumed_run_has_had_its_first_step(train, said, tmp_path):
     assert "'answer' scored 0 of the 4 completions of step 2" in said[-1]
 
 
-def test_what_a_user_scored_beforehand_does_not_count(train, said):
+def test_what_a_user_scored_beforehand_and_an_evaluation_do_not_count(train, said):
     given = rules()
     given(completions=["w7"] * 8, completion_ids=[[1]] * 8, answer=NULL)
-    train(given, rows_of(["w7"] * 8))
-    assert said == []
-
-
-def test_an_evaluation_does_not_count(train, said):
-    trainer = train(rules(), rows_of(["w7"] * 8))
-    trainer.model.eval()
-    trainer._generate_and_score_completions(list(rows_of(NULL)))
-    trainer.model.train()
-    trainer._generate_and_score_completions(list(rows_of(["w7"] * 4)))
+    subject = train(given, rows_of(["w7"] * 8))
+    subject.model.eval()
+    subject._generate_and_score_completions(list(rows_of(NULL)))
+    subject.model.train()
+    subject._generate_and_score_completions(list(rows_of(["w7"] * 4)))
     assert said == []
 
 

@@ -14,8 +14,6 @@ from tests.faults.starting import IS_THOROUGH
 from tests.ppo_trainers import CRITICS
 from trl_ext.compat.peft import base_model
 
-torch.set_num_threads(1)
-
 BETA, STEPS, EPISODES, TOKENS = 0.2, 40, 128, 20
 KINDS = [*((critic, "gae") for critic in CRITICS), *(("none", e) for e in ("reinforce_pp", "rloo", "grpo", "remax"))]
 SEEDS = range(3) if IS_THOROUGH else [0]

@@ -3,46 +3,32 @@
 import json
 
 import pytest
-import torch
 from transformers import TrainerCallback
 
-from tests import ppo_trainers, tiny
-from tests.faults.starting import IS_THOROUGH
+from tests import ppo_trainers
+from tests.nightly import daily
 from tests.ppo_trainers import CRITICS, distance, stir, trained_weights
 from tests.rollouts import rollout
 from trl_ext import RuleSet
 from trl_ext.rewards import Length
 
-torch.set_num_threads(1)
-
 NUM_PROMPTS = 8
 OF_THE_CRITIC = ("loss/value_avg", "ppo/explained_variance", "ppo/value_mean", "ppo/return_mean")
-OF_THE_SCORE = (
-    "objective/scores",
-    "objective/kl",
-    "rewards/length/mean",
-    "rewards/reward_model_0/mean",
-    "completions/mean_length",
-)
+OF_THE_SCORE = ("objective/scores", "objective/kl", "completions/mean_length")
+OF_THE_SCORE += ("rewards/length/mean", "rewards/reward_model_0/mean")
 # Completions and scores that are functions of the prompt.
-FIXED = dict(
-    rollout_func=rollout, reward_funcs=ppo_trainers.reward, reward_model=None, reward_processing_classes=None,
-    score_normalisation="none",
-)  # fmt: skip
+FIXED = dict(rollout_func=rollout, reward_funcs=ppo_trainers.reward, score_normalisation="none")
+FIXED |= dict(reward_model=None, reward_processing_classes=None)
 
 
 def evaluating(critic, folder, **changes):
     """A trainer that samples, with a rule, a reward model, and held-out prompts."""
-    settings = dict(
-        rollout_func=None, eval_dataset=ppo_trainers.prompts(NUM_PROMPTS), per_device_eval_batch_size=4, kl_coef=0.1,
-        reward_funcs=RuleSet([Length(high=4, slack=20)], normalise=True), reward_model=ppo_trainers.classifier(9),
-        reward_processing_classes=tiny.tokenizer(), score_normalisation="running", value_normalisation=True,
-        model=ppo_trainers.decided_actor(), max_steps=2, stop_token_id=7, num_completions_to_print=0,
-    )  # fmt: skip
-    if critic == "none":
-        del settings["value_normalisation"]
-        settings["advantage_estimator"] = "reinforce_pp"
-    return ppo_trainers.trainer(critic, folder, **{**settings, **changes})
+    settings = dict(eval_dataset=ppo_trainers.prompts(NUM_PROMPTS), per_device_eval_batch_size=4, max_steps=2)
+    settings |= dict(reward_funcs=RuleSet([Length(high=4, slack=20)], normalise=True), **ppo_trainers.scorer())
+    settings |= dict(score_normalisation="running", rollout_func=None, stop_token_id=7, num_completions_to_print=0)
+    settings |= dict(kl_coef=0.1, model=ppo_trainers.decided_actor())
+    settings |= dict(advantage_estimator="reinforce_pp") if critic == "none" else dict(value_normalisation=True)
+    return ppo_trainers.trainer(critic, folder, **settings | changes)
 
 
 class Shows(TrainerCallback):
@@ -54,7 +40,7 @@ class Shows(TrainerCallback):
         self.trainer.generate_completions(sampling=True)
 
 
-@pytest.mark.parametrize("critic", [*CRITICS, "none"] if IS_THOROUGH else ["adapter", "separate"])
+@pytest.mark.parametrize("critic", daily([*CRITICS, "none"], "adapter"))
 def test_training_goes_on_as_without_evaluations(critic, tmp_path):
     often = dict(eval_strategy="steps", eval_steps=1, eval_greedy=True, eval_dataset=ppo_trainers.prompts(4))
     plain, shows = evaluating(critic, tmp_path / "plain"), Shows()
@@ -81,12 +67,8 @@ def test_training_goes_on_as_without_evaluations(critic, tmp_path):
 def test_the_error_of_the_critic_is_that_of_a_training_batch(critic, packing, tmp_path):
     """The rollouts of a training batch, whose values and returns `test_ppo_exactness.py` compares with plain torch."""
     data = ppo_trainers.prompts(NUM_PROMPTS)
-    trainer = stir(
-        evaluating(
-            critic, tmp_path, eval_dataset=data, packing=packing, per_device_eval_batch_size=8,
-            **FIXED,
-        )
-    )  # fmt: skip
+    settings = dict(eval_dataset=data, packing=packing, per_device_eval_batch_size=8, **FIXED)
+    trainer = stir(evaluating(critic, tmp_path, **settings))
     found = trainer.evaluate()
     trainer.model.train()
     batch = trainer._generate_and_score_completions(list(data))
@@ -104,10 +86,8 @@ def test_the_size_of_evaluation_batches_makes_no_difference(tmp_path):
     """A mean of batches' explained variances would depend on it."""
     found = {}
     for size in (1, 8):
-        trainer = evaluating(
-            "head", tmp_path, per_device_eval_batch_size=size, value_normalisation=False,
-            **FIXED,
-        )  # fmt: skip
+        settings = dict(per_device_eval_batch_size=size, value_normalisation=False, **FIXED)
+        trainer = evaluating("head", tmp_path, **settings)
         found[size] = stir(trainer).evaluate()
     for name in ("loss/value_avg", "ppo/explained_variance", "objective/scores", "objective/kl"):
         assert found[1][f"eval_{name}"] == pytest.approx(found[8][f"eval_{name}"], abs=1e-6)
@@ -161,10 +141,8 @@ def test_several_held_out_sets_are_shown_in_one_table(tmp_path):
 
 def test_the_best_checkpoint_may_be_that_of_greedy_completions(tmp_path):
     name = "greedy_objective/scores"
-    trainer = evaluating(
-        "head", tmp_path, eval_greedy=True, eval_strategy="steps", eval_steps=1, save_strategy="best",
-        metric_for_best_model=name, max_steps=1,
-    )  # fmt: skip
+    settings = dict(eval_strategy="steps", eval_steps=1, save_strategy="best", metric_for_best_model=name)
+    trainer = evaluating("head", tmp_path, eval_greedy=True, max_steps=1, **settings)
     trainer.train()
     evaluated = next(log for log in trainer.state.log_history if "eval_loss" in log)
     assert trainer.state.best_metric == evaluated[f"eval_{name}"] != evaluated["eval_objective/scores"]

@@ -16,8 +16,6 @@ from trl_ext.trainers.ppo import config as config_module
 from trl_ext.trainers.ppo import inputs
 from trl_ext.trainers.ppo.without_effect import REASONS
 
-torch.set_num_threads(1)
-
 # Two epochs of an update and one of the next, so that ratios leave 1 and there is a KL.
 BASE = dict(max_steps=3, num_ppo_epochs=2, num_generations=2, kl_coef=0.1, learning_rate=1e-2, packing=False)
 SAMPLED = dict(rollout_func=None)
@@ -192,17 +190,11 @@ def trained(tmp_path_factory):
         if key not in known:
             options = {**BASE, **settings}
             if "reward_model" in options:
-                options["reward_model"] = options["reward_model"]()
-                tokenizers = (
-                    tiny.tokenizer() if settings["reward_model"] is MODEL["reward_model"] else [tiny.tokenizer()] * 2
-                )
+                models = options["reward_model"] = options["reward_model"]()
+                tokenizers = [tiny.tokenizer()] * 2 if isinstance(models, list) else tiny.tokenizer()
                 options |= dict(reward_processing_classes=tokenizers, reward_funcs=ppo_trainers.reward)
-            trainer = ppo_trainers.trainer(
-                options.pop("critic", "head"),
-                tmp_path_factory.mktemp("out"),
-                model=ppo_trainers.decided_actor(),
-                **options,
-            )
+            critic, folder = options.pop("critic", "head"), tmp_path_factory.mktemp("out")
+            trainer = ppo_trainers.trainer(critic, folder, model=ppo_trainers.decided_actor(), **options)
             trainer.train()
             known[key] = ppo_trainers.trained_weights(trainer)
         return known[key]
@@ -231,13 +223,8 @@ def test_the_setting_changes_what_is_trained(name, trained):
 
 
 # Settings of the optimizers, each of which must reach the groups of every critic beside the defaults alone.
-OF_GROUPS = {
-    "learning_rate": 1e-2,
-    "adam_epsilon": 1.0,
-    "weight_decay": 0.3,
-    "value_learning_rate": 0.5,
-    "value_weight_decay": 0.2,
-}
+OF_GROUPS = dict(learning_rate=1e-2, adam_epsilon=1.0, weight_decay=0.3)
+OF_GROUPS |= dict(value_learning_rate=0.5, value_weight_decay=0.2)
 
 
 def groups(trainer):
@@ -283,14 +270,14 @@ def test_what_is_refused_has_no_effect_indeed(name, trained, monkeypatch):
     assert ppo_trainers.distance(trained({}), trained({name: REFUSED[name]})) == 0
 
 
-@pytest.mark.parametrize("changes", [{}, dict(num_sample_generations=0), dict(scale_rewards=True)])
-def test_values_that_say_what_happens_anyway_are_fine(changes):
-    PPOConfig("out", use_cpu=True, bf16=False, **changes)
+def test_values_that_say_what_happens_anyway_are_fine():
+    for changes in ({}, dict(num_sample_generations=0), dict(scale_rewards=True)):
+        PPOConfig("out", use_cpu=True, bf16=False, **changes)
 
 
-@pytest.mark.parametrize("estimator, times", [("k1", 0), ("k3", 1)])
-def test_k3_in_the_reward_is_warned_about(estimator, times, monkeypatch, tmp_path):
+def test_k3_in_the_reward_is_warned_about(monkeypatch, tmp_path):
     said = []
     monkeypatch.setattr(inputs.logger, "warning_once", said.append)
-    ppo_trainers.trainer("head", tmp_path, kl_estimator=estimator)
-    assert len([text for text in said if "kl_estimator='k3'" in text]) == times
+    for estimator, times in (("k1", 0), ("k3", 1)):
+        ppo_trainers.trainer("head", tmp_path, kl_estimator=estimator)
+        assert len([text for text in said if "kl_estimator='k3'" in text]) == times

@@ -1,22 +1,23 @@
-"""What a user of PPO gets: a task that is learned, old scripts that run, scores from rules and models."""
+"""What a user of PPO gets: the steps that settings promise, scores from rules and models, models by any way."""
 
-import copy
+from functools import partial
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
+from trl.generation.vllm_generation import VLLMGeneration
 
 import trl_ext
-import trl_ext.errors
-from tests import ppo_trainers, tiny
-from tests.faults.starting import IS_THOROUGH
-from tests.ppo_trainers import CRITICS, stir
+from tests import ppo_trainers, recipes, tiny
+from tests.nightly import daily
+from tests.ppo_trainers import distance, stir, trained_weights
 from trl_ext.compat.peft import base_model
 from trl_ext.trainers.fit.plan import inputs_of
+from trl_ext.trainers.forward.value_head import hidden_from_names
 
-torch.set_num_threads(1)
+head = partial(ppo_trainers.trainer, "head")
 
 
 def rollouts(trainer, num=8):
@@ -28,113 +29,22 @@ def logged(trainer, key):
     return [log[key] for log in trainer.state.log_history if key in log]
 
 
-# Learning ------------------------------------------------------------------------------------------------------------
-
-
-# With a head, test_ppo_bandit.py finds the optimum.
-@pytest.mark.parametrize("critic", CRITICS if IS_THOROUGH else ["adapter", "separate"])
-def test_a_toy_task_is_solved(critic, tmp_path):
-    # Every tenth token pays, so that each batch has a signal; where one of 199 did, one seed in three learned nothing.
-    # Measured mean of the last five scores, worst of seeds 1 to 10 and 42: adapter 0.94, head 0.94, separate 0.97.
-    trainer = ppo_trainers.trainer(
-        critic,
-        tmp_path,
-        rollout_func=None,
-        reward_funcs=ppo_trainers.share_of_twenty_tokens,
-        data=ppo_trainers.prompts(64),
-        max_steps=60,
-        model=ppo_trainers.decided_actor(),
-        per_device_train_batch_size=32,
-        gradient_accumulation_steps=1,
-        num_ppo_epochs=2,
-        kl_coef=0.0,
-        learning_rate=1e-2 if critic == "adapter" else 4e-3,
-        adam_epsilon=1e-8,
-        vf_coef=0.5,
-    )
-    trainer.train()
-    scores = logged(trainer, "objective/scores")
-    assert scores[0] < 0.25
-    assert sum(scores[-5:]) / 5 > 0.8
-
-
-def test_the_critic_learns_what_the_completions_are_worth(tmp_path):
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, max_steps=150, learning_rate=1e-6, value_learning_rate=3e-2, vf_coef=1.0, adam_epsilon=1e-8,
-        cliprange_value=None,
-    )  # fmt: skip
-    trainer.train()
-    explained = logged(trainer, "ppo/explained_variance")
-    assert explained[0] < 0.05 and explained[-1] > 0.2
-    assert logged(trainer, "loss/value_avg")[-1] < 0.5 * logged(trainer, "loss/value_avg")[0]
-
-
-# Old scripts ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_script_for_trl_1_12_runs(tmp_path, capsys):
-    """Its arguments in its order, its config names, tokenized data, all models given."""
-    tokenizer, policy = tiny.tokenizer(), ppo_trainers.actor()
-    tokenized = ppo_trainers.prompts(16).map(
-        lambda row: {"input_ids": tokenizer(row["prompt"])["input_ids"]}, remove_columns=["prompt"]
-    )
-    reward_model = ppo_trainers.classifier(7)
-    args = trl_ext.PPOConfig(
-        output_dir=str(tmp_path),
-        learning_rate=3e-4,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        num_ppo_epochs=2,
-        num_mini_batches=2,
-        total_episodes=15,
-        response_length=6,
-        missing_eos_penalty=1.0,
-        stop_token="eos",
-        kl_estimator="k3",
-        kl_coef=0.1,
-        cliprange=0.1,
-        cliprange_value=0.1,
-        vf_coef=0.2,
-        gamma=0.99,
-        lam=0.9,
-        whiten_rewards=True,
-        local_rollout_forward_batch_size=4,
-        num_sample_generations=0,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=1,
-    )
-    trainer = trl_ext.PPOTrainer(
-        args, tokenizer, policy, copy.deepcopy(policy), reward_model, tokenized, ppo_trainers.classifier(8), None,
-        tokenized.select(range(4)), reward_processing_classes=tokenizer,
-    )  # fmt: skip
-    trainer.train()
-    # 15 episodes are two updates of 8; each is 2 epochs of 2 steps.
-    assert trainer.state.global_step == 2 * 2 * 2
-    assert logged(trainer, "episode") == [8, 16]
-    trainer.save_model(args.output_dir)
-    trainer.generate_completions()
-    assert "w" in capsys.readouterr().out
+# Steps ---------------------------------------------------------------------------------------------------------------
 
 
 def test_tokenized_prompts_are_not_tokenized_again(tmp_path):
     rows = Dataset.from_dict({"input_ids": [[0, 0, 5, 9], [44, 7]] * 4, "attention_mask": [[0, 0, 1, 1], [1, 1]] * 4})
-    trainer = ppo_trainers.trainer("head", tmp_path, data=rows, rollout_func=None)
+    trainer = head(tmp_path, data=rows, rollout_func=None)
     output = rollouts(trainer, 2)
-    assert [ids[m.bool()].tolist() for ids, m in zip(output["prompt_ids"], output["prompt_mask"], strict=True)] == [
-        [5, 9],
-        [44, 7],
-    ]
+    both = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
+    assert [ids[mask.bool()].tolist() for ids, mask in both] == [[5, 9], [44, 7]]
 
 
 @pytest.mark.parametrize("epochs, mini_batches, accumulation", [(1, 1, 1), (4, 1, 2), (2, 3, 1), (3, 2, 2)])
 def test_epochs_and_mini_batches_give_the_steps_that_they_promise(epochs, mini_batches, accumulation, tmp_path):
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, num_ppo_epochs=epochs, num_mini_batches=mini_batches, total_episodes=2 * 2 * 6, max_steps=-1,
-        gradient_accumulation_steps=accumulation, per_device_train_batch_size=2, data=ppo_trainers.prompts(24),
-    )  # fmt: skip
+    sizes = dict(num_ppo_epochs=epochs, num_mini_batches=mini_batches, gradient_accumulation_steps=accumulation)
+    sizes |= dict(per_device_train_batch_size=2, total_episodes=2 * 2 * 6, max_steps=-1)
+    trainer = head(tmp_path, data=ppo_trainers.prompts(24), **sizes)
     updates = -(-24 // (2 * accumulation * mini_batches))
     trainer.train()
     assert trainer.state.global_step == updates * epochs * mini_batches
@@ -144,10 +54,8 @@ def test_epochs_and_mini_batches_give_the_steps_that_they_promise(epochs, mini_b
 
 def test_the_coefficient_that_is_logged_is_the_one_in_the_rewards(tmp_path):
     """With gamma and lam of 1 and a fresh value head, the return of a first token is the sum of all rewards."""
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, ref_model=ppo_trainers.decided_actor(), kl_coef=0.5, kl_target=0.01, kl_horizon=20,
-        gamma=1.0, lam=1.0,
-    )  # fmt: skip
+    adapts = dict(kl_coef=0.5, kl_target=0.01, kl_horizon=20)
+    trainer = head(tmp_path, ref_model=ppo_trainers.decided_actor(), gamma=1.0, lam=1.0, **adapts)
     for _ in range(2):
         returns = rollouts(trainer)["returns"][:, 0].mean().item()
         metrics = trainer._metrics["train"]
@@ -159,24 +67,20 @@ def test_the_coefficient_that_is_logged_is_the_one_in_the_rewards(tmp_path):
 
 
 def test_rules_and_reward_models_are_logged_apart_and_added(tmp_path):
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, reward_funcs=ppo_trainers.reward, reward_model=ppo_trainers.classifier(9),
-        reward_processing_classes=tiny.tokenizer(), reward_weights=[1.0, 0.5], max_steps=1,
-    )  # fmt: skip
+    weights = dict(reward_funcs=ppo_trainers.reward, reward_weights=[1.0, 0.5], num_generations=4)
+    trainer = head(tmp_path, max_steps=1, **weights, **ppo_trainers.scorer())
     trainer.train()
     rule, model = (logged(trainer, f"rewards/{name}/mean")[0] for name in trainer.reward_func_names)
     assert trainer.reward_func_names == ["reward", "reward_model_0"]
     assert logged(trainer, "objective/scores")[0] == pytest.approx(rule + 0.5 * model, abs=1e-6)
+    assert logged(trainer, "packing/forwarded_over_raw")[0] < 1, "a prompt's completions share it"
 
 
-def test_the_gate_asks_the_reward_model_about_what_passes_only(tmp_path):
+def test_the_gate_asks_the_reward_model_about_what_passes_only_and_rules_only_not_at_all(tmp_path):
     def even(completion_ids, **_):
         return [float(len(ids) % 2 == 0) for ids in completion_ids]
 
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, reward_funcs=even, reward_model=ppo_trainers.classifier(9), score_mode="gate",
-        reward_processing_classes=tiny.tokenizer(),
-    )  # fmt: skip
+    trainer = head(tmp_path, reward_funcs=even, score_mode="gate", **ppo_trainers.scorer())
     asked = []
     model = trainer._ppo_models.rewards[0]
     score = model._score
@@ -185,32 +89,21 @@ def test_the_gate_asks_the_reward_model_about_what_passes_only(tmp_path):
     passes = output["completion_mask"].sum(1) % 2 == 0
     assert asked == [passes.sum()] and 0 < passes.sum() < 8
     assert (trainer._scores[passes] > 1).all() and (trainer._scores[~passes] == 0).all()
-
-
-def test_rules_only_leaves_the_reward_model_alone(tmp_path):
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, reward_funcs=ppo_trainers.reward, reward_model=ppo_trainers.classifier(9),
-        score_mode="rules_only",
-    )  # fmt: skip
-    assert trainer.reward_func_names == ["reward"] and inputs_of(trainer).num_reward_models == 0
+    alone = head(tmp_path, reward_funcs=even, score_mode="rules_only", **ppo_trainers.scorer())
+    assert alone.reward_func_names == ["even"] and inputs_of(alone).num_reward_models == 0
 
 
 def test_an_unscored_completion_is_in_no_loss_and_no_statistic(tmp_path):
     def some(completion_ids, **_):
         return [None if i % 2 else (sum(ids) % 17) / 17 for i, ids in enumerate(completion_ids)]
 
-    def only(completion_ids, **_):
-        return [(sum(ids) % 17) / 17 for ids in completion_ids]
-
-    halves = ppo_trainers.trainer("head", tmp_path, reward_funcs=some)
-    stir(halves)
+    halves = stir(head(tmp_path, reward_funcs=some))
     both = rollouts(halves)
     kept = torch.arange(8) % 2 == 0
     assert both["completion_mask"][~kept].sum() == 0
     assert both["advantages"][~kept].abs().sum() == 0
 
-    alone = ppo_trainers.trainer("head", tmp_path, reward_funcs=only)
-    stir(alone)
+    alone = stir(head(tmp_path))
     alone.model.train()
     expected = alone._generate_and_score_completions([alone.train_dataset[i] for i in range(0, 8, 2)])
     width = expected["advantages"].size(1)
@@ -220,19 +113,17 @@ def test_an_unscored_completion_is_in_no_loss_and_no_statistic(tmp_path):
     assert halves._metrics["train"]["objective/scores"] == pytest.approx(alone._metrics["train"]["objective/scores"])
 
 
-def test_the_table_of_completions_shows_ppos_advantages(tmp_path):
-    trainer = ppo_trainers.trainer("head", tmp_path)
+def test_the_table_of_completions_shows_ppos_advantages_and_no_tensor_of_vocabulary_size_is_kept(tmp_path):
+    trainer = head(tmp_path)
     output = rollouts(trainer)
+    assert all(value.dim() < 3 for value in output.values() if isinstance(value, torch.Tensor))
     means = output["advantages"].sum(1) / output["completion_mask"].sum(1)
     assert list(trainer._logs["advantages"]) == pytest.approx(means.tolist())
     assert len(set(trainer._logs["advantages"])) > 1
 
 
 def test_the_penalty_for_a_missing_eos_meets_what_was_cut_off(tmp_path):
-    outputs = [
-        rollouts(ppo_trainers.trainer("head", tmp_path, missing_eos_penalty=penalty, whiten_rewards=False))
-        for penalty in (None, 3.0)
-    ]
+    outputs = [rollouts(head(tmp_path, missing_eos_penalty=penalty)) for penalty in (None, 3.0)]
     ends = (outputs[0]["completion_ids"] == 2).any(dim=1)
     last = outputs[0]["completion_mask"].sum(1) - 1
     rewards = [output["returns"][range(8), last] for output in outputs]
@@ -241,7 +132,7 @@ def test_the_penalty_for_a_missing_eos_meets_what_was_cut_off(tmp_path):
 
 
 def test_a_stop_token_ends_completions(tmp_path):
-    trainer = ppo_trainers.trainer("head", tmp_path, rollout_func=None, stop_token_id=9, response_length=40)
+    trainer = head(tmp_path, rollout_func=None, stop_token_id=9, response_length=40)
     trainer.model.lm_head.weight.data[9] += 0.5
     output = rollouts(trainer)
     assert trainer.eos_token_ids == [9]
@@ -253,30 +144,22 @@ def test_a_stop_token_ends_completions(tmp_path):
 # Models --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_of_a_trained_adapter_is_that_adapter(tmp_path):
+def test_the_reference_is_the_given_model_or_its_trained_adapter(tmp_path):
     """A fresh adapter is the model without it; a trained one must be kept."""
     model = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA))
     for name, weight in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.3)
-    trainer = ppo_trainers.trainer("adapter", tmp_path, model=model, peft_config=None)
-    rollouts(trainer)
-    assert trainer._metrics["train"]["objective/kl"] == pytest.approx([0.0], abs=1e-5)
-    assert {n.split(".")[-2] for n, p in trainer.model.named_parameters() if p.requires_grad and "lora" in n} == {
-        "default",
-        "critic",
-    }
+    adapted = ppo_trainers.trainer("adapter", tmp_path, model=model, peft_config=None)
+    given = head(tmp_path, model=ppo_trainers.actor(seed=4))
+    for trainer in (adapted, given):
+        rollouts(trainer)
+        assert trainer._metrics["train"]["objective/kl"] == pytest.approx([0.0], abs=1e-5)
+    trained = {n.split(".")[-2] for n, p in adapted.model.named_parameters() if p.requires_grad and "lora" in n}
+    assert trained == {"default", "critic"} and given.ref_model is not given.model
 
 
-def test_the_reference_of_a_model_in_memory_is_that_model(tmp_path):
-    model = ppo_trainers.actor(seed=4)
-    trainer = ppo_trainers.trainer("head", tmp_path, model=model)
-    rollouts(trainer)
-    assert trainer._metrics["train"]["objective/kl"] == pytest.approx([0.0], abs=1e-5)
-    assert trainer.ref_model is not trainer.model
-
-
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("packing", daily([True, False], True))
 def test_reference_rewards_and_actor_share_one_backbone(packing, tmp_path):
     """Reward models of any rank, trained as LoRA of the same base, score as further adapters what they score alone."""
     ppo_trainers.actor().save_pretrained(tmp_path / "base")
@@ -313,16 +196,11 @@ def test_reference_rewards_and_actor_share_one_backbone(packing, tmp_path):
     assert left == {"critic"}
     again = ppo_trainers.trainer("adapter", tmp_path / "again", packing=packing, **settings, **start)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    ours, theirs = ppo_trainers.trained_weights(again), ppo_trainers.trained_weights(trainer)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert distance(trained_weights(again), trained_weights(trainer)) == 0
 
 
 def test_vllm_is_given_the_actors_names_only(tmp_path):
-    from trl.generation.vllm_generation import VLLMGeneration
-
-    from trl_ext.trainers.forward.value_head import hidden_from_names
-
-    trainer = ppo_trainers.trainer("head", tmp_path)
+    trainer = head(tmp_path)
     names = {name for name, _ in ppo_trainers.actor().named_parameters()}
     pusher = object.__new__(VLLMGeneration)
     pusher.model, pusher._dist = trainer.model, trainer._dist
@@ -332,32 +210,22 @@ def test_vllm_is_given_the_actors_names_only(tmp_path):
     assert "value_head.weight" in dict(trainer.model.named_parameters())
 
 
-def test_no_tensor_of_vocabulary_size_is_kept(tmp_path):
-    trainer = ppo_trainers.trainer("separate", tmp_path, max_steps=1)
-    trainer.train()
-    for batch in trainer._buffered_inputs:
-        assert all(v.dim() < 3 for v in batch.values() if isinstance(v, torch.Tensor))
-
-
-@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("packing", daily([True, False], True))
 def test_one_token_prompts_that_nothing_scores_go_through(packing, tmp_path):
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, data=Dataset.from_dict({"prompt": ["w5"] * 16}), packing=packing, max_steps=1,
-        reward_funcs=lambda completions, **_: [None] * len(completions),
-    )  # fmt: skip
-    before = ppo_trainers.trained_weights(trainer)
+    unscored = dict(reward_funcs=lambda completions, **_: [None] * len(completions))
+    data = Dataset.from_dict({"prompt": ["w5"] * 16})
+    trainer = head(tmp_path, data=data, packing=packing, max_steps=1, **unscored)
+    before = trained_weights(trainer)
     trainer.train()
     assert logged(trainer, "ppo/unscored_frac") == [1.0]
-    assert ppo_trainers.distance(before, ppo_trainers.trained_weights(trainer)) == 0
+    assert distance(before, trained_weights(trainer)) == 0
 
 
 def test_a_loaded_value_model_is_checkpointed(tmp_path):
     """transformers hands out models in evaluation mode, which never checkpoint."""
-    ppo_trainers.classifier().save_pretrained(tmp_path / "value")
-    tiny.tokenizer().save_pretrained(tmp_path / "value")
-    trainer = ppo_trainers.trainer(
-        "separate", tmp_path, value_model=str(tmp_path / "value"), gradient_checkpointing=True, max_steps=1
-    )
+    value_model = str(recipes.save(tmp_path / "value", ppo_trainers.classifier()))
+    options = dict(value_model=value_model, gradient_checkpointing=True, max_steps=1)
+    trainer = ppo_trainers.trainer("separate", tmp_path, **options)
     recomputed = []
     layer = trainer._ppo_models.value_model.model.layers[0]
     forward = layer.self_attn.forward
@@ -367,47 +235,24 @@ def test_a_loaded_value_model_is_checkpointed(tmp_path):
     assert sum(recomputed) == 2 * trainer.args.gradient_accumulation_steps
 
 
-def test_a_chat_template_that_fails_is_said_with_the_reward_models_name(tmp_path):
-    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w4 w5"}]] * 8})
-    tokenizer = tiny.tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('no such role') }}"
-    trainer = ppo_trainers.trainer(
-        "head", tmp_path, data=data, reward_model=ppo_trainers.classifier(), reward_processing_classes=tokenizer,
-        rollout_func=chat_rollout,
-    )  # fmt: skip
-    with pytest.raises(trl_ext.errors.RuleError, match=r"reward_model_0.*raised"):
-        trainer.train()
-
-
-def chat_rollout(prompts, trainer):
-    ids = [[5, 6]] * len(prompts)
-    return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None}
-
-
 def test_a_named_adapter_is_trained_and_another_is_its_reference(tmp_path):
     model = get_peft_model(ppo_trainers.actor(), LoraConfig(**ppo_trainers.LORA), adapter_name="policy")
     model.add_adapter("start", LoraConfig(**ppo_trainers.LORA, init_lora_weights=False))
-    trainer = ppo_trainers.trainer(
-        "adapter", tmp_path, model=model, peft_config=None, model_adapter_name="policy", ref_adapter_name="start",
-        max_steps=1,
-    )  # fmt: skip
-    before = ppo_trainers.trained_weights(trainer)
+    names = dict(model_adapter_name="policy", ref_adapter_name="start")
+    trainer = ppo_trainers.trainer("adapter", tmp_path, model=model, peft_config=None, max_steps=1, **names)
+    before = trained_weights(trainer)
     trainer.train()
     assert {name.split(".")[-2] for name in before if "lora" in name} == {"policy", "critic"}
     assert abs(logged(trainer, "objective/kl")[0]) > 1e-4
 
 
 def test_models_may_be_given_as_paths_and_two_roles_by_one_path(tmp_path):
-    """As in TRL 1.12's scripts, where reward and value model start from the same weights."""
-    ppo_trainers.actor().save_pretrained(tmp_path / "actor")
-    ppo_trainers.classifier().save_pretrained(tmp_path / "reward")
-    for folder in ("actor", "reward"):
-        tiny.tokenizer().save_pretrained(tmp_path / folder)
-    args = trl_ext.PPOConfig(
-        str(tmp_path / "out"), use_cpu=True, bf16=False, report_to="none", save_strategy="no", response_length=4,
-        max_steps=1, per_device_train_batch_size=4, num_ppo_epochs=1, logging_steps=1,
-    )  # fmt: skip
-    actor, scorer = str(tmp_path / "actor"), str(tmp_path / "reward")
+    """As in TRL 1.12's scripts, in its order, where reward and value model start from the same weights."""
+    sizes = dict(response_length=4, max_steps=1, per_device_train_batch_size=4, num_ppo_epochs=1, logging_steps=1)
+    sizes |= dict(stop_token="eos", num_sample_generations=0, local_rollout_forward_batch_size=4)
+    args = trl_ext.PPOConfig(str(tmp_path / "out"), **tiny.QUIET_ON_CPU, save_strategy="no", **sizes)
+    actor = str(recipes.save(tmp_path / "actor"))
+    scorer = str(recipes.save(tmp_path / "reward", ppo_trainers.classifier()))
     trainer = trl_ext.PPOTrainer(args, None, actor, actor, scorer, ppo_trainers.prompts(4), scorer)
     trainer.train()
     assert trainer.reward_func_names == ["reward"]

@@ -9,8 +9,6 @@ import torch
 
 from tests import ppo_trainers
 
-torch.set_num_threads(1)
-
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0.0]])
 OLD = torch.tensor([[-0.5, -1.0, -0.25, -2.0], [-0.75, -0.1, 0, 0], [-1.5, -0.3, -0.6, 0], [-0.9, 0, 0, 0]])
 NEW = torch.tensor([[-0.3, -1.5, -0.24, -0.4], [-1.9, -0.05, 0, 0], [-0.1, -0.9, -0.55, 0], [-0.7, 0, 0, 0]])

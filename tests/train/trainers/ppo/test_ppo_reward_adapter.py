@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests import tiny
-from tests.batches import RAGGED
+from tests.batches import RAGGED, difference
 from tests.reward_trainers import trainer, warnings_of
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.forward.pooled_head import scored_token
@@ -90,14 +90,9 @@ def spoil(folder, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a - b).abs().max().item()
-
-
-def test_scores_by_the_adapter_are_the_reward_models(base, saved, reward_model):
-    policy = actor(base)
-    head = load_reward_adapter(policy, saved)
-    expected = scores_by_transformers(reward_model)
+def check_scores(policy, folder, reward_model):
+    """Fail unless the adapter of this folder scores as the reward model does."""
+    head, expected = load_reward_adapter(policy, folder), scores_by_transformers(reward_model)
     assert difference(scores_by_adapter(policy, head), expected) < TOLERANCE
     # The adapter matters: the actor's own gives other scores.
     assert difference(scores_by_adapter(policy, head, "default"), expected) > 1e-3
@@ -109,23 +104,17 @@ def test_what_our_reward_trainer_saves_can_be_loaded(base, tmp_path):
     subject = trainer(tmp_path, model=model, peft_config=peft_config, max_steps=2, learning_rate=0.05)
     subject.train()
     subject.save_model(str(tmp_path / "saved"))
-    policy = actor(base)
-    head = load_reward_adapter(policy, tmp_path / "saved")
-    expected = scores_by_transformers(subject.model.eval())
-    assert difference(scores_by_adapter(policy, head), expected) < TOLERANCE
+    check_scores(actor(base), tmp_path / "saved", subject.model.eval())
 
 
-def test_a_bfloat16_base_keeps_the_adapter_and_the_head_in_float32(base, saved):
-    policy = actor(base).to(torch.bfloat16)
-    head = load_reward_adapter(policy, saved)
-    assert {head.weight.dtype} | {p.dtype for n, p in policy.named_parameters() if ".reward." in n} == {torch.float32}
-
-
-def test_the_actor_computes_what_it_did(base, saved):
+def test_the_actor_computes_what_it_did_and_over_a_bfloat16_base_adapter_and_head_are_float32(base, saved):
     policy = actor(base)
     before = logits(policy)
     load_reward_adapter(policy, saved)
     assert torch.equal(logits(policy), before)
+    policy = actor(base).to(torch.bfloat16)
+    head = load_reward_adapter(policy, saved)
+    assert {head.weight.dtype} | {p.dtype for n, p in policy.named_parameters() if ".reward." in n} == {torch.float32}
 
 
 @pytest.mark.parametrize("active", ["default", "ref"])
@@ -151,11 +140,10 @@ def test_adapter_and_head_are_frozen_and_named_as_asked(base, saved):
     assert not any(p.requires_grad for p in [*added, *head.parameters()])
 
 
-def test_dropout_of_the_reward_models_training_is_off_while_the_policy_trains(base, copied, reward_model):
+def test_scores_are_the_reward_models_and_dropout_is_off_while_the_policy_trains(base, saved, copied, reward_model):
+    check_scores(actor(base), saved, reward_model)
     spoil(copied, lora_dropout=0.5)
-    policy = actor(base).train()
-    head = load_reward_adapter(policy, copied)
-    assert difference(scores_by_adapter(policy, head), scores_by_transformers(reward_model)) < TOLERANCE
+    check_scores(actor(base).train(), copied, reward_model)
 
 
 def without(file):

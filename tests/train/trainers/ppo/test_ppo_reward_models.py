@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Roberta
 from trl.data_utils import apply_chat_template
 
 from tests import tiny
+from tests.batches import difference
 from tests.preferences import reward_model
 from tests.reward_trainers import chat_tokenizer, warnings_of
 from trl_ext.errors import ConfigError
@@ -36,6 +37,9 @@ ROWS = [*group(1, 17, 4, 11, 1), *group(2, 5, 9, 0, 3), *group(3, 30, 13), *grou
 ROWS[1] = (ROWS[1][0], ROWS[1][1] + " <eos>")
 ROWS[4] = (ROWS[4][0], "<eos> <eos>")
 PROMPTS, COMPLETIONS = map(list, zip(*ROWS, strict=True))
+
+
+ENCODER = dict(vocab_size=tiny.VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
 
 
 @pytest.fixture
@@ -78,8 +82,12 @@ def texts(prompts=PROMPTS, completions=COMPLETIONS) -> list[str]:
     return [p + c for p, c in zip(prompts, completions, strict=True)]
 
 
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a - b).abs().max().item()
+def check_alone(model, expected=None, tokenizer=None, given=(PROMPTS, COMPLETIONS), **changes) -> RewardModel:
+    """Fail unless the reward model scores rows as transformers scores their texts alone."""
+    expected = alone(copy.deepcopy(model), texts()) if expected is None else expected
+    subject = scorer(model, tokenizer, **changes)
+    assert difference(subject(*given), expected) < TOLERANCE
+    return subject
 
 
 @pytest.mark.parametrize(
@@ -87,19 +95,14 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     [*((family, 60) for family in sorted(tiny.PACKABLE | tiny.MIXTURE)), *(("llama", n) for n in (None, 200, 20))],
 )
 def test_a_packed_score_is_the_score_of_the_text_alone(tmp_path, family, budget):
-    model = reward_model(tmp_path, family)
-    expected = alone(copy.deepcopy(model), texts())
-    subject = scorer(model, max_tokens_per_forward=budget)
-    assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
-    assert subject.packs
+    assert check_alone(reward_model(tmp_path, family), max_tokens_per_forward=budget).packs
 
 
 def test_scores_agree_where_the_pad_token_is_eos(llama):
     tokenizer = tiny.tokenizer()
     tokenizer.pad_token = None
     expected = alone(copy.deepcopy(llama), texts(), pad_token_id=tokenizer.eos_token_id)
-    subject = scorer(llama, tokenizer, max_tokens_per_forward=60)
-    assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
+    check_alone(llama, expected, tokenizer, max_tokens_per_forward=60)
     assert llama.config.pad_token_id == tokenizer.eos_token_id
     assert tokenizer.pad_token is None
 
@@ -165,39 +168,29 @@ def test_rows_that_are_not_kept_are_nan_and_cost_nothing(llama, counts):
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_next", "qwen3_5"])
 def test_a_family_that_cannot_be_packed_is_padded_and_says_why(tmp_path, caplog, family):
-    model = reward_model(tmp_path, family)
-    expected = alone(copy.deepcopy(model), texts())
-    subject = scorer(model, max_tokens_per_forward=60)
-    assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
-    assert not subject.packs
+    assert not check_alone(reward_model(tmp_path, family), max_tokens_per_forward=60).packs
     (warning,) = warnings_of(caplog)
     assert "The reward model tiny scores padded batches, without packing: " in warning
 
 
 def test_an_encoder_is_padded_and_says_why(caplog):
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=tiny.VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48
-    )
-    config.num_labels = 1
-    model = AutoModelForSequenceClassification.from_config(config)
-    expected = alone(copy.deepcopy(model), texts())
-    assert difference(scorer(model, max_tokens_per_forward=60)(PROMPTS, COMPLETIONS), expected) < TOLERANCE
+    config = BertConfig(**ENCODER, num_labels=1)
+    check_alone(AutoModelForSequenceClassification.from_config(config), max_tokens_per_forward=60)
     assert "no layer `score` on top of a backbone, so single tokens cannot be scored." in warnings_of(caplog)[0]
 
 
-@pytest.mark.parametrize("num_labels", [2, 3])
-def test_several_labels_are_refused(llama, num_labels):
-    llama.config.num_labels = num_labels
-    with pytest.raises(ConfigError, match=f"A reward model has one label; tiny has {num_labels}"):
-        scorer(llama)
-
-
-def test_a_tokenizer_without_pad_and_eos_is_refused(llama):
+def test_several_labels_and_a_tokenizer_without_what_is_needed_are_refused(llama):
+    prompt, completion = conversation("w3", "w4")
+    with pytest.raises(ConfigError, match="tokenizer of the reward model tiny has no chat template"):
+        scorer(llama)([prompt], [completion])
     tokenizer = tiny.tokenizer()
     tokenizer.pad_token = tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="neither a pad nor an EOS token"):
         scorer(llama, tokenizer)
+    llama.config.num_labels = 3
+    with pytest.raises(ConfigError, match="A reward model has one label; tiny has 3"):
+        scorer(llama)
 
 
 def test_the_model_is_frozen_and_stays_in_evaluation_mode(tmp_path):
@@ -215,7 +208,7 @@ def test_text_goes_through_the_reward_models_own_tokenizer(llama):
     llama.resize_token_embeddings(len(other))
     expected = alone(copy.deepcopy(llama), ["w3 w4 w5"], other)
     assert difference(alone(copy.deepcopy(llama), ["w3 w4 w5"]), expected) > 1e-3
-    assert difference(scorer(llama, other)(["w3 "], ["w4 w5"]), expected) < TOLERANCE
+    check_alone(llama, expected, other, (["w3 "], ["w4 w5"]))
 
 
 def conversation(prompt: str, completion: str):
@@ -227,47 +220,27 @@ def test_conversations_are_written_by_the_reward_models_chat_template(llama):
     tokenizer = chat_tokenizer()
     messages = [{"messages": p + c} for p, c in zip(prompts, completions, strict=True)]
     written = [apply_chat_template(m, tokenizer)["text"] for m in messages]
-    expected = alone(copy.deepcopy(llama), written)
-    assert difference(scorer(llama, tokenizer)(prompts, completions), expected) < TOLERANCE
-
-
-def test_chat_template_settings_reach_the_template(llama):
-    tokenizer = chat_tokenizer()
+    check_alone(llama, alone(copy.deepcopy(llama), written), tokenizer, (prompts, completions))
+    # Settings reach the template.
     tokenizer.chat_template = "{% if brief %}w7 w8{% else %}w9{% endif %}"
     prompt, completion = conversation("w3", "w4")
     expected = alone(copy.deepcopy(llama), ["w7 w8"])
-    subject = scorer(llama, tokenizer, chat_template_kwargs={"brief": True})
-    assert difference(subject([prompt], [completion]), expected) < TOLERANCE
+    check_alone(llama, expected, tokenizer, ([prompt], [completion]), chat_template_kwargs={"brief": True})
 
 
-def test_conversations_without_a_chat_template_are_refused(llama):
-    prompt, completion = conversation("w3", "w4")
-    with pytest.raises(ConfigError, match="tokenizer of the reward model tiny has no chat template"):
-        scorer(llama)([prompt], [completion])
-
-
-@pytest.mark.parametrize("packs", [True, False])
-def test_an_empty_text_scores_as_one_pad_token(llama, packs):
+def test_odd_texts_are_scored_and_no_completion_gives_no_score(llama):
     expected = alone(copy.deepcopy(llama), ["<pad>", "w3 w4"])
-    subject = scorer(llama)
-    if not packs:
-        pad_only(subject)
+    subject = check_alone(llama, expected, given=(["", "w3 "], ["", "w4"]))
+    pad_only(subject)
     assert difference(subject(["", "w3 "], ["", "w4"]), expected) < TOLERANCE
-
-
-def test_a_lone_surrogate_is_scored(llama):
-    assert scorer(llama)(["w3 "], ["\ud800 w4"]).isfinite().all()
-
-
-def test_no_completion_gives_no_score(llama):
-    assert scorer(llama)([], []).shape == (0,)
+    assert subject(["w3 "], ["\ud800 w4"]).isfinite().all()
+    assert subject([], []).shape == (0,)
 
 
 def test_a_sequence_beyond_the_positions_loses_its_first_tokens_and_is_warned_of_once(tmp_path, caplog):
     model = reward_model(tmp_path, max_position_embeddings=24)
     expected = alone(copy.deepcopy(model), [" ".join(text.split()[-24:]) for text in texts()])
-    subject = scorer(model, max_tokens_per_forward=60)
-    assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
+    subject = check_alone(model, expected, max_tokens_per_forward=60)
     subject(PROMPTS, COMPLETIONS)
     (warning,) = warnings_of(caplog)
     assert "A sequence of 43 tokens is longer than the 24 positions of the reward model tiny." in warning
@@ -282,16 +255,7 @@ def test_a_cut_completion_leaves_its_group_a_shared_prompt(tmp_path, counts):
 
 
 def test_roberta_has_as_many_positions_as_follow_its_padding():
-    config = RobertaConfig(
-        vocab_size=tiny.VOCAB,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=26,
-        pad_token_id=1,
-        num_labels=1,
-    )
+    config = RobertaConfig(**ENCODER, max_position_embeddings=26, pad_token_id=1, num_labels=1)
     model = AutoModelForSequenceClassification.from_config(config)
     assert num_positions(model) == 24
     tokenizer = tiny.tokenizer()
@@ -317,9 +281,7 @@ def test_ranks_agree_once_a_call_and_make_as_many_forwards(llama, counts, keep, 
 
 
 def test_surplus_forwards_change_no_score(llama):
-    expected = alone(copy.deepcopy(llama), texts())
-    subject = scorer(llama, max_tokens_per_forward=60, agree=lambda own: own + 3)
-    assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
+    check_alone(llama, max_tokens_per_forward=60, agree=lambda own: own + 3)
 
 
 def test_forwards_go_through_the_wrapped_model(llama):
@@ -345,11 +307,7 @@ def test_forwards_go_through_the_wrapped_model(llama):
 def test_a_reward_model_with_lora_is_packed(llama):
     torch.manual_seed(0)
     lora = LoraConfig(r=4, task_type="SEQ_CLS", target_modules="all-linear", init_lora_weights=False)
-    model = get_peft_model(llama, lora)
-    expected = alone(copy.deepcopy(model), texts())
-    subject = scorer(model, max_tokens_per_forward=60)
-    assert difference(subject(PROMPTS, COMPLETIONS), expected) < TOLERANCE
-    assert subject.packs
+    assert check_alone(get_peft_model(llama, lora), max_tokens_per_forward=60).packs
 
 
 def test_a_reward_model_whose_heads_processes_cannot_share_is_refused(llama):

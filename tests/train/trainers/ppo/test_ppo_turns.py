@@ -3,29 +3,14 @@
 import itertools
 
 import pytest
-import torch
 
 import trl_ext
 from tests import ppo_trainers, tiny, tool_task
 from tests.documents import BLOCKS
-from tests.ppo_trainers import CRITICS, distance
+from tests.ppo_replay import OF_GROUPS, TOLERANCE, Settings, check
+from tests.ppo_trainers import CRITICS, stir
 from tests.rollouts import rollout
-from tests.train.trainers.ppo.test_ppo_exactness import (
-    GAMMA,
-    KL,
-    TOLERANCE,
-    after_a_nudge,
-    gradients,
-    old_logps_of_reference,
-    reference_forward,
-    reference_loss,
-    reference_targets,
-    settled,
-    whole_batch,
-)
 from trl_ext.errors import RuleError
-
-torch.set_num_threads(1)
 
 
 def spoken(ids):
@@ -47,108 +32,56 @@ def of_each_turn(completion_ids, **_):
     return [[(sum(ids) + 5 * turn) % 17 / 17 for turn in range(num_turns(ids))] for ids in completion_ids]
 
 
-def replayed(trainer, inputs, by_turn):
-    """Scores, and what is moved: rows of the tokens that the policy spoke, by loops."""
-    scores = trainer._scores.tolist()
-    if not by_turn:
-        return scores, [[] for _ in scores]
-    early = []
-    completions = [ids[mask.bool()].tolist() for ids, mask in zip(
-        inputs["completion_ids"], inputs["completion_mask"], strict=True)]  # fmt: skip
-    for ids, values in zip(completions, of_each_turn(completions), strict=True):
+def rewards_of_turns(update):
+    """Of each token that the policy spoke: its turn's reward at the turn's last one, by loops."""
+    found = []
+    completions = [completion.tolist() for _, completion, _ in update.tokens()]
+    for ids, values, total in zip(completions, of_each_turn(completions), update.scores, strict=True):
         mask, rewards = spoken(ids), []
         for t, is_spoken in enumerate(mask):
             if is_spoken:
                 ends = t + 1 == len(mask) or not mask[t + 1]
                 rewards.append(values.pop(0) if ends else 0.0)
-        early.append(rewards)
-    return [0.0] * len(scores), early
+        assert sum(rewards) == pytest.approx(total, abs=1e-6)
+        found.append(rewards)
+    return found
 
 
 @pytest.mark.parametrize("by_turn", [False, True], ids=["whole", "turns"])
-@pytest.mark.parametrize(("critic", "packing"), [*((c, True) for c in CRITICS), ("head", False)])
-def test_targets_loss_and_gradients_are_those_of_the_turns_alone(critic, packing, by_turn, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("critic", "packing", "estimator"),
+    [
+        *((critic, True, "gae") for critic in CRITICS),
+        ("head", False, "gae"),
+        *(("none", True, estimator) for estimator in ("reinforce_pp", "rloo", "grpo")),
+    ],
+)
+def test_an_update_is_that_of_the_turns_alone(critic, packing, estimator, by_turn, tmp_path):
+    own = dict(advantage_estimator=estimator, num_ppo_epochs=2, num_generations=4 if estimator in OF_GROUPS else 1)
+    own |= {} if estimator in OF_GROUPS else dict(gamma=0.99)
     rewards = of_each_turn if by_turn else ppo_trainers.reward
-    trainer = settled(critic, tmp_path, packing=packing, rollout_func=with_tools, reward_funcs=rewards)
-    inputs = whole_batch(trainer)
-    counted = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-    assert counted.sum() < inputs["completion_mask"].sum()
-    masks = [tools[mask.bool()].bool() for tools, mask in zip(
-        inputs["tool_mask"], inputs["completion_mask"], strict=True)]  # fmt: skip
-    kept = lambda rows: [row[mask] for row, mask in zip(rows, masks, strict=True)]  # noqa: E731
-
-    with torch.no_grad():
-        old_logps, old_values = (kept(reference_forward(trainer, inputs, role)) for role in ("policy", "value"))
-        ref_logps = kept(old_logps_of_reference(trainer, inputs))
-    scores, early = replayed(trainer, inputs, by_turn)
-    if by_turn:
-        assert trainer._scores.tolist() == pytest.approx([sum(row) for row in early], abs=1e-6)
-        # The textbook's KL takes each token's own reward off.
-        ref_logps = [ref + torch.tensor(row) / KL for ref, row in zip(ref_logps, early, strict=True)]
-    advantages, returns = reference_targets(scores, old_logps, ref_logps, old_values)
-    for name, theirs in [("values", old_values), ("advantages", advantages), ("returns", returns)]:
-        for mine, mask, row in zip(inputs[name], counted, theirs, strict=True):
-            torch.testing.assert_close(mine[mask], torch.as_tensor(row), rtol=0, atol=5 * TOLERANCE)
-
-    loss, ours = after_a_nudge(trainer, inputs)
-    new_logps, new_values = (kept(reference_forward(trainer, inputs, role)) for role in ("policy", "value"))
-    expected = reference_loss(new_logps, old_logps, new_values, old_values, advantages, returns)
-    expected.backward()
-    assert abs(loss.item() - expected.item()) < 5 * TOLERANCE
-    theirs = gradients(trainer)
-    assert distance(ours, theirs) < 5 * TOLERANCE * max(1.0, max(g.abs().max().item() for g in theirs.values()))
+    settings = dict(packing=packing, max_steps=2, rollout_func=with_tools, reward_funcs=rewards)
+    trainer = stir(ppo_trainers.trainer(critic, tmp_path, **settings, **own))
+    check(trainer, Settings(**own), 5 * TOLERANCE, turns=rewards_of_turns if by_turn else None)
 
 
-@pytest.mark.parametrize("estimator", ["reinforce_pp", "rloo", "grpo"])
-def test_without_a_critic_a_turns_reward_reaches_its_own_and_earlier_tokens(estimator, tmp_path):
-    own = dict(gamma=GAMMA) if estimator == "reinforce_pp" else {}
-    trainer = ppo_trainers.trainer(
-        "none", tmp_path, advantage_estimator=estimator, num_generations=1 if own else 4, kl_coef=0.0,
-        rollout_func=with_tools, reward_funcs=of_each_turn, per_device_train_batch_size=8,
-        gradient_accumulation_steps=1, **own,
-    )  # fmt: skip
-    trainer.model.train()
-    copies = trainer.num_generations
-    inputs = trainer._generate_and_score_completions([trainer.train_dataset[i // copies] for i in range(8)])
-    _, early = replayed(trainer, inputs, by_turn=True)
-    if own:
-        found = [[sum(GAMMA**k * r for k, r in enumerate(row[t:])) for t in range(len(row))] for row in early]
-        flat = torch.tensor([a for row in found for a in row])
-        found = [((torch.tensor(row) - flat.mean()) / (flat.var() + 1e-8).sqrt()).tolist() for row in found]
-    else:
-        totals = torch.tensor([sum(row) for row in early]).view(-1, copies)
-        others = (totals.sum(1, keepdim=True) - totals) / (copies - 1)
-        scaled = (totals - totals.mean(1, keepdim=True)) / (totals.std(1, keepdim=True) + 1e-6)
-        found = (totals - others if estimator == "rloo" else scaled).flatten().tolist()
-        found = [[one] * len(row) for one, row in zip(found, early, strict=True)]
-    counted = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-    for mine, mask, row in zip(inputs["advantages"], counted, found, strict=True):
-        torch.testing.assert_close(mine[mask], torch.tensor(row), rtol=0, atol=1e-5)
-        assert not mine[~mask].any()
-
-
-def test_another_number_of_values_than_turns_is_said(tmp_path):
+def test_values_of_other_turns_are_said_and_a_turn_without_one_leaves_the_completion_out(tmp_path):
     def one_too_many(completion_ids, **_):
         return [[1.0] * (num_turns(ids) + 1) for ids in completion_ids]
 
-    trainer = ppo_trainers.trainer("head", tmp_path, rollout_func=with_tools, reward_funcs=one_too_many)
-    with pytest.raises(RuleError, match=r"'one_too_many' returned \d+ values for a completion of \d+ turns"):
-        trainer.train()
-
-
-def test_a_turn_that_nothing_scores_leaves_the_completion_out(tmp_path):
     async def unknown(completion_ids, **_):
         return [[None, *row[1:]] if i == 0 else row for i, row in enumerate(of_each_turn(completion_ids))]
 
-    trainer = ppo_trainers.trainer("head", tmp_path, rollout_func=with_tools, reward_funcs=unknown)
-    trainer.train()
-    assert trainer.state.log_history[0]["ppo/unscored_frac"] == 1 / 8
+    def trainer(rewards):
+        return ppo_trainers.trainer("head", tmp_path, max_steps=1, rollout_func=with_tools, reward_funcs=rewards)
 
-
-def test_grpo_refuses_rewards_per_turn(tmp_path):
-    trainer = tool_task.trainer(trl_ext, tmp_path, of_each_turn)
+    with pytest.raises(RuleError, match=r"'one_too_many' returned \d+ values for a completion of \d+ turns"):
+        trainer(one_too_many).train()
+    trained = trainer(unknown)
+    trained.train()
+    assert trained.state.log_history[0]["ppo/unscored_frac"] == 1 / 8
     with pytest.raises(RuleError, match="returned rewards per turn"):
-        trainer.train()
+        tool_task.trainer(trl_ext, tmp_path, of_each_turn).train()
 
 
 def as_printed(name):
@@ -185,5 +118,6 @@ def test_the_end_of_an_earlier_turn_is_no_end_of_the_completion(tmp_path):
         return output | {"env_mask": [[1, 1, 0, 1, 1] for _ in prompts]}
 
     trainer = ppo_trainers.trainer("head", tmp_path, rollout_func=cut_off, missing_eos_penalty=1.0)
-    inputs = whole_batch(trainer)
+    trainer.model.train()
+    inputs = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in range(8)])
     assert trainer._targets.missing_eos_penalty(inputs).tolist() == [1.0] * len(inputs["completion_ids"])

@@ -2,9 +2,9 @@
 
 import json
 import subprocess
+from itertools import product
 
 import pytest
-import torch
 import trl
 import yaml
 from datasets import Dataset
@@ -20,12 +20,10 @@ from trl_ext.rewards.rules.length import Length
 from trl_ext.trainers.record.recipe import recipe_of
 from trl_ext.trainers.record.versions import commit_of
 
-torch.set_num_threads(1)
-
 ROWS = Dataset.from_list([{"prompt": tiny.words(i, i + 1)} for i in range(3, 11)])
-SIZES = dict(
-    per_device_train_batch_size=4, num_generations=2, max_completion_length=4, max_steps=1, save_strategy="no"
-)
+SIZES = dict(max_steps=1, per_device_train_batch_size=4, num_generations=2, max_completion_length=4)
+SIZES |= dict(save_strategy="no")
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")
 
 
 class Mine(Length):
@@ -38,36 +36,22 @@ def my_reward(completions, **kwargs):
 
 def trainer(folder, *rewards, config=GRPOConfig, callbacks=None, peft_config=None, **changes):
     args = config(output_dir=str(folder), **{**tiny.QUIET_ON_CPU, **SIZES, **changes})
-    return GRPOTrainer(
-        model=tiny.model("llama"),
-        reward_funcs=list(rewards) or [RuleSet([Length(high=4)])],
-        args=args,
-        train_dataset=ROWS,
-        processing_class=tiny.tokenizer(),
-        callbacks=callbacks,
-        peft_config=peft_config,
-    )
+    options = dict(processing_class=tiny.tokenizer(), callbacks=callbacks, peft_config=peft_config)
+    return GRPOTrainer(tiny.model("llama"), list(rewards) or RuleSet([Length(high=4)]), args, ROWS, **options)
+
+
+def of_two_rules(folder, **changes):
+    rules = RuleSet([Length(high=4), Mine(name="mine", high=2, weight=0.5)])
+    return trainer(folder, rules, my_reward, peft_config=LORA, learning_rate=1e-4, **changes)
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory):
     """The folder of a run of one step."""
     folder = tmp_path_factory.mktemp("run")
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")
-    rules = RuleSet([Length(high=4), Mine(name="mine", high=2, weight=0.5)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRL_EXT_REPORT", "1")
-        run = trainer(
-            folder,
-            rules,
-            my_reward,
-            peft_config=lora,
-            learning_rate=1e-4,
-            hub_token="x",
-            save_strategy="steps",
-            save_steps=1,
-        )
-        run.train()
+        of_two_rules(folder, hub_token="x", save_strategy="steps", save_steps=1).train()
     return folder
 
 
@@ -83,12 +67,9 @@ def test_the_recipe_holds_what_was_passed_and_says_what_it_cannot(left):
 
 
 def test_rules_of_the_program_are_named_with_their_settings(left):
-    rules = yaml.safe_load((left / "rules.yaml").read_text())["rules"]
-    assert rules[1] == {"rule": f"{__name__}.Mine", "high": 2, "weight": 0.5}
-    assert (
-        f"# Scored in addition to rules, or without rules: {__name__}.my_reward.\n"
-        in (left / "rules.yaml").read_text()
-    )
+    text = (left / "rules.yaml").read_text()
+    assert yaml.safe_load(text)["rules"][1] == {"rule": f"{__name__}.Mine", "high": 2, "weight": 0.5}
+    assert f"# Scored in addition to rules, or without rules: {__name__}.my_reward.\n" in text
 
 
 def test_the_recipe_of_a_program_is_one_for_the_script(left, tmp_path, capsys):
@@ -99,13 +80,10 @@ def test_the_recipe_of_a_program_is_one_for_the_script(left, tmp_path, capsys):
     assert "error: There is no model. Give --model_name_or_path" in capsys.readouterr().err
 
 
-def test_versions_say_on_what_it_ran(left):
+def test_versions_say_on_what_it_ran_and_the_report_stands_beside_them(left):
     versions = json.loads((left / "versions.json").read_text())
     assert versions["trainer"] == "grpo" and versions["num_processes"] == 1
     assert next(iter(versions["packages"])) == "trl_ext" and versions["packages"]["trl"] == trl.__version__
-
-
-def test_the_report_stands_beside_it(left):
     assert "length" in (left / "report.html").read_text()
 
 
@@ -120,9 +98,7 @@ def test_the_card_never_says_none(left):
 
 def test_a_resumed_run_keeps_the_record_of_its_beginning(left):
     before = (left / "recipe.yaml").read_bytes(), (left / "versions.json").read_bytes()
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")
-    rules = RuleSet([Length(high=4), Mine(name="mine", high=2, weight=0.5)])
-    again = trainer(left, rules, my_reward, peft_config=lora, learning_rate=1e-4, max_steps=2)
+    again = of_two_rules(left, max_steps=2)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 2
     assert before == ((left / "recipe.yaml").read_bytes(), (left / "versions.json").read_bytes())
@@ -158,9 +134,8 @@ def test_there_is_one_line_of_progress_and_no_series_that_says_nothing(tmp_path,
     assert shown(run) == ["ProgressLine"]
     run.train()
     own = {key for key in run.state.log_history[0] if key.startswith(("rules/", "rewards/"))}
-    assert own == {f"rewards/{name}/{what}" for name in ("rules", "length") for what in ("mean", "std")} | {
-        "rules/length/p95_ms"
-    }
+    rewards = {f"rewards/{name}/{what}" for name in ("rules", "length") for what in ("mean", "std")}
+    assert own == rewards | {"rules/length/p95_ms"}
     captured = capfd.readouterr()
     assert "step 1/1  reward " in captured.err and "{'loss'" not in captured.out + captured.err
 
@@ -174,25 +149,15 @@ def test_the_table_that_transformers_shows_in_a_notebook_gives_way(tmp_path, mon
     assert not run.pop_callback(TableOfNotebooks) and shown(run) == ["ProgressLine"]
 
 
-@pytest.mark.parametrize("disable_tqdm", [True, False])
-@pytest.mark.parametrize("callback", [PrinterCallback, ProgressCallback])
-def test_removing_transformers_callback_silences_it(tmp_path, callback, disable_tqdm):
-    run = trainer(tmp_path, disable_tqdm=disable_tqdm)
-    run.remove_callback(callback)
-    assert shown(run) == []
-
-
-def test_a_callback_of_the_users_own_choice_stays(tmp_path):
-    assert shown(trainer(tmp_path, callbacks=[PrinterCallback()], disable_tqdm=False)) == [
-        "PrinterCallback",
-        "ProgressCallback",
-    ]
-
-
-def test_a_progress_line_that_is_added_stands_alone(tmp_path):
+def test_callbacks_of_the_users_own_choice_are_what_is_shown(tmp_path):
+    for callback, disable_tqdm in product((PrinterCallback, ProgressCallback), (True, False)):
+        run = trainer(tmp_path, disable_tqdm=disable_tqdm)
+        run.remove_callback(callback)
+        assert shown(run) == []
+    printed = trainer(tmp_path, callbacks=[PrinterCallback()], disable_tqdm=False)
+    assert shown(printed) == ["PrinterCallback", "ProgressCallback"]
     assert shown(trainer(tmp_path, callbacks=[ProgressLine()])) == ["ProgressLine"]
-    run = trainer(tmp_path)
-    mine = ProgressLine()
+    run, mine = trainer(tmp_path), ProgressLine()
     run.add_callback(mine)
     assert [one for one in run.callback_handler.callbacks if isinstance(one, ProgressLine)] == [mine]
 
@@ -214,9 +179,8 @@ def test_a_notebook_gets_curves_and_no_lines(tmp_path, capfd, monkeypatch, disab
 def test_the_commit_is_read_from_gits_files(tmp_path):
     def git(*words, cwd=tmp_path / "one"):
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        return subprocess.run(
-            ["git", *who, *words], cwd=cwd, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", *who, *words]
+        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout.strip()
 
     (tmp_path / "one" / "below").mkdir(parents=True)
     git("init", "-q")

@@ -10,9 +10,10 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import trl_ext
-from tests import ppo_trainers, tiny
+from tests import grpo_trainers, ppo_trainers, tiny
+from tests.batches import difference
+from tests.nightly import nightly
 from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
-from tests.rollouts import rollout
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.trainers.forward.reward_input import RECORD_FILE, RewardInputRecord, read_record
 from trl_ext.trainers.reward.scorer import RewardModel
@@ -51,11 +52,10 @@ class Trained:
         tokenizer = chat_tokenizer()
         tokenizer.pad_token = pad
         model = AutoModelForSequenceClassification.from_pretrained(folder / "base", num_labels=1, dtype=torch.float32)
-        subject = trainer(
-            folder, train, model=model, processing_class=tokenizer, eval_dataset=Dataset.from_list(held_out),
-            peft_config=LoraConfig(r=8, task_type="SEQ_CLS", target_modules="all-linear"),
-            max_steps=25, per_device_train_batch_size=16, learning_rate=2e-2, max_length=64,
-        )  # fmt: skip
+        settings = dict(max_steps=25, per_device_train_batch_size=16, learning_rate=2e-2, max_length=64)
+        settings |= dict(peft_config=LoraConfig(r=8, task_type="SEQ_CLS", target_modules="all-linear"))
+        settings |= dict(processing_class=tokenizer, eval_dataset=Dataset.from_list(held_out))
+        subject = trainer(folder, train, model=model, **settings)
         subject.train()
         self.folder = str(folder / "reward")
         subject.save_model(self.folder)
@@ -89,10 +89,8 @@ class Trained:
     def through_adapter(self, ids, folder) -> torch.Tensor:
         """By PPO's actor with the reward model as one more adapter."""
         data = Dataset.from_dict({"prompt": self.prompts})
-        subject = ppo_trainers.trainer(
-            "adapter", folder, model=str(self.base), reward_funcs=None, reward_adapter=self.folder, data=data,
-            response_length=16,
-        )  # fmt: skip
+        options = dict(model=str(self.base), reward_funcs=None, reward_adapter=self.folder, response_length=16)
+        subject = ppo_trainers.trainer("adapter", folder, data=data, **options)
         return subject._calculate_rewards([{}] * len(ids), self.prompts, self.completions, ids)[:, 0]
 
     def through_grpo(self, ids, folder) -> torch.Tensor:
@@ -104,29 +102,18 @@ class Trained:
 
 
 def grpo(folder, reward, reward_tokenizer, prompts, library=trl_ext, **changes):
-    args = library.GRPOConfig(
-        str(folder), use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=4, num_generations=2,
-        max_completion_length=16, save_strategy="no", gradient_checkpointing=False, disable_tqdm=True,
-        max_steps=1, logging_steps=1, **changes,
-    )  # fmt: skip
-    return library.GRPOTrainer(
-        ppo_trainers.actor(), [reward], args, Dataset.from_dict({"prompt": prompts}), rollout_func=rollout,
-        processing_class=chat_tokenizer(), reward_processing_classes=[reward_tokenizer],
-    )  # fmt: skip
+    settings = dict(num_generations=2, max_completion_length=16, max_steps=1, processing_class=chat_tokenizer())
+    settings |= dict(reward_processing_classes=[reward_tokenizer]) | changes
+    data = Dataset.from_dict({"prompt": prompts})
+    return grpo_trainers.trainer(folder, library, rewards=[reward], data=data, **settings)
 
 
-@pytest.fixture(scope="module", params=["plain", "chat"])
-def is_chat(request):
-    return request.param == "chat"
+KINDS = [("<pad>", False), ("<eos>", True), nightly(("<pad>", True)), nightly(("<eos>", False))]
 
 
-@pytest.fixture(scope="module", params=["<pad>", "<eos>"])
-def trained(request, is_chat, tmp_path_factory):
-    return Trained(tmp_path_factory.mktemp("trained"), request.param, is_chat)
-
-
-def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    return (a - b).abs().max().item()
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def trained(request, tmp_path_factory):
+    return Trained(tmp_path_factory.mktemp("trained"), *request.param)
 
 
 def accuracy(scores: torch.Tensor) -> float:
@@ -208,15 +195,7 @@ def test_a_module_of_the_users_own_reads_what_trl_gives_it(tmp_path):
     assert module.inputs[0]["input_ids"].tolist() == [[3, 7, 8], [3, 9, 0]]
 
 
-def test_a_reward_models_metrics_keep_trls_names(tmp_path):
-    ppo_trainers.classifier().save_pretrained(tmp_path / "judge")
-    tiny.tokenizer().save_pretrained(tmp_path / "judge")
-    subject = grpo(tmp_path, str(tmp_path / "judge"), None, PROMPTS)
-    subject.train()
-    assert "rewards/judge/mean" in subject.state.log_history[0]
-
-
-def test_the_record_of_a_model_given_as_a_path_is_read(tmp_path, caplog):
+def test_the_record_of_a_model_given_as_a_path_is_read_and_its_metrics_keep_trls_names(tmp_path, caplog):
     ppo_trainers.classifier().save_pretrained(tmp_path / "judge")
     tiny.tokenizer().save_pretrained(tmp_path / "judge")
     RewardInputRecord("tokenized", False, "<eos>", "<pad>", None, None).write(str(tmp_path / "judge"))
@@ -224,15 +203,16 @@ def test_the_record_of_a_model_given_as_a_path_is_read(tmp_path, caplog):
     finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
     assert difference(finished, truncated) < TOLERANCE
     assert not any("Nothing records how" in warning for warning in warnings_of(caplog))
+    subject.train()
+    assert "rewards/judge/mean" in subject.state.log_history[0]
 
 
 @pytest.mark.parametrize(("eos", "is_equal"), [("append", False), ("never", True)])
 def test_the_setting_reaches_the_model(eos, is_equal, tmp_path):
     subject = grpo(tmp_path, ppo_trainers.classifier(), tiny.tokenizer(), PROMPTS, reward_model_eos=eos)
     finished, truncated = subject._calculate_rewards([{}] * 2, ["w3 "] * 2, ["w7"] * 2, [[7, EOS], [7]])
-    assert (
-        difference(finished, truncated) < TOLERANCE if is_equal else difference(finished, truncated) > 100 * TOLERANCE
-    )
+    found = difference(finished, truncated)
+    assert found < TOLERANCE if is_equal else found > 100 * TOLERANCE
 
 
 def test_a_setting_without_effect_ends_before_the_first_step(tmp_path):
@@ -262,3 +242,13 @@ def test_a_chat_template_that_fails_is_said_with_the_reward_models_name(tmp_path
     subject = grpo(tmp_path, ppo_trainers.classifier(), tokenizer, prompts)
     with pytest.raises(RuleError, match=r"(?s)the reward 'LlamaForSequenceClassification' raised.*no such role"):
         subject._calculate_rewards([{}], prompts[:1], [[{"role": "assistant", "content": "w7"}]], [[7]])
+    judge = dict(reward_model=ppo_trainers.classifier(), reward_processing_classes=tokenizer)
+    data = Dataset.from_dict({"prompt": prompts * 2})
+    subject = ppo_trainers.trainer("head", tmp_path, data=data, rollout_func=two_tokens, **judge)
+    with pytest.raises(RuleError, match=r"reward_model_0.*raised"):
+        subject.train()
+
+
+def two_tokens(prompts, trainer):
+    ids = [[5, 6]] * len(prompts)
+    return {"prompt_ids": ids, "completion_ids": ids, "logprobs": None}

@@ -3,19 +3,20 @@
 import logging
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
 import trl
 from datasets import Dataset
+from transformers import AutoModelForSequenceClassification
 
 import trl_ext
 from tests import tiny
-from tests.preferences import pairs
-from tests.reward_trainers import trainer, warnings_of, weights
+from tests.preferences import pairs, reward_model
+from tests.reward_trainers import PAIRS, trainer, warnings_of, weights
+from trl_ext.errors import ConfigError, DataError, PackingError
 from trl_ext.trainers.forward.pairs import SHARED, num_shared_tokens
-
-torch.set_num_threads(1)
 
 WEIGHT_TOLERANCE = 1e-6
 BOS, EOS = 1, 2
@@ -105,28 +106,17 @@ def test_pairs_may_be_formatted_as_tensors_as_in_trl(form, changes, tmp_path):
     assert ours.training_loss == pytest.approx(theirs.training_loss, abs=1e-6)
 
 
-def test_a_prepared_dataset_can_be_given_to_another_trainer(tmp_path):
-    first = trainer(tmp_path)
-    second = trainer(tmp_path, first.train_dataset)
-    assert ids_of(second.train_dataset) == ids_of(first.train_dataset)
-
-
 # Length -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prepared_dataset_is_fitted_to_another_trainers_max_length(tmp_path):
-    dataset = pretokenised(16)
-    prepared = trainer(tmp_path, dataset).train_dataset
-    theirs, ours = trainer(tmp_path, prepared, trl, max_length=30), trainer(tmp_path, prepared, max_length=30)
-    assert 0 < len(theirs.train_dataset) < 16
-    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
-
-
-def test_pairs_over_max_length_are_dropped_as_in_trl(tmp_path):
+def test_pairs_over_max_length_are_dropped_as_in_trl_and_so_are_prepared_ones(tmp_path):
     dataset = pretokenised(32)
-    theirs, ours = trainer(tmp_path, dataset, trl, max_length=30), trainer(tmp_path, dataset, max_length=30)
-    assert 0 < len(theirs.train_dataset) < 32
-    assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
+    prepared = trainer(tmp_path, dataset).train_dataset
+    assert ids_of(trainer(tmp_path, prepared).train_dataset) == ids_of(prepared)
+    for given in (dataset, prepared):
+        theirs, ours = trainer(tmp_path, given, trl, max_length=30), trainer(tmp_path, given, max_length=30)
+        assert 0 < len(theirs.train_dataset) < 32
+        assert ids_of(ours.train_dataset) == ids_of(theirs.train_dataset)
 
 
 def test_dropped_pairs_are_counted_in_one_warning_for_each_dataset(tmp_path, caplog):
@@ -139,9 +129,8 @@ def test_dropped_pairs_are_counted_in_one_warning_for_each_dataset(tmp_path, cap
     assert 'max_length_policy="truncate_prompt"' in of_train
 
 
-@pytest.mark.parametrize("max_length", [None, 60])
-def test_pairs_that_fit_are_no_warning(max_length, tmp_path, caplog):
-    for policy in ("drop", "truncate_prompt"):
+def test_pairs_that_fit_are_no_warning(tmp_path, caplog):
+    for policy, max_length in product(("drop", "truncate_prompt"), (None, 60)):
         trainer(tmp_path, pretokenised(32), max_length=max_length, max_length_policy=policy)
     assert warnings_of(caplog) == []
 
@@ -186,15 +175,12 @@ def test_a_pair_whose_answer_alone_is_too_long_is_dropped_and_counted(tmp_path, 
     short = {"chosen_ids": [BOS, *answer, 3], "rejected_ids": [BOS, *answer, 4]}
     fits = {"chosen_ids": [BOS, 6, 3], "rejected_ids": [BOS, 6, 4]}
     subject = trainer(tmp_path, [long, short, fits, long], max_length=10, max_length_policy="truncate_prompt")
-    assert ids_of(subject.train_dataset) == [
-        ([BOS, *answer[-8:], 3], [BOS, *answer[-8:], 4]),
-        ([BOS, 6, 3], [BOS, 6, 4]),
-    ]
+    cut = [BOS, *answer[-8:]]
+    assert ids_of(subject.train_dataset) == [([*cut, 3], [*cut, 4]), ([BOS, 6, 3], [BOS, 6, 4])]
     shortened, dropped = warnings_of(caplog)
     assert "train_dataset: the prompts of 1 of 4 pairs are cut to max_length=10" in shortened
-    assert (
-        "train_dataset: 2 of 4 pairs have a side longer than max_length=10 tokens, although their prompts" in dropped
-    )
+    words = "train_dataset: 2 of 4 pairs have a side longer than max_length=10 tokens, although their prompts"
+    assert words in dropped
 
 
 # Streams ----------------------------------------------------------------------------------------------------------
@@ -213,7 +199,11 @@ def trained(tmp_path, dataset, library=trl_ext, **changes) -> torch.Tensor:
 WAYS = [{}, dict(max_tokens_per_forward=120), dict(packing=False)]
 
 
-@pytest.mark.parametrize(("changes", "accumulation"), zip(WAYS, (2, 2, 1), strict=True), ids=str)
+# A pair over the budget gets a forward of its own.
+STREAMED = [*zip(WAYS, (2, 2, 1), strict=True), (dict(max_tokens_per_forward=20), 1)]
+
+
+@pytest.mark.parametrize(("changes", "accumulation"), STREAMED, ids=str)
 def test_steps_on_a_stream_are_trls(changes, accumulation, tmp_path):
     stream = pairs(32, margin=True).to_iterable_dataset()
     settings = dict(gradient_accumulation_steps=accumulation)
@@ -243,12 +233,6 @@ def test_a_stream_is_fitted_to_length_as_a_dataset_is(policy, tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_pair_of_a_stream_over_the_budget_gets_a_forward_of_its_own(tmp_path):
-    stream = pairs(16).to_iterable_dataset()
-    ours, theirs = trained(tmp_path, stream, max_tokens_per_forward=20), trained(tmp_path, stream, trl)
-    assert (ours - theirs).abs().max() <= WEIGHT_TOLERANCE
-
-
 def test_a_stream_without_max_steps_is_refused(tmp_path):
     with pytest.raises(ValueError, match="max_steps"):
         trainer(tmp_path, pairs(8).to_iterable_dataset())
@@ -258,13 +242,93 @@ def test_a_stream_without_max_steps_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("changes", WAYS[:2], ids=str)
-def test_worker_processes_load_the_same_rows(changes, tmp_path):
-    alone, loaded = (trained(tmp_path, pairs(16), dataloader_num_workers=n, **changes) for n in (0, 1))
-    assert torch.equal(alone, loaded)
-
-
-@pytest.mark.parametrize("changes", WAYS[:2], ids=str)
-def test_columns_that_are_not_removed_are_harmless(changes, tmp_path):
+def test_worker_processes_load_the_same_rows_and_columns_that_are_not_removed_are_harmless(changes, tmp_path):
     dataset = pairs(16).add_column("source", ["web"] * 16)
-    kept, removed = (trained(tmp_path, dataset, remove_unused_columns=r, **changes) for r in (False, True))
-    assert torch.equal(kept, removed)
+    ways = ({}, dict(dataloader_num_workers=1), dict(remove_unused_columns=False))
+    alone, loaded, kept = (trained(tmp_path, dataset, **way, **changes) for way in ways)
+    assert torch.equal(alone, loaded) and torch.equal(alone, kept)
+
+
+# What is refused before the first step -------------------------------------------------------------------------------
+
+
+def tokens(chosen=(5, 6, 2), rejected=(5, 7, 2)):
+    return {"chosen_ids": list(chosen), "rejected_ids": list(rejected)}
+
+
+def test_no_pair_within_max_length_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"8 of 8 pairs have a side longer than max_length=2 tokens, so none is left"):
+        trainer(tmp_path, max_length=2)
+
+
+def test_a_model_with_three_labels_is_refused(tmp_path):
+    tiny.model("llama").save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    with pytest.raises(ValueError, match=r"`num_labels=3`.*require `num_labels=1`"):
+        trainer(tmp_path, model=model)
+
+
+def test_a_pair_over_the_budget_is_refused_with_its_row_and_the_number_to_set(tmp_path):
+    rows = [tokens(), tokens(range(5, 25)), tokens(range(5, 15)), tokens((5, 6, 7, 8))]
+    words = r"max_tokens_per_forward=10 is smaller than 2 of 4 pairs of train_dataset; "
+    # 20 + 3 - 1 shared, 10 + 3 - 1 shared.
+    words += r".*row 1 with 22 tokens, the longest has 22\. Set it to at least 22"
+    with pytest.raises(DataError, match=words):
+        trainer(tmp_path, rows, max_tokens_per_forward=10)
+
+
+def test_a_budget_of_exactly_the_longest_pair_is_enough(tmp_path):
+    trainer(tmp_path, [tokens(), tokens(range(5, 15))], max_tokens_per_forward=12)
+    # A pair that needs its prompt twice needs more.
+    with pytest.raises(DataError, match="row 1 with 13 tokens"):
+        trainer(tmp_path, [tokens(), tokens(range(5, 15))], max_tokens_per_forward=12, share_prompt=False)
+
+
+def test_a_pair_over_the_budget_is_named_as_the_user_numbers_it(tmp_path):
+    """Rows 0 and 2 are dropped for their length, so that the pair's number in what is left is 1."""
+    rows = [tokens(range(5, 40)), tokens(), tokens(range(5, 40)), tokens(range(5, 15))]
+    with pytest.raises(DataError, match=r"1 of 2 pairs of train_dataset; the first is row 3 with 12 tokens"):
+        trainer(tmp_path, rows, max_tokens_per_forward=11, max_length=20)
+
+
+BALANCED = dict(max_tokens_per_forward=128, train_sampling_strategy="batch_rebalance")
+
+
+def test_settings_that_contradict_each_other_are_refused(subtests, tmp_path):
+    collates = dict(data_collator=trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0))
+    for changes, error, sentence in (
+        (dict(max_tokens_per_forward=64, packing=False), ConfigError, "Remove one of the two"),
+        (dict(max_tokens_per_forward=1), ConfigError, "cannot hold a pair"),
+        (dict(max_length_policy="cut"), ConfigError, "is unknown. Use one of: drop, truncate_prompt"),
+        (BALANCED, ConfigError, "balances lengths itself"),
+        (collates | dict(max_tokens_per_forward=128), ConfigError, "max_tokens_per_forward .*cannot take a data_coll"),
+        (
+            collates | dict(packing=True),
+            PackingError,
+            "packing=True, but .* cannot be packed: a data_collator is",
+        ),
+    ):
+        with subtests.test(sentence), pytest.raises(error, match=sentence):
+            trainer(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(max_tokens_per_forward=130), dict(packing=False)], ids=str)
+def test_grouping_by_length_is_trls(changes, tmp_path):
+    dataset = pairs(24).add_column("length", [7 * i % 24 for i in range(24)])
+    settings = dict(train_sampling_strategy="group_by_length", remove_unused_columns=False, max_steps=3)
+    theirs = trainer(tmp_path, dataset, trl, **settings).train()
+    ours = trainer(tmp_path, dataset, **settings, **changes).train()
+    assert ours.training_loss == pytest.approx(theirs.training_loss, abs=1e-6)
+
+
+def test_nothing_is_written_into_the_users_dataset(tmp_path):
+    before = PAIRS.column_names
+    trainer(tmp_path)
+    assert PAIRS.column_names == before
+
+
+def test_what_is_refused_is_refused_before_the_model_is_switched(tmp_path):
+    model = reward_model(tmp_path)
+    with pytest.raises(DataError):
+        trainer(tmp_path, [tokens(())], model=model)
+    assert model.config._attn_implementation == "sdpa"

@@ -8,12 +8,11 @@ from datasets import Dataset
 
 import trl_ext
 from tests import tiny
-from tests.preferences import pairs
+from tests.nightly import daily
+from tests.preferences import pairs, reward_model
 from tests.reward_trainers import chat_tokenizer, trainer, warnings_of
 from trl_ext import RuleSet
 from trl_ext.rewards import Length
-
-torch.set_num_threads(1)
 
 TOLERANCE = 1e-5
 # 11 pairs in batches of 4: the last batch is short.
@@ -27,8 +26,7 @@ WAYS = {
 TRLS = ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens")
 
 
-def every_way(test):
-    return pytest.mark.parametrize("way", WAYS)(test)
+every_way = pytest.mark.parametrize("way", daily(WAYS, "packed", "budget", "padded"))
 
 
 class Seen:
@@ -77,7 +75,7 @@ def test_metrics_are_trls(rows, way, tmp_path):
 
 
 @every_way
-def test_compute_metrics_sees_what_trl_shows_it(way, tmp_path):
+def test_predictions_and_what_compute_metrics_sees_are_trls(way, tmp_path):
     """One call, scores [batch after batch: chosen, then rejected], no labels. TRL cuts a short last batch in half."""
     (theirs, their_calls), (ours, our_calls) = trls_and_ours(tmp_path, way, eval_dataset=HELD_OUT)
     assert len(our_calls.predictions) == len(their_calls.predictions) == 1
@@ -87,29 +85,16 @@ def test_compute_metrics_sees_what_trl_shows_it(way, tmp_path):
     assert found.shape == expected.shape and found.dtype == expected.dtype
     assert np.abs(found - expected).max() <= TOLERANCE
     assert ours["eval_first_score"] == pytest.approx(theirs["eval_first_score"], abs=TOLERANCE)
+    subject = trainer(tmp_path, eval_dataset=HELD_OUT, **WAYS[way])
+    predicted = subject.predict(subject.eval_dataset)
+    assert np.abs(predicted.predictions - expected).max() <= TOLERANCE
+    assert predicted.metrics["test_loss"] == pytest.approx(theirs["eval_loss"], abs=TOLERANCE)
 
 
-@every_way
-def test_predictions_are_trls(way, tmp_path):
-    theirs = trainer(tmp_path, library=trl, eval_dataset=HELD_OUT)
-    ours = trainer(tmp_path, eval_dataset=HELD_OUT, **WAYS[way])
-    expected, found = theirs.predict(theirs.eval_dataset), ours.predict(ours.eval_dataset)
-    assert found.predictions.shape == expected.predictions.shape
-    assert np.abs(found.predictions - expected.predictions).max() <= TOLERANCE
-    assert found.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], abs=TOLERANCE)
-
-
-@pytest.mark.parametrize("include", ["loss", "inputs"])
-def test_compute_metrics_may_ask_for_more(include, tmp_path):
-    given = []
-    shown = trainer(
-        tmp_path,
-        eval_dataset=pairs(8, seed=1),
-        compute_metrics=lambda p: given.append(p) or {},
-        include_for_metrics=[include],
-    )
-    shown.evaluate()
-    assert getattr(given[0], {"loss": "losses"}.get(include, include)) is not None
+def test_compute_metrics_may_ask_for_more(tmp_path):
+    given, asks = [], dict(include_for_metrics=["loss", "inputs"], eval_dataset=pairs(8, seed=1))
+    trainer(tmp_path, compute_metrics=lambda p: given.append(p) or {}, **asks).evaluate()
+    assert given[0].losses is not None and given[0].inputs is not None
 
 
 def test_several_evaluation_datasets_are_told_apart(tmp_path):
@@ -137,20 +122,15 @@ def test_evaluation_between_steps_leaves_training_alone(tmp_path):
 
 
 @every_way
-def test_a_raw_dataset_given_to_evaluate_is_prepared(way, tmp_path):
-    subject = trainer(tmp_path, eval_dataset=pairs(4), **WAYS[way])
-    expected = trainer(tmp_path, eval_dataset=HELD_OUT, **WAYS[way]).evaluate()["eval_loss"]
-    assert subject.evaluate(HELD_OUT)["eval_loss"] == pytest.approx(expected, abs=TOLERANCE)
-    assert subject.evaluate({"a": HELD_OUT})["eval_a_loss"] == pytest.approx(expected, abs=TOLERANCE)
-
-
-@every_way
-def test_a_prepared_dataset_can_be_evaluated_again(way, tmp_path):
+def test_a_raw_or_a_prepared_dataset_can_be_given_to_evaluate(way, tmp_path):
     subject = trainer(tmp_path, eval_dataset=HELD_OUT, **WAYS[way])
-    first = subject.evaluate()["eval_loss"]
-    assert subject.evaluate(subject.eval_dataset)["eval_loss"] == first
-    assert subject.evaluate(subject.train_dataset)["eval_loss"] != first
-    assert subject.evaluate()["eval_loss"] == first
+    expected = subject.evaluate()["eval_loss"]
+    assert subject.evaluate(subject.eval_dataset)["eval_loss"] == expected
+    assert subject.evaluate(subject.train_dataset)["eval_loss"] != expected
+    assert subject.evaluate()["eval_loss"] == expected
+    other = trainer(tmp_path, eval_dataset=pairs(4), **WAYS[way])
+    assert other.evaluate(HELD_OUT)["eval_loss"] == pytest.approx(expected, abs=TOLERANCE)
+    assert other.evaluate({"a": HELD_OUT})["eval_a_loss"] == pytest.approx(expected, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("policy", ["drop", "truncate_prompt"])
@@ -188,8 +168,6 @@ def score_of_first_token(model, favourite: int) -> None:
 @pytest.fixture
 def likes_w9(tmp_path):
     """Settings of a trainer whose model prefers the side that ends in w9."""
-    from tests.preferences import reward_model
-
     model = reward_model(tmp_path / "likes")
     score_of_first_token(model, favourite=9)
     # Every side ends in EOS; with EOS as the pad token, the token before it is scored.

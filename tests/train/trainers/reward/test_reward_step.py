@@ -11,13 +11,11 @@ import trl
 from peft import LoraConfig
 
 import trl_ext
-from tests import tiny
 from tests.faults.starting import IS_THOROUGH
-from tests.preferences import Gradients, pairs, reward_model
+from tests.preferences import Gradients, pairs
+from tests.reward_trainers import trainer
 
-torch.set_num_threads(1)
-
-NUM_STEPS = 20 if IS_THOROUGH else 5
+NUM_STEPS = 20 if IS_THOROUGH else 3
 METRICS = ("loss", "accuracy", "margin", "min_reward", "mean_reward", "max_reward", "num_tokens")
 OURS = {
     "packed": {"packing": True},
@@ -56,35 +54,16 @@ def run(library, folder, dataset, peft=False, family="llama", reverse=False, **c
         reverse: Let the pairs of a micro-batch stand in reversed order.
     """
     gradients = Gradients()
-    settings = dict(
-        output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        max_steps=NUM_STEPS,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1,
-        learning_rate=1e-4,
-        # Adam divides by the root of the squared gradient: with the usual 1e-8 rounding noise would move weights.
-        adam_epsilon=1e-3,
-        max_grad_norm=0.0,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    trainer = library.RewardTrainer(
-        reward_model(folder, family),
-        library.RewardConfig(**settings | changes),
-        train_dataset=dataset,
-        processing_class=tiny.tokenizer(),
-        callbacks=[gradients],
-        peft_config=LoraConfig(r=4, task_type="SEQ_CLS", target_modules="all-linear") if peft else None,
-    )
+    settings = dict(max_steps=NUM_STEPS, learning_rate=1e-4, max_grad_norm=0.0, logging_steps=1) | changes
+    settings |= dict(gradient_checkpointing=changes.get("gradient_checkpointing", True), callbacks=[gradients])
+    if peft:
+        settings["peft_config"] = LoraConfig(r=4, task_type="SEQ_CLS", target_modules="all-linear")
+    subject = trainer(folder, dataset, library, family, **settings)
     if reverse:
-        collate = trainer.data_collator
-        trainer.data_collator = lambda examples: collate(examples[::-1])
-    trainer.train()
-    return Run([entry for entry in trainer.state.log_history if "loss" in entry], gradients.steps)
+        collate = subject.data_collator
+        subject.data_collator = lambda examples: collate(examples[::-1])
+    subject.train()
+    return Run([entry for entry in subject.state.log_history if "loss" in entry], gradients.steps)
 
 
 class OfTRL(NamedTuple):

@@ -2,9 +2,9 @@
 
 import math
 import random
+from functools import partial
 
 import pytest
-import torch
 from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
 from tests import tiny
@@ -14,8 +14,6 @@ from trl_ext.errors import ConfigError, DataError
 from trl_ext.trainers.rows.pairs import _flags, _read, check_columns, check_pairs, problems
 from trl_ext.trainers.rows.screen import rows_where
 from trl_ext.trainers.rows.text import TextCheck
-
-torch.set_num_threads(1)
 
 
 def text(prompt="w5 ", chosen="w6", rejected="w7", **more):
@@ -46,90 +44,93 @@ def user(content, role="assistant"):
     return [{"role": role, "content": content}]
 
 
-BAD = {
-    "null chosen": (pairs(text(chosen=None)), "row 4 has an empty side"),
-    "null rejected": (pairs(text(rejected=None)), "row 4 has an empty side"),
-    "empty": (pairs(text(chosen="")), "row 4 has an empty side"),
-    "blank": (pairs(text(rejected=" \n")), "row 4 has an empty side"),
-    "many": (pairs(*[text(chosen="")] * 5), "rows 4, 5, 6 and 2 more have an empty side"),
-    "equal": (pairs(text(chosen="w7")), "row 4 has a chosen side that equals"),
-    "equal messages": (pairs(chat("w7"), good=chat), "row 4 has a chosen side that equals"),
-    "equal tokens": (pairs(tokens((5, 7, 2)), good=tokens), "row 4 has a chosen side that equals"),
-    "null prompt": (pairs(text(prompt=None)), "row 4 has no prompt"),
-    "all prompts null": (pairs(text(prompt=None), num=0), "row 0 has no prompt"),
-    "prompts that are numbers": (pairs(text(prompt=7), num=0), "row 0 has a prompt of type int"),
-    "a prompt that is a number": (any_json(text(), text(prompt=7)), "row 1 has a prompt of type int"),
-    "sides that are numbers": (pairs({"chosen": 1, "rejected": 2}, num=0), "row 0 has a chosen side of type int"),
-    "sides that are bytes": (
-        pairs({"chosen": b"a", "rejected": b"b"}, num=0),
-        "row 0 has a chosen side of type bytes",
-    ),
-    "sides that are lists": (pairs({"chosen": ["a"], "rejected": ["b"]}, num=0), "is a list of str, not of messages"),
-    "a mapping": (pairs({"chosen": {"a": 1}, "rejected": {"a": 2}}, num=0), "row 0 has a chosen side of type dict"),
-    "messages beside text": (any_json(text(), text(chosen=user("w6"))), "row 1 has text next to messages"),
-    "a prompt of messages beside text": (pairs(text(prompt=user("w5")), num=0), "row 0 has text next to messages"),
-    "a chat among texts": (
-        any_json(text(prompt="w5"), text(user("w5"), user("w6"), user("w7"))),
-        "row 1 has messages, where the first row has text",
-    ),
-    "NUL": (pairs(text(chosen="w5\0")), "row 4 has a NUL character in its chosen side"),
-    "NUL in a prompt": (pairs(text(prompt="w5\0")), "row 4 has a NUL character in its prompt"),
-    "special tokens only": (pairs(text(chosen="<eos>")), "row 4 has a chosen side of special tokens only"),
-    "no messages": (pairs(chat() | {"rejected": []}, good=chat), "row 4 has an empty side"),
-    "null content": (pairs(chat(None), good=chat), "row 4 has an empty side"),
-    "null content before": (
-        pairs({"chosen": turns(None, "w6"), "rejected": turns("w5", "w7")}, good=chat),
-        "row 4 has a message without content in its chosen side",
-    ),
-    "special tokens only as answer": (
-        pairs(chat("<eos>"), good=chat),
-        "row 4 has a chosen side whose last message is empty",
-    ),
-    "no role": (pairs({"chosen": [{"content": "w5"}], "rejected": [{"content": "w6"}]}, num=0), "without role"),
-    "null role": (
-        pairs({"chosen": user("w5", None), "rejected": user("w6")}, good=chat),
-        "row 4 has a message without role",
-    ),
-    "content is a number": (pairs({"chosen": user(5), "rejected": user(6)}, num=0), "whose content is of type int"),
-    "margin NaN": (pairs(text(margin=math.nan), good=lambda: text(margin=1.0)), "row 4 has a margin that is no"),
-    "margin infinite": (pairs(text(margin=math.inf), good=lambda: text(margin=1.0)), "row 4 has a margin"),
-    "margin null": (pairs(text(margin=None), good=lambda: text(margin=1.0)), "row 4 has a margin"),
-    "margin as text": (pairs(text(margin="1.0"), num=0), "row 0 has a margin that is no finite number"),
-    "margin negative": (
-        pairs(text(margin=-5.0), good=lambda: text(margin=1.0)),
-        "row 4 has a margin that is not from",
-    ),
-    "margin huge": (pairs(text(margin=1e308), good=lambda: text(margin=1.0)), "row 4 has a margin that is not from 0"),
-    "invisible": (pairs(text(chosen="\u200b\ufeff\u00ad")), "row 4 has an empty side"),
-    "invisible answer": (pairs(chat("\u2060"), good=chat), "row 4 has an empty side"),
-    "an unknown role": (
-        pairs({"chosen": user("w5", "wizard"), "rejected": user("w6", "wizard")}, good=chat),
-        "row 4 has a message in its chosen side with the role 'wizard'",
-    ),
-    "the user last": (
-        pairs(chat() | {"rejected": turns("w5", "w6", "w7")}, good=chat),
-        "row 4 has a rejected side that ends with the user",
-    ),
-    "other user turns": (
-        pairs(chat() | {"rejected": turns("w8", "w7")}, good=chat),
-        "row 4 has sides with different user turns. Drop such pairs: pairs, report = trl_ext.filter_pairs",
-    ),
-    "a null among tokens": (pairs(tokens((5, None, 6)), good=tokens), "row 4 has chosen_ids outside the 199"),
-    "the same tokens": (pairs(text(chosen="unknown", rejected="words"), num=0), "1 of 1 pairs have the same tokens"),
-    "splits": ({"train": pairs()}, "train_dataset holds the splits 'train'. Give one"),
-    "no tokens": (pairs(tokens(()), good=tokens), "row 4 has an empty side"),
-    "a negative token": (pairs(tokens((5, -100, 2)), good=tokens), "row 4 has chosen_ids outside the 199 tokens"),
-    "a foreign token": (pairs(tokens((5, 199)), good=tokens), "row 4 has chosen_ids outside the 199 tokens"),
-    "a foreign rejected token": (pairs(tokens((5,), (6, 5000)), good=tokens), "row 4 has rejected_ids outside"),
-    "no column": (pairs().remove_columns("rejected"), "which make no preference pairs"),
-    "no rows": (pairs().select([]), "is empty"),
-    "too long": (pairs(text(chosen="w5 " * 600)).select([4]), "1 of 1 pairs have a side longer than max_length"),
-    "longer than the model": (
-        pairs(tokens(range(3, 199)), tokens([5] * 600), good=tokens),
-        "row 5 has more chosen_ids than the 512",
-    ),
+def both(content, other, role="assistant"):
+    return {"chosen": user(content, role), "rejected": user(other, role)}
+
+
+# What the fifth row is, by what the sentence says of it. Where a row may have a margin, the others have one.
+TEXTS = {
+    "an empty side": [
+        *(dict(chosen=nothing) for nothing in (None, "", "\u200b\ufeff\u00ad")),
+        *(dict(rejected=nothing) for nothing in (None, " \n")),
+    ],
+    "a chosen side that equals": [dict(chosen="w7")],
+    "no prompt": [dict(prompt=None)],
+    "a NUL character in its chosen side": [dict(chosen="w5\0")],
+    "a NUL character in its prompt": [dict(prompt="w5\0")],
+    "a chosen side of special tokens only": [dict(chosen="<eos>")],
+    "a margin that is no finite number": [dict(margin=nothing) for nothing in (math.nan, math.inf, None)],
+    "a margin that is not from 0": [dict(margin=-5.0), dict(margin=1e308)],
 }
-SETTINGS = {"longer than the model": {"max_length": None}, "too long": {"max_length": 512}}
+CHATS = {
+    "an empty side": [chat() | {"rejected": []}, chat(None), chat("  "), chat("\u2060")],
+    "a chosen side that equals": [chat("w7")],
+    "a message without content in its chosen side": [{"chosen": turns(None, "w6"), "rejected": turns("w5", "w7")}],
+    "a chosen side whose last message is empty": [chat("<eos>")],
+    "a message without role": [{"chosen": user("w5", None), "rejected": user("w6")}],
+    "a message in its chosen side with the role 'wizard'": [both("w5", "w6", "wizard")],
+    "a rejected side that ends with the user": [chat() | {"rejected": turns("w5", "w6", "w7")}],
+    "sides with different user turns. Drop such pairs: pairs, report = trl_ext.filter_pairs": [
+        chat() | {"rejected": turns("w8", "w7")}
+    ],
+}
+TOKENS = {
+    "an empty side": [tokens(())],
+    "a chosen side that equals": [tokens((5, 7, 2))],
+    "chosen_ids outside the 199 tokens": [tokens(ids) for ids in ((5, None, 6), (5, -100, 2), (5, 199))],
+    "rejected_ids outside": [tokens((5,), (6, 5000))],
+}
+# All rows are of this kind.
+KINDS = {
+    "row 0 has no prompt": text(prompt=None),
+    "row 0 has a prompt of type int": text(prompt=7),
+    "row 0 has a chosen side of type int": {"chosen": 1, "rejected": 2},
+    "row 0 has a chosen side of type bytes": {"chosen": b"a", "rejected": b"b"},
+    "is a list of str, not of messages": {"chosen": ["a"], "rejected": ["b"]},
+    "row 0 has a chosen side of type dict": {"chosen": {"a": 1}, "rejected": {"a": 2}},
+    "row 0 has text next to messages": text(prompt=user("w5")),
+    "without role": {"chosen": [{"content": "w5"}], "rejected": [{"content": "w6"}]},
+    "whose content is of type int": both(5, 6),
+    "row 0 has a margin that is no finite number": text(margin="1.0"),
+    "1 of 1 pairs have the same tokens": text(chosen="unknown", rejected="words"),
+    "1 of 1 pairs have a side longer than max_length": text(chosen="w5 " * 600),
+}
+SOMETIMES = text(user("w5"), user("w6"), user("w7"))
+WHOLE = {
+    r"rows 4, 5, 6 and 2 more have an empty side; row 9 has a chosen side that": pairs(
+        *[text(chosen=" ")] * 5, text(rejected="w6")
+    ),
+    "row 1 has a prompt of type int": any_json(text(), text(prompt=7)),
+    "row 1 has text next to messages": any_json(text(), text(chosen=user("w6"))),
+    "row 1 has messages, where the first row has text": any_json(text(prompt="w5"), SOMETIMES),
+    "train_dataset holds the splits 'train'. Give one": {"train": pairs()},
+    "which make no preference pairs": pairs().remove_columns("rejected"),
+    "is empty": pairs().select([]),
+    "stream ended before its first row": IterableDataset.from_generator(lambda: iter(())),
+    "train_dataset: row 0 has an empty side": Dataset.from_list([text(chosen=""), text()]).to_iterable_dataset(),
+    "row 5 has more chosen_ids than the 512": pairs(tokens(range(3, 199)), tokens([5] * 600), good=tokens),
+}
+# Tokens under their old names, which are looked at in the same way.
+OLD_NAMES = {f"{side}_ids": f"{side}_input_ids" for side in ("chosen", "rejected")}
+
+
+def bad():
+    """Datasets with bad pairs, and what the sentence says of each."""
+    for says, rows in TEXTS.items():
+        for row in rows:
+            margin = dict(margin=1.0) if "margin" in row else {}
+            yield f"row 4 has {says}", pairs(text(**row), good=partial(text, **margin))
+    for says, rows in CHATS.items():
+        for row in rows:
+            yield f"row 4 has {says}", pairs(row, good=chat)
+    for says, rows in TOKENS.items():
+        for row in rows:
+            yield f"row 4 has {says}", pairs(row, good=tokens)
+        if says in ("an empty side", "a chosen side that equals"):
+            yield f"row 4 has {says}", pairs(row, good=tokens).rename_columns(OLD_NAMES)
+    for says, row in KINDS.items():
+        yield says, pairs(row, num=0)
+    yield from WHOLE.items()
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +138,40 @@ def model(tmp_path_factory):
     return reward_model(tmp_path_factory.mktemp("model"), "llama")
 
 
-def test_there_are_forty_kinds():
-    assert len(BAD) >= 40
+def test_bad_pairs_are_named_before_the_first_step(subtests, model, tmp_path):
+    every = list(bad())
+    assert len(every) >= 40
+    for sentence, dataset in every:
+        settings = dict(max_length=None if "512" in sentence else 512)
+        settings |= dict(max_steps=1) if isinstance(dataset, IterableDataset) else {}
+        with subtests.test(sentence):
+            with pytest.raises((DataError, ConfigError), match=sentence) as caught:
+                trainer(tmp_path, dataset, model=model, **settings)
+            assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_pairs_are_named_before_the_first_step(kind, model, tmp_path):
-    dataset, sentence = BAD[kind]
-    with pytest.raises((DataError, ConfigError), match=sentence) as caught:
-        trainer(tmp_path, dataset, model=model, **SETTINGS.get(kind, {}))
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("columns", [("question", "good", "bad"), ("prompt", "completion", "label"), ("chosen",)])
+def test_columns_that_make_no_pair_are_refused_with_those_that_do(columns, tmp_path):
+    accepted = r"'prompt' and 'chosen' and 'rejected'; 'chosen' and 'rejected'; 'chosen_ids' and 'rejected_ids'"
+    with pytest.raises(DataError, match=rf"train_dataset has the columns '\w+'.*{accepted}.*rename_column"):
+        trainer(tmp_path, [dict.fromkeys(columns, "w5")])
+
+
+def test_bad_pairs_for_an_evaluation_are_named_before_training_as_well(model, tmp_path):
+    def beside_good(bad):
+        return {"chat": pairs(num=1), "math": Dataset.from_list([bad])}
+
+    empty = Dataset.from_list([text(chosen="")])
+    for evaluated, sentence in (
+        (empty, "eval_dataset: row 0 has an empty side"),
+        (pairs().select([]), r"eval_dataset.* is empty"),
+        (beside_good(text(rejected="w6")), r"math.*: row 0 has a chosen side that equals"),
+        (beside_good({"text": "w5"}), r"eval_dataset\['math'\] has the columns 'text'"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            trainer(tmp_path, model=model, eval_dataset=evaluated)
+    with pytest.raises(DataError, match="eval_dataset: row 0 has an empty side"):
+        trainer(tmp_path, model=model).evaluate(empty)
 
 
 def test_messages_without_a_chat_template_are_refused(model, tmp_path):
@@ -161,9 +186,8 @@ def test_messages_that_the_chat_template_refuses_are_named(model, tmp_path):
         + tokenizer.chat_template
     )
     system = {name: user("w3", "system") + chat()[name] for name in ("chosen", "rejected")}
-    with pytest.raises(
-        DataError, match=r"train_dataset: row 4 has messages that the chat template refuses: no system"
-    ):
+    sentence = r"train_dataset: row 4 has messages that the chat template refuses: no system"
+    with pytest.raises(DataError, match=sentence):
         trainer(tmp_path, pairs(system, good=chat), model=model, processing_class=tokenizer)
 
 
@@ -223,9 +247,7 @@ GOOD = {
     "tokens beside text": pairs(text() | tokens(), num=0),
     "tokens of one side beside text": pairs(text() | {"chosen_ids": [5]}, num=0),
     "whole margins": pairs(text(margin=1), num=0),
-    "content in parts": pairs(
-        {name: user([{"type": "text", "text": word}]) for name, word in (("chosen", "w6"), ("rejected", "w7"))}, num=0
-    ),
+    "content in parts": pairs(both(*([{"type": "text", "text": word}] for word in ("w6", "w7"))), num=0),
     "a tool call as answer": Dataset.from_list(
         [
             {
@@ -238,9 +260,10 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize("kind", GOOD)
-def test_what_trl_takes_is_not_refused(kind):
-    check_pairs(GOOD[kind], "train_dataset", chat_tokenizer())
+def test_what_trl_takes_is_not_refused(subtests):
+    for kind, dataset in GOOD.items():
+        with subtests.test(kind):
+            check_pairs(dataset, "train_dataset", chat_tokenizer())
 
 
 # The screen -------------------------------------------------------------------------------------------------------

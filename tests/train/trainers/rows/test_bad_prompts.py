@@ -2,21 +2,23 @@
 
 import datetime
 import random
+from functools import partial
+from itertools import product
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset, Features, IterableDataset, Json, List, Value
 
-from tests import ppo_trainers, tiny
+from tests import grpo_trainers, ppo_trainers, tiny
+from tests.nightly import nightly
 from tests.rollouts import rollout
-from trl_ext import GRPOConfig, GRPOTrainer, RuleSet
+from trl_ext import RuleSet
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Call, Code, Math
 from trl_ext.trainers.rows.screen import suspects
 from trl_ext.trainers.rows.text import TextCheck
-
-torch.set_num_threads(1)
 
 TEMPLATE = "{% for m in messages %}<bos> {{ m['role'] }} {{ m['content'] }} {% endfor %}"
 STRICT = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
@@ -65,113 +67,178 @@ def takes_completions_alone(completions):
 
 
 ANSWER = [RuleSet([Answer()])]
-# name: (rows, what the sentence says, what is given beside the rows)
-BAD = {
-    "null": (texts(None), "row 4 has no prompt", {}),
-    "all null": (texts(None, None, good=0), "rows 0, 1 have no prompt", {}),
-    "empty": (texts(""), "row 4 has an empty prompt", {}),
-    "blank": (texts(" \n\t"), "row 4 has a blank prompt", {}),
-    "blank in Unicode": (texts("\u00a0\u3000"), "row 4 has a blank prompt", {}),
-    "many": (texts("", "", "", "", None), "rows 4, 5, 6 and 1 more have an empty prompt; row 8 has no prompt", {}),
-    "invisible": (texts("\ufeff\u200b\u00ad\u202e\u2066\x01\u3164"), "row 4 has a blank prompt", {}),
-    "invisible messages": (chats([user("\u200b")]), "row 4 has a prompt whose messages are empty", {}),
-    "an unknown role": (
-        chats([user("w5", role="wizard")]),
-        "row 4 has a message in its prompt with the role 'wizard', which the chat template does not name",
-        {},
-    ),
-    "an image that is text": (texts().add_column("image", ["w5"] * 4), "the column 'image', which TRL takes for", {}),
-    "images that are null": (texts().add_column("images", [None] * 4), "the column 'images', which TRL takes", {}),
-    "a list": ([{"prompt": GOOD}], r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list", {}),
-    "a DataFrame": (texts().to_pandas(), r"is a DataFrame. Make a dataset of it: datasets.Dataset.from_pandas", {}),
-    "splits": ({"train": texts(), "test": texts()}, "train_dataset holds the splits 'train', 'test'. Give one", {}),
-    "integers": (texts(7, good=0), "row 0 has a prompt of type int", {}),
-    "floats": (texts(0.5, good=0), "row 0 has a prompt of type float", {}),
-    "truth values": (texts(True, good=0), "row 0 has a prompt of type bool", {}),
-    "bytes": (texts(b"w5", good=0), "row 0 has a prompt of type bytes", {}),
-    "a mapping": (texts({"text": "w5"}, good=0), "row 0 has a prompt of type dict", {}),
-    "a list of texts": (texts(["w5"], good=0), "row 0 has a prompt that is a list of str", {}),
-    "tokens": (texts([5, 6], good=0), "row 0 has a prompt that is a list of int", {}),
-    "a number among texts": (mixed(GOOD, 7), "row 1 has a prompt of type int", {}),
-    "messages among texts": (mixed(GOOD, [user(GOOD)]), "row 1 has messages as prompt, where the first", {}),
-    "a text among messages": (mixed([user(GOOD)], GOOD), "row 1 has text as prompt, where the first", {}),
-    "NUL": (texts("w5\0w6"), "row 4 has a NUL character in its prompt", {}),
-    "no UTF-8": (broken_utf8(), "row 2 has a character that is no Unicode", {}),
-    "end of text only": (texts("<eos>"), "row 4 has a prompt of special tokens only", {}),
-    "padding only": (texts("<pad> <pad>\n<eos>"), "row 4 has a prompt of special tokens only", {}),
-    "no messages": (chats([]), "row 4 has a prompt without messages", {}),
-    "null among messages": (chats(None), "row 4 has no prompt", {}),
-    "no role": (chats([{"content": GOOD}], good=0), "row 0 has a message without role", {}),
-    "null role": (chats([user(GOOD, role=None)]), "row 4 has a message without role", {}),
-    "blank role": (chats([user(GOOD, role=" ")]), "row 4 has a message without role", {}),
-    "no content": (chats([{"role": "user"}], good=0), "row 0 has a message without content", {}),
-    "null content": (chats([user(GOOD), user(None)]), "row 4 has a message without content", {}),
-    "content is a number": (chats([user(7)], good=0), "whose content is of type int", {}),
-    "blank messages": (chats([user(""), user(" ")]), "row 4 has a prompt whose messages are empty", {}),
-    "NUL in a message": (chats([user("w5\0")]), "row 4 has a NUL character", {}),
-    "no parts": (chats([user([])], good=0), "row 0 has a prompt whose messages are empty", {}),
-    "no chat template": (chats(), "rows 0, 1, 2 and 1 more have messages, and the tokenizer has no chat", {}),
-    "refused roles": (
+# What the fifth row holds, by what the sentence says of it.
+TEXTS = {
+    "row 4 has no prompt": [None],
+    "row 4 has an empty prompt": [""],
+    "row 4 has a blank prompt": [" \n\t", "\u00a0\u3000", "\ufeff\u200b\u00ad\u202e\u2066\x01\u3164"],
+    "row 4 has a NUL character in its prompt": ["w5\0w6"],
+    "row 4 has a prompt of special tokens only": ["<eos>", "<pad> <pad>\n<eos>"],
+    "row 4 has a prompt that leaves no room .* 512 tokens": ["w5 " * 600],
+}
+CHATS = {
+    "row 4 has no prompt": [None],
+    "row 4 has a prompt without messages": [[]],
+    "row 4 has a prompt whose messages are empty": [[user("\u200b")], [user(""), user(" ")]],
+    "the role 'wizard', which the chat template does not name": [[user("w5", role="wizard")]],
+    "row 4 has a message without role": [[user(GOOD, role=None)], [user(GOOD, role=" ")]],
+    "row 4 has a message without content": [[user(GOOD), user(None)]],
+    "row 4 has a NUL character": [[user("w5\0")]],
+    "row 4 has a prompt that leaves no room": [[user("w5 " * 600)]],
+}
+# All rows are of this kind.
+KINDS = {
+    "row 0 has a prompt of type int": 7,
+    "row 0 has a prompt of type float": 0.5,
+    "row 0 has a prompt of type bool": True,
+    "row 0 has a prompt of type bytes": b"w5",
+    "row 0 has a prompt of type dict": {"text": "w5"},
+    "row 0 has a prompt that is a list of str": ["w5"],
+    "row 0 has a prompt that is a list of int": [5, 6],
+    "row 0 has a message without role": [{"content": GOOD}],
+    "row 0 has a message without content": [{"role": "user"}],
+    "whose content is of type int": [user(7)],
+    "row 0 has a prompt whose messages are empty": [user([])],
+}
+WHOLE = {
+    "rows 0, 1 have no prompt": texts(None, None, good=0),
+    "rows 4, 5, 6 and 1 more have an empty prompt; row 8 has no prompt": texts("", "", "", "", None),
+    "the column 'image', which TRL takes for": texts().add_column("image", ["w5"] * 4),
+    "the column 'images', which TRL takes": texts().add_column("images", [None] * 4),
+    r"train_dataset is a list. Make a dataset of it: datasets.Dataset.from_list": [{"prompt": GOOD}],
+    r"is a DataFrame. Make a dataset of it: datasets.Dataset.from_pandas": texts().to_pandas(),
+    "train_dataset holds the splits 'train', 'test'. Give one": {"train": texts(), "test": texts()},
+    "row 1 has a prompt of type int": mixed(GOOD, 7),
+    "row 1 has messages as prompt, where the first": mixed(GOOD, [user(GOOD)]),
+    "row 1 has text as prompt, where the first": mixed([user(GOOD)], GOOD),
+    "row 2 has a character that is no Unicode": broken_utf8(),
+    "has a column 'prompts', and TRL calls": texts().add_column("prompts", [1] * 4),
+    "'completions', and TRL calls": texts().add_column("completions", [1] * 4),
+    "'trainer_state', and TRL calls": texts().add_column("trainer_state", [1] * 4),
+    "no column 'prompt'": texts().rename_column("prompt", "question"),
+    "is empty": texts(good=0),
+}
+NULL_IN_A = rows(values=[None, "1"] * 4, kind=["a", "b"] * 4)
+# Rows, what is given beside them, and the sentence.
+BESIDE = [
+    (chats(), {"template": None}, "rows 0, 1, 2 and 1 more have messages, and the tokenizer has no chat"),
+    (
         chats([user("w5", role="system"), user("w6")]),
-        "row 4 has messages from system, user. The chat template refuses them: no system role",
         {"template": STRICT},
+        "row 4 has messages from system, user. The chat template refuses them: no system role",
     ),
-    "longer than the model": (texts("w5 " * 600), "row 4 has a prompt that leaves no room .* 512 tokens", {}),
-    "messages longer than the model": (chats([user("w5 " * 600)]), "row 4 has a prompt that leaves no room", {}),
-    "prompts beside prompts": (texts().add_column("prompts", [1] * 4), "has a column 'prompts', and TRL calls", {}),
-    "completions": (texts().add_column("completions", [1] * 4), "'completions', and TRL calls", {}),
-    "trainer_state": (texts().add_column("trainer_state", [1] * 4), "'trainer_state', and TRL calls", {}),
-    "gold all null": (
+    (
         rows(values=[None] * 8),
-        "rule 'answer' reads the column 'answer', which is null or NaN in all 8",
         {"rewards": ANSWER},
+        "rule 'answer' reads the column 'answer', which is null or NaN in all 8",
     ),
-    "gold all NaN": (rows(values=[float("nan")] * 8), "in all 8 of its rows", {"rewards": ANSWER}),
-    "gold null where the rule counts": (
-        rows(values=[None, "1"] * 4, kind=["a", "b"] * 4),
-        "in all 4 of its rows",
-        {"rewards": [RuleSet([Answer(when={"kind": "a"})])]},
-    ),
-    "gold that TRL keeps": (
+    (rows(values=[float("nan")] * 8), {"rewards": ANSWER}, "in all 8 of its rows"),
+    (NULL_IN_A, {"rewards": [RuleSet([Answer(when={"kind": "a"})])]}, "in all 4 of its rows"),
+    (
         rows("completion", ["1"] * 8),
-        "reads the column 'completion' of train_dataset, which TRL does not hand on",
         {"rewards": [RuleSet([Answer(gold="completion")])]},
+        "reads the column 'completion' of train_dataset, which TRL does not hand on",
     ),
-    "gold that is dropped": (
+    (
         rows(values=["1"] * 8),
-        "remove_unused_columns=True drops the column 'answer'",
         {"rewards": ANSWER, "remove_unused_columns": True},
+        "remove_unused_columns=True drops the column 'answer'",
     ),
-    "a column that a function lacks": (
+    (
         texts(),
-        "needs_solution needs the argument 'solution', which is a column for TRL, and train_dataset has 'prompt'",
         {"rewards": [needs_solution]},
+        "needs_solution needs the argument 'solution', which is a column for TRL, and train_dataset has 'prompt'",
     ),
-    "a function without **kwargs": (
+    (
         rows(values=["1"] * 8),
-        "takes_completions_alone takes no argument 'answer', 'completion_ids', .*Add \\*\\*kwargs",
         {"rewards": [takes_completions_alone]},
+        "takes_completions_alone takes no argument 'answer', 'completion_ids', .*Add \\*\\*kwargs",
     ),
-    "no column": (texts().rename_column("prompt", "question"), "no column 'prompt'", {}),
-    "no rows": (texts(good=0), "is empty", {}),
-    "no gold": (texts(), "no column 'answer'", {"rewards": ANSWER}),
-    "evaluation": (None, "eval_dataset: row 1000 has no prompt", {"eval_dataset": texts(None, good=1000)}),
-    "one of several evaluations": (
-        None,
-        r"eval_dataset\['b'\]: row 4 has an empty prompt",
-        {"eval_dataset": {"a": texts(), "b": texts("")}},
-    ),
-}
-
-
+    (texts(), {"rewards": ANSWER}, "no column 'answer'"),
+    (texts(), {"eval_dataset": texts(None, good=1000)}, "eval_dataset: row 1000 has no prompt"),
+    (texts(), {"eval_dataset": {"a": texts(), "b": texts("")}}, r"eval_dataset\['b'\]: row 4 has an empty prompt"),
+]
+BAD = [
+    *((texts(value), {}, sentence) for sentence, values in TEXTS.items() for value in values),
+    *((chats(value), {}, sentence) for sentence, values in CHATS.items() for value in values),
+    *((texts(value, good=0), {}, sentence) for sentence, value in KINDS.items()),
+    *((dataset, {}, sentence) for sentence, dataset in WHOLE.items()),
+    *BESIDE,
+]
 BAD_TOKENS = {
-    "null": ([[5, 6], None], "row 1 has no input_ids"),
-    "none": ([[5, 6], []], "row 1 has no input_ids"),
-    "negative": ([[5, 6], [5, -100]], "row 1 has input_ids outside the 199 tokens"),
-    "foreign": ([[5, 6], [5, 199]], "row 1 has input_ids outside the 199 tokens"),
-    "texts": (["w5", "w6"], "rows 0, 1 have no input_ids"),
-    "special": ([[5, 6], [0, 2]], "row 1 has a prompt of special tokens only"),
+    "row 1 has no input_ids": [[[5, 6], None], [[5, 6], []]],
+    "row 1 has input_ids outside the 199 tokens": [[[5, 6], [5, -100]], [[5, 6], [5, 199]]],
+    "rows 0, 1 have no input_ids": [["w5", "w6"]],
+    "row 1 has a prompt of special tokens only": [[[5, 6], [0, 2]]],
 }
+
+
+def tokenizer(template):
+    made = tiny.tokenizer()
+    made.chat_template = template
+    return made
+
+
+def grpo(folder, dataset, template=None, rewards=zero, model="llama", **changes):
+    settings = dict(max_completion_length=8, num_generations=2, max_steps=1, rollout_func=None) | changes
+    settings["processing_class"] = tokenizer(template)
+    return grpo_trainers.trainer(folder / "out", model=model, rewards=rewards, data=dataset, **settings)
+
+
+def ppo(folder, dataset, template=None, rewards=ppo_trainers.reward, **changes):
+    made, settings = tokenizer(template), dict(reward_funcs=rewards, rollout_func=None) | changes
+    with patch.object(tiny, "tokenizer", lambda: made):
+        return ppo_trainers.trainer("head", folder / "out", data=dataset, **settings)
+
+
+class Untouched:
+    """A model of which nothing but its config may be asked."""
+
+    def __init__(self):
+        self.config = tiny.model("llama").config
+
+
+def passes(folder, dataset, **given):
+    """Fail unless rows pass all checks: whoever gets as far as the model asks it for what it does not have."""
+    with pytest.raises(AttributeError, match="generation_config"):
+        grpo(folder, dataset, model=Untouched(), **given)
+
+
+@pytest.fixture
+def said(monkeypatch) -> list[str]:
+    """What is warned of golds and of long prompts."""
+    texts: list[str] = []
+    for module in ("gold", "rendering"):
+        monkeypatch.setattr(f"trl_ext.trainers.rows.{module}.logger.warning", texts.append)
+    return texts
+
+
+def test_grpo_names_bad_rows_before_the_model_is_touched(subtests, tmp_path):
+    assert len(BAD) >= 40
+    for dataset, given, sentence in BAD:
+        with subtests.test(sentence):
+            with pytest.raises((DataError, ConfigError), match=sentence) as caught:
+                grpo(tmp_path, dataset, **{"template": TEMPLATE, "model": Untouched()} | given)
+            assert "\n" not in str(caught.value)
+            assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("cases", [[BAD[0], BESIDE[1], BESIDE[2], BESIDE[-1]], nightly(BAD)], ids=["some", "all"])
+def test_ppo_names_them_before_it_trains(cases, subtests, tmp_path):
+    for dataset, given, sentence in cases:
+        with subtests.test(sentence):
+            with pytest.raises((DataError, ConfigError), match=sentence):
+                ppo(tmp_path, dataset, **{"template": TEMPLATE} | given)
+            assert not (tmp_path / "out").exists()
+
+
+def test_ppo_names_bad_tokens_before_it_trains(subtests, tmp_path):
+    cases = [(ids, sentence) for sentence, values in BAD_TOKENS.items() for ids in values]
+    for (ids, sentence), role in product(cases, ("data", "eval_dataset")):
+        given = {"data": Dataset.from_dict({"input_ids": ids})} if role == "data" else {}
+        given |= {} if given else {"data": None, "eval_dataset": Dataset.from_dict({"input_ids": ids})}
+        with subtests.test(sentence, role=role), pytest.raises(DataError, match=sentence):
+            ppo(tmp_path, given.pop("data"), **given)
 
 
 # Golds that no completion can meet: the rule, and the column in every row.
@@ -190,90 +257,24 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", UNREADABLE)
-def test_golds_that_no_rule_can_read_are_told_before_the_model_is_touched(kind, tmp_path):
-    rule, gold = UNREADABLE[kind]
-    data = rows(values=[gold] * 8)
-    with pytest.raises(DataError, match=rf"'{rule.name}' can read the gold of none of the 8 rows") as caught:
-        grpo(tmp_path, data, rewards=[RuleSet([rule, Call(len, isolate=False)])], model=Untouched())
-    assert "gold_invalid: column 'answer'" in str(caught.value)
-    if kind in ("bool", "broken LaTeX"):
-        with pytest.raises(DataError, match="gold of none of the 8 rows"):
-            ppo_trainers.trainer(
-                "head", tmp_path / "out", data=data, rollout_func=None, reward_funcs=[RuleSet([rule])]
-            )
-
-
-def test_some_unreadable_golds_are_told_with_their_rows(tmp_path, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.rows.gold.logger.warning", said.append)
-    with pytest.raises(AttributeError, match="generation_config"):
-        grpo(tmp_path, rows(values=["1", "it depends", "2", "3"]), rewards=ANSWER, model=Untouched())
-    assert "cannot read the gold of 1 of the 4 rows that it was tried on (row 1): gold_invalid" in said[0]
+def test_golds_that_no_rule_can_read_are_told_before_the_model_is_touched(subtests, tmp_path):
+    for kind, (rule, gold) in UNREADABLE.items():
+        data = rows(values=[gold] * 8)
+        sentence = rf"'{rule.name}' can read the gold of none of the 8 rows[\s\S]*gold_invalid: column 'answer'"
+        with subtests.test(kind), pytest.raises(DataError, match=sentence):
+            grpo(tmp_path, data, rewards=[RuleSet([rule, Call(len, isolate=False)])], model=Untouched())
+    with pytest.raises(DataError, match="gold of none of the 8 rows"):
+        ppo(tmp_path, data, rewards=[RuleSet([rule])])
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "ppo"])
 def test_a_streams_unreadable_golds_are_told_before_they_are_answered(trainer, tmp_path, monkeypatch):
     data = rows(values=["it depends"] * 8).to_iterable_dataset()
-    options = dict(data=data, reward_funcs=ANSWER, max_steps=1, packing=False, rollout_func=None)
-    subject = grpo(tmp_path, data, rewards=ANSWER) if trainer == "grpo" else None
-    subject = subject or ppo_trainers.trainer("head", tmp_path, **options)
+    make = dict(grpo=grpo, ppo=partial(ppo, max_steps=1, packing=False))[trainer]
+    subject = make(tmp_path, data, rewards=ANSWER)
     monkeypatch.setattr(subject, "_generate", lambda *_: pytest.fail("it was answered"))
     with pytest.raises(DataError, match="The first rows of the stream: rule 'answer' can read the gold of none"):
         subject.train()
-
-
-def tokenizer(template):
-    made = tiny.tokenizer()
-    made.chat_template = template
-    return made
-
-
-def grpo(folder, dataset, template=None, rewards=zero, model=None, eval_dataset=None, **changes):
-    settings = dict(
-        output_dir=str(folder / "out"),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        save_strategy="no",
-        max_completion_length=8,
-        per_device_train_batch_size=4,
-        num_generations=2,
-        max_steps=1,
-    )
-    options = {name: changes.pop(name) for name in ("environment_factory", "rollout_func") if name in changes}
-    return GRPOTrainer(
-        tiny.model("llama") if model is None else model,
-        rewards,
-        GRPOConfig(**settings | changes),
-        dataset,
-        eval_dataset,
-        processing_class=tokenizer(template),
-        **options,
-    )
-
-
-class Untouched:
-    """A model of which nothing but its config may be asked."""
-
-    def __init__(self):
-        self.config = tiny.model("llama").config
-
-
-def test_there_are_forty_kinds():
-    assert len(BAD) >= 40
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_grpo_names_bad_rows_before_the_model_is_touched(kind, tmp_path):
-    dataset, sentence, given = BAD[kind]
-    template = None if kind == "no chat template" else given.get("template", TEMPLATE)
-    with pytest.raises((DataError, ConfigError), match=sentence) as caught:
-        grpo(
-            tmp_path, texts() if dataset is None else dataset, **{**given, "template": template, "model": Untouched()}
-        )
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dataset", [texts("", ""), chats([], None)], ids=["text", "messages"])
@@ -292,94 +293,62 @@ def test_a_rollout_func_that_gives_a_row_no_prompt_token_is_refused(tmp_path):
         subject.train()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BAD if kind != "no chat template"])
-def test_ppo_names_bad_rows_before_it_trains(kind, tmp_path, monkeypatch):
-    dataset, sentence, given = BAD[kind]
-    changes = {"reward_funcs" if name == "rewards" else name: value for name, value in given.items()}
-    made = tokenizer(changes.pop("template", TEMPLATE))
-    monkeypatch.setattr(tiny, "tokenizer", lambda: made)
-    dataset = texts() if dataset is None else dataset
-    with pytest.raises((DataError, ConfigError), match=sentence):
-        ppo_trainers.trainer("head", tmp_path / "out", data=dataset, rollout_func=None, **changes)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("role", ["data", "eval_dataset"])
-@pytest.mark.parametrize("kind", BAD_TOKENS)
-def test_ppo_names_bad_tokens_before_it_trains(kind, role, tmp_path):
-    ids, sentence = BAD_TOKENS[kind]
-    dataset = Dataset.from_dict({"input_ids": ids})
-    with pytest.raises(DataError, match=sentence):
-        ppo_trainers.trainer("head", tmp_path / "out", rollout_func=None, **{role: dataset})
-
-
-@pytest.mark.parametrize("names", [["a", "c"], ["a", None], None])
-def test_a_row_that_names_no_environment_is_refused(names, tmp_path):
-    dataset = chats(good=2)
-    dataset = dataset.add_column("environment", names) if names else dataset
+def test_a_row_that_names_no_environment_is_refused(tmp_path):
     factories = {"a": object, "b": object}
-    with pytest.raises(DataError, match=r"which of 'a', 'b' answers a row; there is ('c'|None|no such column)"):
-        grpo(tmp_path, dataset, TEMPLATE, model=Untouched(), environment_factory=factories)
+    for names in (["a", "c"], ["a", None], None):
+        dataset = chats(good=2).add_column("environment", names) if names else chats(good=2)
+        with pytest.raises(DataError, match=r"which of 'a', 'b' answers a row; there is ('c'|None|no such column)"):
+            grpo(tmp_path, dataset, TEMPLATE, model=Untouched(), environment_factory=factories)
 
 
 # Streams ----------------------------------------------------------------------------------------------------------
 
 STREAMS = {
-    "null": (stream(None, good=1), "On rank 0 a row came with no prompt"),
-    "blank": (stream(" ", good=1), "a blank prompt; its prompt begins ' '"),
-    "number": (stream(7, good=1), "a prompt of type int"),
-    "half a character": (stream("w5 \ud800", good=1), "a character that is no Unicode"),
-    "mixed": (stream([user(GOOD)], good=1), "messages as prompt, where the first row has text"),
-    "no chat template": (stream([user(GOOD)], [user(GOOD)]), "messages, and the tokenizer has no chat template"),
+    "On rank 0 a row came with no prompt": stream(None, good=1),
+    "a blank prompt; its prompt begins ' '": stream(" ", good=1),
+    "a prompt of type int": stream(7, good=1),
+    "a character that is no Unicode": stream("w5 \ud800", good=1),
+    "messages as prompt, where the first row has text": stream([user(GOOD)], good=1),
+    "messages, and the tokenizer has no chat template": stream([user(GOOD)], [user(GOOD)]),
 }
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_streams_rows_are_looked_at_before_they_are_answered(kind, tmp_path, monkeypatch):
-    dataset, sentence = STREAMS[kind]
-    subject = grpo(tmp_path, dataset, shuffle_dataset=False)
-    monkeypatch.setattr(subject, "_generate", lambda *_: pytest.fail("it was answered"))
-    with pytest.raises(DataError, match=sentence):
-        subject.train()
+def test_a_streams_rows_are_looked_at_before_they_are_answered(subtests, tmp_path, monkeypatch):
+    for sentence, dataset in STREAMS.items():
+        subject = grpo(tmp_path, dataset, shuffle_dataset=False)
+        monkeypatch.setattr(subject, "_generate", lambda *_: pytest.fail("it was answered"))
+        with subtests.test(sentence), pytest.raises(DataError, match=sentence):
+            subject.train()
 
 
-def test_what_the_code_of_a_stream_raises_is_a_sentence(tmp_path):
-    def rows():
+def test_what_else_comes_along_with_a_stream_or_is_given_later_is_a_sentence(tmp_path):
+    def broken():
         yield from [{"prompt": GOOD}] * 3
         raise RuntimeError("the disk is gone")
 
-    with pytest.raises(DataError, match=r"a row that came along cannot be read: the disk is gone \(RuntimeError\)"):
-        grpo(tmp_path, IterableDataset.from_generator(rows)).train()
-
-
-def test_a_text_beside_a_streams_images_is_refused(tmp_path):
-    dataset = IterableDataset.from_generator(lambda: ({"prompt": GOOD, "images": None} for _ in range(9)))
-    with pytest.raises(DataError, match="the column 'images', which TRL takes for images, next to text"):
-        grpo(tmp_path, dataset).train()
+    images = IterableDataset.from_generator(lambda: ({"prompt": GOOD, "images": None} for _ in range(9)))
+    emptied = texts().with_transform(lambda rows: {"prompt": ["" for _ in rows["prompt"]]})
+    for dataset, sentence in (
+        (IterableDataset.from_generator(broken), r"came along cannot be read: the disk is gone \(RuntimeError\)"),
+        (images, "the column 'images', which TRL takes for images, next to text"),
+        (emptied, "On rank 0 a row came with an empty prompt"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            grpo(tmp_path, dataset).train()
+    with pytest.raises(DataError, match="eval_dataset: row 4 has a blank prompt"):
+        grpo(tmp_path, texts()).evaluate(texts(" "))
 
 
 def test_a_column_may_be_called_self(tmp_path):
     grpo(tmp_path, texts().add_column("self", ["w5"] * 4)).train()
 
 
-def test_a_transforms_rows_are_looked_at_before_they_are_answered(tmp_path):
-    dataset = texts().with_transform(lambda rows: {"prompt": ["" for _ in rows["prompt"]]})
-    with pytest.raises(DataError, match="On rank 0 a row came with an empty prompt"):
-        grpo(tmp_path, dataset).train()
-
-
-def test_rows_given_to_evaluate_are_looked_at(tmp_path):
-    with pytest.raises(DataError, match="eval_dataset: row 4 has a blank prompt"):
-        grpo(tmp_path, texts()).evaluate(texts(" "))
-
-
 # Too few ----------------------------------------------------------------------------------------------------------
 
 
 def test_fewer_rows_than_one_generation_takes_are_refused(tmp_path):
-    with pytest.raises(
-        DataError, match="has 4 rows; over 1 process one generation takes 32 prompts, of 2 completions"
-    ):
+    words = "has 4 rows; over 1 process one generation takes 32 prompts, of 2 completions"
+    with pytest.raises(DataError, match=words):
         grpo(tmp_path, texts(), steps_per_generation=16).train()
 
 
@@ -419,51 +388,27 @@ GOOD_ROWS = {
 }
 
 
-@pytest.mark.parametrize("kind", GOOD_ROWS)
-def test_what_trl_takes_is_not_refused(kind, tmp_path):
-    """An untouchable model: whoever gets that far has passed all checks."""
-    with pytest.raises(AttributeError, match="generation_config"):
-        grpo(tmp_path, GOOD_ROWS[kind], template=TEMPLATE, model=Untouched())
+def test_what_trl_takes_is_not_refused(subtests, tmp_path):
+    for kind, dataset in GOOD_ROWS.items():
+        with subtests.test(kind):
+            passes(tmp_path, dataset, template=TEMPLATE)
+    # TRL hands `environments` on unless there is an environment, and gives reward models text alone.
+    passes(tmp_path, texts().add_column("environments", [1] * 4))
+    passes(tmp_path, texts().add_column("prompts", [1] * 4), rewards=torch.nn.Linear(1, 1))
+    passes(tmp_path, chats([user("")]), template=TEMPLATE, environment_factory=object)  # whose rows may say nothing
+    ppo(tmp_path, texts().add_column("completions", [1] * 4), rewards=None, reward_model=ppo_trainers.classifier())
 
 
-@pytest.mark.parametrize(("column", "rewards"), [("environments", zero), ("prompts", torch.nn.Linear(1, 1))])
-def test_columns_that_nobody_hides_are_fine(column, rewards, tmp_path):
-    """TRL hands `environments` on unless there is an environment, and gives reward models text alone."""
-    with pytest.raises(AttributeError, match="generation_config"):
-        grpo(tmp_path, texts().add_column(column, [1] * 4), rewards=rewards, model=Untouched())
-
-
-def test_ppo_with_a_reward_model_alone_takes_any_column(tmp_path):
-    dataset = texts().add_column("completions", [1] * 4)
-    ppo_trainers.trainer("head", tmp_path, data=dataset, rollout_func=None, reward_model=ppo_trainers.classifier())
-
-
-def test_rows_of_an_environment_may_say_nothing(tmp_path):
-    with pytest.raises(AttributeError, match="generation_config"):
-        grpo(tmp_path, chats([user("")]), TEMPLATE, model=Untouched(), environment_factory=object)
-
-
-def test_a_prompt_that_a_rotary_model_may_outgrow_is_told(tmp_path, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.rows.rendering.logger.warning", said.append)
-    with pytest.raises(AttributeError, match="generation_config"):
-        grpo(tmp_path, texts("w5 " * 508), model=Untouched())
-    assert "in row 4 the prompt (at most 508 tokens) and max_completion_length=8 together go beyond the 512" in said[0]
-
-
-def test_some_null_golds_are_told_with_their_rows(tmp_path, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr("trl_ext.trainers.rows.gold.logger.warning", said.append)
-    with pytest.raises(AttributeError, match="generation_config"):
-        grpo(tmp_path, rows(values=["1", None, "2", None]), rewards=ANSWER, model=Untouched())
-    assert "which is null or NaN in 2 of its 4 rows (rows 1, 3)" in said[0]
-
-
-def test_null_golds_of_rows_that_the_rule_is_not_for_are_fine(tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_ext.trainers.rows.gold.logger.warning", pytest.fail)
-    dataset = rows(values=["1", None] * 4, kind=["a", "b"] * 4)
-    with pytest.raises(AttributeError, match="generation_config"):
-        grpo(tmp_path, dataset, rewards=[RuleSet([Answer(when={"kind": "a"}), Call(len)])], model=Untouched())
+def test_prompts_and_golds_that_may_be_a_mistake_are_told_with_their_rows(tmp_path, said):
+    passes(tmp_path, texts("w5 " * 508))
+    passes(tmp_path, rows(values=["1", None, "2", None]), rewards=ANSWER)
+    passes(tmp_path, rows(values=["1", "it depends", "2", "3"]), rewards=ANSWER)
+    for_others = [RuleSet([Answer(when={"kind": "a"}), Call(len)])]
+    passes(tmp_path, rows(values=["1", None] * 4, kind=["a", "b"] * 4), rewards=for_others)  # null, and fine
+    long, null, unread = said
+    assert "in row 4 the prompt (at most 508 tokens) and max_completion_length=8 together go beyond the 512" in long
+    assert "which is null or NaN in 2 of its 4 rows (rows 1, 3)" in null
+    assert "cannot read the gold of 1 of the 4 rows that it was tried on (row 1): gold_invalid" in unread
 
 
 # The screen -------------------------------------------------------------------------------------------------------

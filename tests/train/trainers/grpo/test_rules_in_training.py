@@ -1,0 +1,312 @@
+"""Rules around a GRPO step: what they see, scored early and all at a time, saved and resumed with the checkpoint."""
+
+import asyncio
+import json
+import math
+import statistics
+from dataclasses import dataclass
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+
+import trl_ext
+from tests import tiny
+from tests.grpo_trainers import trainer
+from trl_ext import GRPOTrainer, RuleSet
+from trl_ext.errors import ConfigError, RuleError
+from trl_ext.rewards import AsyncRule, Call, Length, Row, Rule, Verdict
+from trl_ext.rewards.scorer import Scorer
+from trl_ext.trainers.checks import check_launch
+from trl_ext.trainers.grpo.rewards import RULES_FILE, AsyncGuardedReward, guard, raise_together
+
+GENERATIONS, PROMPTS, STEPS = 4, 2, 2
+ROWS = GENERATIONS * PROMPTS
+UNDER_WAY: list[int] = []
+either_library = pytest.mark.parametrize("library", [trl, trl_ext], ids=["trl", "trl_ext"])
+
+
+def prompts(count):
+    return Dataset.from_dict({"prompt": [tiny.words(5, 6 + number) for number in range(count)]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenInTraining(Rule):
+    """Keeps the rows that it is asked for; pays for short completions."""
+
+    tier = "inline"
+    reads_group = True
+    rows: list[Row]
+
+    def score(self, row: Row) -> Verdict:
+        self.rows.append(row)
+        return Verdict(1.0 / len(row.completion_ids))
+
+
+@either_library
+def test_a_rule_sees_the_groups_and_the_steps_of_a_training(library, tmp_path):
+    rule = SeenInTraining(rows=[])
+    settings = dict(max_steps=STEPS, per_device_train_batch_size=ROWS)
+    trainer(tmp_path, library, rewards=RuleSet([rule]), data=prompts(PROMPTS * STEPS), **settings).train()
+    assert [row.step for row in rule.rows] == [0] * ROWS + [1] * ROWS
+    for number, row in enumerate(rule.rows):
+        place = number % GENERATIONS
+        whole = rule.rows[number - place : number - place + GENERATIONS]
+        others = [one.completion_ids for one in whole[:place] + whole[place + 1 :]]
+        assert [one.completion_ids for one in row.group] == others
+        assert {one.prompt for one in row.group} == {row.prompt}
+
+
+# Rules that wait ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(AsyncRule):
+    """1.0, once all other rows are under way, too; the third row that asks fails."""
+
+    async def score(self, row: Row) -> Verdict:
+        UNDER_WAY.append(1)
+        mine = len(UNDER_WAY)
+        while len(UNDER_WAY) < ROWS:
+            await asyncio.sleep(0.001)
+        if mine == 3:
+            raise ConnectionError("away")
+        return Verdict(1.0)
+
+    def cache_key(self, row: Row) -> None:
+        return None
+
+
+async def reward_of_their_own(completions, **_):
+    await asyncio.sleep(0)
+    return [0.5] * len(completions)
+
+
+@either_library
+def test_a_step_awaits_all_rows_at_a_time_and_a_failing_call_costs_its_own(library, tmp_path):
+    UNDER_WAY.clear()
+    rules = RuleSet([Slow(retries=0), Length(low=0, high=100, weight=0.1)])
+    settings = dict(per_device_train_batch_size=ROWS, max_completion_length=8)
+    subject = trainer(tmp_path, library, rewards=[rules, reward_of_their_own], data=prompts(PROMPTS), **settings)
+    subject._generate_and_score_completions([row for row in subject.train_dataset for _ in range(GENERATIONS)])
+    metrics = {name: values[-1] for name, values in subject._metrics["train"].items()}
+    assert metrics["rewards/rules/mean"] == pytest.approx((7 * 1.1 + 0.1) / ROWS)
+    assert metrics["rewards/reward_of_their_own/mean"] == 0.5
+    assert metrics["rules/slow/none_frac"] == 1 / ROWS
+    assert metrics["rules/slow/calls"] == ROWS
+
+
+def length_of_text(row) -> float:
+    return float(len(row.text))
+
+
+def test_rules_in_workers_have_begun_before_they_are_asked(tmp_path, monkeypatch):
+    taken = []
+    original = Scorer._started_with
+
+    def note(self, rules, rows):
+        taken.append(original(self, rules, rows))
+        return taken[-1]
+
+    monkeypatch.setattr(Scorer, "_started_with", note)
+    trainer(tmp_path, rewards=RuleSet([Call(length_of_text)]), max_completion_length=6, rollout_func=None).train()
+    assert taken and all(taken)
+
+
+# What rules have seen -----------------------------------------------------------------------------------------------
+
+
+def normalising(folder, steps=2):
+    rules = RuleSet([Call(length_of_text, isolate=False)], normalise=True)
+    saves = dict(max_steps=2 * steps, save_strategy="steps", save_steps=steps)
+    return rules, trainer(folder, rewards=rules, rollout_func=None, max_completion_length=6, **saves)
+
+
+def test_a_checkpoint_holds_what_the_rules_have_seen_and_a_resumed_run_scores_like_the_uninterrupted_one(tmp_path):
+    rules, whole = normalising(tmp_path)
+    whole.train()
+    early, late = (json.loads((tmp_path / f"checkpoint-{step}" / RULES_FILE).read_text()) for step in (2, 4))
+    assert early["rules"]["moments"][0] == 2 * GENERATIONS
+    assert late["rules"] == rules.state_dict()
+    own, resumed = normalising(tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    rewards = [[log["reward"] for log in t.state.log_history if "reward" in log] for t in (whole, resumed)]
+    assert rewards[1] == pytest.approx(rewards[0])
+    assert own.state_dict() == rules.state_dict()
+
+
+def test_without_state_nothing_is_saved(tmp_path):
+    rules = RuleSet([Call(length_of_text, isolate=False)])
+    trainer(tmp_path, rewards=rules, max_steps=1, save_strategy="steps", save_steps=1).train()
+    assert (tmp_path / "checkpoint-1").is_dir() and not list(tmp_path.glob(f"*/{RULES_FILE}"))
+
+
+# The guard around reward functions -----------------------------------------------------------------------------------
+
+
+def of_two(values):
+    """What the guard makes of values for two completions, and the guarded function."""
+    guarded = guard(lambda completions, **_: values, "r")
+    return guarded(completions=["a", "b"]), guarded
+
+
+def test_a_reward_passes_as_it_is_and_no_infinity_does():
+    found, guarded = of_two([1.0, None])
+    assert found == [1.0, None]
+    raise_together([guarded], num_processes=1, rank=0)
+    for bad in (math.inf, -math.inf, math.nan):
+        assert of_two([bad, 1.0])[0] == [None, 1.0]
+    model = torch.nn.Linear(1, 1)
+    assert guard(model, "r") is model
+
+
+def test_an_exception_waits_until_all_ranks_have_gathered():
+    def broken(completions, **_):
+        raise ZeroDivisionError("by row 3")
+
+    reward = guard(broken, "my_reward")
+    assert reward(completions=["a", "b"]) == [0.0, 0.0]
+    with pytest.raises(RuleError, match=r"(?s)rank 0 the reward 'my_reward' raised.*in broken.*by row 3") as caught:
+        raise_together([reward], num_processes=1, rank=0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(RuleError, match="returned 1 values for 2 completions"):
+        raise_together([of_two([1.0])[1]], num_processes=1, rank=0)
+
+
+def test_an_asynchronous_reward_stays_asynchronous():
+    async def reward(completions, **_):
+        return [2.0]
+
+    guarded = guard(reward, "r")
+    assert isinstance(guarded, AsyncGuardedReward)
+    assert asyncio.run(guarded(completions=["a"])) == [2.0]
+
+
+class _Args:
+    world_size = 1
+
+
+def test_processes_that_do_not_know_of_each_other_and_fewer_than_one_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_launch(_Args())  # a cluster's own variable: nothing was launched
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="set use_cpu: true"):
+        check_launch(_Args())
+    monkeypatch.setenv("WORLD_SIZE", "0")
+    with pytest.raises(ValueError, match="fewer than one process"):
+        check_launch(_Args())
+
+
+# normalize_then_sum: each rule normalised within its group, then weighted and summed (GDPO) --------------------------
+
+
+NUM_PROMPTS = 3
+
+
+def number_of_words(row) -> float:
+    return float(len(row.text.split()))
+
+
+def first_word(row) -> float | None:
+    """The number of the first word, to 1; None for one in five."""
+    number = row.completion_ids[0]
+    return None if number % 5 == 0 else number / tiny.VOCAB
+
+
+def is_long(row) -> float:
+    return float(len(row.completion_ids) > 3)
+
+
+RULES = (
+    Call(number_of_words, name="words", weight=0.01, isolate=False),
+    Call(is_long, name="long", weight=2.0, isolate=False),
+    Call(first_word, name="first", weight=-0.5, gate="long", isolate=False),
+)
+
+
+def rules(**options) -> RuleSet:
+    return RuleSet(RULES, **options)
+
+
+def by_rule(folder, rewards, **changes) -> GRPOTrainer:
+    settings = dict(per_device_train_batch_size=GENERATIONS * NUM_PROMPTS, num_generations=GENERATIONS)
+    settings |= dict(multi_objective_aggregation="normalize_then_sum") | changes
+    data = Dataset.from_dict({"prompt": [tiny.words(5, 6 + n) for n in range(NUM_PROMPTS)]})
+    return trainer(folder, rewards=rewards, data=data, **settings)
+
+
+def advantages(trainer: GRPOTrainer) -> tuple[list[float], list[list[int]]]:
+    """TRL's advantages of one batch, and the completions they are of."""
+    rows = [row for row in trainer.train_dataset for _ in range(GENERATIONS)]
+    output = trainer._generate_and_score_completions(rows)
+    ids = [
+        tokens[mask.bool()].tolist()
+        for tokens, mask in zip(output["completion_ids"], output["completion_mask"], strict=True)
+    ]
+    return output["advantages"].tolist(), ids
+
+
+def by_hand(completions: list[list[int]]) -> list[float]:
+    """Equations 4 to 6 of arXiv:2601.05242, with what has no value left out, in plain Python."""
+    tokenizer = tiny.tokenizer()
+    values = []
+    for ids in completions:
+        words = float(len(tokenizer.decode(ids, skip_special_tokens=True).split()))
+        is_open = float(len(ids) > 3)
+        first = None if ids[0] % 5 == 0 else ids[0] / tiny.VOCAB
+        values.append([words, is_open, first if is_open or first is None else 0.0])
+    totals = [0.0] * len(values)
+    for start in range(0, len(values), GENERATIONS):
+        group = range(start, start + GENERATIONS)
+        for place, rule in enumerate(RULES):
+            known = [values[index][place] for index in group if values[index][place] is not None]
+            for index in group:
+                if values[index][place] is not None and len(known) > 1:
+                    deviation = values[index][place] - statistics.mean(known)
+                    totals[index] += rule.weight * deviation / (statistics.stdev(known) + 1e-4)
+    mean, std = statistics.mean(totals), statistics.stdev(totals)
+    return [(total - mean) / (std + 1e-4) for total in totals]
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_advantages_are_those_by_hand(is_split, tmp_path):
+    found, completions = advantages(by_rule(tmp_path, rules().split() if is_split else rules()))
+    assert found == pytest.approx(by_hand(completions), abs=1e-5)
+    assert len({round(advantage, 4) for advantage in found}) > 6
+
+
+def test_a_weight_counts_after_the_normalisation(tmp_path):
+    one, _ = advantages(by_rule(tmp_path, rules()))
+    light = [Call(number_of_words, name="words", weight=10.0, isolate=False), *RULES[1:]]
+    other, _ = advantages(by_rule(tmp_path, RuleSet(light)))
+    assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 0.1
+
+
+def test_weights_of_functions_multiply_those_of_their_rules(tmp_path):
+    made = by_rule(tmp_path, [rules(), lambda completions, **_: [0.0] * len(completions)], reward_weights=[0.5, 3.0])
+    assert made.reward_weights.tolist() == pytest.approx([0.005, 1.0, -0.25, 3.0])
+    assert made.reward_func_names[:3] == ["words", "long", "first"]
+    assert made.args.reward_weights == [0.5, 3.0], "the user's config stays as it was"
+
+
+def test_what_only_a_sum_has_is_refused(tmp_path):
+    for given, words in (
+        (rules(clip=(0, 1)), r"clip=\(0.0, 1.0\) of the rule set 'rules' is of its sum"),
+        (rules(normalise=True), "normalise=True of the rule set 'rules' is of its sum"),
+        (RuleSet([Length(high=2, schedule=((0, 1), (1, 0)))]), "The schedule of rule 'length' scales its value"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            by_rule(tmp_path, given)
+
+
+def test_the_usual_aggregation_sums_the_set_itself(tmp_path):
+    made = by_rule(tmp_path, rules(), multi_objective_aggregation="sum_then_normalize")
+    assert made.reward_func_names == ["rules"]
+
+
+def test_a_run_trains(tmp_path):
+    made = by_rule(tmp_path, rules(), learning_rate=1e-2)
+    before = made.model.lm_head.weight.detach().clone()
+    made.train()
+    assert not torch.equal(before, made.model.lm_head.weight)

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from plain_rules import row
+
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.isolation.workers.pool import WorkerPool
-from trl_ext.rewards.rule import Row, Rule, Verdict
+from trl_ext.rewards.rule import Rule, Verdict
 
 LIMITS = Limits(cpu_s=0.3, wall_s=0.6, memory_mib=64, workers=2, chunk=4)
 
@@ -34,10 +36,6 @@ class Blowup(Rule):
             DEEDS[row.text][0]()
             return Verdict(1.0)
         return Verdict(float(row.text), "ok", "a number")
-
-
-def row(text, **columns):
-    return Row("prompt", text, None, columns)
 
 
 def spin():

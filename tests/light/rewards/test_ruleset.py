@@ -5,28 +5,14 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.rules import rule_class
 from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Tags, Verdict, completion_text
 
-
-class Fixed(Rule):
-    """Gives what the column `given` holds."""
-
-    tier = "inline"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("given",)
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(row.columns["given"])
-
-
-class Fails(Rule):
-    tier = "inline"
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(1 / len(row.text))
+Fixed = rule_class("Fixed", lambda row: row.columns["given"], ("given",))
+Penalty = rule_class("Penalty", lambda row: row.columns["given"], ("given",), floor=-1.0)
+Fails = rule_class("Fails", lambda row: 1 / len(row.text))
+Broken = rule_class("Broken", lambda row: float("nan"))
 
 
 class Bare(Rule):
@@ -34,10 +20,6 @@ class Bare(Rule):
 
     def score(self, row: Row) -> Verdict:
         return 1.0
-
-
-class Penalty(Fixed):
-    floor = -1.0
 
 
 @pytest.fixture
@@ -206,13 +188,6 @@ def test_a_column_that_is_missing_or_of_another_length_is_named():
 
 
 # As TRL calls it -----------------------------------------------------------------------------------------------------
-
-
-class Broken(Rule):
-    tier = "inline"
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(float("nan"))
 
 
 @pytest.fixture

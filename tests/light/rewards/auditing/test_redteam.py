@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Answer, Keywords, Length, Math, Row, Rule, RuleSet, Tags, Verdict
 from trl_ext.rewards.auditing.cheats import CHEATS, Cheat
@@ -145,14 +146,8 @@ def test_form_that_an_honest_try_has_too_is_no_cheat():
     assert not report.through and report.bars[0] == pytest.approx(0.3)
 
 
-@dataclass(frozen=True, slots=True)
-class CountsBecause(Rule):
-    """Pays for each "because": what keyword stuffing is made for."""
-
-    tier: ClassVar[str] = "inline"
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(row.text.count("because") / 10)
+# What keyword stuffing is made for.
+CountsBecause = rule_class("CountsBecause", lambda row: row.text.count("because") / 10)
 
 
 def test_keyword_stuffing_that_pays_is_found_behind_the_answer():

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 import trl_ext
+from tests.rules import rule_class
 from trl_ext.errors import ConfigError, DataError, RuleError
-from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict, build_pairs, filter_pairs
+from trl_ext.rewards import Answer, Keywords, Length, RuleSet, build_pairs, filter_pairs
 from trl_ext.rewards.preference.data import CHUNK_ROWS, falls_short
 from trl_ext.rewards.preference.gaps import rule_gaps, split_implicit
 
@@ -21,24 +22,9 @@ RIGHT, WRONG = "so A: 18", "so A: 17"
 ANSWER = RuleSet([Answer()])
 
 
-class Stars(Rule):
-    """One point for each star in the completion; None where the row's column `broken` is True."""
-
-    tier = "inline"
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(None if row.columns.get("broken") else row.text.count("*") / 10)
-
-
-class AsksTwo(Rule):
-    """1.0 where the prompt is 'two'."""
-
-    tier = "inline"
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(float(row.prompt == "two"))
-
-
+# A tenth of a point for each star in the completion; None where the row's column `broken` is True.
+Stars = rule_class("Stars", lambda row: None if row.columns.get("broken") else row.text.count("*") / 10)
+AsksTwo = rule_class("AsksTwo", lambda row: float(row.prompt == "two"))
 STARS = RuleSet([Stars()])
 
 
@@ -415,15 +401,8 @@ def test_all_four_forms_of_a_pair_have_the_same_gap():
 
 def test_rules_do_not_see_the_other_side():
     seen: list[set[str]] = []
-
-    class Looks(Rule):
-        tier = "inline"
-
-        def score(self, row: Row) -> Verdict:
-            seen.append(set(row.columns))
-            return Verdict(0.0)
-
-    rule_gaps(dataset([pair(RIGHT, WRONG)]), RuleSet([Looks()]))
+    looks = rule_class("Looks", lambda row: seen.append(set(row.columns)) or 0.0)
+    rule_gaps(dataset([pair(RIGHT, WRONG)]), RuleSet([looks()]))
     assert seen == [{"answer"}] * 2
 
 

@@ -4,31 +4,20 @@ import json
 import logging
 import pickle
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
+from tests.rules import rule_class
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Keywords, Length, Row, Rule, RuleSet, Verdict
 from trl_ext.rewards.totals.composition import outbid_warning, span
 from trl_ext.rewards.totals.moments import Moments, merged
 from trl_ext.rewards.totals.shaping import factor_at
 
-CALLS: list[str] = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Given(Rule):
-    """What the column says."""
-
-    tier = "inline"
-
-    column: str = "given"
-    columns = property(lambda self: (self.column,))  # type: ignore[assignment]
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(row.columns[self.column])
+Given = rule_class("Given", lambda row: row.columns["given"], ("given",))
+Scored = rule_class("Scored", lambda row: 0.0, floor=-1.0)
 
 
 def totals(rule, *values, **columns):
@@ -208,16 +197,6 @@ def test_the_trace_tells_what_every_rule_gave_and_read():
 
 
 # Bidding ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored(Rule):
-    tier = "inline"
-    floor = -1.0
-    dummies: tuple = field(default=())
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(0.0)
 
 
 def test_style_that_can_outbid_a_right_answer_is_warned_of(subtests):

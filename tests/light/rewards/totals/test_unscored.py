@@ -5,16 +5,12 @@ import math
 
 import pytest
 
+from tests.rules import rule_class
 from trl_ext.errors import RuleError
 from trl_ext.rewards import Answer, Length, Math, Row, Rule, RuleSet, Verdict
 from trl_ext.rewards.totals.unscored import Tally
 
-
-class Abstains(Rule):
-    tier = "inline"
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(None, "infra_error", "no service")
+Abstains = rule_class("Abstains", lambda row: Verdict(None, "infra_error", "no service"))
 
 
 class TextOnly(Rule):
@@ -118,17 +114,11 @@ def test_on_unscored_is_error_or_warn():
     assert rules.on_unscored == "warn" and rules.to_dict()["on_unscored"] == "warn"
 
 
-class Undecided(Rule):
-    """Leaves rows undecided whose column says so."""
+def undecided_where_marked(row: Row) -> Verdict:
+    return Verdict(None, "undecided", f"mark {row.columns['mark']}") if row.columns["mark"] else Verdict(1.0)
 
-    tier = "inline"
 
-    @property
-    def columns(self):
-        return ("mark",)
-
-    def score(self, row: Row) -> Verdict:
-        return Verdict(None, "undecided", f"mark {row.columns['mark']}") if row.columns["mark"] else Verdict(1.0)
+Undecided = rule_class("Undecided", undecided_where_marked, ("mark",))
 
 
 def call(rules: RuleSet, marks: list[int], **more) -> list[float | None]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from blowups import LIMITS, STOPPED, Blowup, marked_processes
-from blowups import row as blowup_row
 from plain_rules import Begun, Chars, Environment, Sleepy, row, wait_until
 
 from tests.conftest import ROOT
@@ -168,9 +167,9 @@ def test_workers_die_with_a_trainer_that_is_killed(tmp_path, mark, none_left):
 def test_the_trainers_memory_stays_flat_over_a_hundred_blowups(none_left):
     names = [name for name in STOPPED if name in ("allocate", "exit", "kill", "segfault", "junk", "close_files")]
     with WorkerPool(LIMITS) as pool:
-        pool.run((Blowup(), blowup_row(name)) for name in names)
+        pool.run((Blowup(), row(name)) for name in names)
         before = resident_mib()
-        verdicts = pool.run((Blowup(), blowup_row(names[index % len(names)])) for index in range(100))
+        verdicts = pool.run((Blowup(), row(names[index % len(names)])) for index in range(100))
         grown = resident_mib() - before
     assert {verdict.value for verdict in verdicts} == {-1.0}
     assert grown < 5

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 from blowups import LIMITS, Blowup
-from blowups import row as blowup_row
 from plain_rules import Busy, Chars, Faulty, Sleepy, Unloadable, Warm, row
 
 from trl_ext.errors import DataError, RuleError
@@ -120,7 +119,7 @@ def test_verdicts_are_the_same_in_three_repeats_and_with_all_cores_busy():
             others = [context.Process(target=spin_for_ever, daemon=True) for _ in range(busy)]
             for other in others:
                 other.start()
-            verdicts = pool.run((Blowup(), blowup_row(text)) for text in REPEATED)
+            verdicts = pool.run((Blowup(), row(text)) for text in REPEATED)
             calls.append([(verdict.value, verdict.status) for verdict in verdicts])
             for other in others:
                 other.kill()

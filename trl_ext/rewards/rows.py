@@ -133,18 +133,17 @@ def turns(completion: Any) -> tuple[Mapping[str, Any], ...]:
     """
     if isinstance(completion, str):
         return (_assistant(completion),)
-    return tuple(map(_reasoning_apart, completion or ()))
-
-
-def _reasoning_apart(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with its thoughts as `reasoning_content`, wherever the model or its template puts them."""
-    for name in _REASONING:
-        if name in message:
-            return {**{key: part for key, part in message.items() if key != name}, "reasoning_content": message[name]}
-    content = message.get("content")
-    if message.get("role") != "assistant" or not isinstance(content, str):
-        return message
-    return {**message, **_assistant(content)}
+    found = []
+    for message in completion or ():
+        name = next((name for name in _REASONING if name in message), None)
+        content = message.get("content")
+        if name is not None:
+            rest = {key: part for key, part in message.items() if key != name}
+            message = {**rest, "reasoning_content": message[name]}
+        elif message.get("role") == "assistant" and isinstance(content, str):
+            message = {**message, **_assistant(content)}
+        found.append(message)
+    return tuple(found)
 
 
 def _assistant(content: str) -> dict[str, Any]:

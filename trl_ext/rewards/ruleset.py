@@ -54,14 +54,7 @@ class SharedBatch:
         make: Callable[[], list[Row]],
         score: Callable[[Sequence[Rule], list[Row]], list[Column]],
     ) -> list[Column]:
-        """The verdicts of these rules, of which the last is the one whose column asks.
-
-        Args:
-            rules: A rule and its gates.
-            arguments: The call's arguments by name.
-            make: Makes the rows of this call.
-            score: Judges rows by rules.
-        """
+        """The verdicts of a rule's gates and of the rule itself, whose column asks, for a call's arguments by name."""
         given = {name: value for name, value in arguments.items() if name not in TRL_EXTRAS}
         same = given.keys() == self.arguments.keys() and all(self.arguments[name] is given[name] for name in given)
         if rules[-1].name in self.served or not same:

@@ -74,11 +74,7 @@ class Pending:
 
 
 class VerdictCache:
-    """Keeps the verdicts used last, so that a group's repeated answers are judged once. Thread-safe.
-
-    Args:
-        size: Most verdicts that are kept.
-    """
+    """Keeps the `size` verdicts used last, so that a group's repeated answers are judged once. Thread-safe."""
 
     def __init__(self, size: int = 50_000):
         self.size = size
@@ -267,10 +263,7 @@ class Scorer:
     def _pending(self, rule: Rule, rows: list[Row], gates: Sequence[str] = ()) -> Pending:
         """Split a rule's rows into known verdicts and rows to judge: one of all that are equal to the rule.
 
-        Args:
-            rule: Judges them.
-            rows: All.
-            gates: For each row the state of the rule's gates; empty: they play no part.
+        `gates` holds for each row the state of the rule's gates; empty: they play no part.
         """
         same = (rule.name, repr(rule))
         part = Pending([], {_SKIP: SKIPPED, "shut": Verdict(rule.floor, "gated", _UNASKED), "unknown": _NO_GATE}, {})

@@ -99,13 +99,6 @@ class RuleAudit:
         counts = (self.num_own_text, self.num_not_asked, self.num_compared, self.num_accepted, self.num_alike)
         return self.rule, str(self.num_rows), str(self.num_right), lost, *map(str, counts)
 
-    def remarks(self) -> Iterator[str]:
-        """Sentences about rows that were not asked, and about the first rows of each kind of failure."""
-        if self.num_not_asked:
-            tested = "only that they can be judged, and that doing nothing is not right, was tested"
-            yield f"{self.rule}, {self.num_not_asked} rows name no right completion: {tested}."
-        yield from self.first_failures()
-
     def first_failures(self) -> Iterator[str]:
         """Sentences about the first rows of each kind of failure."""
         for kind in FAULTS:
@@ -142,13 +135,18 @@ class AuditReport:
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        failures = [line for rule in self.rules for line in rule.remarks()]
+        remarks: list[str] = []
+        for rule in self.rules:
+            if rule.num_not_asked:
+                tested = "only that they can be judged, and that doing nothing is not right, was tested"
+                remarks.append(f"{rule.rule}, {rule.num_not_asked} rows name no right completion: {tested}.")
+            remarks += rule.first_failures()
         verdict = "ok: every gold is read as itself, and none is lost" if self.ok else "not ok: look at the rows below"
         lines = [_HEADINGS, *(rule.cells() for rule in self.rules)]
         step_s = self.step_rows / self.rows_per_s
         worst = f", at worst {self.worst_step_s:.3g} s in workers" if self.worst_step_s else ""
         speed = f"{self.rows_per_s:,.0f} rows/s: {step_s:.2g} s for a rule in a step of {self.step_rows} rows{worst}"
-        return "\n".join([table(lines), "", speed, verdict, *failures])
+        return "\n".join([table(lines), "", speed, verdict, *remarks])
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:

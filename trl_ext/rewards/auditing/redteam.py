@@ -73,12 +73,7 @@ def redteam(
 
 
 class _Court:
-    """One row: the most that may be earned on it, and what each cheat earns.
-
-    Args:
-        rules, target, shape: As in `redteam`.
-        row: Number of the row.
-    """
+    """One row: the most that may be earned on it, and what each cheat earns."""
 
     def __init__(self, rules: RuleSet, target: Target, shape: str | None, row: int):
         self.rules = rules

@@ -134,15 +134,7 @@ class AsyncRule(Rule):
         return [judged.verdict for judged in self.submit(rows).result()[0]]
 
     def submit(self, rows: Sequence[Row], most_failed: int | None = None) -> "Future[Judgement]":
-        """Start judging rows and return at once.
-
-        Args:
-            rows: The rows.
-            most_failed: Rows that may fail before the rest is given up.
-
-        Returns:
-            Verdicts, one per row, and the metrics of the calls.
-        """
+        """Start judging rows and return at once; after `most_failed` rows that fail the rest is given up."""
         return run_in_loop(self._all(list(rows), most_failed))
 
     def spend(self, **costs: float) -> None:

@@ -36,14 +36,7 @@ class Composed:
 
 
 class Composition:
-    """The rules' weights, gates and bounds at one moment of the training.
-
-    Args:
-        rules: The rules of the set.
-        chains: For each rule the positions of its gates, as `gate_chains` gives them.
-        clip: Lowest and highest total.
-        progress: How far the training is, 0 to 1.
-    """
+    """The weights, gates (`gate_chains`) and bounds of a set's rules where the training is so far (0 to 1)."""
 
     def __init__(
         self,

@@ -65,14 +65,7 @@ class Tally:
 
 
 def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns: Mapping[str, Any]) -> Tally:
-    """Count how the rows of a batch went with the rule at `position`.
-
-    Args:
-        position: The rule's place in `rules` and in `found`.
-        rules: All rules of the set.
-        found: Their verdicts.
-        columns: The columns of the dataset.
-    """
+    """Count how the rows of a batch went with the rule at `position` in the set, by the verdicts of all rules."""
     rule, verdicts = rules[position], found[position].verdicts
     is_for = [index for index, verdict in enumerate(verdicts) if verdict.status != "skipped"]
     unscored = [index for index in is_for if verdicts[index].value is None]
@@ -89,12 +82,7 @@ def tally(position: int, rules: Sequence[Rule], found: Sequence[Column], columns
 
 @dataclass(slots=True)
 class UndecidedRows:
-    """Counts `undecided` verdicts by rule, and warns once for each rule with more of them than 1 % of its rows.
-
-    Args:
-        num_rows: Rows that a rule was for, so far, by the rule's name.
-        num_undecided: Those of them that it left undecided.
-    """
+    """Counts `undecided` verdicts by rule, and warns once for each rule with more of them than 1 % of its rows."""
 
     num_rows: dict[str, int] = field(default_factory=dict)
     num_undecided: dict[str, int] = field(default_factory=dict)

@@ -304,9 +304,7 @@ def encode(value: Any, export: Callable[[Any], Any]) -> Any:
 def decode(data: Any, bring: Callable[[list[Any]], Any]) -> Any:
     """The value that `encode` wrote, of exact built-in types; ValueError or TypeError for anything else.
 
-    Args:
-        data: What JSON gave.
-        bring: Makes the stand-in for a handle from its tag and content.
+    `bring` makes the stand-in for a handle from its tag and content.
     """
     if not isinstance(data, list):
         if isinstance(data, dict):

@@ -42,12 +42,7 @@ _PRELOADED = (
 
 
 class Server:
-    """Serves jobs on a socket until its other end closes.
-
-    Args:
-        control: SEQPACKET socket: one job or reply a message.
-        at_most: Highest level to try.
-    """
+    """Serves jobs on a SEQPACKET socket, one job or reply a message, until its other end closes."""
 
     def __init__(self, control: socket.socket, at_most: int) -> None:
         self.control = control

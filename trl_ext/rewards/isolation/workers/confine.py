@@ -25,13 +25,6 @@ def confine(parent: int) -> None:
     die_first()
 
 
-def silence() -> None:
-    """Point the standard streams at nothing: hostile text must not fill a run's log."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
-
-
 def address_space_bytes() -> int:
     """Address space of this process."""
     with open("/proc/self/statm", "rb") as statm:

@@ -124,17 +124,15 @@ class ForkServer(Workers):
                 idle = self.start()
                 if idle is None:
                     return
-            idle.assign(self.next_chunk())
-
-    def next_chunk(self) -> list[Task]:
-        """Rows of one batch from the queue's head; fewer towards its end, so that no worker is left with many."""
-        share = -(-len(self.queue) // (2 * self.limits.num_workers))
-        first = self.queue.popleft()
-        chunk = [first]
-        most = 1 if first.patient else min(self.limits.chunk, share)
-        while self.queue and self.queue[0].batch is first.batch and len(chunk) < most and not self.queue[0].patient:
-            chunk.append(self.queue.popleft())
-        return chunk
+            # Rows of one batch; fewer towards the queue's end, so that no worker is left with many.
+            share = -(-len(self.queue) // (2 * self.limits.num_workers))
+            chunk = [self.queue.popleft()]
+            most = 1 if chunk[0].patient else min(self.limits.chunk, share)
+            while self.queue and len(chunk) < most and not self.queue[0].patient:
+                if self.queue[0].batch is not chunk[0].batch:
+                    break
+                chunk.append(self.queue.popleft())
+            idle.assign(chunk)
 
     def give_up(self, batch: Batch) -> None:
         """End a call: rows in progress get the floor, rows that never began get nothing."""

@@ -50,10 +50,7 @@ ENVIRONMENT = {
 class ServerThread:
     """A thread and the server that it holds.
 
-    Args:
-        limits: For the server.
-        done: Called in the thread with each request that has all its verdicts.
-        restarted: Called in the thread with the number of workers that were replaced.
+    In it `done` is called with each request that has all its verdicts, `restarted` with the number of new workers.
     """
 
     def __init__(self, limits: Limits, done: Callable[[Request], None], restarted: Callable[[int], None]) -> None:

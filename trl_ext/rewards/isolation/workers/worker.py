@@ -20,7 +20,6 @@ from trl_ext.rewards.isolation.workers.confine import (
     has_children,
     num_threads,
     renew_limits,
-    silence,
 )
 from trl_ext.rewards.isolation.workers.imports import ImportWatch
 from trl_ext.rewards.isolation.workers.limits import Limits
@@ -38,7 +37,9 @@ STARTED = line("started")
 def serve(sock: socket.socket, rules: Sequence[Any], limits: Limits, parent: int) -> NoReturn:
     """Judge chunks until the server closes the connection."""
     confine(parent)
-    silence()
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):  # Hostile text must not fill a run's log.
+        os.dup2(null, number)
     signal.set_wakeup_fd(-1)
     for unhandled in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGPROF):
         signal.signal(unhandled, signal.SIG_DFL)

@@ -7,7 +7,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from tests.tiny import VOCAB
 from trl_ext.packing.attention import take_segments
-from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
+from trl_ext.trainers.forward.calls import let_positions_be_chosen
 
 
 def _tokens(count: int, draw: torch.Generator) -> tuple[int, ...]:

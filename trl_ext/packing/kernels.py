@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from trl_ext.compat.torch import call_varlen_attn, has_varlen_attn
 from trl_ext.compat.transformers import flash_varlen_function, is_flash
-from trl_ext.packing.merge import CpuKernel, Kernel, VarlenKernel, merged_attention
-from trl_ext.packing.merge_check import is_exact
+from trl_ext.packing.merge import CpuKernel, Kernel, VarlenKernel, is_exact, merged_attention
 from trl_ext.packing.table import SegmentTable
 
 

@@ -8,57 +8,57 @@ Legend: T tokens of the flat row, H query heads, Hkv key heads, D head size.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from transformers.utils import logging
 
-from trl_ext.compat.torch import cpu_flash_backward, cpu_flash_forward, flash_backward, flash_forward
+from trl_ext.packing.plan import plan_rows
+from trl_ext.packing.step_plan import RowSize
 from trl_ext.packing.table import AttentionCall, SegmentTable
+
+logger = logging.get_logger(__name__)
+
+# What belongs to queries, keys and values: q [T, H, D], k and v [T, Hkv, D], or their gradients.
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Kernel(Protocol):
-    """A library's attention over runs of tokens; q, out [T, H, D], k, v [T, Hkv, D], lse [H, T]."""
+    """A library's attention over runs of tokens; out [T, H, D], lse [H, T]."""
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: AttentionCall, scale: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return output and log-sum-exp."""
 
     def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        part: AttentionCall,
-        scale: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
+    ) -> Triple:
         """Return the gradients of q, k and v, given the output and log-sum-exp over all keys, not these alone."""
 
 
 @dataclass(frozen=True)
 class VarlenKernel:
-    """PyTorch's flash-attention on CUDA, in half precision: all runs in one call."""
+    """PyTorch's flash-attention on CUDA, in half precision, below `varlen_attn`: all runs in one call.
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: AttentionCall, scale: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return flash_forward(q, k, v, *_lengths(part), part.is_causal, scale)
+    `varlen_attn` hands out the log-sum-exp, too, but its backward would not take another one in.
+    """
+
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+        lengths, options = _call(part, scale)
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(*qkv, *lengths, 0.0, part.is_causal, False, **options)
+        return out, lse
 
     def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        part: AttentionCall,
-        scale: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return flash_backward(grad, q, k, v, out, lse.contiguous(), *_lengths(part), part.is_causal, scale)
+        self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
+    ) -> Triple:
+        lengths, options = _call(part, scale)
+        random_state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of dropout, of which there is none
+        unused = torch.empty(0, device=out.device)
+        unused = torch.empty(0, device=out.device)
+        given = grad, *qkv, out, lse.contiguous(), *lengths, 0.0, part.is_causal, random_state, unused
+        dq, dk, dv = torch.ops.aten._flash_attention_backward(*given, **options)
+        return dq, dk, dv
 
 
 @dataclass(frozen=True)
@@ -68,33 +68,29 @@ class CpuKernel:
     Query heads of one key head are dealt to the batch, so that all of these see the same keys without a copy.
     """
 
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, part: AttentionCall, scale: float | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, qkv: Triple, part: AttentionCall, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = qkv
         out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
         for queries, keys in _runs(part):
-            q1, k1, v1 = _batch(q[queries], k), _shared(k[keys], q), _shared(v[keys], q)
-            run_out, run_lse = cpu_flash_forward(q1, k1, v1, part.is_causal, scale)
+            own = _batch(q[queries], k), _shared(k[keys], q), _shared(v[keys], q)
+            run_out, run_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                *own, 0.0, part.is_causal, scale=scale
+            )
             _batch(out[queries], k).copy_(run_out)
             _batch_of_lse(lse[:, queries], k).copy_(run_lse)
         return out, lse
 
     def backward(
-        self,
-        grad: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        part: AttentionCall,
-        scale: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, grad: torch.Tensor, qkv: Triple, out: torch.Tensor, lse: torch.Tensor, part: AttentionCall, scale: Any
+    ) -> Triple:
+        q, k, v = qkv
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for queries, keys in _runs(part):
             grad1, q1, out1 = (_batch(x[queries], k) for x in (grad, q, out))
             k1, v1, lse1 = _shared(k[keys], q), _shared(v[keys], q), _batch_of_lse(lse[:, queries], k)
-            dq1, dk1, dv1 = cpu_flash_backward(grad1, q1, k1, v1, out1, lse1, part.is_causal, scale)
+            dq1, dk1, dv1 = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad1, q1, k1, v1, out1, lse1, 0.0, part.is_causal, scale=scale
+            )
             _batch(dq[queries], k).copy_(dq1)
             dk[keys], dv[keys] = dk1.sum(0).transpose(0, 1), dv1.sum(0).transpose(0, 1)
         return dq, dk, dv
@@ -103,56 +99,36 @@ class CpuKernel:
 # torch.compile leaves it out: it would compile it again for every table.
 @torch.compiler.disable
 def merged_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: SegmentTable,
-    *,
-    scale: float | None,
-    window: int | None,
-    dropout: float = 0.0,
-    kernel: Kernel,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: SegmentTable, *, kernel: Kernel, **how: Any
 ) -> torch.Tensor:
-    """Attention where every prefix's keys stand once; see `kernels.choose_kernel` for when."""
+    """Attention where every prefix's keys stand once; `kernels.choose_kernel` decides when, and what `how` holds."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     # Under autocast a normalised query (Qwen3) arrives in float32 beside a bfloat16 value.
-    return _Merged.apply(q.to(v.dtype), k.to(v.dtype), v, segments.parts, kernel, scale)[None]
+    return _Merged.apply(q.to(v.dtype), k.to(v.dtype), v, segments.parts, kernel, how["scale"])[None]
 
 
 class _Merged(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        parts: tuple[AttentionCall, ...],
-        kernel: Kernel,
-        scale: float | None,
-    ) -> torch.Tensor:
-        out, lse = forward(q, k, v, parts, kernel, scale)
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *call: Any) -> torch.Tensor:
+        out, lse = forward((q, k, v), *call)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call = parts, kernel, scale
+        ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (*backward(grads[0].contiguous(), *ctx.saved_tensors, *ctx.call), None, None, None)
+        *qkv, out, lse = ctx.saved_tensors
+        return (*backward(grads[0].contiguous(), tuple(qkv), out, lse, *ctx.call), None, None, None)
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    parts: tuple[AttentionCall, ...],
-    kernel: Kernel,
-    scale: float | None,
+    qkv: Triple, parts: tuple[AttentionCall, ...], kernel: Kernel, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the log-sum-exp of attention over the keys of all parts."""
     own, *levels = parts
-    out, lse = kernel.forward(q, k, v, own, scale)
+    out, lse = kernel.forward(qkv, own, scale)
     for part in levels:
-        more, more_lse = kernel.forward(q[part.queries], k[part.keys], v[part.keys], part, scale)
+        more, more_lse = kernel.forward(_of(part, qkv), part, scale)
         joint = torch.logaddexp(lse[:, part.queries], more_lse)
         weight = (more_lse - joint).exp().T[..., None]
         out[part.queries] = out[part.queries].float().lerp_(more.float(), weight).to(out.dtype)
@@ -162,26 +138,28 @@ def forward(
 
 def backward(
     grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    qkv: Triple,
     out: torch.Tensor,
     lse: torch.Tensor,
     parts: tuple[AttentionCall, ...],
     kernel: Kernel,
     scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Triple:
     """Return the gradients of q, k and v: the sums of those over the keys of each part."""
     own, *levels = parts
-    dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, own, scale)
+    dq, dk, dv = kernel.backward(grad, qkv, out, lse, own, scale)
     for part in levels:
-        here, keys = part.queries, part.keys
-        given = grad[here], q[here], k[keys], v[keys], out[here], lse[:, here]
-        more_q, more_k, more_v = kernel.backward(*given, part, scale)
+        here = part.queries
+        more_q, more_k, more_v = kernel.backward(grad[here], _of(part, qkv), out[here], lse[:, here], part, scale)
         _add(dq, here, more_q)
-        _add(dk, keys, more_k)
-        _add(dv, keys, more_v)
+        _add(dk, part.keys, more_k)
+        _add(dv, part.keys, more_v)
     return dq, dk, dv
+
+
+def _of(part: AttentionCall, qkv: Triple) -> Triple:
+    q, k, v = qkv
+    return q[part.queries], k[part.keys], v[part.keys]
 
 
 def _add(total: torch.Tensor, where: slice | torch.Tensor, more: torch.Tensor) -> None:
@@ -191,8 +169,10 @@ def _add(total: torch.Tensor, where: slice | torch.Tensor, more: torch.Tensor) -
         total.index_add_(0, where, more)
 
 
-def _lengths(part: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    return part.cu_queries, part.cu_keys, max(part.query_lengths), max(part.key_lengths)
+def _call(part: AttentionCall, scale: float | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the lengths and the options of a varlen call."""
+    lengths = part.cu_queries, part.cu_keys, max(part.query_lengths), max(part.key_lengths)
+    return lengths, {"scale": scale, "window_size_left": -1, "window_size_right": 0 if part.is_causal else -1}
 
 
 def _runs(part: AttentionCall) -> list[tuple[slice, slice]]:
@@ -216,3 +196,70 @@ def _batch_of_lse(lse: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 def _shared(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """[T, Hkv, D] as [H / Hkv, Hkv, T, D], every element of the batch the same memory."""
     return x.transpose(0, 1).expand(q.shape[1] // x.shape[1], -1, -1, -1)
+
+
+# Whether it gives the right numbers on this machine, asked once before it is used: it rests on functions of PyTorch
+# that are not documented, and on a backward that takes another call's output. So a small row goes through it, forward
+# and backward, beside attention written out. These are relative errors that rounding explains. A prefix that is missed
+# costs more than half.
+_TOLERANCE, _HALF_TOLERANCE = 1e-4, 3e-2
+
+
+@torch.compiler.disable
+@cache
+def is_exact(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """Return True where merged attention agrees with attention written out; warn where it does not."""
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            error = _error(kernel, device, dtype, head_size)
+    except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as failure:
+        # Whatever another version of PyTorch makes of the call means the same.
+        reason = f"{type(failure).__name__}: {failure}".partition("\n")[0].removesuffix(".")
+    else:
+        if error <= (_HALF_TOLERANCE if dtype in (torch.bfloat16, torch.float16) else _TOLERANCE):
+            return True
+        reason = f"a relative error of {error:.1e}"
+    logger.warning(
+        f"Attention that keeps the keys of a shared prompt once is not used on {device} in {dtype}: {reason}. Keys "
+        "are copied instead, which takes more memory and gives the same numbers."
+    )
+    return False
+
+
+def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_size: int) -> float:
+    """Return the largest relative error of output and gradients, on a row with prefixes of prefixes."""
+    beginnings = {0: [*range(40)], 1: [*range(21), 3, 4], 2: [*range(21), *range(9)]}
+    items = [RowSize(group, len(tokens), own) for group, tokens in beginnings.items() for own in (3, 9, 1)]
+    (row,) = plan_rows(items, None, {group: np.array(tokens) for group, tokens in beginnings.items()})
+    table = SegmentTable(row.segments, device)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(row.num_tokens, heads, head_size, generator=draw) for heads in (4, 2, 2, 4))
+    q, k, v, grad = (x.to(device, dtype) for x in (q, k, v, grad))
+    scale = head_size**-0.5
+    out, lse = forward((q, k, v), table.parts, kernel, scale)
+    ours = out, *backward(grad, (q, k, v), out, lse, table.parts, kernel, scale)
+    reference = _written_out(q.float(), k.float(), v.float(), grad.float(), table, scale)
+    errors = [(one.float() - other).norm() / other.norm() for one, other in zip(ours, reference, strict=True)]
+    return torch.stack(errors).max().item()
+
+
+def _written_out(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, table: SegmentTable, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the output of attention and the gradients of q, k and v, by a mask over all pairs of tokens."""
+    sees = torch.zeros(len(q), len(q), dtype=torch.bool, device=q.device)
+    for segment, chain in zip(table.segments, table.chains, strict=True):
+        for prefix in (table.segments[number] for number in chain[:-1]):
+            sees[segment.start : segment.end, prefix.start : prefix.end] = True
+        own = slice(segment.start, segment.end)
+        sees[own, own] = torch.ones_like(sees[own, own]).tril()
+    rep = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(rep, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    p = scores.masked_fill(~sees, float("-inf")).softmax(-1)
+    out = torch.einsum("hqk,khd->qhd", p, v)
+    dp = torch.einsum("qhd,khd->hqk", grad, v)
+    ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+    dk, dv = torch.einsum("hqk,qhd->khd", ds, q), torch.einsum("hqk,qhd->khd", p, grad)
+    dk, dv = (x.unflatten(1, (-1, rep)).sum(2) for x in (dk, dv))
+    return out, torch.einsum("hqk,khd->qhd", ds, k), dk, dv

@@ -149,7 +149,7 @@ def load_rows(
     Raises:
         ConfigError, DataError: The data cannot be read or mapped, or the run would take no step with them.
     """
-    from trl_ext.trainers.rows.steps import check_steps
+    from trl_ext.trainers.checks import check_steps
 
     rows = data_source(script_args, training_args, dataset_args).load()
     mapping = script_args.mapping()

@@ -8,19 +8,17 @@ from torch.utils.data import DataLoader
 
 from trl_ext.compat.trl import check_fused_head
 from trl_ext.compat.versions import check_versions
-from trl_ext.trainers.checkpoints.best import check_best_metric
 from trl_ext.trainers.checkpoints.folder import held
-from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints
-from trl_ext.trainers.checks import check_launch
+from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints, check_best_metric
+from trl_ext.trainers.checks import check_launch, check_steps
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
-from trl_ext.trainers.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
+from trl_ext.trainers.forward.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
 from trl_ext.trainers.packing import PackingSwitch
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.rows.sentence import stream_read
-from trl_ext.trainers.rows.steps import check_steps
 from trl_ext.trainers.setting_checks import check_settings
 
 

@@ -13,37 +13,13 @@ from trl_ext.errors import ConfigError, DataError, SupportError
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.forward.sequence_parallel import check_processes
-from trl_ext.trainers.record.versions import packages
+from trl_ext.trainers.record.recipe import packages
+from trl_ext.trainers.rows.sentence import listed
 
 # Enough to find the longest prompt of most datasets in seconds; a longer one that hides gets a forward of its own.
 MAX_PROMPTS_MEASURED = 20_000
 # Packages whose versions decide what a process computes, and what it says to the others.
 _SAME_VERSIONS = ("trl_ext", "torch", "transformers", "trl", "accelerate", "deepspeed", "peft")
-
-
-def check_dataset(dataset: Any, reward_funcs: list[Any], role: str, needs_prompt: bool = True) -> None:
-    """Raise DataError unless `dataset` has rows, a prompt, and the columns that the rules ask for.
-
-    Args:
-        dataset: Map-style or iterable; a dict of them; None is fine.
-        reward_funcs: Those with an attribute `columns` (a RuleSet) say what they need.
-        role: "train_dataset" or "eval_dataset", for the message.
-        needs_prompt: False where an environment makes the prompts; rows without one are then fine.
-    """
-    for name, columns in columns_of_all(dataset, role):
-        if needs_prompt and "prompt" not in columns:
-            raise DataError(
-                f"{name} has no column 'prompt', only {_listed(columns)}. Name the one that holds the prompts: in a "
-                f"recipe columns: {{prompt: {columns[0]}}}, else dataset.rename_column('{columns[0]}', 'prompt')."
-            )
-        for rules in reward_funcs:
-            missing = sorted(set(getattr(rules, "columns", ())) - set(columns))
-            if missing:
-                raise DataError(
-                    f"{name} has no column {_listed(missing)}, which {getattr(rules, '__name__', rules)} scores "
-                    f"against; it has {_listed(columns)}. Rename a column of the dataset or name another one in the "
-                    "rule."
-                )
 
 
 def check_budget(longest_prompt: int, max_completion_length: int, max_tokens: int) -> None:
@@ -146,19 +122,46 @@ def check_launch(args: Any) -> None:
         check_seen_by_all(args)
 
 
+def check_steps(dataset: Any, args: Any) -> None:
+    """Raise DataError for fewer rows than one batch takes, where an incomplete batch is dropped.
+
+    The run would save the model as it was, and end as a success.
+
+    Args:
+        dataset: The training rows as the dataloader will get them.
+        args: The trainer's config; one with `num_generations` answers prompts.
+    """
+    if not isinstance(dataset, Dataset):
+        return
+    num_rows, processes = len(dataset), f"{args.world_size} process{'es' if args.world_size > 1 else ''}"
+    if hasattr(args, "num_generations"):
+        num_needed = args.generation_batch_size // args.num_generations
+        needs = f"one generation takes {num_needed} prompts, of {args.num_generations} completions each"
+        advice = "per_device_train_batch_size, steps_per_generation (or gradient_accumulation_steps)"
+    else:
+        num_needed = args.train_batch_size * args.world_size if args.dataloader_drop_last else 1
+        needs = f"one batch takes {num_needed} pairs, and dataloader_drop_last drops what is less"
+        advice = "per_device_train_batch_size, or set dataloader_drop_last to False"
+    if num_rows < num_needed:
+        raise DataError(
+            f"train_dataset has {num_rows} rows; over {processes} {needs}. No step would be taken. Give more rows, "
+            f"or lower {advice}."
+        )
+
+
 def _versions(found: dict[str, str], names: list[str]) -> str:
     return ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in names)
 
 
-def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name for messages and the columns of a dataset, or of each in a dict of them."""
+def columns_of_all(dataset: Any, role: str) -> Iterator[tuple[str, Any, list[str]]]:
+    """Yield the name for messages, the dataset, and its columns; of a dict of datasets those of each."""
     if isinstance(dataset, dict):
         if role == "train_dataset":
-            raise DataError(f"train_dataset holds the splits {_listed(dataset)}. Give one: train_dataset[...].")
+            raise DataError(f"train_dataset holds the splits {listed(dataset)}. Give one: train_dataset[...].")
         for name, part in dataset.items():
             yield from columns_of_all(part, f"{role}['{name}']")
     elif isinstance(dataset, (Dataset, IterableDataset)):
-        yield role, columns_of(dataset, role)
+        yield role, dataset, columns_of(dataset, role)
     elif isinstance(dataset, (list, tuple)) or hasattr(dataset, "iloc"):  # the latter has a DataFrame
         maker = "from_pandas" if hasattr(dataset, "iloc") else "from_list"
         raise DataError(f"{role} is a {type(dataset).__name__}. Make a dataset of it: datasets.Dataset.{maker}(...).")
@@ -177,7 +180,3 @@ def columns_of(dataset: Dataset | IterableDataset, role: str) -> list[str]:
     if first is None:
         raise DataError(f"{role} is empty: the stream ended before its first row.")
     return list(first)
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(f"'{name}'" for name in names)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.utils import logging
 
 from trl_ext.compat.peft import adds_virtual_tokens
-from trl_ext.errors import ConfigError, PackingError
+from trl_ext.errors import PackingError
 from trl_ext.monitor.phases import PhaseClock
 from trl_ext.packing.attention import take_segments
 from trl_ext.packing.check import CheckResult
@@ -24,40 +24,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 logger = logging.get_logger(__name__)
-
-# What dataclasses and the command line know of the setting `packing`, which our configs share.
-PACKING = {
-    "help": "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's padded "
-    "path with a warning where the model is not exact when packed. True: yes, or stop before the first step. "
-    "False: no."
-}
-
-SEQUENCE_PARALLEL = {
-    "help": "Neighbouring processes that share each row (Ulysses): each forwards a part of its tokens, so that rows "
-    "fit that are too long for one card. What is trained stays the same. Divides the number of processes and the "
-    "model's attention heads. 1: every process forwards whole rows."
-}
-
-
-def settle_packing(config: Any) -> None:
-    """Make `packing` True or False, and note whether falling back is allowed.
-
-    Raises:
-        ConfigError: a token budget or shared rows without packing.
-    """
-    if config.max_tokens_per_forward is not None and config.packing is False:
-        raise ConfigError(
-            f"max_tokens_per_forward={config.max_tokens_per_forward} has no effect with packing=False. "
-            "Remove one of the two."
-        )
-    if config.sequence_parallel > 1 and config.packing is False:
-        raise ConfigError(
-            f"sequence_parallel={config.sequence_parallel} shares packed rows, and packing=False makes none. Remove "
-            "one of the two."
-        )
-    asked_for = config.packing is True or config.max_tokens_per_forward is not None or config.sequence_parallel > 1
-    config.packing_is_required = asked_for
-    config.packing = config.packing is not False
 
 
 class PackingSwitch(Trainer):

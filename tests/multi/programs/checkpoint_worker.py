@@ -23,7 +23,7 @@ from trl_ext.errors import TrlExtError
 from trl_ext.rewards import Call
 from trl_ext.trainers.checkpoints import folder as folders
 from trl_ext.trainers.checkpoints.folder import LOCK, OWNER
-from trl_ext.trainers.record.versions import packages
+from trl_ext.trainers.record.recipe import packages
 
 torch.set_num_threads(1)
 folders.PATIENCE_S = 0.5

@@ -10,7 +10,7 @@ import torch
 from tests import tiny
 from tests.batches import Batch, alone, gradient, padded, ready_to_pack
 from tests.light.packing.test_trie import tree_of_sequences
-from trl_ext.packing import attention, kernels, merge_check
+from trl_ext.packing import attention, kernels, merge
 from trl_ext.packing.kernels import choose_kernel, merging_pays, sdpa_attention
 from trl_ext.packing.merge import CpuKernel, VarlenKernel, merged_attention
 from trl_ext.packing.plan import PlannedRow, plan_rows
@@ -169,13 +169,13 @@ def test_the_kernel_follows_device_precision_what_was_asked_for_and_whether_merg
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_check_passes_here(dtype, varlen_pair_on_the_cpu):
-    assert merge_check.is_exact(CpuKernel(), CPU, dtype, 64)
-    assert merge_check._error(VarlenKernel(), CPU, torch.float32, 64) < 1e-5
+    assert merge.is_exact(CpuKernel(), CPU, dtype, 64)
+    assert merge._error(VarlenKernel(), CPU, torch.float32, 64) < 1e-5
 
 
 class ForgetsPrefixes(CpuKernel):
-    def forward(self, q, k, v, part, scale):
-        out, lse = super().forward(q, k, v, part, scale)
+    def forward(self, qkv, part, scale):
+        out, lse = super().forward(qkv, part, scale)
         return out, lse if part.is_causal else lse - 100
 
 
@@ -190,8 +190,8 @@ class WrongGradient(CpuKernel):
 )
 def test_a_kernel_that_is_wrong_or_missing_is_not_used(kernel, monkeypatch):
     said = []
-    monkeypatch.setattr(merge_check.logger, "warning", said.append)
-    assert not merge_check.is_exact(kernel, CPU, torch.float32, 32)
+    monkeypatch.setattr(merge.logger, "warning", said.append)
+    assert not merge.is_exact(kernel, CPU, torch.float32, 32)
     assert "Keys are copied instead" in said[0] and "\n" not in said[0]
 
 

@@ -71,7 +71,7 @@ def check_rows(parsed: Parsed, rows: Rows, rewards: Sequence[Any], tokenizer: An
     Raises:
         DataError: The trainer would refuse the rows.
     """
-    from trl_ext.trainers.rows.steps import check_steps
+    from trl_ext.trainers.checks import check_steps
 
     with _warnings() as warned, parsed.script_args.mapping().names_of_the_data():
         if parsed.trainer == "reward":

@@ -107,7 +107,7 @@ def _trained_table(engine: Engine) -> int:
 
 def settled_gradient_bytes(engine: Engine) -> float:
     """Bytes of an adapter critic's gradients, which are computed before the policy's forward and wait for its backward
-    (`trl_ext.trainers.ppo.critic.gradients`). Of the two adapters' weights half are the critic's."""
+    (`trl_ext.trainers.forward.gradient_sync`). Of the two adapters' weights half are the critic's."""
     job = engine.job
     waits = job.trainer == "ppo" and job.critic == "adapter" and not is_joint(job)
     return 0.5 * engine.trained * value_bytes(job) if waits else 0.0

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0, see_folder
-from trl_ext.trainers.ending.fields import saves_on_signal
+from trl_ext.trainers.ending.signals import saves_on_signal
 
 # Left out of uploads to the hub, as all names with a leading `_`.
 LOCK, OWNER = "_lock", "_owner.json"

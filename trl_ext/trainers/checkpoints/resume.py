@@ -15,11 +15,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.checkpoints.fingerprint import PARTS, differences
+from trl_ext.trainers.checkpoints.fingerprint import PARTS, RESTORED, differences
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, UNFINISHED, Damaged, Manifest, share_of
 from trl_ext.trainers.checkpoints.ranks import gathered, of_rank_0
 from trl_ext.trainers.checkpoints.save import is_whole, newest_first, step_of
-from trl_ext.trainers.checkpoints.settings import RESTORED
 
 _NAMED = 3  # differences and reasons that a message names
 

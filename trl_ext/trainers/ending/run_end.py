@@ -31,8 +31,7 @@ from trl_ext.compat.distributed import (
     side_group,
 )
 from trl_ext.errors import SAVED_ON_SIGNAL, LostProcessError
-from trl_ext.trainers.ending.fields import saves_on_signal
-from trl_ext.trainers.ending.signals import SaveOnSignal, SignalNotes, guard_forks
+from trl_ext.trainers.ending.signals import SaveOnSignal, SignalNotes, guard_forks, saves_on_signal
 from trl_ext.trainers.ending.watch import Watch, rounds_of
 
 logger = logging.get_logger(__name__)

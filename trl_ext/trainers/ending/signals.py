@@ -24,6 +24,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _guards_forks = False
 
 
+def saves_on_signal(args: Any) -> bool:
+    """Return True where a run saves before a signal ends it; `args` may be a plain config of TRL's."""
+    wish = getattr(args, "save_on_signal", None)
+    if wish is None:
+        return args.enable_jit_checkpoint or args.save_strategy != "no"
+    return bool(wish)
+
+
 def guard_forks(*, on: bool) -> None:
     """Let forks of this process, such as a data loader's workers, be out of reach of signals to its group, or not.
 

@@ -23,7 +23,7 @@ from trl_ext.memory.planner.planner import Plan
 from trl_ext.memory.run.keys import DECIDED_BY, job_of_run
 from trl_ext.memory.run.settle import LAUNCHED, MICRO, SIZES, Run, faster_launch, settle
 from trl_ext.trainers.checks import sample_of_prompts
-from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
+from trl_ext.trainers.forward.step import why_micro_batch_stays_whole, why_rows_stay
 
 logger = logging.get_logger(__name__)
 NUM_LONGEST = 64  # of the prompts, those with most characters are tokenized

@@ -17,9 +17,8 @@ from trl_ext.packing.plan import PlannedRow, Segment, plan_rows
 from trl_ext.packing.ragged import Ragged, cumulated
 from trl_ext.packing.step_plan import RowSize, num_tokens
 from trl_ext.packing.ulysses import SequenceGroup, sum_over
-from trl_ext.trainers.forward.calls import call_flat
+from trl_ext.trainers.forward.calls import call_flat, only_positions
 from trl_ext.trainers.forward.exchange import agreed_num_forwards
-from trl_ext.trainers.forward.scored_positions import only_positions
 from trl_ext.trainers.forward.sequence_parallel import GroupBatch, gather_group
 from trl_ext.trainers.forward.step import StepSettings
 from trl_ext.trainers.rows.sentence import named

@@ -1,91 +1,59 @@
 """Arguments of `trl_ext.GRPOTrainer`: TRL's, ours of packing, and those of memory."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 
-from trl_ext.compat.deepspeed import announce_builds
-from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.checkpoints.fields import ResumeFields
-from trl_ext.trainers.checkpoints.secrets import PublicArguments
-from trl_ext.trainers.ending.fields import EndingFields
-from trl_ext.trainers.fit.fields import MemoryFields
+from trl_ext.trainers.config import ExtendedConfig
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
-from trl_ext.trainers.forward.sequence_parallel import check_other_ways
 from trl_ext.trainers.grpo.oversampling import check_oversample
-from trl_ext.trainers.packing import PACKING, SEQUENCE_PARALLEL, settle_packing
-from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision
+from trl_ext.trainers.setting_checks import setting
 
 
 @dataclass(repr=False)
-class GRPOConfig(PublicArguments, MemoryFields, ResumeFields, EndingFields, TRLGRPOConfig):
-    """TRL's `GRPOConfig` with packing and with memory that is planned.
+class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
+    """TRL's `GRPOConfig` with packing and with memory that is planned."""
 
-    After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for.
-    """
-
-    packing: bool | None = field(default=None, metadata=PACKING)
-    share_prompt: bool = field(
-        default=True,
-        metadata={"help": "Forward a prompt once for all its completions in the same forward, instead of once each."},
+    share_prompt: bool = setting(
+        True, "Forward a prompt once for all its completions in the same forward, instead of once each."
     )
-    max_tokens_per_forward: int | None = field(
-        default=None,
-        metadata={
-            "help": "Most tokens in one forward and its backward. The rows of an optimizer step are spread over as "
-            "few forwards as hold them, balanced over all processes; the loss is the same, and one forward's "
-            "activations are alive at a time. Refused where a micro-batch cannot be cut: entropy bonus, "
-            "top_entropy_quantile, auxiliary loss of a mixture of experts. Unset: no forward takes more tokens than "
-            "the largest micro-batch does packed."
-        },
+    max_tokens_per_forward: int | None = setting(
+        None,
+        "Most tokens in one forward and its backward. The rows of an optimizer step are spread over as "
+        "few forwards as hold them, balanced over all processes; the loss is the same, and one forward's "
+        "activations are alive at a time. Refused where a micro-batch cannot be cut: entropy bonus, "
+        "top_entropy_quantile, auxiliary loss of a mixture of experts. Unset: no forward takes more tokens than "
+        "the largest micro-batch does packed.",
     )
-    sequence_parallel: int = field(default=1, metadata=SEQUENCE_PARALLEL)
-    skip_zero_advantage: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Leave completions of zero advantage, those of groups with equal rewards, out of the update: they "
-            "have no gradient. Unset: yes where that is so (no KL penalty, entropy bonus or auxiliary loss). The "
-            "metric entropy is then over the completions that are trained. False: forward them all the same."
-        },
+    skip_zero_advantage: bool | None = setting(
+        None,
+        "Leave completions of zero advantage, those of groups with equal rewards, out of the update: they "
+        "have no gradient. Unset: yes where that is so (no KL penalty, entropy bonus or auxiliary loss). The "
+        "metric entropy is then over the completions that are trained. False: forward them all the same.",
     )
-    eval_temperature: float | None = field(
-        default=None,
-        metadata={
-            "help": "Sampling temperature during evaluation; 0 decodes greedily, which makes held-out accuracy "
-            "repeatable. Unset: the training temperature."
-        },
+    eval_temperature: float | None = setting(
+        None,
+        "Sampling temperature during evaluation; 0 decodes greedily, which makes held-out accuracy "
+        "repeatable. Unset: the training temperature.",
     )
 
-    oversample: float = field(
-        default=1.0,
-        metadata={
-            "help": "Sample so many times the groups of an update; before the update groups without variance are "
-            "replaced by spares with variance (DAPO's dynamic sampling). 1.5 samples half as many again. 1: off."
-        },
+    oversample: float = setting(
+        1.0,
+        "Sample so many times the groups of an update; before the update groups without variance are "
+        "replaced by spares with variance (DAPO's dynamic sampling). 1.5 samples half as many again. 1: off.",
     )
-    reward_model_eos: str = field(
-        default="auto",
-        metadata={
-            "help": "Whether plain text that a reward model scores ends in EOS, where its folder has no "
-            "reward_input.json. auto, append: finished answers do, as in training by TRL's "
-            "RewardTrainer; auto warns. never: for a model that was trained without.",
-            "choices": EOS_CHOICES,
-        },
+    reward_model_eos: str = setting(
+        "auto",
+        "Whether plain text that a reward model scores ends in EOS, where its folder has no "
+        "reward_input.json. auto, append: finished answers do, as in training by TRL's "
+        "RewardTrainer; auto warns. never: for a model that was trained without.",
+        choices=EOS_CHOICES,
     )
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        self.settle_memory_fields()
-        self.check_resume_fields()
-        check_other_ways(self)
-        check_deepspeed_file(self.deepspeed)
-        announce_builds()
-        choose_precision(self)
-        with old_names_unsaid():  # TRL's default has one
-            super().__post_init__()
-        settle_packing(self)
+        super().__post_init__()
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(
                 f"repetition_penalty={self.repetition_penalty} has no effect with "

@@ -7,8 +7,9 @@ on every rank, with the name of the reward function.
 
 import json
 import math
+import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,13 +24,14 @@ from trl_ext.compat.swap import swapped
 from trl_ext.errors import ConfigError, RuleError, TrlExtError
 from trl_ext.rewards import Rule, RuleColumn, RuleSet
 from trl_ext.trainers.grpo.reward_models import as_function
-from trl_ext.trainers.grpo.shares import RuleShares
 from trl_ext.trainers.grpo.unscored import UnscoredRules
 from trl_ext.trainers.reward.scorer import CompletionScorer
 
 RULES_FILE = "rules.json"
 # What TRL passes on under names of its own.
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+# Shares of rows that went another way than usual, and workers that had to be started again.
+_SHARE = re.compile(r"rules/.+_frac|rules/workers_restarted")
 
 logger = logging.get_logger(__name__)
 
@@ -54,11 +56,6 @@ class GuardedReward:
     error: Exception | None = None
     turns: list[list[float] | None] = field(default_factory=list)
 
-    @property
-    def is_rule_set(self) -> bool:
-        """True for a RuleSet, which scores whole completions."""
-        return isinstance(self.function, RuleSet)
-
     def __call__(self, /, **kwargs: Any) -> list[float | None]:
         try:
             return self._checked(self.function(**kwargs), len(kwargs["completions"]))
@@ -73,7 +70,15 @@ class GuardedReward:
                 f"The reward '{self.name}' returned {len(values)} values for {expected} completions. "
                 "Return one float, or None, per completion."
             )
-        self.turns = [self._turns_of(v) for v in values]
+        if not self.takes_turns and (found := [v for v in values if isinstance(v, (list, tuple))]):
+            raise RuleError(
+                f"The reward '{self.name}' returned rewards per turn, {found[0]}. GRPO has one advantage for a whole "
+                "completion: return their sum, or take PPOTrainer."
+            )
+        self.turns = [
+            [math.nan if one is None else float(one) for one in v] if isinstance(v, (list, tuple)) else None
+            for v in values
+        ]
         values = [v if turns is None else sum(turns) for v, turns in zip(values, self.turns, strict=True)]
         finite = [v if v is None or math.isfinite(v) else None for v in values]
         if finite != values:
@@ -82,16 +87,6 @@ class GuardedReward:
                 "One infinite reward would turn the weights into NaN."
             )
         return finite
-
-    def _turns_of(self, value: Any) -> list[float] | None:
-        if not isinstance(value, (list, tuple)):
-            return None
-        if not self.takes_turns:
-            raise RuleError(
-                f"The reward '{self.name}' returned rewards per turn, {value}. GRPO has one advantage for a whole "
-                "completion: return their sum, or take PPOTrainer."
-            )
-        return [math.nan if v is None else float(v) for v in value]
 
 
 class AsyncGuardedReward(GuardedReward):
@@ -167,18 +162,16 @@ def raise_together(rewards: list[Any], num_processes: int, rank: int) -> None:
         RuleError: with the name, the rank and the traceback of each failure.
     """
     errors = [(r.name, r.error) for r in rewards if getattr(r, "error", None) is not None]
-    messages = [f"On rank {rank} the reward '{name}' raised:\n{_describe(error)}" for name, error in errors]
+    messages = []
+    for name, error in errors:
+        # Our own errors say all there is to say in their sentence, and carry the cause's traceback themselves.
+        is_plain = isinstance(error, TrlExtError) and error.__cause__ is None
+        text = str(error) if is_plain else "".join(traceback.format_exception(error)).rstrip()
+        messages.append(f"On rank {rank} the reward '{name}' raised:\n{text}")
     if num_processes > 1:
         messages = gather_object(messages)
     if messages:
         raise RuleError("\n".join(messages)) from (errors[0][1] if errors else None)
-
-
-def _describe(error: Exception) -> str:
-    # Our own errors say all there is to say in their sentence, and carry the cause's traceback themselves.
-    if isinstance(error, TrlExtError) and error.__cause__ is None:
-        return str(error)
-    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def start_scoring(
@@ -240,6 +233,31 @@ def save_statistics(functions: Sequence[Any], checkpoint: str) -> None:
 
 def _rule_sets(functions: Sequence[Any]) -> list[RuleSet]:
     return [function for function in functions if isinstance(function, RuleSet)]
+
+
+class RuleShares:
+    """Knows which series of rules have begun that are 0 in a healthy run: each is logged once it was not."""
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+
+    def resume(self, log_history: Iterable[Mapping[str, Any]]) -> None:
+        """Go on with the series that a resumed run has logged."""
+        self._begun |= {key for entry in log_history for key in entry if _SHARE.fullmatch(key.removeprefix("eval_"))}
+
+    def drop_zeros(self, metrics: MutableMapping[str, list[float]], mode: str) -> None:
+        """Take the series that were never anything but 0 out of TRL's metrics.
+
+        Args:
+            metrics: Values since the last entry, by name, the same on all ranks.
+            mode: "train" or "eval", which have series of their own.
+        """
+        for key in [key for key in metrics if _SHARE.fullmatch(key)]:
+            name = key if mode == "train" else f"eval_{key}"
+            if any(metrics[key]):
+                self._begun.add(name)
+            elif name not in self._begun:
+                del metrics[key]
 
 
 # Rules one by one -------------------------------------------------------------------------------------------------

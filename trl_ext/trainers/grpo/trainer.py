@@ -23,11 +23,10 @@ from trl_ext.trainers.base import ExtendedTrainer
 from trl_ext.trainers.checks import check_budget, check_moving, longest_prompt_tokens
 from trl_ext.trainers.fit.plan import by_name, settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MAX_TOKENIZED, MicroBatch, rollout_batch
+from trl_ext.trainers.forward.calls import let_positions_be_chosen
 from trl_ext.trainers.forward.checkpointing import keep_layer_options
 from trl_ext.trainers.forward.completions import LogProbs, flat_batch, score
-from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
-from trl_ext.trainers.forward.scored_positions import let_positions_be_chosen
-from trl_ext.trainers.forward.step import StepSettings
+from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.config import GRPOConfig

@@ -18,9 +18,8 @@ from transformers.utils import logging
 from trl_ext.errors import ConfigError
 from trl_ext.packing.step_plan import RowSize, StepPlan, halves, num_tokens, plan_step, tokens_of_rows
 from trl_ext.trainers.forward.exchange import deal
-from trl_ext.trainers.forward.loss_split import MEAN_OVER_ROWS, SUM_OVER_TOKENS, why_rows_stay
 from trl_ext.trainers.forward.sequence_parallel import size_of_groups
-from trl_ext.trainers.forward.step import StepSettings
+from trl_ext.trainers.forward.step import MEAN_OVER_ROWS, SUM_OVER_TOKENS, StepSettings, why_rows_stay
 
 logger = logging.get_logger(__name__)
 Rollouts = dict[str, Any]

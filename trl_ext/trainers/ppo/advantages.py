@@ -6,12 +6,17 @@
     grpo           the completion's whole reward, its group's mean taken off, over its group's std  arXiv:2402.03300
     remax          what is still to come, less the whole reward of the prompt's greedy completion   arXiv:2310.10505
 
-The KL penalty is part of the rewards in all of them. Legend: B rows, T completion tokens, N rows of all ranks,
-G completions of a prompt.
+The KL penalty is part of the rewards in all of them. Rewards per turn stand at the last token of the turn that earned
+them, not at the end of the completion. Legend: B rows, T completion tokens, N rows of all ranks, G completions of a
+prompt.
 """
 
-import torch
+from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
+
+from trl_ext.errors import RuleError
 from trl_ext.trainers.ppo.equations import generalized_advantages
 
 ADVANTAGES = ("gae", "reinforce_pp", "rloo", "grpo", "remax")
@@ -61,3 +66,38 @@ def standardised(totals: torch.Tensor, group_size: int) -> torch.Tensor:
 def spread_over_tokens(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return [B, T] each row's one advantage [B] at its counted tokens; 0 elsewhere, and in a row whose own is NaN."""
     return torch.where(mask.bool(), advantages.nan_to_num(nan=0.0)[:, None], 0.0)
+
+
+def moved_to_turns(
+    turns: Sequence[Sequence[float] | None], weight: float, mask: torch.Tensor, name: str
+) -> torch.Tensor:
+    """Return [B, T] what rewards change when a reward function's total, at each row's last token, moves to its turns.
+
+    A turn is what the policy said without a word of a tool or an environment in between: a run of counted tokens.
+
+    Args:
+        turns: [B] values of each row's turns, the first turn first; None: its reward is that of the whole completion.
+        weight: Of the reward function.
+        mask: [B, T] 1 where a token was sampled by the policy.
+        name: Of the reward function, for messages.
+
+    Returns:
+        [B, T], each row of which adds up to 0.
+
+    Raises:
+        RuleError: for a completion with another number of turns than values.
+    """
+    is_end = mask.bool() & ~F.pad(mask[:, 1:], (0, 1)).bool()
+    moved = torch.zeros(mask.shape, device=mask.device)
+    for row, values in enumerate(turns):
+        ends = is_end[row].nonzero()[:, 0]
+        if values is None or not len(ends):  # a row without counted tokens is in no loss
+            continue
+        if len(values) != len(ends):
+            raise RuleError(
+                f"The reward '{name}' returned {len(values)} values for a completion of {len(ends)} turns. Return one "
+                "number for each turn of the policy, or one for the whole completion."
+            )
+        moved[row, ends] = weight * torch.tensor(values, device=moved.device)
+        moved[row, ends[-1]] -= weight * sum(values)
+    return moved

@@ -1,4 +1,4 @@
-"""What one evaluation on held-out prompts collects: the critic's errors, and completions for the report.
+"""What an evaluation on held-out prompts collects: how far the critic's values were from the returns; completions.
 
 Prompts are answered as in training ("sampled") or at `eval_temperature`, and with `eval_greedy` once more at
 temperature 0 ("greedy").
@@ -10,15 +10,60 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_ext.trainers.ppo.critic.errors import ValueErrors
+import torch
+
+from trl_ext.rewards.totals.moments import Moments
 from trl_ext.trainers.ppo.critic.scale import ValueScale
+from trl_ext.trainers.ppo.equations import LEAST_SPREAD, Total, moments, wide
 
 GREEDY, SAMPLED = "greedy", "sampled"
 # Of TRL's table beside prompt, completion and rewards: what the rules say of their values.
 _EXPLANATIONS = ("rule_trace", "rule_columns")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueErrors:
+    """Moments of the returns, and of the returns less the values; those of several batches can be merged."""
+
+    returns: Moments
+    errors: Moments
+
+    @classmethod
+    def of(cls, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor, total: Total) -> "ValueErrors":
+        """Measure one batch over all ranks. Collective.
+
+        Args:
+            values, returns: [B, T] the critic's values and what they should have been.
+            mask: [B, T] 1 where a token counts.
+            total: Sums a tensor over ranks; called twice.
+        """
+        pair = torch.stack([wide(returns), wide(returns) - wide(values)])
+        count, means, squares = moments(pair, wide(mask).bool(), total)
+        pairs = zip(means.nan_to_num().tolist(), squares.tolist(), strict=True)
+        return cls(*(Moments(count.item(), mean, square) for mean, square in pairs))
+
+    def merged(self, other: "ValueErrors") -> "ValueErrors":
+        """Return the moments of both together."""
+        return ValueErrors(self.returns.merged(other.returns), self.errors.merged(other.errors))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the explained variance: 1 - Var(return - value) / Var(return).
+
+        It is 1 where the critic foresees all, 0 where it is as good as a constant or returns do not vary, and below 0
+        where it is worse.
+        """
+        returns = self.returns
+        varies = returns.squares > returns.count * (LEAST_SPREAD * returns.mean) ** 2
+        return {"ppo/explained_variance": 1 - self.errors.squares / returns.squares if varies else 0.0}
+
+    def mean_square(self) -> float:
+        """Return the mean squared error over all tokens; 0 without a token."""
+        errors = self.errors
+        return errors.squares / errors.count + errors.mean**2 if errors.count else 0.0
 
 
 class HeldOut:

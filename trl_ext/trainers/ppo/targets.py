@@ -14,7 +14,6 @@ from trl_ext.errors import ConfigError
 from trl_ext.trainers.grpo.update import counted_tokens
 from trl_ext.trainers.ppo.advantages import less_the_others, rewards_to_come, spread_over_tokens, standardised
 from trl_ext.trainers.ppo.config import PPOConfig
-from trl_ext.trainers.ppo.critic.errors import ValueErrors
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.values import CriticValues
 from trl_ext.trainers.ppo.equations import (
@@ -25,7 +24,7 @@ from trl_ext.trainers.ppo.equations import (
     whiten,
     wide,
 )
-from trl_ext.trainers.ppo.held_out import HeldOut
+from trl_ext.trainers.ppo.held_out import HeldOut, ValueErrors
 
 
 @dataclass(frozen=True)

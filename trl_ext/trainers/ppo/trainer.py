@@ -23,19 +23,21 @@ from trl_ext.compat.trl import print_samples
 from trl_ext.compat.versions import check_versions
 from trl_ext.errors import ConfigError, RuleError
 from trl_ext.packing.check import CheckResult
+from trl_ext.rewards import RuleSet
 from trl_ext.trainers.fit.oom.rescue import Forward
 from trl_ext.trainers.fit.plan import settle_memory
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch, with_targets
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.completions import LogProbs
+from trl_ext.trainers.forward.gradient_sync import can_settle, settled
 from trl_ext.trainers.forward.value_head import hidden_from_names, hide_heads_from_vllm
 from trl_ext.trainers.grpo.rewards import GuardedReward, raise_together
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.grpo.update import counted_tokens
+from trl_ext.trainers.ppo.advantages import moved_to_turns
 from trl_ext.trainers.ppo.config import PPOConfig
 from trl_ext.trainers.ppo.critic import files as critic_files
 from trl_ext.trainers.ppo.critic.critics import AdapterCritic, Critic, CriticStarts, SeparateCritic, split_group
-from trl_ext.trainers.ppo.critic.gradients import can_settle, settled
 from trl_ext.trainers.ppo.critic.scale import ValueScale
 from trl_ext.trainers.ppo.critic.schedule import ActorWaits, factors, joint_schedule
 from trl_ext.trainers.ppo.critic.values import CriticValues
@@ -51,7 +53,6 @@ from trl_ext.trainers.ppo.inputs import (
 )
 from trl_ext.trainers.ppo.models import GivenModels, PPOModels
 from trl_ext.trainers.ppo.targets import PPOTargets
-from trl_ext.trainers.ppo.turns import moved_to_turns
 
 
 class PPOTrainer(GRPOTrainer):
@@ -303,7 +304,7 @@ class PPOTrainer(GRPOTrainer):
     def _moved_to_turns(self, rollouts: dict[str, Any]) -> torch.Tensor | None:
         """Return [B, T] what rewards per turn change; None where no reward has any on this rank. Collective."""
         guarded = self._reward_calls.guarded
-        if not any(isinstance(reward, GuardedReward) and not reward.is_rule_set for reward in guarded):
+        if not any(isinstance(r, GuardedReward) and not isinstance(r.function, RuleSet) for r in guarded):
             return None
         mask, moved = counted_tokens(rollouts), None
         for reward, weight in zip(guarded, self.reward_weights.tolist(), strict=False):

@@ -4,13 +4,13 @@
 or stands on a list of those that leave the numbers alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import eq
 from typing import Any
 
 from trl_ext.errors import ConfigError
-from trl_ext.trainers.ppo.advantages import PER_TOKEN
+from trl_ext.trainers.ppo.advantages import OF_GROUPS, PER_TOKEN
 from trl_ext.trainers.setting_checks import is_given
 
 _GROUPS = "the critic takes the place of GRPO's groups, and advantages are whitened over the whole update"
@@ -54,16 +54,8 @@ _TRUE_ANYWAY = {
     "cliprange": (0.2,),  # what a copied config has
 }
 _OF_THE_CRITIC = (
-    "lam",
-    "vf_coef",
-    "cliprange_value",
-    "value_learning_rate",
-    "value_lr_scheduler_type",
-    "value_weight_decay",
-    "value_max_grad_norm",
-    "value_normalisation",
-    "critic_init",
-    "critic_warmup_steps",
+    "lam vf_coef cliprange_value value_learning_rate value_lr_scheduler_type value_weight_decay value_max_grad_norm "
+    "value_normalisation critic_init critic_warmup_steps".split()
 )
 _OF_ONE_LOSS = {
     "sapo": ("temperature_pos", "temperature_neg"),
@@ -78,18 +70,12 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
         name: ("advantage_estimator", lambda value: value == "gae", "a critic (advantage_estimator='gae')")
         for name in _OF_THE_CRITIC
     },
-    "gamma": ("advantage_estimator", lambda value: value in PER_TOKEN, "advantages per token: gae or reinforce_pp"),
-    "whiten_rewards": (
-        "advantage_estimator",
-        lambda value: value in PER_TOKEN,
-        "advantages per token: gae or reinforce_pp",
-    ),
-    **{name: ("loss_type", lambda value: value in _CLIPS, _A_CLIP) for name in ("epsilon", "cliprange", "delta")},
-    "epsilon_high": (
-        "loss_type",
-        lambda value: value in (*_CLIPS, "cispo"),
-        f"{_A_CLIP}, or cispo",
-    ),
+    **{
+        name: ("advantage_estimator", PER_TOKEN.__contains__, "advantages per token: gae or reinforce_pp")
+        for name in ("gamma", "whiten_rewards")
+    },
+    **{name: ("loss_type", _CLIPS.__contains__, _A_CLIP) for name in ("epsilon", "cliprange", "delta")},
+    "epsilon_high": ("loss_type", (*_CLIPS, "cispo").__contains__, f"{_A_CLIP}, or cispo"),
     **{
         f"{loss}_{name}": ("loss_type", partial(eq, loss), f"loss_type='{loss}'")
         for loss, names in _OF_ONE_LOSS.items()
@@ -103,34 +89,27 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "gate_above": ("score_mode", lambda value: value == "gate", "score_mode='gate'"),
 }
 _OF_THE_KL = ("kl_estimator", "kl_term", "kl_target", "ref_adapter_name")
+_LEAST_WEIGHT = 1.0  # below it, cispo's bound cuts the ratio of a policy that has not moved
 # Settings of how reward models are asked.
-_OF_REWARD_MODELS = (
-    "score_normalisation",
-    "score_clip",
-    "score_ensemble",
-    "reward_tokens_per_forward",
-)
+_OF_REWARD_MODELS = ("score_normalisation", "score_clip", "score_ensemble", "reward_tokens_per_forward")
 
 
 def refuse_without_effect(config: Any) -> None:
     """Raise ConfigError for a setting of a PPOConfig, as the user gave it, that cannot have an effect."""
-    for name, reason in REASONS.items():
-        if is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
-            raise ConfigError(f"{_shown(config, name)} has no effect in PPO: {reason}. Leave {name} out.")
-    for name, (other, brings, what) in _NEEDS.items():
-        is_news = is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ())
-        if is_news and not brings(getattr(config, other)):
-            raise ConfigError(f"{_shown(config, name)} has no effect without {what}. Set both, or leave {name} out.")
+    for name, value in _news(config, REASONS):
+        raise ConfigError(f"{name}={value!r} has no effect in PPO: {REASONS[name]}. Leave {name} out.")
+    for name, value in _news(config, _NEEDS):
+        other, brings, what = _NEEDS[name]
+        if not brings(getattr(config, other)):
+            raise ConfigError(f"{name}={value!r} has no effect without {what}. Set both, or leave {name} out.")
 
 
 def refuse_without_kl(config: Any) -> None:
     """Raise ConfigError for a setting of the KL where its coefficient is 0; the config's old names have been taken."""
-    for name in _OF_THE_KL:
-        if config.beta == 0 and is_given(config, name):
-            raise ConfigError(
-                f"{_shown(config, name)} has no effect with kl_coef=0, which measures no KL. Leave {name} out, or set "
-                "kl_coef."
-            )
+    for name, value in _news(config, _OF_THE_KL if config.beta == 0 else ()):
+        raise ConfigError(
+            f"{name}={value!r} has no effect with kl_coef=0, which measures no KL. Leave {name} out, or set kl_coef."
+        )
 
 
 def refuse_without_reward_models(config: Any) -> None:
@@ -138,13 +117,58 @@ def refuse_without_reward_models(config: Any) -> None:
     why, instead = "without a reward model: it is about reward models' scores", "Give a reward_model"
     if config.score_mode == "rules_only":
         why, instead = "with score_mode='rules_only': no reward model is asked", "Take another score_mode"
-    for name in _OF_REWARD_MODELS:
-        if is_given(config, name) and getattr(config, name) not in _TRUE_ANYWAY.get(name, ()):
-            raise ConfigError(
-                f"{_shown(config, name)} has no effect {why}. {instead}, or leave {name} out (a RuleSet has clip and "
-                "normalise of its own)."
-            )
+    for name, value in _news(config, _OF_REWARD_MODELS):
+        raise ConfigError(
+            f"{name}={value!r} has no effect {why}. {instead}, or leave {name} out (a RuleSet has clip and normalise "
+            "of its own)."
+        )
 
 
-def _shown(config: Any, name: str) -> str:
-    return f"{name}={getattr(config, name)!r}"
+def check_policy_loss(config: Any) -> None:
+    """Raise ConfigError for a policy loss that means nothing, or not what it says, beside PPO's advantages per token.
+
+    one ratio a token         the clip with its variants, cispo, sapo: any advantages
+    one detached weight       vespo: any advantages, since each token keeps its own gradient
+    one ratio a completion    gspo, luspo: one advantage a completion. The gradient of ratio * A_t, summed over tokens,
+                              is that of the ratio times the sum of A_t: what single tokens earned would be spread
+                              evenly.
+
+    Args:
+        config: PPOConfig whose old names have been taken.
+    """
+    by_sequence, loss = config.importance_sampling_level == "sequence", config.loss_type
+    estimator = config.advantage_estimator
+    if by_sequence and loss == "vespo":
+        raise ConfigError(
+            "importance_sampling_level='sequence' has no effect with loss_type='vespo', whose weight is that of the "
+            "whole completion in any case. Leave it out."
+        )
+    if by_sequence and estimator not in OF_GROUPS:
+        raise ConfigError(
+            "importance_sampling_level='sequence' has one ratio a completion, and "
+            f"advantage_estimator='{estimator}' one advantage a token, whose mean the gradient would spread evenly "
+            "over the completion. Take rloo or grpo, or importance_sampling_level='token'."
+        )
+    if loss == "luspo" and not by_sequence:
+        raise ConfigError(
+            "loss_type='luspo' is a loss of whole completions (arXiv:2602.05261). Set "
+            "importance_sampling_level='sequence', with advantage_estimator rloo or grpo."
+        )
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    if loss == "cispo" and high < _LEAST_WEIGHT:
+        raise ConfigError(
+            "loss_type='cispo' bounds the ratio by epsilon_high itself, not by 1 + epsilon_high, and "
+            f"{high} would cut every one. Give 1 or more, such as epsilon_high=5.0."
+        )
+    if config.delta is not None and config.delta <= 1 + high:
+        raise ConfigError(
+            f"delta={config.delta} is not above 1 + epsilon_high = {1 + high:g}: it would cut what the clip leaves, "
+            "with positive advantages, too. Give more, such as 3.0."
+        )
+
+
+def _news(config: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of those settings that were given, and do not say what happens in any case."""
+    for name in names:
+        if is_given(config, name) and (value := getattr(config, name)) not in _TRUE_ANYWAY.get(name, ()):
+            yield name, value

@@ -1,11 +1,13 @@
 """Mixed into the trainers: a run records what it was given, shows one line of progress, and ends on a report."""
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers import trainer as transformers_trainer
 from transformers.utils import logging
@@ -13,11 +15,9 @@ from transformers.utils import logging
 from trl_ext.compat.transformers import old_names_unsaid
 from trl_ext.memory.files.plan import as_dict
 from trl_ext.monitor.progress import ProgressLine
-from trl_ext.monitor.record import RECIPE_FILE, write_record
-from trl_ext.trainers.record.card import complete_card
+from trl_ext.monitor.record import RECIPE_FILE, replace_text, write_record
 from trl_ext.trainers.record.launch import public
-from trl_ext.trainers.record.recipe import data_in_words, in_words, recipe_of, rules_of
-from trl_ext.trainers.record.versions import packages, versions_of
+from trl_ext.trainers.record.recipe import data_in_words, in_words, packages, recipe_of, rules_of, versions_of
 
 # "0" leaves the report out, for programs that train often.
 REPORT_VARIABLE = "TRL_EXT_REPORT"
@@ -126,3 +126,44 @@ class RunRecords(Trainer):
         except Exception as error:  # whatever it is: the trained model is not saved yet
             said = f"{type(error).__name__}: {error}"
             logger.warning(f"The report could not be written ({said}). Write it again with `trl-ext report`.")
+
+
+# TRL's sentences on the base model and itself, which name "None" for a model of a folder.
+_OPENING = re.compile(r"This model is a fine-tuned version of .*?\n(?=\n)", re.DOTALL)
+_VERSIONS = "### Framework versions\n\n"
+
+
+def complete_card(
+    path: Path,
+    trainer_name: str,
+    facts: Sequence[tuple[str, str]],
+    recipe: Mapping[str, Any],
+    packages: Mapping[str, str],
+) -> None:
+    """Complete the model card that TRL has written.
+
+    Args:
+        path: README.md, in the folder of the model.
+        trainer_name: Class of the trainer.
+        facts: What a reader asks first, by name.
+        recipe: Keys of the run's recipe, its rules among them.
+        packages: Versions by package.
+    """
+    text = path.read_text(encoding="utf-8")
+    rows = "".join(f"| {name} | {_cell(value)} |\n" for name, value in facts if value)
+    opening = (
+        f"Trained with trl_ext's `{trainer_name}`, an extension of [TRL](https://github.com/huggingface/trl).\n\n"
+        f"| | |\n|---|---|\n{rows}"
+    )
+    text = _OPENING.sub(lambda _: opening, text, count=1)
+    text = text.replace('model="None"', f'model="{path.absolute().parent.name}"')
+    content = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True, width=119)
+    # A prompt may hold a fence of its own.
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", content)), default=0))
+    shown = f"### Recipe\n\n{fence}yaml\n{content}{fence}\n\n"
+    text = text.replace(_VERSIONS, f"{shown}{_VERSIONS}- trl_ext: {packages['trl_ext']}\n", 1)
+    replace_text(path, text)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

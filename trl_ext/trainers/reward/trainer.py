@@ -43,12 +43,19 @@ from trl_ext.trainers.reward.batches import (
     StepSampler,
 )
 from trl_ext.trainers.reward.config import RewardConfig
-from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, judged
-from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
+from trl_ext.trainers.reward.loss import (
+    JudgedPair,
+    PairStats,
+    combined,
+    evaluation_metrics,
+    judged,
+    pair_losses,
+    pair_stats,
+)
 from trl_ext.trainers.reward.peft import for_reward_model, warn_of_new_head
 from trl_ext.trainers.reward.self_check import check_reward_model
 from trl_ext.trainers.rows import pairs as pair_rows
-from trl_ext.trainers.rows.tokens import check_tokens
+from trl_ext.trainers.rows.rendering import check_tokens
 
 
 class RewardTrainer(ExtendedTrainer, TRLRewardTrainer):

@@ -33,7 +33,7 @@ _MAX_MARGIN = 1e4  # of scores that differ by some units
 
 def check_columns(dataset: Any, role: str) -> None:
     """Raise DataError unless the dataset has rows, and columns that make a pair."""
-    for name, columns in columns_of_all(dataset, role):
+    for name, _, columns in columns_of_all(dataset, role):
         if not any(set(names) <= set(columns) for names in (*ACCEPTED, _LEGACY)):
             accepted = "; ".join(" and ".join(f"'{column}'" for column in names) for names in ACCEPTED)
             raise DataError(

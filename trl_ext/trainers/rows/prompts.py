@@ -11,17 +11,16 @@ from functools import cached_property
 from typing import Any
 
 from accelerate.utils import gather_object
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, Value
 from torch import nn
 from transformers import AutoConfig, AutoProcessor
 
 from trl_ext.errors import ConfigError, DataError
-from trl_ext.trainers.checks import check_dataset, columns_of
+from trl_ext.trainers.checks import columns_of_all
 from trl_ext.trainers.rows.gold import check_gold, unread_in_batch
-from trl_ext.trainers.rows.images import may_hold_images
 from trl_ext.trainers.rows.rendering import check_rendered, positions
 from trl_ext.trainers.rows.screen import are_empty, rows_where, suspects
-from trl_ext.trainers.rows.sentence import listed, parts, refuse
+from trl_ext.trainers.rows.sentence import listed, refuse
 from trl_ext.trainers.rows.text import TextCheck
 
 # What TRL calls a reward function with, beside the columns of the dataset; and what else, if there is an environment.
@@ -60,27 +59,19 @@ class PromptChecks:
             datasets: Map-style or a stream, or a dict of them; None is fine. A stream's rows come later.
             role: What the message calls it, such as "train_dataset".
         """
-        check_dataset(datasets, self.reward_funcs, role, needs_prompt=not self._has_environment)
         limit, most = positions(self._config), self.args.max_completion_length or 0
         if limit is not None and most > limit:
             raise ConfigError(
                 f"max_completion_length={most} is more than the {limit} tokens that the model reads. Lower it."
             )
-        for name, dataset in parts(datasets, role):
-            self._check_columns(columns_of(dataset, name), name)
+        for name, dataset, columns in columns_of_all(datasets, role):
+            self._check_needed(columns, name)
+            self._check_columns(columns, name)
             self.may_hold_images |= may_hold_images(dataset)
-            if comes_late(dataset):
+            if isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom":  # or of a transform
                 self.has_late_rows = True
             else:
-                check_gold(dataset, self.reward_funcs, name)
-                self._check_environments(dataset, name)
-                if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
-                    self._check_prompts(dataset, name)
-                elif "prompt" in dataset.column_names and not self._text_check(dataset.column_names).may_be_blank:
-                    # What else is in a prompt is the rollout_func's business.
-                    empty = rows_where(dataset, ["prompt"], lambda columns: are_empty(columns["prompt"]))
-                    if rows := [row for row, _ in empty]:
-                        refuse({"an empty prompt": rows}, name, _ADVICE)
+                self._check_rows(dataset, name)
 
     def look_at_batch(self, rows: Sequence[Mapping[str, Any]], accelerator: Any, *, is_first: bool = False) -> None:
         """Raise DataError on all ranks for bad rows of a stream on any of them. Collective: call it on all ranks.
@@ -136,6 +127,21 @@ class PromptChecks:
         is_filled = self._has_environment or "image" in columns or "images" in columns
         return TextCheck.of(self._processor, may_be_blank=is_filled)
 
+    def _check_needed(self, columns: list[str], role: str) -> None:
+        """Raise for rows without a prompt where no environment makes one, or without what rules ask for."""
+        if not self._has_environment and "prompt" not in columns:
+            raise DataError(
+                f"{role} has no column 'prompt', only {listed(columns)}. Name the one that holds the prompts: in a "
+                f"recipe columns: {{prompt: {columns[0]}}}, else dataset.rename_column('{columns[0]}', 'prompt')."
+            )
+        for rules in self.reward_funcs:
+            if missing := sorted(set(getattr(rules, "columns", ())) - set(columns)):
+                raise DataError(
+                    f"{role} has no column {listed(missing)}, which {getattr(rules, '__name__', rules)} scores "
+                    f"against; it has {listed(columns)}. Rename a column of the dataset or name another one in the "
+                    "rule."
+                )
+
     def _check_columns(self, columns: list[str], role: str) -> None:
         """Raise for columns that TRL would hide behind arguments of its own, keep back or drop."""
         dropped = set(columns) - set(USED) if self.args.remove_unused_columns else set()
@@ -164,18 +170,24 @@ class PromptChecks:
                     "it to False."
                 )
 
-    def _check_environments(self, dataset: Dataset, role: str) -> None:
-        """Raise for rows that name none of several environments."""
-        known = self.options.get("environment_factory")
-        if not isinstance(known, dict):
-            return
-        has_names = "environment" in dataset.column_names
-        if unknown := set(dataset.unique("environment") if has_names else [None]) - set(known):
+    def _check_rows(self, dataset: Dataset, role: str) -> None:
+        """Raise for golds that rules cannot read, rows that name none of several environments, and bad prompts."""
+        check_gold(dataset, self.reward_funcs, role)
+        known, has_names = self.options.get("environment_factory"), "environment" in dataset.column_names
+        if isinstance(known, dict) and (
+            unknown := set(dataset.unique("environment") if has_names else [None]) - set(known)
+        ):
             found = ", ".join(map(repr, sorted(unknown, key=str))) if has_names else "no such column"
             raise DataError(
                 f"{role}: the column 'environment' names which of {listed(known)} answers a row; there is {found}. "
                 "Name one in each row."
             )
+        if "prompt" in dataset.column_names and self.options.get("rollout_func") is None:
+            self._check_prompts(dataset, role)
+        elif "prompt" in dataset.column_names and not self._text_check(dataset.column_names).may_be_blank:
+            # What else is in a prompt is the rollout_func's business.
+            if rows := [row for row, _ in rows_where(dataset, ["prompt"], lambda c: are_empty(c["prompt"]))]:
+                refuse({"an empty prompt": rows}, role, _ADVICE)
 
     def _check_prompts(self, dataset: Dataset, role: str) -> None:
         check = self._text_check(dataset.column_names)
@@ -212,11 +224,6 @@ class PromptChecks:
             if problem := problem or self._template_problem(prompt) or _problem_of_images(rows[0], prompt):
                 return f"{problem}; its prompt begins {str(prompt)[:60]!r}"
         return ""
-
-
-def comes_late(dataset: Dataset | IterableDataset) -> bool:
-    """Return True for rows that nobody knows before they are asked for: a stream's, and those of a transform."""
-    return isinstance(dataset, IterableDataset) or dataset.format["type"] == "custom"
 
 
 def _takes_columns(function: Any) -> bool:
@@ -256,3 +263,23 @@ def _other_kind(prompt: Any, first: Any) -> str:
         return ""
     kinds = ("messages", "text") if isinstance(prompt, list) else ("text", "messages")
     return f"{kinds[0]} as prompt, where the first row has {kinds[1]}"
+
+
+def may_hold_images(dataset: Dataset | IterableDataset) -> bool:
+    """Return False if no row can hold an image: a checkpoint with a processor is trained on text as well.
+
+    True where types of columns are not known before the rows come: some streams', and those of a transform.
+    """
+    is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+    if is_transformed or dataset.features is None:
+        return True
+    has_column = "image" in dataset.features or "images" in dataset.features
+    return has_column or ("prompt" in dataset.features and _may_hold_image(dataset.features["prompt"]))
+
+
+def _may_hold_image(feature: Any) -> bool:
+    """Return False for text and for messages without a part called `image`."""
+    if isinstance(feature, dict):
+        return "image" in feature or any(map(_may_hold_image, feature.values()))
+    inner = getattr(feature, "feature", None)  # of a list
+    return _may_hold_image(inner) if inner is not None else not isinstance(feature, Value)

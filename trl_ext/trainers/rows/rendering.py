@@ -1,15 +1,16 @@
-"""Prompts as the model will read them: through the chat template, and no longer than the model."""
+"""Rows as the model will read them: prompts through the chat template, ids of its vocabulary, none too long."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from datasets import Dataset
 from jinja2 import TemplateError
 from transformers.utils import logging
 
-from trl_ext.trainers.rows.screen import batches, num_bytes, role_sequences
-from trl_ext.trainers.rows.sentence import named, refuse
+from trl_ext.trainers.rows.screen import batches, have_no_tokens, num_bytes, role_sequences
+from trl_ext.trainers.rows.sentence import named, parts, refuse
 
 logger = logging.get_logger(__name__)
 
@@ -17,6 +18,8 @@ logger = logging.get_logger(__name__)
 MAX_MEASURED = 1000
 # What a chat template adds to a prompt and to each message: more than those in use.
 _TOKENS_PER_CHAT, _TOKENS_PER_MESSAGE = 128, 16
+# Where a trainer keeps the numbers that rows had before some were dropped.
+_ROW = "row"
 
 
 def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, args: Any) -> None:
@@ -50,7 +53,9 @@ def check_rendered(dataset: Dataset, role: str, tokenizer: Any, config: Any, arg
     if len(rows):
         texts = list(prompts[np.sort(rows).tolist()]["prompt"])
         lengths = dict(zip(np.sort(rows).tolist(), num_tokens(texts, tokenizer, options), strict=True))
-        _check_lengths(lengths, role, limit, most, is_hard=not has_rotary(config))
+        # With rotary embeddings a model takes positions beyond its bound, if it has never learnt them.
+        is_hard = not getattr(config.get_text_config(), "rope_parameters", None)
+        _check_lengths(lengths, role, limit, most, is_hard)
 
 
 def num_tokens(prompts: list[Any], tokenizer: Any, chat_options: Mapping[str, Any]) -> list[int]:
@@ -92,6 +97,48 @@ def positions(config: Any) -> int | None:
     return max(known, *map(int, stretched))
 
 
-def has_rotary(config: Any) -> bool:
-    """Return True for a model that takes positions beyond its bound, if it has never learnt them."""
-    return bool(getattr(config.get_text_config(), "rope_parameters", None))
+def check_tokens(datasets: Any, role: str, columns: Sequence[str], config: Any) -> None:
+    """Raise DataError for token ids that the model does not have, and for rows longer than it reads.
+
+    Args:
+        datasets: Map-style, or a dict of them; streams and None are not looked at.
+        role: What the message calls it.
+        columns: Lists of token ids.
+        config: The model's.
+    """
+    limit, vocabulary = positions(config), config.get_text_config().vocab_size
+    for name, dataset in parts(datasets, role):
+        for column in columns if isinstance(dataset, Dataset) else ():
+            check_ids(dataset, name, column, vocabulary)
+            if limit is None:
+                continue
+            lengths = [pc.list_value_length(ids).to_numpy(zero_copy_only=False) for _, ids in batches(dataset, column)]
+            if rows := np.flatnonzero(np.concatenate(lengths) > limit).tolist():
+                advice = f"Set max_length to {limit} or less, or drop such rows."
+                problem = f"more {column} than the {limit} tokens that the model reads"
+                refuse({problem: _as_given(dataset, rows)}, name, advice)
+
+
+def check_ids(dataset: Dataset, role: str, column: str, vocabulary: int) -> None:
+    """Raise DataError for rows without token ids, and for ids outside the vocabulary."""
+    missing: list[int] = []
+    foreign: list[int] = []
+    for start, ids in batches(dataset, column):
+        empty = have_no_tokens(ids)
+        missing += (np.flatnonzero(empty) + start).tolist()
+        if empty.all():
+            continue
+        bounds = pc.min_max(tokens := ids.flatten())
+        if tokens.null_count or bounds["min"].as_py() < 0 or bounds["max"].as_py() >= vocabulary:
+            known = range(vocabulary)
+            values = enumerate(ids.to_pylist(), start)
+            foreign += [number for number, row in values if any(token not in known for token in row or ())]
+    found = {f"no {column}": missing, f"{column} outside the {vocabulary} tokens of the vocabulary": foreign}
+    found = {problem: _as_given(dataset, rows) for problem, rows in found.items() if rows}
+    if found:
+        refuse(found, role, "Tokenize with the model's own tokenizer, and drop rows that have no tokens.")
+
+
+def _as_given(dataset: Dataset, rows: list[int]) -> list[int]:
+    """Return the rows' numbers in the dataset that the user gave."""
+    return list(dataset[rows][_ROW]) if rows and _ROW in dataset.column_names else rows

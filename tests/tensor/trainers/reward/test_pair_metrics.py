@@ -8,8 +8,16 @@ import pytest
 import torch
 from trl.trainer.reward_trainer import RewardTrainer
 
-from trl_ext.trainers.reward.evaluation import JudgedPair, evaluation_metrics, judged, rank_correlation
-from trl_ext.trainers.reward.loss import PairStats, combined, pair_losses, pair_stats
+from trl_ext.trainers.reward.loss import (
+    JudgedPair,
+    PairStats,
+    combined,
+    evaluation_metrics,
+    judged,
+    pair_losses,
+    pair_stats,
+    rank_correlation,
+)
 
 torch.set_num_threads(1)
 

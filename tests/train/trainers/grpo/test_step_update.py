@@ -13,8 +13,7 @@ from tests.grpo_trainers import LOSS_TYPES, WEIGHT_TOLERANCE, steps_of, weights
 from tests.nightly import daily, nightly
 from tests.rollouts import rollout
 from trl_ext import GRPOConfig
-from trl_ext.trainers.forward.loss_split import why_micro_batch_stays_whole, why_rows_stay
-from trl_ext.trainers.forward.step import StepSettings
+from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.grpo.update import WEIGHT, RolloutForward, RolloutWindow, sizes_of
 
 

@@ -12,10 +12,10 @@ from tests.nightly import daily
 from tests.ppo_trainers import CRITICS, distance, resumed_as_whole, stir, trained_weights
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
+from trl_ext.trainers.forward.gradient_sync import settled
 from trl_ext.trainers.forward.roles import CRITIC, REWARD
 from trl_ext.trainers.ppo import trainer as ppo_trainer
 from trl_ext.trainers.ppo.critic.critics import SeparateCritic
-from trl_ext.trainers.ppo.critic.gradients import settled
 
 # A critic that starts from the reward model --------------------------------------------------------------------------
 

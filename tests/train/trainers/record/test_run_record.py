@@ -17,8 +17,7 @@ from trl_ext.monitor import ProgressLine
 from trl_ext.monitor.notebook import NotebookCurves
 from trl_ext.monitor.record import read_record
 from trl_ext.rewards.rules.length import Length
-from trl_ext.trainers.record.recipe import recipe_of
-from trl_ext.trainers.record.versions import commit_of
+from trl_ext.trainers.record.recipe import commit_of, recipe_of
 
 ROWS = Dataset.from_list([{"prompt": tiny.words(i, i + 1)} for i in range(3, 11)])
 SIZES = dict(max_steps=1, per_device_train_batch_size=4, num_generations=2, max_completion_length=4)

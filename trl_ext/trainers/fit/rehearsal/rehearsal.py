@@ -19,9 +19,8 @@ from trl_ext.monitor.card_memory import SCARCE_FRAC, MemoryAudit, MemoryMeter, M
 from trl_ext.trainers.fit.oom.errors import is_out_of_memory
 from trl_ext.trainers.fit.oom.message import cheapest_change, explained
 from trl_ext.trainers.fit.rehearsal.inputs import MicroBatch
-from trl_ext.trainers.fit.rehearsal.state import nothing_remains, steppers, trained_models
-from trl_ext.trainers.fit.rehearsal.zero import why_not
-from trl_ext.trainers.gradient_sync import gradients_unsynced
+from trl_ext.trainers.fit.rehearsal.state import nothing_remains, steppers, trained_models, why_not
+from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
 
 logger = logging.get_logger(__name__)
 

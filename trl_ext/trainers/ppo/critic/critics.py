@@ -24,9 +24,9 @@ from trl_ext.packing.check import CheckResult
 from trl_ext.trainers.fit.oom.rescue import Forward, Rescue
 from trl_ext.trainers.fit.rehearsal.state import random_numbers_restored
 from trl_ext.trainers.forward.checkpointing import enable_checkpointing
+from trl_ext.trainers.forward.gradient_sync import gradients_unsynced
 from trl_ext.trainers.forward.roles import CRITIC, REWARD, Roles, pin_roles
 from trl_ext.trainers.forward.value_head import add_reward_head, add_token_values, add_value_head
-from trl_ext.trainers.gradient_sync import gradients_unsynced
 from trl_ext.trainers.grpo.self_check import check_causal_model
 from trl_ext.trainers.grpo.trainer import GRPOTrainer
 from trl_ext.trainers.ppo.critic import files as critic_files

@@ -1,6 +1,6 @@
 """A series that is always 0 is not logged; one that was not once goes on."""
 
-from trl_ext.trainers.grpo.shares import RuleShares
+from trl_ext.trainers.grpo.rewards import RuleShares
 
 
 def kept(shares, mode="train", **values):

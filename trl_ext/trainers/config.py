@@ -1,0 +1,157 @@
+"""The settings that our configs share beside TRL's: packing, memory, how a run ends and what it resumes from."""
+
+import os
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, Self
+
+from trl_ext.compat.deepspeed import announce_builds
+from trl_ext.compat.transformers import old_names_unsaid
+from trl_ext.errors import ConfigError
+from trl_ext.memory.cards import parse_headroom
+from trl_ext.memory.files.settings import ALLOCATOR
+from trl_ext.memory.planner.search import opt_ins_of
+from trl_ext.memory.run.settle import MemorySetting, parse_memory
+from trl_ext.trainers.checkpoints.fingerprint import PARTS
+from trl_ext.trainers.checkpoints.secrets import PublicArguments
+from trl_ext.trainers.forward.sequence_parallel import check_other_ways
+from trl_ext.trainers.setting_checks import check_deepspeed_file, check_numbers, choose_precision, setting
+
+# What a checkpoint is compared in, and "manifest": that it is whole, as its manifest says.
+DESPITE = ("manifest", *PARTS)
+
+
+@dataclass(repr=False)
+class ExtendedConfig(PublicArguments):
+    """Mixed into a config of TRL's, in front of it.
+
+    After construction `packing` is True or False, and `packing_is_required` tells whether True was asked for. `given`
+    names the settings that were given and not left at their default. `memory_plan` is the plan that the trainer makes
+    from `memory`, None before and without it.
+    """
+
+    packing: bool | None = setting(
+        None,
+        "Forward flat rows of real tokens instead of padded batches. Unset: yes, and fall back to TRL's "
+        "padded path with a warning where the model is not exact when packed. True: yes, or stop before the first "
+        "step. False: no.",
+    )
+    sequence_parallel: int = setting(
+        1,
+        "Neighbouring processes that share each row (Ulysses): each forwards a part of its tokens, so "
+        "that rows fit that are too long for one card. What is trained stays the same. Divides the number of "
+        "processes and the model's attention heads. 1: every process forwards whole rows.",
+    )
+    memory: str | None = setting(
+        None,
+        "Settle what decides memory before the model loads: auto for the cards of this machine, cards "
+        "such as 4xA40-48GB, a preset's name, or the folder of a plan. Settings that you give stay. Without "
+        "memory_allow nothing changes that the optimisation sees.",
+    )
+    memory_allow: str | None = setting(
+        None, "What else memory may change, with commas between: lora, qlora, adam8bit, shorter, fewer."
+    )
+    memory_headroom: str | None = setting(
+        None, "Share of a card that memory keeps free, such as 0.05. Unset: 0.05, or that of a plan's folder."
+    )
+    memory_prompt_length: int | None = setting(
+        None, "Tokens of the longest prompt, for memory. Unset: measured on the training rows."
+    )
+    global_batch: int | None = setting(
+        None,
+        "Samples of an optimizer step over all processes, which memory splits into micro-batches and "
+        "accumulation. Unset: what per_device_train_batch_size and gradient_accumulation_steps make.",
+    )
+    memory_rehearsal: bool | None = setting(
+        None,
+        "Before step 1, one micro-batch of the greatest length forward and backward, its gradients "
+        "dropped: out of memory comes at once, not after hours. Unset: on where there is CUDA.",
+    )
+    memory_on_oom: str = setting(
+        "split",
+        "When a forward runs out of memory. split: halve the micro-batch on all ranks and go on with the "
+        "same gradients, where that is possible. raise: end with what would fit.",
+        choices=("split", "raise"),
+    )
+    resume_despite: list[str] | None = setting(
+        None,
+        "Differences between the run and the checkpoint with which to resume all the same: "
+        "model, rules, rewards, data, processes, seed, settings; manifest for a checkpoint not known to be whole, "
+        "such as one of TRL's own trainers.",
+    )
+    save_on_signal: bool | None = setting(
+        None,
+        "On SIGTERM or one Ctrl-C, save a checkpoint at the end of the optimizer step, on all processes "
+        "together, and end with exit code 75; a second Ctrl-C ends at once. Unset: on, except with "
+        "save_strategy='no'.",
+    )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        vars(self).update(given=_given(cls, args, kwargs), memory_plan=None)
+        return self
+
+    def __post_init__(self) -> None:
+        """Check our settings, and machine and files that others read, then TRL's.
+
+        Raises:
+            ConfigError: An unknown card, preset or opt-in, a plan that is not there, or values that cannot be.
+        """
+        check_numbers(self)
+        self._settle_memory()
+        if isinstance(self.resume_despite, str):  # as YAML gives a single one
+            self.resume_despite = self.resume_despite.replace(",", " ").split()
+        for name in self.resume_despite or ():
+            if name not in DESPITE:
+                raise ConfigError(f"resume_despite names {name!r}. Use one or more of: {', '.join(DESPITE)}.")
+        config: Any = self  # with TRL's fields
+        check_other_ways(config)
+        check_deepspeed_file(config.deepspeed)
+        announce_builds()
+        choose_precision(config)
+        with old_names_unsaid():  # TRL's default has one
+            super().__post_init__()  # type: ignore[misc]  # TRL's
+        max_tokens = config.max_tokens_per_forward
+        if max_tokens is not None and self.packing is False:
+            raise ConfigError(
+                f"max_tokens_per_forward={max_tokens} has no effect with packing=False. Remove one of the two."
+            )
+        if self.sequence_parallel > 1 and self.packing is False:
+            raise ConfigError(
+                f"sequence_parallel={self.sequence_parallel} shares packed rows, and packing=False makes none. Remove "
+                "one of the two."
+            )
+        self.packing_is_required = self.packing is True or max_tokens is not None or self.sequence_parallel > 1
+        self.packing = self.packing is not False
+
+    def _settle_memory(self) -> None:
+        if self.memory_on_oom not in ("split", "raise"):
+            raise ConfigError(f"memory_on_oom is {self.memory_on_oom!r}. Set it to one of split, raise.")
+        for name in ("memory_prompt_length", "global_batch"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}. It must be at least 1, or unset.")
+        opt_ins = opt_ins_of((self.memory_allow or "").split(","))
+        self.memory_setting: MemorySetting | None = None if self.memory is None else parse_memory(self.memory)
+        if self.memory_setting is None:
+            alone = [name for name in ("memory_allow", "memory_headroom", "global_batch") if getattr(self, name)]
+            if alone:
+                raise ConfigError(f"{alone[0]} has no effect without memory. Set memory='auto', or remove it.")
+            return
+        self.memory = self.memory_setting.name
+        if self.memory_headroom is not None:
+            self.memory_setting = replace(self.memory_setting, headroom_frac=parse_headroom(self.memory_headroom))
+        self.memory_opt_ins = opt_ins
+        for name, value in ALLOCATOR.items():
+            os.environ.setdefault(name, value)  # read when CUDA starts
+
+
+def _given(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    """Names of the fields that were passed; from a parser, which passes all, those that differ from their default."""
+    known = {one.name: one for one in fields(cls) if one.init}
+    passed = dict(zip(known, args, strict=False)) | kwargs
+    if not known.keys() <= passed.keys():
+        return frozenset(passed)
+    given = set()
+    for name, one in known.items():
+        if passed[name] != (one.default if one.default_factory is MISSING else one.default_factory()):
+            given.add(name)
+    return frozenset(given)

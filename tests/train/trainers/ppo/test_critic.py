@@ -105,7 +105,7 @@ def test_a_run_that_stops_in_the_warm_up_goes_on_as_if_it_had_not(critic, tmp_pa
 
 @pytest.mark.parametrize("critic", CRITICS)
 def test_actor_and_critic_follow_schedules_of_their_own(critic, tmp_path):
-    settings = dict(max_steps=4, value_learning_rate=4e-3, value_lr_scheduler_type="linear", value_max_grad_norm=0.5)
+    settings = dict(max_steps=4, value_learning_rate=4e-3, value_lr_scheduler_type="linear")
     trainer = ppo_trainers.trainer(critic, tmp_path, **settings)
     rates = []
 
@@ -121,6 +121,23 @@ def test_actor_and_critic_follow_schedules_of_their_own(critic, tmp_path):
     trainer.train()
     assert [actor for actor, _ in rates] == [1e-3] * 4
     assert [critic for _, critic in rates] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])
+
+
+def test_the_critics_gradients_are_clipped_at_their_own_norm(tmp_path):
+    norms = {}
+
+    class Note(TrainerCallback):
+        def on_pre_optimizer_step(self, *args, **kwargs):
+            own = [p.grad.norm() for p in trainer._critic.parameters()]
+            norms[norm] = torch.stack(own).norm().item()
+
+    for norm in (None, 1e-3):
+        settings = dict(max_steps=1, value_max_grad_norm=norm, max_grad_norm=1e6)
+        trainer = stir(ppo_trainers.trainer("adapter", tmp_path, **settings))
+        trainer.add_callback(Note())
+        trainer.train()
+    assert norms[None] > 1e-2
+    assert norms[1e-3] == pytest.approx(1e-3, rel=1e-3)
     assert "ppo/value_grad_norm" in trainer.state.log_history[0]
 
 

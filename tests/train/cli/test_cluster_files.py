@@ -17,9 +17,10 @@ CLUSTER = ROOT / "docs" / "cluster"
 DIRECTIVES = set(
     "job-name nodes ntasks-per-node gpus-per-node cpus-per-task mem time signal requeue open-mode output".split()
 )
-# Programs of the schedulers, and ours: each writes down how it was called. srun is once a node.
+# Programs of the schedulers, and ours: each writes down how it was called. srun is once a node. A run ends when the
+# server beside it has written its call, which a busy machine may take longer for.
 STAND_INS = {
-    "trl-ext": "exit ${CODE:-0}",
+    "trl-ext": 'until [ -z "$SERVES" ] || grep -q \'^."trl"\' "$CALLS"; do /bin/sleep 0.1; done\nexit ${CODE:-0}',
     "trl": "trap 'exit 0' TERM; while :; do sleep 0.1; done",
     "srun": (
         'tasks=2\nfor word; do case "$word" in --ntasks=1) tasks=1;; --*) ;; *) break;; esac; shift; done\n'
@@ -54,7 +55,7 @@ def shell(tmp_path):
 
     def run(script: str, **variables):
         calls.write_text("")
-        environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"} | variables
+        environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls)} | variables
         script = script.replace("/shared", str(shared))
         code = subprocess.run(["bash", "-c", script], env=environment, timeout=60).returncode
         return code, [json.loads(line) for line in calls.read_text().splitlines()]
@@ -90,7 +91,7 @@ def test_the_batch_script_starts_a_run_and_requeues_one_that_saved(
     if has_saved:
         (tmp_path / "shared" / "out" / "checkpoint-3").mkdir(parents=True)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": str(2 + serves), "SLURM_JOB_NODELIST": "gpu[0-2]"}
-    code, calls = shell(text, CODE=str(ends_with), **slurm)
+    code, calls = shell(text, CODE=str(ends_with), SERVES="yes" * serves, **slurm)
     assert code == ends_with
     (call,) = of("trl-ext", calls)
     arguments = accepted(call, monkeypatch, tmp_path)

@@ -267,8 +267,8 @@ def newest_first(run_dir: Path) -> list[Path]:
 
 def step_of(path: Path) -> int | None:
     """Return the step in a checkpoint's name; None where there is none."""
-    number = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-    return int(number) if number.isdecimal() else None
+    prefix, _, number = path.name.rpartition("-")
+    return int(number) if prefix == PREFIX_CHECKPOINT_DIR and number.isdecimal() else None
 
 
 def _is_lasting(error: Exception | None) -> bool:

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from itertools import product
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -18,6 +19,7 @@ from trl_ext.errors import ConfigError
 from trl_ext.rewards import Call
 from trl_ext.trainers.checkpoints import fingerprint
 from trl_ext.trainers.checkpoints.manifest import MANIFEST, Manifest
+from trl_ext.trainers.checkpoints.save import step_of
 
 STEPS = 3
 
@@ -89,6 +91,11 @@ def test_the_newest_whole_checkpoint_is_taken_and_the_others_are_named(run, fold
     said = reward_trainers.warnings_of(caplog)
     assert "Passed over checkpoint-7: it has no manifest.json. Resuming from checkpoint-1." in said
     assert "Passed over checkpoint-2: rules.json is missing. Resuming from checkpoint-1." in said
+
+
+def test_a_checkpoint_has_its_prefix_and_a_step():
+    names = {"checkpoint-7": 7, "7": None, "checkpoint-": None, "checkpoint-x": None, "my-checkpoint-7": None}
+    assert {name: step_of(Path(name)) for name in names} == names
 
 
 def test_a_checkpoint_that_only_lacked_its_renaming_is_taken(run, folder):

@@ -86,6 +86,11 @@ def is_collective_error(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
+def meeting_store() -> Any:
+    """Return the key-value store by which the processes have met; any thread may ask it."""
+    return dist.distributed_c10d._get_default_store()
+
+
 def greatest(number: int, group: Any) -> int:
     """Return the greatest of all processes' numbers. Collective."""
     value = torch.tensor([number])

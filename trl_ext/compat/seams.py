@@ -62,6 +62,7 @@ trl.trainer.grpo_trainer:GRPOTrainer
     get_batch_samples(): where a stream's own code may raise
     _tokenize_prompts(prompts): measures the longest prompt
     _tokenizer: the tokenizer, also where `processing_class` is a processor
+    _last_loaded_step: of the weights that vLLM has; -1 lets TRL push them, as a server that was lost needs
     _is_vlm: whether rows may bring images, which are not packed
     _entropy_bonus_enabled: whether the loss has an entropy bonus, over which tokens must not be split
     log(logs, start_time): a full disk does not end training; clears `_metrics` and writes completions where rank 0
@@ -135,6 +136,16 @@ trl.generation.vllm_client:VLLMClient
     check_server(total_timeout, retry_interval): asks all servers
     get_world_size(): the workers of all servers
     _post(url): all that the client sends; prompts are divided, and each server joins the group at another rank
+    generate(prompts, features, n, temperature, max_tokens, logprobs): completions that were asked for ahead are given
+        where these prompts are asked for with this sampling; returns lists by prompt
+    update_named_params(metadata, named_params): takes all weights, also where a server is lost meanwhile
+    reset_prefix_cache(): after a push; of servers that are there
+    init_communicator(device): joins servers again that were started again
+    close_communicator(): before that
+trl.generation.vllm_generation:VLLMGeneration
+    _iter_named_params(): weights under vLLM's names; with adapters under ZeRO-3 ours, one layer at a time
+    _fix_param_name_to_vllm(name, extra_prefixes): vLLM's name of a weight
+    _dist: gathers parameters, and knows whether ZeRO-3 divides them
 transformers:Trainer
     train(resume_from_checkpoint, trial): gets a complete checkpoint or none
     training_step(model, inputs, num_items_in_batch): called once a row under a token budget, through TRL's, which
@@ -248,6 +259,7 @@ torch.distributed
         names of parameters
     ProcessGroup._get_backend(): its options hold the timeout
     distributed_c10d._world: all groups, for their timeouts
+    distributed_c10d._get_default_store(): passes completions to other processes while they train
 torch._C._distributed_c10d
     Backend.Options._timeout: whether a group has PyTorch's own timeout
 torch.distributed.run

@@ -4,6 +4,7 @@ A server is a child process in a session of its own: Ctrl-C at a terminal does n
 first, and it gets SIGTERM when this process ends, however it ends.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.errors import ConfigError, LostProcessError, SupportError
 from trl_ext.rewards.isolation.kernel import die_with_parent
 from trl_ext.scripts.arguments import StrictParser
@@ -28,6 +30,8 @@ FLAG = "--vllm_servers"
 SHARE = 0.9  # of a card, TRL's default for a server; a recipe's is for vLLM beside training
 ENDING_S = 20.0  # between asking a server to end and killing it
 POLL_S = 0.5
+RESTARTS = 3  # of all servers of a run together
+HANGING_S = 60.0  # without an answer to /health, after which a server counts as one that has ended
 running: set[int] = set()  # process ids of this process's servers, which get no signals passed on
 OF_SERVERS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")  # servers that run already
 
@@ -42,6 +46,7 @@ class Serving:
         urls: Their addresses.
         logs: Where each writes.
         patience_s: Seconds in which all are up.
+        restarts: How often servers that end or hang are started again; the trainer then gives them its weights.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -49,6 +54,7 @@ class Serving:
     urls: tuple[str, ...]
     logs: tuple[Path, ...]
     patience_s: float
+    restarts: int = 0
 
 
 def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> tuple[Serving | None, list[str]]:
@@ -91,7 +97,8 @@ def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> t
     words += ["--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_base_url", ",".join(urls)]
     if "vllm_group_port" not in given:
         words += ["--vllm_group_port", str(ports[-1])]
-    return Serving(commands, tuple(of_each), urls, logs, float(values["vllm_server_timeout"])), words
+    restarts = RESTARTS if str(values.get("generation_ahead")) == "1" else 0
+    return Serving(commands, tuple(of_each), urls, logs, float(values["vllm_server_timeout"]), restarts), words
 
 
 def _visible_cards() -> list[str]:
@@ -192,11 +199,13 @@ def serving(servers: Serving | None) -> Iterator[None]:
     has_ended = threading.Event()
     lost: list[int] = []
     try:
-        for command, cards, log in zip(servers.commands, servers.cards, servers.logs, strict=True):
-            started.append(_start(command, cards, log))
-            running.add(started[-1].pid)
+        for number in range(len(servers.commands)):
+            started.append(_start(servers, number))
+        starts = servers.logs[0].with_name("starts.json")
+        starts.write_text(json.dumps([1] * len(started)), encoding="utf-8")
+        os.environ[STARTS_VARIABLE] = str(starts.resolve())
         _wait_for(servers, started)
-        watch = threading.Thread(target=_watch, args=(started, lost, has_ended), daemon=True)
+        watch = threading.Thread(target=_watch, args=(servers, started, lost, has_ended), daemon=True)
         watch.start()
         yield
         has_ended.set()
@@ -213,12 +222,13 @@ def serving(servers: Serving | None) -> Iterator[None]:
         )
 
 
-def _start(command: Sequence[str], cards: str, log: Path) -> "subprocess.Popen[bytes]":
+def _start(servers: Serving, number: int) -> "subprocess.Popen[bytes]":
+    command, cards, log = servers.commands[number], servers.cards[number], servers.logs[number]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": cards} if cards else {})
     parent = os.getpid()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -227,6 +237,8 @@ def _start(command: Sequence[str], cards: str, log: Path) -> "subprocess.Popen[b
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
         )
+    running.add(process.pid)
+    return process
 
 
 def _wait_for(servers: Serving, started: Sequence["subprocess.Popen[bytes]"]) -> None:
@@ -268,12 +280,37 @@ def _last_words(log: Path) -> str:
     return f"'{lines[-1][:300] if lines else ''}'. Its log is {log}."
 
 
-def _watch(started: Sequence["subprocess.Popen[bytes]"], lost: list[int], has_ended: threading.Event) -> None:
-    """Kill the processes that train when a server ends before they do: what waits for its answer saves nothing."""
+def _watch(
+    servers: Serving, started: list["subprocess.Popen[bytes]"], lost: list[int], has_ended: threading.Event
+) -> None:
+    """Start servers again that end or hang. After the last time, or where the trainer cannot give a new server its
+    weights, kill the processes that train: what waits for a server's answer saves nothing."""
     import psutil
 
+    num_starts, heard_s = [1] * len(started), [time.monotonic()] * len(started)
     while not has_ended.wait(POLL_S):
-        lost += [number for number, process in enumerate(started) if process.poll() is not None]
+        for number, url in enumerate(servers.urls) if servers.restarts else ():
+            now_s = time.monotonic()
+            if now_s - heard_s[number] > POLL_S * 10 and _answers(url):
+                heard_s[number] = now_s
+            elif now_s - heard_s[number] > HANGING_S:
+                with suppress(ProcessLookupError):
+                    os.killpg(started[number].pid, signal.SIGKILL)
+                started[number].wait()
+        for number, process in enumerate(started):
+            if process.poll() is None:
+                continue
+            running.discard(process.pid)
+            if sum(num_starts) - len(started) == servers.restarts:
+                lost.append(number)
+                continue
+            num_starts[number] += 1
+            started[number] = _start(servers, number)
+            heard_s[number] = time.monotonic() + servers.patience_s  # it may take as long as the first time
+            starts = Path(os.environ[STARTS_VARIABLE])
+            part = starts.with_suffix(".part")
+            part.write_text(json.dumps(num_starts), encoding="utf-8")
+            part.replace(starts)
         if lost:
             trains = [child for child in psutil.Process().children() if child.pid not in running]
             for process in [*(grandchild for child in trains for grandchild in child.children(True)), *trains]:

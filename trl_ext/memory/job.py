@@ -85,6 +85,7 @@ class Job:
     vllm_mode: str = _option("colocate", "colocate (default), or server for vLLM on separate GPUs")
     # 0 for servers elsewhere, whose time is not counted.
     vllm_servers: int = _option(0, "vLLM servers on separate GPUs, the others train; free with --vllm_mode server")
+    generation_ahead: int = _option(0, "1: vLLM servers generate the next samples while the others train (default 0)")
     gradient_as_bucket_view: bool = True  # DDP's gradients live in its buckets, as our trainers set it; TRL: twice
     expandable_segments: bool = True  # PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation
 
@@ -246,6 +247,8 @@ def _contradictions(job: Job) -> Iterator[str]:
         yield "vllm_mode is server, and use_vllm is off. Set use_vllm, or remove vllm_mode."
     if job.vllm_servers < 0 or (job.vllm_servers and job.vllm_mode != "server"):
         yield f"vllm_servers is {job.vllm_servers}, and vllm_mode is {job.vllm_mode}. Servers need vllm_mode=server."
+    if job.generation_ahead not in (0, 1) or (job.generation_ahead and job.vllm_mode != "server"):
+        yield f"generation_ahead is {job.generation_ahead}, vllm_mode is {job.vllm_mode}. 1 needs vllm_mode=server."
     if job.use_vllm and not 0 < job.vllm_gpu_memory_utilization < 1:
         yield f"vllm_gpu_memory_utilization is {job.vllm_gpu_memory_utilization}. It is a share between 0 and 1."
 
@@ -346,7 +349,7 @@ _OWNERS = {
     (
         *("reward_model", "beta", "num_generations", "max_prompt_length", "max_completion_length"),
         *("use_vllm", "vllm_mode", "vllm_servers", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"),
-        *("vllm_enable_sleep_mode", "ds3_gather_for_generation"),
+        *("vllm_enable_sleep_mode", "ds3_gather_for_generation", "generation_ahead"),
     ),
     ("grpo", "ppo"),
 )

@@ -8,6 +8,7 @@ that can be killed (`pool`). An exception in a rule ends the run with a RuleErro
 silent 0.0 would train on it for days; `on_error="floor"` goes on instead.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from trl_ext.errors import DataError, RuleError
 from trl_ext.rewards.isolation.workers.limits import Limits
 from trl_ext.rewards.rows import TRL_EXTRAS, dataset_columns, make_rows
 from trl_ext.rewards.rule import Row, Rule, Verdict, check_name, ideal_of
-from trl_ext.rewards.scorer import Column, Scorer, warn_once
+from trl_ext.rewards.scorer import Column, Early, Scorer, warn_once
 from trl_ext.rewards.totals.composition import Composed, Composition, contribution, gate_chains, outbid_warning
 from trl_ext.rewards.totals.explanation import Explanation, Part
 from trl_ext.rewards.totals.metrics import log_rule, read_cells, traces
@@ -162,6 +163,20 @@ class RuleSet:
     ) -> None:
         """Let the workers begin; the next call with the same arguments collects their verdicts."""
         self._scorer.start(self.rules, self._rows(prompts, completions, completion_ids, columns))
+
+    @property
+    def rows_at_once(self) -> float:
+        """How many rows the rules may be asked about at once while they run elsewhere; 0 where none does."""
+        elsewhere = [rule for rule in self.rules if self._scorer.runs_elsewhere(rule)]
+        return min((getattr(rule, "concurrency", math.inf) for rule in elsewhere), default=0)
+
+    def begin(self, /, prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> Early:
+        """Let rules that run elsewhere begin with rows of a later batch. Thread-safe."""
+        return self._scorer.begin(self.rules, self._rows(prompts, completions, completion_ids, columns))
+
+    def remember(self, early: Early) -> None:
+        """Keep the verdicts on the rows that `begin` began with."""
+        self._scorer.remember(early)
 
     def score(self, /, prompt: Any, completion: Any, completion_ids: Any = None, **columns: Any) -> float | None:
         """The total of one completion; columns are single values."""

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -73,6 +74,24 @@ class Pending:
     cancel: Callable[[], object] = lambda: None
 
 
+@dataclass(slots=True)
+class Early:
+    """Rows of a later call, on their way.
+
+    Args:
+        rows: The rows.
+        parts: Each rule that runs elsewhere, with its rows.
+    """
+
+    rows: list[Row]
+    parts: list[tuple[Rule, Pending]]
+
+    def wait(self) -> None:
+        """Until all have been judged."""
+        for _, part in self.parts:
+            part.answers()
+
+
 class VerdictCache:
     """Keeps the `size` verdicts used last, so that a group's repeated answers are judged once. Thread-safe."""
 
@@ -118,6 +137,7 @@ class Scorer:
         self.cache = VerdictCache()
         self._breakers: dict[str, Breaker] = {}
         self._started: tuple[Sequence[Rule], list[Row], list[Pending | None]] | None = None
+        self._early: dict[str, list[Column]] = {}  # of each rule, what rows were judged early
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Scorer, (self.limits, self.isolate, self.on_error)
@@ -133,8 +153,23 @@ class Scorer:
 
     def start(self, rules: Sequence[Rule], rows: list[Row]) -> None:
         """Begin with the rules that run elsewhere; the next call for equal rows finds their rows under way."""
-        if any(rule.is_async or self._isolated(rule) for rule in rules):
+        if any(map(self.runs_elsewhere, rules)):
             self._started = (rules, rows, self._submit(rules, rows))
+
+    def runs_elsewhere(self, rule: Rule) -> bool:
+        """True for a rule whose rows can be judged while this process does something else."""
+        return rule.is_async or self._isolated(rule)
+
+    def begin(self, rules: Sequence[Rule], rows: list[Row]) -> Early:
+        """Begin with some rows of a later call, by the rules that run elsewhere and wait for no gate. Thread-safe."""
+        parts = zip(rules, self._submit(rules, rows), strict=True)
+        return Early(rows, [(rule, part) for rule, part in parts if part is not None])
+
+    def remember(self, early: Early) -> None:
+        """Wait for what `begin` returned, and keep the verdicts; what raised is judged again by the later call."""
+        for rule, part in early.parts:
+            with suppress(RuleError):
+                self._early.setdefault(rule.name, []).append(self._collected(rule, early.rows, part))
 
     def columns(self, rules: Sequence[Rule], rows: list[Row]) -> list[Column]:
         """Judge all rows by all rules: one column per rule."""
@@ -153,10 +188,18 @@ class Scorer:
                     found[position] = self._collected(rules[position], rows, part)
             for position in sorted(gates, key=lambda position: len(gates[position])):
                 found[position] = self._behind_gates(rules, position, gates[position], found, rows)
-            return [found[position] for position in range(len(rules))]
+            return [self._with_early(rule, found[position]) for position, rule in enumerate(rules)]
         except BaseException:  # Nobody will collect what still runs; KeyboardInterrupt, too.
             cancel(under_way)
             raise
+
+    def _with_early(self, rule: Rule, column: Column) -> Column:
+        """The column with what its rows took that were judged early, which it found remembered."""
+        for early in self._early.pop(rule.name, ()):
+            column.ms += early.ms
+            column.hits = max(column.hits - len(early.ms), 0)
+            column.costs = joined_costs(column.costs, early.costs)
+        return column
 
     # In this process ------------------------------------------------------------------------------------------------
 
@@ -345,6 +388,15 @@ def valid(verdict: Any) -> Verdict:
     if verdict.value is None or type(verdict.value) is float:
         return verdict
     return Verdict(float(verdict.value), verdict.status, verdict.detail)
+
+
+def joined_costs(costs: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    """Add what two batches of an AsyncRule took; `latency_s` is a mean over `calls`."""
+    joined = {name: costs.get(name, 0) + others.get(name, 0) for name in [*costs, *others]}
+    if joined.get("calls"):
+        spent_s = (one.get("latency_s", 0.0) * one.get("calls", 0) for one in (costs, others))
+        joined["latency_s"] = sum(spent_s) / joined["calls"]
+    return joined
 
 
 def cancel(parts: Iterable[Pending | None]) -> None:

@@ -117,3 +117,31 @@ def test_a_server_that_dies_ends_the_run_with_a_sentence(folder, tmp_path):
     lines = [p.info["cmdline"] or () for p in psutil.process_iter(["cmdline"]) if p.pid in mine]
     assert not [line for line in lines if "trl_ext.scripts.grpo" in line]
     assert time.monotonic() - began < TIMEOUT_S and os.path.isdir(tmp_path / "out" / "vllm")
+
+
+AHEAD = ("--generation_ahead", "1", "--max_steps", "4")
+
+
+@pytest.mark.parametrize(
+    "fate",
+    [
+        "once:/v1/completions:3",
+        pytest.param("after:/v1/completions:3", marks=pytest.mark.nightly),
+        pytest.param("once:/update_weights:2", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_server_that_dies_while_samples_are_ahead_is_started_again(fate, folder, tmp_path):
+    done, lines = launched(folder, tmp_path, *AHEAD, FAKE_TRL=fate)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    ports = [line["port"] for line in servers(lines)]
+    assert len(ports) == 3 and len(set(ports)) == 2
+    assert "A vLLM server was lost by step" in done.stderr
+    joined = fake_servers.requests(lines, "/init_weight_transfer_engine")
+    assert len(joined) == 4  # both servers, again
+
+
+def test_after_three_restarts_the_run_ends_with_the_servers_last_words(folder, tmp_path):
+    done, _ = launched(folder, tmp_path, *AHEAD, FAKE_TRL="dies_later")
+    assert done.returncode == 6
+    assert "has ended, and the run with it: 'CUDA error: an illegal memory access was encountered'" in done.stderr
+    assert sum(json.loads((tmp_path / "out" / "vllm" / "starts.json").read_text())) == 2 + 3

@@ -3,12 +3,15 @@
 
 A completion is the prompt's last token and the end token. Each request is a line of FAKE_TRL_LOG. With FAKE_TRL=dies
 the server ends before it listens, with FAKE_TRL=dies_later when it is asked for completions a second time, with
-FAKE_TRL=deaf it never listens.
+FAKE_TRL=deaf it never listens. With FAKE_TRL=once:PATH:N one of the servers dies at its N-th request of that path, or
+a moment after it with FAKE_TRL=after:PATH:N, and lives when it is started again; with FAKE_TRL=hangs:PATH:N it stops.
 """
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from argparse import ArgumentParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,10 +50,34 @@ class Handler(BaseHTTPRequestHandler):
         if BEHAVIOUR == "dies_later" and SEEN.count("/v1/completions") == 2:
             print("CUDA error: an illegal memory access was encountered", flush=True)
             os._exit(1)
+        moment, _, rest = BEHAVIOUR.partition(":")
+        path, _, number = rest.partition(":")
+        if moment in FATE and self.path == path and SEEN.count(path) == int(number) and is_first_to_die():
+            FATE[moment]()
         self.answer(completions(body) if self.path == "/v1/completions" else {"success": True})
 
     def log_message(self, *words):
         pass
+
+
+def is_first_to_die():
+    try:
+        open(os.environ["FAKE_TRL_LOG"] + ".died", "x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+def die():
+    print("CUDA error: an illegal memory access was encountered", flush=True)
+    os._exit(1)
+
+
+FATE = {
+    "once": die,
+    "after": lambda: threading.Timer(0.3, die).start(),
+    "hangs": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
 
 
 def completions(body):

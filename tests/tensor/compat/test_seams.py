@@ -175,11 +175,11 @@ def test_a_planted_override_attribute_and_key_are_found():
     planted = """
 from accelerate.utils.launch import _filter_args
 def f(self, trainer, state, rollouts):
-    self._last_loaded_step = getattr(trainer, "_environment_pool")
+    self._env_tools = getattr(trainer, "_environment_pool")
     with swapped(trainer, _pending_metrics={}):
         return state._of_nobody, trainer._step, rollouts["num_images"], rollouts["prompt_ids"]
 """
-    found = ["_environment_pool", "_filter_args", "_last_loaded_step", "_of_nobody", "_pending_metrics"]
+    found = ["_env_tools", "_environment_pool", "_filter_args", "_of_nobody", "_pending_metrics"]
     assert attributes_without_row(planted) == found
     assert keys_without_row(planted) == ["num_images"]
 

@@ -14,6 +14,7 @@ from trl.scripts import vllm_serve
 
 from tests import fake_servers
 from trl_ext.cli.main import main
+from trl_ext.compat.vllm import starts
 from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch import servers
 from trl_ext.launch.servers import servers_beside, serving
@@ -105,6 +106,18 @@ def test_a_server_that_does_not_answer_in_time_is_a_sentence(of_stand_ins, tmp_p
     ):
         pytest.fail("the block may not begin")
     assert not [line for line in fake_servers.noted(tmp_path / "bin") if psutil.pid_exists(line["pid"])]
+
+
+def test_a_server_that_hangs_while_samples_are_ahead_is_started_again(of_stand_ins, tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "HANGING_S", 1.0)
+    with serving(of_stand_ins("--generation_ahead", "1")):
+        first = next(line["pid"] for line in fake_servers.noted(tmp_path / "bin") if "pid" in line)
+        os.kill(first, signal.SIGSTOP)
+        until_s = time.monotonic() + 60
+        while starts() == "[1, 1]":
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+        assert not psutil.pid_exists(first)
 
 
 def test_an_error_in_the_run_ends_the_servers(of_stand_ins):

@@ -10,6 +10,7 @@ from rich.table import Table
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.settings import launch_lines
 from trl_ext.memory.formulas.generation import vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
+from trl_ext.memory.formulas.times import generation_seconds
 from trl_ext.memory.job import servers_of
 from trl_ext.memory.planner.planner import Plans
 from trl_ext.memory.planner.presets import PRESETS
@@ -19,6 +20,7 @@ from trl_ext.memory.units import gib, in_gib
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
 HEADINGS |= {"weight_push": "weight push"}
 TIGHT_FRAC = 0.01  # a plan that leaves no more than this of what it may fill is marked
+BALANCED = 0.3  # sides that differ by less are in balance: seconds are rough
 
 
 def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -> None:
@@ -122,6 +124,14 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     yield f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}{tight}"
     if not job.vllm_servers:
         return
+    if job.generation_ahead:
+        generates = generation_seconds(estimate.setup)
+        trains = estimate.step_s - estimate.seconds.get("generation", 0.0)
+        waits = "the servers wait" if trains > generates else "training waits for the servers"
+        advice = (
+            f"{waits}: give the other side more cards" if abs(trains - generates) > BALANCED * trains else "balanced"
+        )
+        yield f"Generated ahead: {generates:.0f} s of generation next to {trains:.0f} s of training; {advice}."
     shape, card = estimate.shape, estimate.hardware.card
     weights = vllm_weight_bytes(shape, job)
     tokens = vllm_cache_tokens(shape, card, job)

@@ -81,6 +81,8 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
         keys |= _same(job, "oversample")
     if job.use_vllm:
         keys |= {"use_vllm": True, "vllm_mode": job.vllm_mode}
+    if job.generation_ahead:
+        keys |= _same(job, "generation_ahead")
     if job.shares_with_vllm or job.vllm_servers:
         keys |= _same(job, "vllm_gpu_memory_utilization", "vllm_tensor_parallel_size")
         keys["vllm_max_model_length"] = job.sequence_tokens

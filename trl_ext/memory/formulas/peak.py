@@ -155,13 +155,10 @@ def _layer_forward(engine: Engine) -> Terms:
 
 
 def _weight_push(setup: Setup) -> Places:
-    """Yield the place where weights go to an awake vLLM: ZeRO-3 gathers one at a time, but all to merge LoRA."""
+    """Yield the place where weights go to an awake vLLM: one layer at a time where ZeRO-3 divides or LoRA merges."""
     shape, job = setup.shape, setup.job
     largest = 2.0 * shape.vocab * shape.hidden
-    if job.zero_stage == 3:
-        pushed = 2.0 * lm_params(shape) if job.uses_lora else largest
-    else:
-        pushed = largest if job.uses_lora else 0.0
+    pushed = largest if job.zero_stage == 3 or job.uses_lora else 0.0
     terms = {"gathered weights": pushed}
     if job.shares_with_vllm and job.vllm_enable_sleep_mode:
         terms["vLLM"] = generation.vllm_weight_bytes(shape, job) + generation.RESIDUE_BYTES

@@ -24,7 +24,11 @@ GB = 1e9
 
 
 def step_seconds(setup: Setup) -> dict[str, float]:
-    """Seconds of one optimizer step by part, without the parts that take none."""
+    """Seconds of one optimizer step by part, without the parts that take none.
+
+    Where samples are generated ahead, the step takes as long as the slower side, and `generation` is how long training
+    waits.
+    """
     parts = {
         "generation": generation_seconds,
         "scoring": scoring_seconds,
@@ -32,7 +36,10 @@ def step_seconds(setup: Setup) -> dict[str, float]:
         "communication": communication_seconds,
         "offload": offload_seconds,
     }
-    return {name: seconds for name, part in parts.items() if (seconds := part(setup))}
+    seconds = {name: part(setup) for name, part in parts.items()}
+    if setup.job.generation_ahead:
+        seconds["generation"] = max(2 * seconds["generation"] - sum(seconds.values()), 0.0)
+    return {name: took for name, took in seconds.items() if took}
 
 
 def forward_flops(setup: Setup, num_tokens: float, *, with_head: bool) -> float:

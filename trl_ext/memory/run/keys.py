@@ -158,6 +158,7 @@ def _generation(keys: Mapping[str, Any]) -> dict[str, Any]:
     if not keys.get("use_vllm"):
         return fields
     if keys.get("vllm_mode") == "server":  # its cards are none of the run's
-        return {**fields, "use_vllm": True, "vllm_mode": "server"}
+        ahead = keys.get("generation_ahead") or 0
+        return {**fields, "use_vllm": True, "vllm_mode": "server", "generation_ahead": ahead}
     names = ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode")
     return {**fields, "use_vllm": True, **{name: keys[name] for name in names}}

@@ -1,34 +1,46 @@
 """One client for several vLLM servers with the same weights: prompts are divided among them, all else goes to all.
 
 `vllm_server_base_url` names them with commas between. The trainer and the workers of all servers are one NCCL group,
-so that a weight is broadcast once.
+so that a weight is broadcast once. The client can be asked for completions ahead, which it gives when TRL asks.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate, cycle
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import accumulate, chain, cycle
+from threading import Thread, local
 from typing import Any
+from urllib.request import urlopen
 
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
 from trl_ext.compat.swap import swapped
+from trl_ext.compat.vllm import starts
 from trl_ext.errors import ConfigError
 
+_HEALTH_S = 5.0  # within which a server says that it is there
+_POLL_S = 0.5
+# Gets the number of a prompt and the token ids of its completions.
+OnAnswer = Callable[[int, list[list[int]]], None]
+_AT_ONCE = 64  # requests of one prompt each; TRL's number for chats
 # Requests of one prompt each: a server answers alone.
 _OF_ONE_PROMPT = ("/inference/v1/generate", "/v1/chat/completions")
 
 
 def client_of(args: Any) -> AbstractContextManager[None]:
-    """Let TRL make the client of several servers inside the block, if the config names several.
+    """Let TRL make our client inside the block, if the config names several servers or generates ahead.
 
     Raises:
         ConfigError: A name is empty, or given twice.
     """
     urls = (getattr(args, "vllm_server_base_url", None) or "").split(",")
-    if len(urls) == 1 or not args.use_vllm or args.vllm_mode != "server":
+    if not args.use_vllm or args.vllm_mode != "server":
         return nullcontext()
+    if len(urls) == 1:
+        is_ahead = getattr(args, "generation_ahead", 0)
+        return swapped(vllm_generation, VLLMClient=VLLMClients) if is_ahead else nullcontext()
     if not all(urls) or len(set(urls)) < len(urls):
         raise ConfigError(
             f"vllm_server_base_url is {args.vllm_server_base_url!r}. Write different addresses with commas between, "
@@ -37,18 +49,86 @@ def client_of(args: Any) -> AbstractContextManager[None]:
     return swapped(vllm_generation, VLLMClient=VLLMClients)
 
 
+class Asked:
+    """Completions that servers make while something else runs.
+
+    Args:
+        prompts: Token ids of each prompt, which stands here once.
+        sampling: The other arguments of `VLLMClient.generate`.
+        version: Optimizer steps before the weights that sample.
+
+    Attributes:
+        seconds: That the answers took; None while they are under way, or where they came out of a checkpoint.
+        answers: What `VLLMClient.generate` returns, or its exception.
+    """
+
+    def __init__(self, prompts: list[list[int]], sampling: Mapping[str, Any], version: int):
+        self.prompts, self.sampling, self.version = prompts, dict(sampling), version
+        self.seconds: float | None = None
+        self._began_s = time.monotonic()
+        self.answers: Future[dict[str, Any]] = Future()
+
+    def is_for(self, prompts: Sequence[Sequence[int]], sampling: Mapping[str, Any]) -> bool:
+        """True where these prompts were asked for, with this sampling."""
+        return self.prompts == list(map(list, prompts)) and self.sampling == dict(sampling)
+
+    def is_there(self, timeout_s: float) -> bool:
+        """Wait so long at most; True where the answers are there, or are known not to come."""
+        return bool(wait([self.answers], timeout_s).done)
+
+    @property
+    def has_failed(self) -> bool:
+        """True where the answers are known not to come."""
+        return self.answers.done() and self.answers.exception() is not None
+
+    def end(self, answers: dict[str, Any] | None, error: BaseException | None = None) -> None:
+        """Set the answers, or why they do not come, unless that has been done."""
+        with suppress(InvalidStateError):
+            if error is not None:
+                self.answers.set_exception(error)
+            else:
+                self.answers.set_result(answers or {})
+                self.seconds = time.monotonic() - self._began_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds. Waits for the answers."""
+        state = {"prompts": self.prompts, "sampling": self.sampling, "version": self.version}
+        return state | {"answers": self.answers.result()}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> "Asked":
+        """Return what `state_dict` describes."""
+        asked = Asked(state["prompts"], state["sampling"], state["version"])
+        asked.end(state["answers"])
+        asked.seconds = None
+        return asked
+
+
 class VLLMClients(VLLMClient):
     """TRL's client, of several servers.
 
     Args:
         base_url: Their addresses, with commas between.
+
+    Attributes:
+        asked: Completions that are under way.
+        is_lost: True where a server has gone whose weights were to be pushed.
+        takes_asked: True while TRL asks for what was asked for ahead; an evaluation may ask for the same prompts.
+        given: What was asked for ahead, and given last; None where the servers' weights of then sampled.
     """
+
+    asked: Asked | None = None
+    is_lost = takes_asked = False
+    given: Asked | None = None
+    _sampling: Mapping[str, Any] = {}
 
     def __init__(self, base_url: str, **kwargs: Any) -> None:
         """Overrides trl.generation.vllm_client.VLLMClient.__init__."""
         self.base_urls = [url.strip().rstrip("/") for url in base_url.split(",")]
         self._turns = cycle(self.base_urls)
         self._workers: list[int] = []
+        self._of_thread = local()
+        self._starts = starts()
         super().__init__(base_url=self.base_urls[0], **kwargs)
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
@@ -65,10 +145,108 @@ class VLLMClients(VLLMClient):
                 self._workers.append(super().get_world_size())
         return sum(self._workers)
 
+    def generate(  # type: ignore[override]  # TRL names each argument of the sampling
+        self, prompts: Any, features: Any = None, **sampling: Any
+    ) -> dict[str, Any]:
+        """Overrides trl.generation.vllm_client.VLLMClient.generate: gives what was asked for ahead, if it is this."""
+        asked, self._sampling, self.given = self.asked, sampling, None
+        if asked is None or not self.takes_asked or not asked.is_for(prompts, sampling):
+            return super().generate(prompts, features, **sampling)
+        self.asked, self.given = None, asked
+        return asked.answers.result()
+
+    def ask(self, prompts: list[list[int]], version: int, on_answer: OnAnswer | None = None) -> None:
+        """Let the servers begin with prompts, with the sampling of the last `generate`.
+
+        Args:
+            prompts: Token ids of each.
+            version: Optimizer steps before the weights that the servers have.
+            on_answer: Called in a thread with the number of a prompt and its completions, as they come.
+        """
+        from requests import Session  # comes with vLLM's clients, and not with TRL alone
+
+        asked = self.asked = Asked(prompts, self._sampling, version)
+        parts = divided(range(len(prompts)), len(self.base_urls))
+        url_of = {number: url for url, part in zip(self.base_urls, parts, strict=False) for number in part}
+
+        def answer(number: int) -> dict[str, Any]:
+            # A retry could reach a server that has started again, with other weights.
+            self._of_thread.url, self._of_thread.session = url_of[number], Session()
+            answers = VLLMClient.generate(self, [prompts[number]], **asked.sampling)
+            if on_answer is not None:
+                on_answer(number, answers["completion_ids"])
+            return answers
+
+        def all_answers() -> None:
+            try:
+                with ThreadPoolExecutor(min(len(prompts), _AT_ONCE)) as threads:
+                    answers = list(threads.map(answer, range(len(prompts))))
+                asked.end({name: joined(one[name] for one in answers) for name in answers[0]})
+            except BaseException as error:  # looked at where the answers are taken
+                asked.end(None, error)
+
+        Thread(target=all_answers, name="generation_ahead", daemon=True).start()
+
+    # Servers that are lost -----------------------------------------------------------------------------------------
+
+    def is_up(self) -> bool:
+        """True where all servers answer, and none has been started again since the weights were pushed."""
+        try:
+            answers = (urlopen(f"{url}/health", timeout=_HEALTH_S) for url in self.base_urls)
+            return self._starts == starts() and all(answer.status == 200 for answer in answers)
+        except OSError:
+            return False
+
+    def connect_again(self, device: Any, patience_s: float) -> str:
+        """Join all servers in a new group; they have other weights than ours then.
+
+        Args:
+            device: Of the trainer, for the group.
+            patience_s: Seconds within which all must answer.
+
+        Returns:
+            Why that cannot be; "" where it is done.
+        """
+        until_s = time.monotonic() + patience_s
+        self.close_communicator()
+        while True:
+            self._starts = starts()
+            if self.is_up():
+                break
+            if time.monotonic() > until_s:
+                return f"A vLLM server of {', '.join(self.base_urls)} does not answer after {patience_s:.0f} s."
+            time.sleep(_POLL_S)
+        self.init_communicator(device)
+        self.is_lost = False
+        return ""
+
+    def update_named_params(self, metadata: Any, named_params: Iterator[Any]) -> None:
+        """Overrides trl.generation.vllm_client.VLLMClient.update_named_params: with samples ahead at hand, a server
+        that is lost meanwhile is joined again later."""
+        try:
+            super().update_named_params(metadata, named_params)
+        except Exception:
+            if not self.takes_asked or self.asked is None:
+                raise
+            self.is_lost = True
+            for _ in named_params:  # the other processes gather them, too
+                pass
+        self.is_lost = self.is_lost or self._starts != starts()
+
+    def reset_prefix_cache(self) -> None:
+        """Overrides trl.generation.vllm_client.VLLMClient.reset_prefix_cache: of servers that are there."""
+        if not self.is_lost:
+            super().reset_prefix_cache()
+
     def _post(self, url: str, **kwargs: Any) -> dict[str, Any]:
         """Overrides trl.generation.vllm_client.VLLMClient._post: each server gets its part."""
         path = url.removeprefix(self.base_url)
         post = super()._post
+        own = vars(self._of_thread)
+        if own:
+            answer = own["session"].post(own["url"] + path, **kwargs)
+            answer.raise_for_status()
+            return dict(answer.json())
         if path in _OF_ONE_PROMPT:
             return post(next(self._turns) + path, **kwargs)
         bodies = self._bodies(path, kwargs.pop("json", None))
@@ -93,6 +271,12 @@ class VLLMClients(VLLMClient):
             firsts = accumulate(self._workers[:-1], initial=info["rank_offset"])
             bodies = [{"init_info": {**info, "rank_offset": first}} for first in firsts]
         return [(url, {"json": one}) for url, one in zip(urls, bodies, strict=False)]
+
+
+def joined(lists: Iterable[list[Any] | None]) -> list[Any] | None:
+    """Return the lists as one; None where one is None, as log-probabilities are that were not asked for."""
+    parts = list(lists)
+    return None if any(part is None for part in parts) else list(chain.from_iterable(filter(None, parts)))
 
 
 def divided(rows: Sequence[Any], num_parts: int) -> list[Sequence[Any]]:

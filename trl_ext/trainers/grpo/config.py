@@ -8,6 +8,7 @@ from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.config import ExtendedConfig
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
+from trl_ext.trainers.grpo.ahead import settle_ahead
 from trl_ext.trainers.grpo.oversampling import check_oversample
 from trl_ext.trainers.setting_checks import setting
 
@@ -39,6 +40,12 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
         "repeatable. Unset: the training temperature.",
     )
 
+    generation_ahead: int = setting(
+        0,
+        "1: vLLM servers generate the next block of samples while this one trains. Samples are then one block behind "
+        "the policy, which importance ratios correct: unless vllm_importance_sampling_mode is set, per token, "
+        "truncated at 2. 0: generate, then train.",
+    )
     oversample: float = setting(
         1.0,
         "Sample so many times the groups of an update; before the update groups without variance are "
@@ -54,6 +61,7 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        settle_ahead(self)
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(
                 f"repetition_penalty={self.repetition_penalty} has no effect with "

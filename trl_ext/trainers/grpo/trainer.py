@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as TRLGRPOTrainer
@@ -30,7 +30,7 @@ from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_wh
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
 from trl_ext.trainers.grpo.config import GRPOConfig
-from trl_ext.trainers.grpo.generation import check_generated, generating
+from trl_ext.trainers.grpo.generation import check_generated, generating, prepare_generation
 from trl_ext.trainers.grpo.old_policy import OldPolicy
 from trl_ext.trainers.grpo.oversampling import Oversampling, check_oversample
 from trl_ext.trainers.grpo.reward_models import with_scorers
@@ -92,6 +92,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, **kwargs)
         self._takes_images = self._is_vlm and (bool(self.tools) or self._row_checks.may_hold_images)
         self._oversampling.check_rows(takes_images=self._takes_images)
+        self.ahead = prepare_generation(self, takes_images=self._takes_images)
         keep_layer_options(base_model(self.model), args.gradient_checkpointing_kwargs)
         self._add_models()
         self.reward_funcs = with_scorers(self, given_rewards, self._tokenizer)
@@ -249,6 +250,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             if WEIGHT in inputs:
                 with noted(self, inputs):
                     loss = super()._compute_loss(model, inputs) * inputs[WEIGHT]
+                if self.ahead is not None:
+                    self.ahead.note_ratios(inputs)
             else:  # evaluation, or a micro-batch that stays whole
                 loss = super()._compute_loss(model, inputs)
         if not self.model.training:
@@ -267,7 +270,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
 
     def _log_step(self) -> None:
         """Log what the step's forwards noted, then what every packing trainer logs. Collective."""
-        for name, value in merged(self.counts.notes, self.accelerator, self.num_sharing).items():
+        values = merged(self.counts.notes, self.accelerator, self.num_sharing)
+        for name, value in (values if self.ahead is None else self.ahead.with_sample_size(values)).items():
             self.add_metric(name, value)
         self.counts.notes.clear()
         super()._log_step()
@@ -310,7 +314,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
             batch_size = self._oversampling.rows
         return super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> rollout_state.EpochSampler:
         """Overrides trl.GRPOTrainer._get_train_sampler: a resumed run draws the order of its own epoch."""
         return rollout_state.EpochSampler(super()._get_train_sampler(dataset))
 
@@ -320,6 +324,8 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         are_waiting = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
         rollouts = self._buffered_inputs if are_waiting else None
         rollout_state.save(folder, self.args, self._step, rollouts, self.reward_funcs, self._moving_reference())
+        if self.ahead is not None:
+            self.ahead.save(folder)
 
     def _moving_reference(self) -> PreTrainedModel | None:
         return self._models()[-1] if self.args.sync_ref_model else None
@@ -333,12 +339,16 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         self._update.restart()
         if checkpoint is None:
+            if self.ahead is not None:
+                self.ahead.begin()
             return
         self._reward_calls.shares.resume(self.state.log_history)
         device, reference = self.accelerator.device, self._moving_reference()
         state = rollout_state.load(checkpoint, self.args, device, self.reward_funcs, reference)
         if state is not None:
             self._step, self._buffered_inputs = state  # type: ignore[assignment]  # TRL's None has no annotation
+        if self.ahead is not None:
+            self.ahead.begin(None if state is None else checkpoint)
 
     # Rehearsal ------------------------------------------------------------------------------------------------------
 
@@ -365,6 +375,24 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._old_policy.expect()
         start_scoring(self.reward_funcs, self._reward_calls.rows, prompts, completions, completion_ids, self.state)
         return output
+
+    @property
+    def micro_step(self) -> int:
+        """Micro-steps that were trained."""
+        return self._step
+
+    def row_sampler(self) -> rollout_state.EpochSampler:
+        """Return a sampler that deals rows as the one of the running training does."""
+        with swapped(self.args, **self._oversampling.as_sampled):
+            return self._get_train_sampler(self.train_dataset)
+
+    def token_ids(self, prompts: list[Any]) -> list[list[int]]:
+        """Return what vLLM is given of prompts."""
+        return list(self._tokenize_prompts(prompts)[0])
+
+    def push_again(self) -> None:
+        """Let the next generation push the weights to vLLM, whatever it has."""
+        self._last_loaded_step = -1
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Overrides trl.GRPOTrainer.evaluate: rows given to it are looked at; its seconds are a phase of their own."""

@@ -220,19 +220,17 @@ def options(plans):
 
 
 def test_where_nothing_fits_all_settings_are_looked_at_and_every_way_out_is_the_answer_to_its_question():
-    plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
+    assert plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True).plans
+    plans = plan("grpo", "meta-llama/Llama-3.1-70B", "6xA40-48GB", method="lora", use_vllm=True)
     assert not plans.plans
-    assert options(plans) == ["without --use_vllm", "--method qlora"]
-    server = plan("grpo", "Qwen/Qwen3-30B-A3B", "8xH100", method="lora", use_vllm=True, max_completion_length=4096)
-    assert "--vllm_mode server" in options(server)
+    assert options(plans) == ["without --use_vllm", "--vllm_mode server", "--gpus 3x8xA40-48GB"]
     given = plan("reward", "70B", "4xA40", offload="none", zero_stage=2)
     assert options(given) == ["without --offload --zero_stage", "--allow qlora"]
     cards = plan("grpo", "70B", "2x4090", use_vllm=True, method="full")
     assert options(cards) == ["without --use_vllm", "--gpus 8xRTX4090-24GB"]
-    plans = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora", use_vllm=True)
     for _, one in plans.ways_out():
         assert one.estimate.fits
-    without = plan("grpo", "meta-llama/Llama-3.1-70B", "8xH100", method="lora").best
+    without = plan("grpo", "meta-llama/Llama-3.1-70B", "6xA40-48GB", method="lora").best
     assert plans.ways_out()[0][1].job == without.job
 
 

@@ -36,6 +36,7 @@ def test_every_path_and_link_that_a_page_names_leads_somewhere():
     assert not [(page.name, link) for page, link in links if not (page.parent / link).exists()]
 
 
+@pytest.mark.slow
 def test_a_name_beside_a_file_is_defined_there():
     """Of the form `trl_ext/packing/plan.py` (`plan_rows`), and `CARDS` of `trl_ext/memory/cards.py`."""
     text = "\n".join(page.read_text() for page in PAGES)

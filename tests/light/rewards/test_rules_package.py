@@ -36,6 +36,7 @@ def test_every_example_gives_the_output_that_it_shows(module):
     assert result.failed == 0
 
 
+@pytest.mark.slow
 def test_the_package_imports_neither_torch_nor_trl():
     code = "import sys, trl_ext.rewards; print(sorted({'torch', 'trl', 'transformers', 'numpy'} & set(sys.modules)))"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

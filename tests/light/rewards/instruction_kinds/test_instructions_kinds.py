@@ -196,6 +196,7 @@ def judged(name: str, text: str, arguments: dict[str, Any]) -> tuple[float | Non
     return verdict.value, verdict.detail
 
 
+@pytest.mark.slow
 def test_an_instruction_is_followed_or_not(subtests):
     for name, arguments, right, wrong in CASES:
         for text in right:

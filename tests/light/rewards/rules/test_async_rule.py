@@ -76,6 +76,7 @@ def metrics_of(rules: RuleSet, **batch) -> tuple[list, dict[str, float]]:
     return rules(**batch, log_metric=metrics.__setitem__), metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concurrency", [1, 8, 64])
 def test_so_many_calls_as_told_are_under_way_at_a_time(concurrency, gauge):
     assert RuleSet([Judged(concurrency=concurrency)])(completions=TEXTS) == [2.0] * 64

@@ -3,6 +3,7 @@
 import json
 import os
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,6 +131,7 @@ UNITS = [
 SIZE = 100_000 if os.environ.get("TRL_EXT_THOROUGH") else 25_000
 
 
+@pytest.mark.slow
 def test_hostile_texts_are_judged_within_a_second(subtests):
     for text in (*(unit * (SIZE // len(unit)) for unit in UNITS), "- " + " " * SIZE, "." * SIZE + "x"):
         for half in HALVES:

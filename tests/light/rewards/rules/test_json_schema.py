@@ -167,6 +167,7 @@ JSON = st.recursive(
 TEXTS = st.text(st.characters(exclude_categories=())) | JSON.map(json.dumps) | st.text('{}[]",:\\0e-n`\n')
 
 
+@pytest.mark.slow
 @given(text=TEXTS, where=st.sampled_from(["all", "last_block"]))
 def test_any_completion_gets_a_value(text, where):
     verdict = judged(text, where=where, partial=0.5)

@@ -186,6 +186,7 @@ MISSING = ["", "no idea", r"\boxed{}", r"\boxed{3} and \boxed{4}", r"<think>\box
 MISSING += [r"\boxed{" + "1+" * 1500 + "1}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["train", "eval"])
 @pytest.mark.parametrize("gold", UNREADABLE)
 def test_any_answer_but_the_same_text_is_undecided(gold, profile):

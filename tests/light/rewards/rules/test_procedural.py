@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from functools import lru_cache
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,15 @@ from trl_ext.rewards.rules.procedural_guard import (
     runs_code,
 )
 
-gym = pytest.importorskip("reasoning_gym")
+# Not imported where tests are collected: that takes seconds.
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
+
+
+def tasks_of(family):
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(family, seed=3, size=4)
+
 
 FAMILIES = (
     "chain_sum",
@@ -36,7 +45,7 @@ FAMILIES = (
 
 @lru_cache
 def entry_of(family: str, index: int = 0) -> str:
-    return json.dumps(gym.create_dataset(family, seed=3, size=4)[index], default=str)
+    return json.dumps(tasks_of(family)[index], default=str)
 
 
 def judged(text: str, entry: object, **fields: object) -> Verdict:
@@ -105,10 +114,11 @@ def test_a_bad_entry_has_no_value(subtests):
 @pytest.mark.parametrize("family", sorted(FAULTY))
 def test_the_faulty_scorers_still_pay_for_one_answer_to_all_tasks(family):
     answer = {"coin_flip": "0", "game_of_life_halting": "x", "puzzle24": "6*4+1-1"}[family]
-    tasks = gym.create_dataset(family, seed=3, size=4)
+    tasks = tasks_of(family)
     assert sum(tasks.score_answer(answer, tasks[index]) == 1.0 for index in range(4)) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [*ANSWERS, "number_sorting", "bitwise_arithmetic", "chain_sum"])
 def test_no_answer_runs_as_code(family, tmp_path):
     trace = tmp_path / "ran"
@@ -195,6 +205,7 @@ def test_what_a_scorer_raises_is_no_answer_a_long_answer_is_not_read_and_the_ent
     assert json.dumps(entry) == before
 
 
+@pytest.mark.slow
 def test_importing_the_rule_imports_no_library():
     code = "import sys, trl_ext.rewards.rules.procedural; sys.exit(len({'reasoning_gym', 'sympy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

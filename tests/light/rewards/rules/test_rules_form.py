@@ -128,6 +128,7 @@ def shouts(row: Row) -> float:
     return float(row.text.isupper())
 
 
+@pytest.mark.slow
 def test_a_function_becomes_a_rule_named_after_it_and_a_lambda_does_not():
     rules = RuleSet([Call(shouts, weight=0.5)])
     assert rules.rules[0].name == "shouts"

@@ -85,6 +85,7 @@ def keeps_the_contract(rule: Rule, text: str) -> None:
     assert rule.score(row) == verdict, rule
 
 
+@pytest.mark.slow
 @given(HOSTILE)
 def test_any_text_gets_a_bounded_value_and_the_same_again(text):
     for name, make in MAKERS.items():

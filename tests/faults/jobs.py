@@ -6,22 +6,25 @@ import random
 import re
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForSequenceClassification
+from trl.generation.vllm_client import VLLMClient
 
 import trl_ext
-from tests import tiny
+from tests import sampling_servers, tiny
 from tests.ppo_trainers import LORA, prompts, reward, stir, trained_weights
 from tests.preferences import words
 from trl_ext.rewards import Length
+from trl_ext.trainers.forward.vllm_servers import Asked
 
 # Of two layers with 16 numbers a token: a step takes 30 ms and a checkpoint 100 kB.
 SMALL = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
 OUTPUT_DIR = "out"  # relative: a run is in whichever folder it works in
 STEPS = 10  # reach the second epoch and the third round of rollouts
-KINDS = ("grpo", "reward", "ppo_head", "ppo_separate", "ppo_adapter")
+KINDS = ("grpo", "reward", "ppo_head", "ppo_separate", "ppo_adapter", "grpo_ahead")
 COMMON = dict(
     **tiny.QUIET_ON_CPU,
     max_steps=STEPS,
@@ -35,6 +38,7 @@ COMMON = dict(
 )
 # Four optimizer steps a round of rollouts: two passes over four micro-batches.
 GRPO = dict(num_generations=4, steps_per_generation=4, num_iterations=2, max_completion_length=6, beta=0.05)
+AHEAD = dict(generation_ahead=1, use_vllm=True, vllm_mode="server")
 PPO = dict(
     num_ppo_epochs=2,
     num_mini_batches=2,
@@ -59,6 +63,9 @@ def trainer(kind: str, library: Any = trl_ext, **changes: Any) -> Any:
         changes: Of the settings; `model`, `reward_model`, `rules`, `rows`, `eval_dataset`, `processing_class` and
             `peft_config` are the trainer's arguments.
     """
+    if kind == "grpo_ahead":
+        sampling_servers.install(pytest.MonkeyPatch(), ServersAtOnce)
+        return trainer("grpo", library, **AHEAD | changes)
     model, held_out = changes.pop("model", None), {"eval_dataset": changes.pop("eval_dataset", None)}
     tokenizer = changes.pop("processing_class", None) or tiny.tokenizer()
     if kind == "reward":
@@ -84,6 +91,16 @@ def trainer(kind: str, library: Any = trl_ext, **changes: Any) -> Any:
     given |= dict(reward_model=rewarding, reward_processing_classes=tiny.tokenizer(), train_dataset=rows) | held_out
     args = library.PPOConfig(OUTPUT_DIR, critic=critic, **COMMON | PPO | changes)
     return stir(library.PPOTrainer(args, tokenizer, model or actor(), **given))
+
+
+class ServersAtOnce(sampling_servers.SamplingServers):
+    """Servers whose answers are there at once: a fork has no threads."""
+
+    policy_of = staticmethod(lambda: actor())
+
+    def ask(self, prompts: Any, version: int, on_answer: Any = None) -> None:
+        self.asked = Asked(prompts, self._sampling, version)
+        self.asked.end(VLLMClient.generate(self, prompts, **self.asked.sampling))
 
 
 def actor(seed: int = 0, **changes: Any) -> Any:

@@ -36,6 +36,12 @@ def test_a_run_that_is_killed_and_resumed_is_the_run_that_was_not(kind, tmp_path
     assert [one for one in found if one["differences"]] == []
 
 
+def test_so_is_one_whose_next_samples_were_under_way(tmp_path):
+    """Three of 190 points; all of them at night."""
+    found = found_by("killed", killed.FILE, tmp_path, "grpo_ahead", *((0, 1) if IS_THOROUGH else (3, 60)))
+    assert found and [one for one in found if one["code"] != CODES[one["part"]] or one["differences"]] == []
+
+
 @kinds
 def test_a_damaged_or_foreign_checkpoint_is_refused_or_passed_over_in_words(kind, tmp_path):
     """It is refused in one sentence, or an older whole one is taken, and that is said."""

@@ -9,7 +9,7 @@ import trl
 from datasets import Dataset
 
 import trl_ext
-from tests import sampling_servers, tiny
+from tests import grpo_trainers, sampling_servers
 from tests.grpo_trainers import WEIGHT_TOLERANCE, prompts, reward
 from trl_ext.errors import ConfigError
 from trl_ext.rewards import Length, RuleSet, Verdict
@@ -18,19 +18,13 @@ from trl_ext.rewards.rules.async_rule import AsyncRule
 torch.set_num_threads(1)
 
 SETTINGS = dict(
-    **tiny.QUIET_ON_CPU,
     max_steps=4,
-    per_device_train_batch_size=4,
     gradient_accumulation_steps=2,
-    num_generations=4,
     max_completion_length=6,
     learning_rate=1e-2,
-    adam_epsilon=1e-3,
-    lr_scheduler_type="constant",
-    logging_steps=1,
-    save_strategy="no",
     use_vllm=True,
     vllm_mode="server",
+    rollout_func=None,
 )
 
 
@@ -39,10 +33,8 @@ def servers(monkeypatch):
     return sampling_servers.install(monkeypatch)
 
 
-def made(library, folder, rules=reward, eval_dataset=None, **changes):
-    config = library.GRPOConfig(str(folder), **SETTINGS | changes)
-    given = dict(eval_dataset=eval_dataset, processing_class=tiny.tokenizer())
-    return library.GRPOTrainer(tiny.model("llama"), rules, config, prompts(), **given)
+def made(library, folder, rules=reward, **changes):
+    return grpo_trainers.trainer(folder, library, rewards=rules, **SETTINGS | changes)
 
 
 def weights(model):

@@ -30,7 +30,6 @@ from trl_ext.trainers.forward.vllm_servers import Asked, VLLMClients
 from trl_ext.trainers.grpo.early import Answers, EarlyScoring, OwnRow, scoring_early
 from trl_ext.trainers.grpo.step_metrics import Noted
 from trl_ext.trainers.grpo.update import counted_tokens
-from trl_ext.trainers.setting_checks import is_given
 
 FILE = "ahead.json"
 POLL_S = 5.0  # between two looks at servers that answer nothing yet
@@ -64,9 +63,9 @@ def settle_ahead(args: Any) -> None:
             "generation_ahead=1 trains on samples of older weights, and vllm_importance_sampling_correction=False "
             "leaves that uncorrected. Leave the latter out."
         )
-    if not is_given(args, "vllm_importance_sampling_mode"):
+    if "vllm_importance_sampling_mode" not in args.given:
         args.vllm_importance_sampling_mode = MODE
-        if not is_given(args, "vllm_importance_sampling_clip_max"):
+        if "vllm_importance_sampling_clip_max" not in args.given:
             args.vllm_importance_sampling_clip_max = CAP
 
 

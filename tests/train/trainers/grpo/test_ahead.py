@@ -155,3 +155,11 @@ def test_an_evaluation_waits_and_takes_nothing_that_was_asked_for_ahead(servers,
     evaluated.train()
     # TRL shuffles rows by the random numbers that an evaluation uses, too.
     assert (weights(evaluated.model) - weights(plain.model)).abs().max() <= WEIGHT_TOLERANCE
+
+
+@pytest.mark.parametrize("mode", ["sequence_mask", "token_mask"])
+def test_a_mode_that_is_given_stays_also_where_it_is_trls_default(mode, tmp_path):
+    given = dict(SETTINGS | {"vllm_importance_sampling_mode": mode}, use_cpu=True, bf16=False)
+    given.pop("rollout_func")
+    config = trl_ext.GRPOConfig(str(tmp_path), generation_ahead=1, **given)
+    assert config.vllm_importance_sampling_mode == mode

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -57,21 +58,24 @@ def test_a_recipe_fits_its_machine_with_headroom_as_its_head_says(recipe, monkey
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")  # the recipe sets it
     text, words = recipe.path.read_text(), shlex.split(recipe.launch)
     hardware = parse_gpus(recipe.machine)
-    assert hardware.num_gpus == int(words[words.index("--num_processes") + 1])
-    parsed = check_recipe.parse(str(recipe.path), recipe.trainer, [], hardware.num_gpus)
+    num_processes = int(words[words.index("--num_processes") + 1])
+    training = replace(hardware, num_gpus=num_processes)
+    num_servers = int(words[words.index("--vllm_servers") + 1]) if "--vllm_servers" in words else 0
+    assert hardware.num_gpus == num_processes + num_servers  # of a card each
+    parsed = check_recipe.parse(str(recipe.path), recipe.trainer, [], num_processes)
     launch = check_recipe.read_launch(None, recipe.name)
     assert launch.is_known
     said = re.search(r"# Memory: ([\d.]+) of ([\d.]+) GiB(?: with prompts of up to (\d+) tokens)? \(estimated", text)
     prompt_tokens = None if recipe.trainer == "reward" else int(said[3])
-    run = run_of_recipe(parsed, shape_of(parsed), hardware.num_gpus, launch, (prompt_tokens, None))
+    run = run_of_recipe(parsed, shape_of(parsed), num_processes, launch, (prompt_tokens, None), num_servers)
     plans = run.plans(hardware, frozenset())
     assert plans.plans, plans.reasons
     need_gib = gib(plans.best.estimate.need_bytes)
     assert need_gib < (1 - HEADROOM) * hardware.card.usable_gib
     # `trl-ext dryrun` puts the same two numbers beside the twin's.
-    asked = recipe_of(str(recipe.path), hardware.num_gpus, recipe.trainer, None, None, prompt_tokens)
+    asked = recipe_of(str(recipe.path), num_processes, recipe.trainer, None, None, prompt_tokens)
     expands = dryrun.segments_expand(str(recipe.path))
-    of_dryrun = dryrun._estimate(asked, simulation_of_recipe(asked), hardware, expands)
+    of_dryrun = dryrun._estimate(asked, simulation_of_recipe(asked), training, expands)
     assert asked.has_launch
     assert (of_dryrun.peak_gib, gib(of_dryrun.need_bytes)) == (plans.best.estimate.peak_gib, need_gib)
     assert float(said[2]) == pytest.approx(hardware.card.usable_gib, abs=0.1)

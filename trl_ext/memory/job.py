@@ -84,7 +84,7 @@ class Job:
     vllm_enable_sleep_mode: bool = _option(False, "vLLM gives its memory back while training; free if not given")
     vllm_mode: str = _option("colocate", "colocate (default), or server for vLLM on separate GPUs")
     # 0 for servers elsewhere, whose time is not counted.
-    vllm_servers: int = _option(0, "vLLM servers on separate GPUs, the others train; free with --vllm_mode server")
+    vllm_servers: int = _option(0, "vLLM servers on separate GPUs, the others train; auto: the planner chooses")
     generation_ahead: int = _option(0, "1: vLLM servers generate the next samples while the others train (default 0)")
     gradient_as_bucket_view: bool = True  # DDP's gradients live in its buckets, as our trainers set it; TRL: twice
     expandable_segments: bool = True  # PYTORCH_CUDA_ALLOC_CONF asks for them; less fragmentation

@@ -1,7 +1,7 @@
-"""Every shipped recipe is launched by the line that it prints, and reaches step 1.
+"""Every shipped recipe is launched by the line that it prints, and trains.
 
 Beside the model, made tiny, only sizes change: processes, batches, lengths. The rows are made up and have the columns
-of the data that the recipe names; the CPU computes, and vLLM, which needs a GPU, is off.
+of the data that the recipe names; the CPU computes. vLLM needs a GPU: servers are stand-ins, and elsewhere it is off.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests import tiny
+from tests import fake_servers, tiny
 from tests.multi.launching import PROGRAMS, TIMEOUT_S, environment
 from tests.multi.warm import warm_python
 from tests.preferences import reward_model
@@ -42,7 +42,7 @@ ROWS = {
 # The quickstart's.
 OWN = {"prompt": [{"role": "user", "content": "Calculate: 4 + 3 = ?"}], "answer": "7"}
 # In the recipe's own data; two processes where DDP or ZeRO shall have something to do, once each.
-TWO = ("rm-ultrafeedback-6x4090", "gsm8k-ppo-4xa40")
+TWO = ("rm-ultrafeedback-6x4090", "gsm8k-ppo-4xa40", "gsm8k-grpo-4x-ahead")
 SIZES = {"num_processes": 1, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2}
 SIZES_OF = {
     "grpo": {"max_steps": 1, "num_generations": 2, "max_completion_length": 4, "use_vllm": "false"},
@@ -93,6 +93,9 @@ def command_of(recipe, folder):
         **SIZES_OF[recipe.trainer],
         **ON_CPU,
     }
+    if "--vllm_servers" in words:  # two blocks of samples, and a reward that brings the client's side of the stand-in
+        given |= {"max_steps": 2, "reward_funcs": "tests.fake_servers.length"}
+        del given["use_vllm"]
     if "dataset_config" in settings:
         given["dataset_config"] = ""  # files here have none
     if recipe.name in TWO:
@@ -109,14 +112,19 @@ DAILY = ("quickstart", *TWO)
 @pytest.mark.parametrize(
     "name", [name if name in DAILY else pytest.param(name, marks=pytest.mark.nightly) for name in RECIPES]
 )
-def test_a_recipe_is_launched_by_its_printed_line_and_reaches_step_1(name, folder):
+def test_a_recipe_is_launched_by_its_printed_line_and_trains(name, folder):
     words = command_of(RECIPES[name], folder)
     named = [words[words.index("--config_file") + 1]] if "--config_file" in words else []
     if any("zero" in file for file in (*named, yaml.safe_load(RECIPES[name].path.read_text()).get("config_file", ""))):
         pytest.importorskip("deepspeed")
-    command = [str(warm_python()), str(PROGRAMS / "command.py"), *words, "--main_process_port", "0"]
+    program, where = [str(PROGRAMS / "command.py")], folder
     env = environment() | {"HF_HOME": str(folder / "hub"), "COLUMNS": "200"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
+    if "--vllm_servers" in words:
+        program, where = ["-m", "trl_ext.cli.main"], folder / "bin"  # an empty vLLM lies there
+        env |= fake_servers.put_on_path(where) | {"FAKE_TRL_CLIENT": "1"}
+    command = [str(warm_python()), *program, *words, "--main_process_port", "0"]
+    done = subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, " ".join(command) + "\n" + done.stdout[-2000:] + done.stderr[-4000:]
-    assert json.loads((folder / name / "trainer_state.json").read_text())["global_step"] == 1
-    assert not os.path.exists(folder / "out")
+    num_steps = 2 if "--vllm_servers" in words else 1
+    assert json.loads((folder / name / "trainer_state.json").read_text())["global_step"] == num_steps
+    assert not os.path.exists(where / "out")

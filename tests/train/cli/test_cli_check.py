@@ -267,6 +267,17 @@ def test_what_does_not_fit_is_a_problem_with_what_would(ask):
     assert "The same optimisation fits as ZeRO-" in problems
 
 
+def test_vllm_servers_take_cards_of_the_machine_and_are_planned(ask, capsys):
+    code, findings = ask(GRPO | LORA, "--gpus", "4xA100-80GB", "--vllm_servers", "1", model="8B")
+    assert code == 0 and "for 3 processes" in told(findings, "recipe") and "4xA100-80GB" in told(findings, "memory")
+    assert "neither its memory" not in told(findings, "memory")
+    for words in (["--vllm_servers", "2"], ["--vllm_servers", "1", "--vllm_tensor_parallel_size", "2"]):
+        with pytest.raises(ConfigError, match="none is left for training"):
+            ask(GRPO | LORA, "--gpus", "2xA40-48GB", *words)
+    with pytest.raises(ConfigError, match="--vllm_servers is -1"):
+        ask(GRPO | LORA, "--gpus", "2xA40-48GB", "--vllm_servers", "-1")
+
+
 def test_messages_need_a_chat_template(ask, tmp_path):
     data = files_of(tmp_path, [{"prompt": [{"role": "user", "content": "w3"}], "answer": "w3"}])
     code, findings = ask({**GRPO, "dataset_name": data, "eval_strategy": "no"})

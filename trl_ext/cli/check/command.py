@@ -27,6 +27,7 @@ examples:
   trl-ext check recipe.yaml --gpus 4xA40-48GB
   trl-ext check quickstart --trainer grpo --model_name_or_path ./model --dataset_name ./data --num_processes 2
   trl-ext check gsm8k-grpo-8x40gb --gpus 8xA100-40GB --config_file zero3
+  trl-ext check gsm8k-grpo-4x-ahead --gpus 4xA100-40GB --vllm_servers 2
   trl-ext check plan/recipe.yaml --dataset_name ./data --max_steps 10
 
 exit code 0 if nothing stands in the way, 1 if something does"""
@@ -75,6 +76,9 @@ def _parser() -> CommandParser:
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
     parser.add_argument("--num_processes", type=int, help="processes of the run; one for each card if not given")
     parser.add_argument("--config_file", help="the launch, if not the recipe's: a shipped one's name, or a file")
+    parser.add_argument(
+        "--vllm_servers", type=int, default=0, help="of the run; their cards are among those of --gpus"
+    )
     parser.add_argument("--max_prompt_length", type=int, help="tokens of the longest prompt; guessed if not given")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -117,7 +121,11 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
     report.findings += untested_findings()
     hardware = check_memory.machine(arguments.gpus, arguments.gpu_memory_gib)
     launch = check_recipe.read_launch(arguments.config_file, arguments.recipe)
-    num_processes = arguments.num_processes or launch.num_processes or (hardware.num_gpus if hardware else 1)
+    served, overrides = check_recipe.with_servers(
+        arguments.vllm_servers, arguments.recipe, arguments.trainer, overrides, hardware.num_gpus if hardware else None
+    )
+    left = hardware.num_gpus - served if hardware else 1
+    num_processes = arguments.num_processes or launch.num_processes or left
     parsed = report.attempt(
         "recipe", check_recipe.parse, arguments.recipe, arguments.trainer, overrides, num_processes
     )
@@ -148,6 +156,6 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         report.findings += report.attempt("rules", check_models.check_rules, rewards or [], rows, tokenizer) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured
-        memory = (parsed, shape, hardware, num_processes, launch, prompt_length)
+        memory = (parsed, shape, hardware, num_processes, launch, prompt_length, arguments.vllm_servers)
         report.findings += report.attempt("memory", check_memory.check_memory, *memory) or []
     return report.findings

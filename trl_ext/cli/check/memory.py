@@ -13,6 +13,7 @@ from trl_ext.memory.files.launch import SHIPPED, read_accelerate
 from trl_ext.memory.formulas.peak import PHASE_WORDS
 from trl_ext.memory.models.shapes import ModelShape
 from trl_ext.memory.planner.choices import FREE
+from trl_ext.memory.planner.search import FULL_ENOUGH
 from trl_ext.memory.run.keys import BNB_ADAM, GUESSED_PROMPT_TOKENS, job_of_run, optimizer_name
 from trl_ext.memory.run.settle import ALL, LAUNCHED, OPTED, Run
 from trl_ext.memory.units import gib
@@ -37,6 +38,7 @@ def check_memory(
     num_processes: int,
     launch: Launch,
     prompt_length: tuple[int | None, Lengths | None],
+    num_servers: int = 0,
 ) -> list[Finding]:
     """Tell whether the recipe fits, and if not, what would.
 
@@ -47,6 +49,7 @@ def check_memory(
         num_processes: Of the run.
         launch: What is known of how it is launched.
         prompt_length: Tokens of the longest prompt as the user gave them, and what the rows say.
+        num_servers: vLLM servers beside it, on cards of `hardware`.
 
     Raises:
         ConfigError: Its settings cannot work.
@@ -56,17 +59,21 @@ def check_memory(
     if hardware is None:
         advice = "Say which it will have: --gpus 4xA40-48GB."
         return [note(SUBJECT, "No card was found here, so memory was not planned.", advice)]
-    if num_processes > hardware.num_gpus:
-        what = f"{num_processes} processes are launched, and there are {hardware.num_gpus} cards: {hardware}."
+    run_with = partial(
+        run_of_recipe, parsed, shape, num_processes, prompt_length=prompt_length, num_servers=num_servers
+    )
+    run = run_with(launch)
+    taken = num_processes + run.job.vllm_gpus
+    if taken > hardware.num_gpus:
+        servers = f", {run.job.vllm_gpus} cards serve" if num_servers else ""
+        what = f"{num_processes} processes are launched{servers}, and there are {hardware.num_gpus} cards: {hardware}."
         return [problem(SUBJECT, what, "Launch one process for each card, or name the cards: --gpus.")]
-    if num_processes < hardware.num_gpus:
-        hardware = replace(hardware, num_gpus=num_processes, num_machines=1)
+    if taken < hardware.num_gpus:
+        hardware = replace(hardware, num_gpus=taken, num_machines=1)
     # Without `memory` the settings are the user's own: what fits is told, and where little is left a note.
     setting = parsed.training_args.memory_setting
     hardware = replace(hardware, headroom_frac=setting.kept_free_frac if setting else 0.0)
-    run_with = partial(run_of_recipe, parsed, shape, num_processes, prompt_length=prompt_length)
-    run = run_with(launch)
-    findings = [_verdict(run, hardware, None if launch.is_known else run_with), *_not_modelled(parsed)]
+    findings = [_verdict(run, hardware, None if launch.is_known else run_with), *_not_modelled(parsed, num_servers)]
     if parsed.trainer != "reward" and prompt_length[0] is None:
         what = f"Planned for prompts of up to {run.job.max_prompt_length} tokens."
         findings.append(note(SUBJECT, what, "--max_prompt_length raises it."))
@@ -113,7 +120,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
     return ok(SUBJECT, what)
 
 
-def _not_modelled(parsed: Parsed) -> list[Finding]:
+def _not_modelled(parsed: Parsed, num_servers: int) -> list[Finding]:
     """Findings about settings that the formulas do not know."""
     arguments, model_args = parsed.training_args, parsed.model_args
     found = []
@@ -124,7 +131,7 @@ def _not_modelled(parsed: Parsed) -> list[Finding]:
     optim = optimizer_name(vars(arguments))
     if optim not in ("adamw_torch", "adamw_torch_fused", *BNB_ADAM):
         found.append(note(SUBJECT, f"optim={optim} is planned as AdamW."))
-    if getattr(arguments, "use_vllm", False) and arguments.vllm_mode == "server":
+    if getattr(arguments, "use_vllm", False) and arguments.vllm_mode == "server" and not num_servers:
         found.append(
             note(SUBJECT, "vLLM runs as a server; neither its memory nor the time of generation is counted here.")
         )
@@ -140,6 +147,7 @@ def run_of_recipe(
     num_processes: int,
     launch: Launch,
     prompt_length: tuple[int | None, Lengths | None] = (None, None),
+    num_servers: int = 0,
 ) -> Run:
     """The recipe as a run of the planner, which may choose what its `memory` and an unknown launch leave open."""
     arguments, engine = parsed.training_args, launch.engine
@@ -155,6 +163,10 @@ def run_of_recipe(
             room = shape.max_positions - arguments.max_completion_length if shape.max_positions else rounded
             prompt_tokens = max(longest, min(rounded, room), 1)
     job = job_of_run(parsed.trainer, keys, shape, num_processes, engine, prompt_tokens)
+    if num_servers:  # that the launcher starts
+        size = arguments.vllm_tensor_parallel_size
+        job = replace(job, vllm_servers=num_servers, vllm_tensor_parallel_size=size)
+        job = replace(job, vllm_gpu_memory_utilization=FULL_ENOUGH)
     fixed = ALL
     if arguments.memory is not None:
         fixed = decided(job, arguments, shape, engine, has_value_model=bool(keys.get("value_model")))

@@ -31,10 +31,12 @@ examples:
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --max max_completion_length
   trl-ext plan --trainer grpo --model 7B --gpus 2xA100-40GB --method lora --verify
   trl-ext plan --trainer grpo --model 32B --gpus 8xH100-80GB --vllm_servers 2
+  trl-ext plan --trainer grpo --model 7B --gpus 8xA100-80GB --vllm_servers auto --generation_ahead 1
   trl-ext plan --trainer reward --model 70B --gpus 2x8xH100-80GB --headroom 8%
   trl-ext plan --preset grpo-7b-8xa100-40gb --write plan
 
 exit code 0 if something fits, 1 if nothing does, 2 if the arguments cannot work"""
+SERVERS = "vllm_servers"
 ACCUMULATION = "gradient_accumulation_steps"  # no field of the job, whose global batch it decides
 
 
@@ -145,7 +147,7 @@ def _parser() -> CommandParser:
     group.add_argument(f"--{ACCUMULATION}", type=int, help=purpose)
     for one in _options():
         kind: Any = type(one.default)
-        how: dict[str, Any] = {"type": str if kind is tuple else kind}
+        how: dict[str, Any] = {"type": str if kind is tuple else _or_auto if one.name == SERVERS else kind}
         how = {"action": argparse.BooleanOptionalAction} if kind is bool else how
         group.add_argument(f"--{one.name}", **how, help=one.metadata["purpose"])
     return parser
@@ -156,6 +158,10 @@ def _options() -> list[Any]:
     from trl_ext.memory.job import Job
 
     return [one for one in fields(Job) if one.metadata]
+
+
+def _or_auto(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:

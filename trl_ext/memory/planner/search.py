@@ -110,6 +110,10 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
     """
     settings = unaliased(settings)
     check_has(trainer, settings)
+    if settings.get("vllm_servers") == "auto":  # the planner's choice, as with vllm_mode=server alone
+        if settings.setdefault("vllm_mode", "server") != "server":
+            raise ConfigError("vllm_servers is auto, and vllm_mode is colocate. Servers need vllm_mode=server.")
+        del settings["vllm_servers"]
     # Who asks for a server asks for vLLM.
     if settings.get("vllm_servers"):
         settings.setdefault("vllm_mode", "server")

@@ -18,7 +18,7 @@ from trl.generation.vllm_client import VLLMClient
 
 from trl_ext.compat.swap import swapped
 from trl_ext.compat.vllm import starts
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, DataError
 
 _HEALTH_S = 5.0  # within which a server says that it is there
 _POLL_S = 0.5
@@ -120,6 +120,7 @@ class VLLMClients(VLLMClient):
     asked: Asked | None = None
     is_lost = takes_asked = False
     given: Asked | None = None
+    _has_pushed = False
     _sampling: Mapping[str, Any] = {}
 
     def __init__(self, base_url: str, **kwargs: Any) -> None:
@@ -151,9 +152,28 @@ class VLLMClients(VLLMClient):
         """Overrides trl.generation.vllm_client.VLLMClient.generate: gives what was asked for ahead, if it is this."""
         asked, self._sampling, self.given = self.asked, sampling, None
         if asked is None or not self.takes_asked or not asked.is_for(prompts, sampling):
-            return super().generate(prompts, features, **sampling)
-        self.asked, self.given = None, asked
-        return asked.answers.result()
+            answers = super().generate(prompts, features, **sampling)
+        else:
+            self.asked, self.given = None, asked
+            answers = asked.answers.result()
+        if features is None and not isinstance(prompts[0], str):
+            self._check_answers(prompts, answers, sampling)
+        return answers
+
+    def _check_answers(
+        self, prompts: Sequence[Sequence[int]], answers: Mapping[str, Any], sampling: Mapping[str, Any]
+    ) -> None:
+        """Raise DataError where completions are of other prompts than were asked, of another number, or bare."""
+        asked, got = len(prompts) * sampling.get("n", 1), len(answers["completion_ids"])
+        problem = ""
+        if got != asked:
+            problem = f"{got} completions where {asked} were asked for: something on the way to it drops some"
+        elif list(map(list, answers["prompt_ids"])) != list(map(list, prompts)):
+            problem = "completions of other prompts than were asked: something on the way to it mixes requests"
+        elif answers["logprobs"] is None and sampling.get("logprobs") is not None:
+            problem = "no log-probabilities of its completions, which correct the loss: take a vLLM that TRL supports"
+        if problem:
+            raise DataError(f"vLLM at {' or '.join(self.base_urls)} gave {problem}.")
 
     def ask(self, prompts: list[list[int]], version: int, on_answer: OnAnswer | None = None) -> None:
         """Let the servers begin with prompts, with the sampling of the last `generate`.
@@ -225,7 +245,14 @@ class VLLMClients(VLLMClient):
         that is lost meanwhile is joined again later."""
         try:
             super().update_named_params(metadata, named_params)
-        except Exception:
+            self._has_pushed = True
+        except Exception as error:
+            if not self._has_pushed:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                raise ConfigError(
+                    f"vLLM at {' or '.join(self.base_urls)} refused this run's weights, and serves {self.model}. "
+                    f"Serve the model that is trained. Its reason: {reason}"
+                ) from error
             if not self.takes_asked or self.asked is None:
                 raise
             self.is_lost = True

@@ -42,8 +42,8 @@ _MEAN, _SQUARE = "sampling/mean", "sampling/square"
 logger = logging.get_logger(__name__)
 
 
-def settle_ahead(args: Any) -> None:
-    """Give a config with `generation_ahead: 1` the correction that it needs, where none is set.
+def check_ahead_settings(args: Any) -> None:
+    """Check the settings of a config beside `generation_ahead`.
 
     Raises:
         ConfigError: Another number than 0 and 1, or a setting with which it cannot be exact.
@@ -63,7 +63,14 @@ def settle_ahead(args: Any) -> None:
             "generation_ahead=1 trains on samples of older weights, and vllm_importance_sampling_correction=False "
             "leaves that uncorrected. Leave the latter out."
         )
-    if "vllm_importance_sampling_mode" not in args.given:
+
+
+def choose_correction(args: Any) -> None:
+    """Give a config with `generation_ahead: 1` the correction that it needs, where none is set.
+
+    Not when the config is made: a parser passes all settings, and notes afterwards which of them were given.
+    """
+    if getattr(args, "generation_ahead", 0) and "vllm_importance_sampling_mode" not in args.given:
         args.vllm_importance_sampling_mode = MODE
         if "vllm_importance_sampling_clip_max" not in args.given:
             args.vllm_importance_sampling_clip_max = CAP

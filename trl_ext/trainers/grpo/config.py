@@ -8,7 +8,7 @@ from trl.trainer.grpo_config import GRPOConfig as TRLGRPOConfig
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.config import ExtendedConfig
 from trl_ext.trainers.forward.reward_input import EOS_CHOICES
-from trl_ext.trainers.grpo.ahead import settle_ahead
+from trl_ext.trainers.grpo.ahead import check_ahead_settings
 from trl_ext.trainers.grpo.oversampling import check_oversample
 from trl_ext.trainers.setting_checks import setting
 
@@ -61,7 +61,7 @@ class GRPOConfig(ExtendedConfig, TRLGRPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settle_ahead(self)
+        check_ahead_settings(self)
         if self.use_transformers_continuous_batching and self.repetition_penalty != 1.0:
             raise ConfigError(
                 f"repetition_penalty={self.repetition_penalty} has no effect with "

@@ -29,6 +29,7 @@ from trl_ext.trainers.forward.completions import LogProbs, flat_batch, score
 from trl_ext.trainers.forward.step import StepSettings, why_micro_batch_stays_whole, why_rows_stay
 from trl_ext.trainers.forward.vllm_servers import client_of
 from trl_ext.trainers.grpo import rollout_state
+from trl_ext.trainers.grpo.ahead import choose_correction
 from trl_ext.trainers.grpo.config import GRPOConfig
 from trl_ext.trainers.grpo.generation import check_generated, generating, prepare_generation
 from trl_ext.trainers.grpo.old_policy import OldPolicy
@@ -85,6 +86,7 @@ class GRPOTrainer(ExtendedTrainer, TRLGRPOTrainer):
         self._reward_calls = RewardCalls(takes_turns=self._takes_turns)
         self._old_policy = OldPolicy(self)
         check_oversample(args)  # again: a plan may have set the batch since
+        choose_correction(args)
         self._oversampling = Oversampling(args, has_groups=self.memory_kind == "grpo")
         self._update = StepUpdate(self)
         given_rewards = list(rewards)  # TRL puts the models in the place of their paths

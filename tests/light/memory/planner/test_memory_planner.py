@@ -161,6 +161,7 @@ def test_vllm_goes_over_two_cards_where_that_is_faster_or_its_share_too_small_fo
 
 def test_a_servers_cards_do_not_train_and_the_batch_divides_over_the_others():
     plans = plan("grpo", "7B", "8xH100", vllm_mode="server", global_batch=96).plans
+    assert plan("grpo", "7B", "8xH100", vllm_servers="auto", global_batch=96).plans == plans
     assert plans and {one.job.vllm_gpus for one in plans} <= {2, 4}
     for one in plans:
         trains = 8 - one.job.vllm_gpus
@@ -344,6 +345,7 @@ REFUSED = [
     ("8xH100", {"vllm_servers": 1, **SMALL}, "its weights take 14.2 GiB over 1"),
     ("4xH100", {"vllm_mode": "server", "global_batch": 25, "num_generations": 5}, "batch of 25 does not divide by 3"),
     ("2x8xH100", {"vllm_servers": 8}, "over 2 machines is not planned"),
+    ("8xH100", {"vllm_servers": "auto", "vllm_mode": "colocate"}, "vllm_servers is auto, and vllm_mode is colocate"),
     ("8xH100", {"vllm_mode": "apart"}, "Use one of colocate, server"),
     ("8xH200", {**SHARED, "sequence_parallel": 3}, "does not divide the 28 attention heads"),
     ("4xH200", {**SHARED, "sequence_parallel": 14}, "does not divide 4 training GPUs"),

@@ -7,13 +7,15 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
+from trl.generation.vllm_client import VLLMClient
 
 import trl_ext
-from tests import grpo_trainers, sampling_servers
+from tests import grpo_trainers, sampling_servers, tiny
 from tests.grpo_trainers import WEIGHT_TOLERANCE, prompts, reward
-from trl_ext.errors import ConfigError
+from trl_ext.errors import ConfigError, DataError
 from trl_ext.rewards import Length, RuleSet, Verdict
 from trl_ext.rewards.rules.async_rule import AsyncRule
+from trl_ext.scripts.grpo import make_parser
 
 torch.set_num_threads(1)
 
@@ -26,6 +28,8 @@ SETTINGS = dict(
     vllm_mode="server",
     rollout_func=None,
 )
+# The first one is TRL's default.
+TRL_MODES = ("sequence_mask", "token_mask")
 
 
 @pytest.fixture
@@ -157,9 +161,40 @@ def test_an_evaluation_waits_and_takes_nothing_that_was_asked_for_ahead(servers,
     assert (weights(evaluated.model) - weights(plain.model)).abs().max() <= WEIGHT_TOLERANCE
 
 
-@pytest.mark.parametrize("mode", ["sequence_mask", "token_mask"])
-def test_a_mode_that_is_given_stays_also_where_it_is_trls_default(mode, tmp_path):
-    given = dict(SETTINGS | {"vllm_importance_sampling_mode": mode}, use_cpu=True, bf16=False)
-    given.pop("rollout_func")
-    config = trl_ext.GRPOConfig(str(tmp_path), generation_ahead=1, **given)
-    assert config.vllm_importance_sampling_mode == mode
+@pytest.mark.parametrize("words", [(), *[("--vllm_importance_sampling_mode", mode) for mode in TRL_MODES]], ids=str)
+def test_a_mode_that_is_given_stays_also_where_it_is_trls_default(words, servers, tmp_path):
+    line = "--use_vllm true --vllm_mode server --generation_ahead 1 --max_steps 4 --use_cpu true --bf16 false"
+    _, args, *_ = make_parser().parse(["--output_dir", str(tmp_path), *line.split(), *words])
+    trainer = trl_ext.GRPOTrainer(tiny.model("llama"), reward, args, prompts(), processing_class=tiny.tokenizer())
+    assert trainer.vllm_importance_sampling_mode == (words[1] if words else "token_truncate")
+    assert trainer.args.vllm_importance_sampling_clip_max == (3.0 if words else 2.0)
+
+
+def test_servers_that_answer_for_other_prompts_are_a_sentence(servers, tmp_path, monkeypatch):
+    plain = servers._choice
+    monkeypatch.setattr(servers, "_choice", lambda self, prompt, *rest: plain(self, [*prompt, 5], *rest))
+    with pytest.raises(DataError, match="other prompts than were asked"):
+        made(trl_ext, tmp_path, generation_ahead=1).train()
+
+
+def test_servers_that_give_another_number_of_completions_are_a_sentence(servers, tmp_path, monkeypatch):
+    plain = servers._post
+    monkeypatch.setattr(servers, "_post", lambda *a, json: {"choices": plain(*a, json=json | {"n": 1})["choices"]})
+    with pytest.raises(DataError, match="2 completions where 8 were asked for"):
+        made(trl_ext, tmp_path, generation_ahead=1).train()
+
+
+def test_servers_that_give_no_log_probabilities_are_a_sentence(servers, tmp_path, monkeypatch):
+    plain = servers._choice
+    monkeypatch.setattr(servers, "_choice", lambda *given: plain(*given) | {"logprobs": None})
+    with pytest.raises(DataError, match="no log-probabilities of its completions"):
+        made(trl_ext, tmp_path, generation_ahead=1).train()
+
+
+def test_servers_of_another_model_refuse_the_weights_in_a_sentence(servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "policy_of", staticmethod(lambda: tiny.model("qwen3_moe")))
+    monkeypatch.setattr(VLLMClient, "update_named_params", servers.update_named_params)
+    monkeypatch.delattr(servers, "update_named_params")
+    monkeypatch.setattr(servers, "_starts", "", raising=False)
+    with pytest.raises(ConfigError, match="refused this run's weights, and serves tiny"):
+        made(trl_ext, tmp_path, generation_ahead=1).train()

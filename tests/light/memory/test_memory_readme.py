@@ -43,6 +43,7 @@ def test_the_tables_rows_are_all_cases():
     assert len(CASES) == 8  # PPO of two sizes, the reward model at two lengths
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_the_plan_prints(monkeypatch, capsys):
     shown = re.search(r"```text\n\$ trl-ext (plan .*)\n([^`]*)```", (ROOT / "README.md").read_text())
     monkeypatch.setenv("COLUMNS", "110")

@@ -67,6 +67,7 @@ def test_what_is_sent_for_attention_has_its_time():
     assert estimated(4).seconds["communication"] > estimated(1).seconds["communication"]
 
 
+@pytest.mark.slow
 def test_a_plan_names_it_in_its_label_and_in_its_recipe():
     best = plan("grpo", "8B", "8xH100-80GB", **LONG, sequence_parallel=4).best
     assert best.label.endswith("rows shared by 4 GPUs")

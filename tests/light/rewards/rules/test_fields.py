@@ -142,7 +142,10 @@ REFUSED: list[tuple[type[Rule], Refused]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "refused"), REFUSED)
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] is Procedural)) for one in REFUSED],  # a long import
+)
 def test_fields_that_cannot_work_are_refused(kind, refused, subtests, monkeypatch):
     monkeypatch.setattr(api, "sandbox_level", lambda: (2, ""))
     if kind is Math:

@@ -150,6 +150,7 @@ PIECES = [
 TEXTS = st.text(st.characters(exclude_categories=())) | st.lists(st.sampled_from(PIECES), max_size=30).map("".join)
 
 
+@pytest.mark.slow
 @given(text=TEXTS)
 def test_any_completion_gets_a_share(text):
     for half in HALVES:

@@ -175,6 +175,7 @@ def test_any_completion_gets_a_value(text, where):
     assert verdict == judged(text, where=where, partial=0.5)
 
 
+@pytest.mark.slow
 @given(value=JSON)
 def test_json_is_taken_exactly_when_it_is_finite_and_unicode(value):
     assume("think>" not in json.dumps(value))  # A think tag is one inside of strings too.

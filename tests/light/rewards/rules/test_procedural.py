@@ -22,8 +22,8 @@ from trl_ext.rewards.rules.procedural_guard import (
     runs_code,
 )
 
-# Not imported where tests are collected: that takes seconds.
-pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
+# The import alone takes seconds, so it is not made where tests are collected, and none of them is for `make light`.
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning-gym")]
 
 
 def tasks_of(family):
@@ -110,7 +110,6 @@ def test_a_bad_entry_has_no_value(subtests):
             assert (verdict.value, verdict.status) == (None, "gold_invalid")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAULTY))
 def test_the_faulty_scorers_still_pay_for_one_answer_to_all_tasks(family):
     answer = {"coin_flip": "0", "game_of_life_halting": "x", "puzzle24": "6*4+1-1"}[family]
@@ -118,7 +117,6 @@ def test_the_faulty_scorers_still_pay_for_one_answer_to_all_tasks(family):
     assert sum(tasks.score_answer(answer, tasks[index]) == 1.0 for index in range(4)) >= 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", [*ANSWERS, "number_sorting", "bitwise_arithmetic", "chain_sum"])
 def test_no_answer_runs_as_code(family, tmp_path):
     trace = tmp_path / "ran"
@@ -205,7 +203,6 @@ def test_what_a_scorer_raises_is_no_answer_a_long_answer_is_not_read_and_the_ent
     assert json.dumps(entry) == before
 
 
-@pytest.mark.slow
 def test_importing_the_rule_imports_no_library():
     code = "import sys, trl_ext.rewards.rules.procedural; sys.exit(len({'reasoning_gym', 'sympy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -51,6 +51,7 @@ def test_data_loses_its_secrets_at_every_depth():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_line_is_the_launchers_where_there_is_one(tmp_path):
     ask = "from trl_ext.trainers.record.launch import launch_line; print(launch_line())"

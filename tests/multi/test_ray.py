@@ -15,7 +15,7 @@ from tests.multi.raying import under_accelerate, under_ray, write_recipe
 from trl_ext import launch
 from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, SupportError
-from trl_ext.launch.ray_train import _check_resources, _resources, accelerate_environment, split
+from trl_ext.launch.ray_train import _check_resources, _resources, _storage, accelerate_environment, split
 from trl_ext.scripts.grpo import make_parser
 
 
@@ -98,6 +98,16 @@ def test_more_workers_than_cards_are_refused():
         _check_resources({"CPU": 1.0, "GPU": 1.0}, 4, {"CPU": 64, "GPU": 2})
     with pytest.raises(ConfigError, match=r"has 0 GPU\..* add machines"):
         _check_resources({"GPU": 1.0}, 1, {"CPU": 64})
+
+
+@pytest.mark.parametrize("path", [None, "s3://bucket/runs", "gs://bucket/runs", "/shared/ray"])
+def test_a_place_in_the_cloud_is_left_as_it_is_given(path):
+    assert _storage(path) == path
+
+
+def test_a_relative_folder_of_state_is_one_of_this_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert _storage("ray") == str(tmp_path / "ray")
 
 
 def test_an_address_without_a_cluster_is_refused(capsys, tiny_model, tmp_path):

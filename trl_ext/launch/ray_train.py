@@ -43,7 +43,9 @@ def ray_parser() -> ArgumentParser:
     parser.add_argument("--num_workers", type=int, default=1, help="Processes of the run, on all machines.")
     parser.add_argument("--resources_per_worker", help="What Ray keeps for each, such as '{GPU: 1, CPU: 8}'.")
     parser.add_argument("--address", help="The cluster's; without it RAY_ADDRESS, or a cluster on this machine.")
-    parser.add_argument("--storage_path", help="Where Ray notes the run's state; all machines must see it.")
+    parser.add_argument(
+        "--storage_path", help="Where Ray notes the run's state: a folder that all machines see, or s3://..."
+    )
     parser.add_argument("--max_failures", type=int, default=0, help="How often a failed run is started again.")
     return parser
 
@@ -105,7 +107,7 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
             timeout_s=int(settings["ddp_timeout"]),
         ),
         run_config=RunConfig(
-            storage_path=None if own.storage_path is None else str(Path(own.storage_path).absolute()),
+            storage_path=_storage(own.storage_path),
             failure_config=FailureConfig(max_failures=own.max_failures),
         ),
     )
@@ -180,6 +182,11 @@ def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
     ):
         raise ConfigError(f"--resources_per_worker is {text}. Give names and numbers, such as '{{GPU: 1, CPU: 8}}'.")
     return {"CPU": 1.0, **({} if on_cpu else {"GPU": 1.0}), **asked}
+
+
+def _storage(path: str | None) -> str | None:
+    """Return where Ray notes the run's state: a folder by its whole path, and s3://, gs:// and their like as given."""
+    return path if path is None or "://" in path else str(Path(path).absolute())
 
 
 def _check_resources(wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float]) -> None:

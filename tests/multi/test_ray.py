@@ -3,6 +3,7 @@
 `make drills` kills at random steps of all trainers. A run on Ray itself: docs/cluster/ray.md, by test_docs_lines.
 """
 
+import math
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +16,14 @@ from tests.multi.raying import under_accelerate, under_ray, write_recipe
 from trl_ext import launch
 from trl_ext.cli.main import main
 from trl_ext.errors import ConfigError, SupportError
-from trl_ext.launch.ray_train import _check_resources, _resources, _storage, accelerate_environment, split
+from trl_ext.launch.ray_train import (
+    _check_resources,
+    _cpus_per_worker,
+    _resources,
+    _storage,
+    accelerate_environment,
+    split,
+)
 from trl_ext.scripts.grpo import make_parser
 
 
@@ -87,7 +95,8 @@ def test_workers_get_what_the_launch_file_says():
 
 
 def test_resources_are_asked_for_by_name():
-    assert _resources(None, on_cpu=True) == {"CPU": 1.0}
+    assert _resources(None, on_cpu=True) == {}
+    assert _resources(None, on_cpu=False) == {"GPU": 1.0}
     assert _resources("{GPU: 2, CPU: 6}", on_cpu=False) == {"GPU": 2, "CPU": 6}
     with pytest.raises(ConfigError, match="--resources_per_worker is GPU"):
         _resources("GPU", on_cpu=False)
@@ -98,6 +107,52 @@ def test_more_workers_than_cards_are_refused():
         _check_resources({"CPU": 1.0, "GPU": 1.0}, 4, {"CPU": 64, "GPU": 2})
     with pytest.raises(ConfigError, match=r"has 0 GPU\..* add machines"):
         _check_resources({"GPU": 1.0}, 1, {"CPU": 64})
+
+
+def test_where_machines_come_when_asked_for_what_is_missing_is_waited_for(capsys):
+    _check_resources({"CPU": 8.0, "GPU": 1.0}, 4, {"CPU": 16}, autoscaling=True)
+    assert capsys.readouterr().out == (
+        "The cluster has 16 of 32 CPU and 0 of 4 GPU now: waiting for its autoscaler to start machines.\n"
+    )
+    _check_resources({"CPU": 1.0}, 4, {"CPU": 16}, autoscaling=True)
+    assert not capsys.readouterr().out
+
+
+def test_a_refusal_names_the_flag_for_clusters_that_start_machines():
+    with pytest.raises(ConfigError, match=r"If the cluster starts machines .*: --autoscaling\."):
+        _check_resources({"GPU": 1.0}, 4, {"CPU": 64})
+
+
+@pytest.mark.parametrize(
+    ("words", "autoscaling"),
+    [([], False), (["--autoscaling"], True), (["--autoscaling", "True"], True), (["--autoscaling", "false"], False)],
+)
+def test_autoscaling_is_a_flag_and_in_a_notebook_a_value(words, autoscaling):
+    pytest.importorskip("ray")
+    own, rest = split(words)
+    assert own.autoscaling is autoscaling and not rest
+
+
+BIG, SMALL, HEAD = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 30.0, "GPU": 4.0}, {"CPU": 16.0}
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "machines", "num_free", "num_cpus"),
+    [
+        (1, [HEAD, BIG], 112, 12),
+        (2, [BIG], 96, 24),
+        (1, [BIG, SMALL], 126, 7),  # of the machine that has least
+        (1, [BIG], 40, 10),  # other work holds the rest
+        (1, [BIG], 2, 1),
+        (1, [BIG], math.inf, 12),  # more machines will come
+        (1, [{"CPU": 0.0, "GPU": 8.0}, BIG], 96, 12),  # a head on which nothing is to start
+        (8, [SMALL], 30, 1),  # fits on no machine that is there
+        (1, [HEAD], 16, 1),  # the machines with GPUs are not there yet
+        (0, [BIG], 96, 1),  # on the CPU
+    ],
+)
+def test_a_worker_has_the_cpus_that_belong_to_its_gpus(num_gpus, machines, num_free, num_cpus):
+    assert _cpus_per_worker(num_gpus, 4, machines, num_free) == num_cpus
 
 
 @pytest.mark.parametrize("path", [None, "s3://bucket/runs", "gs://bucket/runs", "/shared/ray"])

@@ -98,7 +98,7 @@ Takes the arguments of two programs and gives each its own:
   --config        a YAML recipe, or the name of a shipped one: {recipes}
   --config_file   an accelerate file, or the name of a shipped one, if not the recipe's: zero2, multi_gpu, cpu, ...
   --launcher ray  start workers of Ray Train instead: --num_workers, --resources_per_worker, --address,
-                  --storage_path, --max_failures; the page docs/cluster/ray.md
+                  --storage_path, --max_failures, --autoscaling; the page docs/cluster/ray.md
   --vllm_servers  so many vLLM servers on cards of this machine that do not train, started and ended with the run
 
 All keys:              {module} --help

@@ -7,6 +7,7 @@ from the newest whole checkpoint in `output_dir`, which all workers must see.
 
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -20,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from transformers.hf_argparser import string_to_bool
 
 from trl_ext.errors import CANNOT_SAVE, SAVED_ON_SIGNAL, ConfigError, SupportError
 from trl_ext.launch.accelerate import launch_arguments, refuse, without
@@ -42,6 +44,8 @@ def ray_parser() -> ArgumentParser:
     parser.error = refuse  # type: ignore[method-assign]
     parser.add_argument("--num_workers", type=int, default=1, help="Processes of the run, on all machines.")
     parser.add_argument("--resources_per_worker", help="What Ray keeps for each, such as '{GPU: 1, CPU: 8}'.")
+    waits = "Whether the cluster starts machines when they are asked for: what is missing is waited for."
+    parser.add_argument("--autoscaling", type=string_to_bool, nargs="?", const=True, default=False, help=waits)
     parser.add_argument("--address", help="The cluster's; without it RAY_ADDRESS, or a cluster on this machine.")
     parser.add_argument(
         "--storage_path", help="Where Ray notes the run's state: a folder that all machines see, or s3://..."
@@ -87,8 +91,11 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     folder = Path(settings["output_dir"] or "trainer_output")
-    resources = _resources(own.resources_per_worker, on_cpu)
-    _check_resources(resources, own.num_workers, ray.cluster_resources())
+    asked = _resources(own.resources_per_worker, on_cpu)
+    free = math.inf if own.autoscaling else ray.available_resources().get("CPU", math.inf)
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    resources = {"CPU": _cpus_per_worker(asked.get("GPU", 0), own.num_workers, machines, free), **asked}
+    _check_resources(resources, own.num_workers, ray.cluster_resources(), autoscaling=own.autoscaling)
     trainer = TorchTrainer(
         _work,
         train_loop_config={
@@ -100,7 +107,10 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
             "checkpoints": _checkpoints(folder),
         },
         scaling_config=ScalingConfig(
-            num_workers=own.num_workers, use_gpu="GPU" in resources, resources_per_worker=resources
+            num_workers=own.num_workers,
+            use_gpu="GPU" in resources,
+            resources_per_worker=resources,
+            placement_strategy="PACK",  # neighbours share a machine: sequence parallelism, groups of vLLM
         ),
         torch_config=TorchConfig(
             backend=settings["ddp_backend"] or ("gloo" if on_cpu else "nccl"),
@@ -175,13 +185,35 @@ def accelerate_environment(
 
 
 def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
-    """Return what each worker gets: one GPU, or one CPU where the run is on the CPU, and what the user asked for."""
+    """Return what the user asked for each worker, and one GPU where the run is not on the CPU."""
     asked = {} if text is None else yaml.safe_load(text)
     if not isinstance(asked, dict) or not all(
         isinstance(key, str) and isinstance(value, int | float) and value >= 0 for key, value in asked.items()
     ):
         raise ConfigError(f"--resources_per_worker is {text}. Give names and numbers, such as '{{GPU: 1, CPU: 8}}'.")
-    return {"CPU": 1.0, **({} if on_cpu else {"GPU": 1.0}), **asked}
+    return {**({} if on_cpu else {"GPU": 1.0}), **asked}
+
+
+def _cpus_per_worker(
+    num_gpus: float, num_workers: int, machines: Sequence[Mapping[str, float]], num_free: float
+) -> float:
+    """Return how many CPUs Ray keeps for a worker; Ray lets it start as many threads.
+
+    Args:
+        num_gpus: Of a worker.
+        num_workers: Of the run.
+        machines: Resources of each; where they differ, the share of the smallest counts.
+        num_free: CPUs that no other work of the cluster holds.
+
+    Returns:
+        A machine's CPUs for each of its GPUs; 1 on the CPU, and where no such machine is there yet.
+    """
+    shares = [
+        there["CPU"] * num_gpus // there["GPU"]
+        for there in machines
+        if num_gpus and there.get("GPU", 0) >= num_gpus and there.get("CPU")
+    ]
+    return max(1.0, min(*shares, num_free / num_workers) // 1) if shares else 1.0
 
 
 def _storage(path: str | None) -> str | None:
@@ -189,16 +221,24 @@ def _storage(path: str | None) -> str | None:
     return path if path is None or "://" in path else str(Path(path).absolute())
 
 
-def _check_resources(wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float]) -> None:
-    for name, number in wanted.items():
-        if number * num_workers > there.get(name, 0):
-            fit_in = int(there.get(name, 0) // number)
-            raise ConfigError(
-                f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has "
-                f"{there.get(name, 0):g} {name}. "
-                + (f"Give --num_workers {fit_in}." if fit_in else f"Give --resources_per_worker without {name}, ")
-                + ("" if fit_in else "or add machines that have it.")
-            )
+def _check_resources(
+    wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float], *, autoscaling: bool = False
+) -> None:
+    """Refuse what the cluster lacks; where it starts machines by itself, print what is waited for."""
+    missing = {name: number for name, number in wanted.items() if number * num_workers > there.get(name, 0)}
+    if missing and autoscaling:
+        lacks = " and ".join(f"{there.get(name, 0):g} of {missing[name] * num_workers:g} {name}" for name in missing)
+        print(f"The cluster has {lacks} now: waiting for its autoscaler to start machines.", flush=True)
+        return
+    for name, number in missing.items():
+        fit_in = int(there.get(name, 0) // number)
+        raise ConfigError(
+            f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has "
+            f"{there.get(name, 0):g} {name}. "
+            + (f"Give --num_workers {fit_in}." if fit_in else f"Give --resources_per_worker without {name}, ")
+            + ("" if fit_in else "or add machines that have it.")
+            + " If the cluster starts machines when they are asked for: --autoscaling."
+        )
 
 
 def _connect(own: Namespace) -> None:

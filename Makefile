@@ -7,7 +7,7 @@
 #   make fix          format, and mend what ruff can mend
 #   make docs         the documentation site, built strictly into site/
 #   make bench        benchmarks against TRL, as ratios in one run
-#   make gpu          exactness, speed and memory on a CUDA card: gpu-exact, gpu-speed and gpu-memory
+#   make gpu          exactness, speed and memory on a CUDA card; gpu-preflight: would it run; gpu-exact, gpu-speed, gpu-memory: a part
 #
 # Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make oldest,
 # make newest, make trl-suite, make drills, make fuzz, make kills.
@@ -32,8 +32,8 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test nightly light fix docs bench gpu gpu-exact gpu-speed gpu-memory vllm fsdp2 oldest newest \
-	trl-suite drills state-kernels fuzz kills
+.PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory vllm fsdp2 \
+	oldest newest trl-suite drills state-kernels fuzz kills
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -88,7 +88,8 @@ bench: $(VENV)/.installed
 # On a card each of the three ends within nine minutes; the same command goes on with the rows that are left. Where
 # nothing can be downloaded, WHEELS names a folder with the wheels that PYTHON lacks: they go into a folder of their own.
 ifdef WHEELS
-GPU_SITE := out/gpu-site
+# datasets pickles functions by dill, which knows a library by this name of its folder.
+GPU_SITE := out/gpu/site-packages
 GPU_PYTHON := PYTHONPATH="$(CURDIR):$(CURDIR)/$(GPU_SITE)" $(PYTHON)
 GPU_READY := $(GPU_SITE)/.installed
 else
@@ -96,12 +97,18 @@ GPU_PYTHON := $(BIN)/python
 GPU_READY := $(VENV)/.installed
 endif
 
-out/gpu-site/.installed: $(wildcard $(WHEELS)/*.whl)
+out/gpu/site-packages/.installed: $(wildcard $(WHEELS)/*.whl)
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --find-links "$(WHEELS)" \
-		--target out/gpu-site $(WHEELS)/*.whl
+		--target out/gpu/site-packages $(WHEELS)/*.whl
 	touch $@
 
-gpu: gpu-exact gpu-speed gpu-memory
+gpu: gpu-all
+
+gpu-all: $(GPU_READY)
+	$(GPU_PYTHON) -m benchmarks.gpu.everything $(GPU_OPTIONS)
+
+gpu-preflight: $(GPU_READY)
+	$(GPU_PYTHON) -m benchmarks.gpu.preflight $(GPU_OPTIONS)
 
 gpu-exact gpu-speed gpu-memory: gpu-%: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu.$* $(GPU_OPTIONS)

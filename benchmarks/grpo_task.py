@@ -65,11 +65,14 @@ def fixed_rollout(shape: Shape, seeds: Iterator[int], warm_up: Shape | None = No
 
 
 def tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
-    """One token per word: `w0` (padding), `w1`, `w2` (end), `w3`, ..."""
+    """One token per word: `<pad>`, `<bos>`, `<eos>`, `w3`, `w4`, ... No special token stands inside a word: text is
+    searched for those before it is cut into words."""
     words = {f"w{i}": i for i in range(vocab)}
+    for i, special in enumerate(("<pad>", "<bos>", "<eos>")):
+        words[special] = words.pop(f"w{i}")
     fast = Tokenizer(models.WordLevel(words, unk_token="w3"))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="w0", eos_token="w2", padding_side="left")
+    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", padding_side="left")
 
 
 def model(layers: int, width: int) -> LlamaForCausalLM:

@@ -35,6 +35,21 @@ def attention_flops(config: Mapping[str, Any]) -> float:
     return 4.0 * config["num_attention_heads"] * config["head_dim"]
 
 
+def verl_update_flops(config: Mapping[str, Any], prompt: int, completions: Sequence[int]) -> float:
+    """Of an update as verl counts it: a copy of the prompt for each completion, embedding and LM head over all tokens.
+
+    By these DualKV's shares of the card (arXiv 2605.15422) are measured.
+
+    Source: verl, `verl/utils/flops_counter.py`, `_estimate_qwen2_flops`: 6 operations a weight and token, 6 a pair of
+    tokens, channel of a head, head and layer.
+    """
+    rows = [prompt + n for n in completions]
+    layers = config["num_hidden_layers"]
+    weights = layers * linear_flops(config) / 2 + 2 * config["hidden_size"] * config["vocab_size"]
+    looks = 6 * sum(n * n for n in rows) * config["num_attention_heads"] * config["head_dim"] * layers
+    return 6 * weights * sum(rows) + looks
+
+
 def mfu(update_flops: float, seconds: float, peak_tflops: float | None) -> float | None:
     """Operations of an update over what the card could do in its time; None for a card of unknown rate."""
     return round(update_flops / (seconds * peak_tflops * 1e12), 4) if peak_tflops else None

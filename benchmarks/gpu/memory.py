@@ -1,4 +1,4 @@
-"""How far are the memory formulas, and the twin, from what a CUDA allocator says? 35 rows, 0.5B to 14B, on one card.
+"""How far are the memory formulas, and the twin, from what a CUDA allocator says? 36 rows, 0.5B to 14B, on one card.
 
 No figure of this benchmark has been measured yet: until a file of its results is committed, every number that the
 package gives for memory on a GPU is estimated.

@@ -31,6 +31,8 @@ from trl_ext.twin.driver import last_words
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+# Where a lent machine keeps what is brought home.
+OUT = Path(os.environ.get("OUT", RESULTS))
 PREFIX = "ROW "  # before a worker's answer: libraries print, too
 STATUSES = ("measured", "oom", "unfinished", "skipped", "failed", "left")
 FINAL = ("measured", "oom", "unfinished")
@@ -59,7 +61,7 @@ def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--row_minutes", type=float, help="end a row after so many minutes")
     made.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: try the benchmark itself")
     made.add_argument("--scale", choices=["full", "tiny"], default="full", help="tiny: models of a toy's width")
-    made.add_argument("--output", type=Path, default=RESULTS / f"{name}.json", help="its rows are kept, others added")
+    made.add_argument("--output", type=Path, default=OUT / f"{name}.json", help="its rows are kept, others added")
     return made
 
 
@@ -133,13 +135,16 @@ class Run:
         self.records = {one["row"]: one for one in self._kept()}
 
     def _kept(self) -> list[Record]:
-        """Rows of earlier calls."""
-        path = self._options.output
+        """Rows of earlier calls: of the output, else of the results in this checkout where they are this machine's."""
+        output = self._options.output
+        path = output if output.is_file() else RESULTS / output.name
         if not path.is_file():
             return []
         found = json.loads(path.read_text(encoding="utf-8"))
         here = {"scale": self._options.scale, **{key: self._birth[key] for key in BIRTH}}
         there = {"scale": found["scale"], **{key: found["machine"][key] for key in BIRTH}}
+        if here != there and path != output:
+            return []
         if here != there:
             other = ", ".join(f"{key} {there[key]} and not {here[key]}" for key in here if here[key] != there[key])
             raise SystemExit(f"The rows of {path} are of {other}. Name another file with --output, or move this one.")

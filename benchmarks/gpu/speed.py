@@ -2,7 +2,8 @@
 
 No figure of this benchmark has been measured yet. A row is a trainer on a shape, in a process of its own; models have
 random weights of Qwen3-8B's shape with as many layers as the card holds and gets through in time (`scale`). The
-setting is DualKV's (arXiv 2605.15422), and one with a long tail of lengths. MFU counts tokens that are really needed.
+setting is DualKV's (arXiv 2605.15422), and one with a long tail of lengths. MFU counts tokens that are really needed;
+MFU (verl) counts every copy of a prompt, as verl and DualKV do.
 Unsloth's rows are skipped where it is not installed.
 
     make gpu-speed                                      # again and again, until no row is left
@@ -63,14 +64,14 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> Table:
     """A line a row."""
     shown = Table(title="GRPO on a card: seconds of a step")
-    for column in ("row", "scale", "step s", "generate", "update", "MFU", "peak GiB", "ours faster"):
+    for column in ("row", "scale", "step s", "generate", "update", "MFU", "MFU (verl)", "peak GiB", "ours faster"):
         shown.add_column(column, justify="left" if column in ("row", "scale") else "right")
     for one in result["rows"]:
         if one["status"] != "measured":
             shown.add_row(one["row"], one.get("scale", ""), one["status"])
             continue
-        share = "" if one["mfu"] is None else f"{one['mfu']:.0%}"
-        values = (one["step_s"], one["phases"]["generate"], one["phases"]["update"], share, one["peak_gib"] or "")
+        shares = ("" if one.get(name) is None else f"{one[name]:.0%}" for name in ("mfu", "mfu_verl"))
+        values = (one["step_s"], one["phases"]["generate"], one["phases"]["update"], *shares, one["peak_gib"] or "")
         ratio = result["summary"]["faster_than"].get(one["row"], {}).get("step", "")
         shown.add_row(one["row"], one["scale"], *map(str, values), str(ratio))
     return shown

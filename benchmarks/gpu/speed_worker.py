@@ -24,7 +24,7 @@ from datasets import Dataset, disable_progress_bars
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PrinterCallback
 
 from benchmarks.gpu.card import peak_tflops
-from benchmarks.gpu.flops import mfu
+from benchmarks.gpu.flops import mfu, verl_update_flops
 from benchmarks.gpu.memory_worker import is_out_of_memory
 from benchmarks.gpu.runner import answer
 from benchmarks.gpu.speed_rows import Row, needed_flops
@@ -116,17 +116,19 @@ def policy(row: Row, device: str, folder: str) -> Any:
 
 
 def figures(row: Row, clock: PhasesOfSteps) -> dict[str, Any]:
-    """Seconds by step and phase; MFU of the update, of the tokens that it really needs."""
+    """Seconds by step and phase; MFU of the update, of the tokens that it really needs and as verl counts it."""
     step_s, phases = clock.seconds[1], clock.phases[1]
     # The generated ones are as long as they may be: random weights hardly ever end a text.
     completions = [row.shape.longest] * row.shape.rows if row.measure == "step" else lengths(row.shape, 1)
     flops = needed_flops(row, completions)
+    of_verl = verl_update_flops(row.config, row.shape.prompt, completions)
     peak = peak_tflops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
     return {
         "step_s": round(step_s, 3),
         "phases": {phase: round(phases[phase], 3) for phase in PHASES},
         "update_tflop": round(flops / 1e12, 3),
         "mfu": mfu(flops, phases["update"], peak),
+        "mfu_verl": mfu(of_verl, phases["update"], peak),
     }
 
 

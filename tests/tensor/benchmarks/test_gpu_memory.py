@@ -45,7 +45,12 @@ def test_every_trainer_has_every_method_under_every_stage(kind):
 
 
 def test_models_reach_from_half_a_billion_to_fourteen():
-    assert {name.rsplit("/", 1)[1] for name in ROWS} == {"0.5B", "1B", "1.5B", "3B", "7B", "8B", "14B"}
+    assert {name.split("/")[3] for name in ROWS} == {"0.5B", "1B", "1.5B", "3B", "7B", "8B", "14B"}
+
+
+def test_what_is_least_known_comes_first_and_one_row_has_segments_that_do_not_expand():
+    assert all("zero3" in name for name in list(ROWS)[:9])
+    assert [name for name, row in ROWS.items() if not row.job.expandable_segments] == [list(ROWS)[2]]
 
 
 def test_the_planner_accepts_every_row():

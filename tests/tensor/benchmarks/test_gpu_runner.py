@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from benchmarks.gpu import card, runner
+from benchmarks.gpu import card, everything, preflight, runner
 
 QUIET = Console(quiet=True)
 MEASURED = {"status": "measured", "figure": 1}
@@ -40,7 +40,7 @@ def run(tmp_path):
             setattr(options, name, value)
         made = runner.Run("gpu_toy", rows, options, run_row, 100.0, lambda records: {"own": len(records)})
         result = made.measure(QUIET)
-        assert json.loads((tmp_path / "out.json").read_text()) == result
+        assert json.loads(options.output.read_text()) == result
         return result, asked
 
     return call
@@ -94,13 +94,52 @@ def test_rows_of_another_card_do_not_mix(run, monkeypatch):
         run({}, ROWS[:2])
 
 
-def test_make_starts_the_three_with_wheels_beside_the_checkout():
-    asked = ["make", "--dry-run", "gpu", "WHEELS=wheels", "PYTHON=python3"]
+def test_make_starts_all_with_wheels_in_a_folder_that_dill_takes_for_a_library():
+    asked = ["make", "--dry-run", "--always-make", "gpu", "gpu-preflight", "WHEELS=wheels", "PYTHON=python3"]
     said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=runner.ROOT).stdout
     assert re.findall(r"python3 -m (benchmarks\.gpu\.\w+)", said) == [
-        f"benchmarks.gpu.{name}" for name in ("exact", "speed", "memory")
+        "benchmarks.gpu.everything",
+        "benchmarks.gpu.preflight",
     ]
     assert "--no-index" in said and ".venv" not in said
+    assert re.findall(r"--target (\S+)", said) == ["out/gpu/site-packages"]
+
+
+def test_a_part_that_fails_keeps_no_other_from_starting(monkeypatch):
+    started = []
+
+    def run(command, **options):
+        started.append(command[2:])
+        return subprocess.CompletedProcess(command, 1 if "benchmarks.gpu.exact" in command else 0)
+
+    monkeypatch.setattr(everything.subprocess, "run", run)
+    monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "2", "--scale", "tiny"])
+    assert everything.main() == 1
+    parts = [words[0].rpartition(".")[2] for words in started]
+    assert parts == ["speed", "exact", "memory", "memory", "speed", "exact", "memory"]
+    assert started[2][1:3] == ["--rows", "zero3"] and all(words[-2:] == ["--scale", "tiny"] for words in started)
+    started.clear()
+    monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "0"])
+    assert everything.main() == 0 and not started
+
+
+def test_what_a_machine_lacks_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "WHEELS", ("trl", "no-such-wheel"))
+    monkeypatch.setattr(preflight.sys, "argv", ["preflight", "--no_rows"])
+    assert preflight.main() == 1
+    assert "missing: no-such-wheel (ModuleNotFoundError" in capsys.readouterr().out
+    monkeypatch.setattr(preflight, "WHEELS", ("trl", "py-cpuinfo"))
+    assert preflight.main() == 0 and "All packages can be imported." in capsys.readouterr().out
+
+
+def test_rows_go_on_from_the_results_of_this_checkout_where_they_are_this_machines(run, tmp_path, monkeypatch):
+    first, _ = run({}, ROWS[:2])
+    monkeypatch.setattr(runner, "RESULTS", tmp_path)
+    for changes, left in (({}, ["c"]), ({"machine": {**first["machine"], "card": "another"}}, ["a", "b", "c"])):
+        (tmp_path / "home.json").write_text(json.dumps(first | changes))
+        _, asked = run({}, ROWS[:3], output=tmp_path / "elsewhere" / "home.json")
+        assert [name for name, _ in asked] == left
+        (tmp_path / "elsewhere" / "home.json").unlink()
 
 
 def test_the_answer_of_a_process_is_its_last_line_behind_the_prefix():

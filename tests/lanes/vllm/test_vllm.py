@@ -11,10 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from tests import tiny
 
 ROOT = Path(__file__).parents[3]
 MEAN, LARGEST = "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"
@@ -22,20 +18,8 @@ RATIO = "sampling/importance_sampling_ratio/"
 CLOSE = 1e-5  # in logs of float32: 2e-6 was measured
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    sizes = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
-    special = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    config = LlamaConfig(vocab_size=tiny.VOCAB, num_key_value_heads=2, initializer_range=0.1, **sizes, **special)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
-
-
-def trained(model, folder, *arguments) -> dict:
-    command = [sys.executable, "-m", "tests.lanes.vllm.train", model, folder, *arguments]
+def trained(model, folder, *arguments, program="train") -> dict:
+    command = [sys.executable, "-m", f"tests.lanes.vllm.{program}", model, folder, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return json.loads((folder / "logs.json").read_text())

@@ -77,6 +77,8 @@ def test_a_json_leaves_to_the_trainer_what_is_the_trainers_and_its_buckets_follo
     zero = settings.pop("zero_optimization")
     assert settings == TRAINER_OWNED
     assert zero["reduce_bucket_size"] == "auto"
+    # As in the planner's files, whose seconds count on it, and not left to DeepSpeed's default.
+    assert all(part["pin_memory"] for name, part in zero.items() if name.startswith("offload_"))
     if zero["stage"] == 3:
         assert zero["stage3_prefetch_bucket_size"] == zero["stage3_param_persistence_threshold"] == "auto"
 

@@ -19,8 +19,11 @@ from trl_ext.errors import ConfigError, SupportError
 from trl_ext.launch.ray_train import (
     _check_resources,
     _cpus_per_worker,
+    _no_retry,
     _resources,
     _storage,
+    _UnstartedError,
+    _work,
     accelerate_environment,
     split,
 )
@@ -40,6 +43,70 @@ def test_a_run_whose_worker_is_killed_ends_as_if_nothing_had_been(tiny_model, tm
     killed = under_ray("grpo", "cpu", recipe, tmp_path / "killed", 5, 1)
     assert difference(alone, loaded(tiny_model / "model.safetensors")) > 1e-3
     assert difference(alone, killed) == 0.0
+
+
+@pytest.mark.skipif(not IS_THOROUGH, reason="half a minute; what decides it is asked below")
+def test_an_error_of_the_data_before_the_first_step_is_not_tried_again(tiny_model, tmp_path):
+    pytest.importorskip("ray")
+    recipe = write_recipe("grpo", tiny_model, tmp_path)
+    with pytest.raises(AssertionError) as ended:
+        under_ray("grpo", "cpu", recipe, tmp_path / "failed", 0, 1, dying_of="data")
+    assert "IndexError: index -1 is out of bounds" in str(ended.value)
+    assert "It came before the first step and is not tried again." in str(ended.value)
+    assert (tmp_path / "failed.log").read_text().count("Started training worker group") == 1
+
+
+def failing(monkeypatch, error, *, after_step=False) -> type[Exception]:
+    """Let a script fail in a worker, and return what Ray gets."""
+    ray_train = pytest.importorskip("ray.train")
+
+    def script(argv, callbacks):
+        if after_step:
+            callbacks[0].on_step_end(None, None, None)
+        raise error
+
+    monkeypatch.setattr(ray_train, "get_checkpoint", lambda: None)
+    monkeypatch.setitem(sys.modules, "failing_script", SimpleNamespace(main=script))
+    config = {"module": "failing_script", "argv": [], "environment": {}, "folder": ".", "output_dir": "absent"}
+    with pytest.raises(Exception, match=str(error)) as raised:
+        _work(config | {"checkpoints": []})
+    return raised.type
+
+
+def caused(error, cause) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("error", [IndexError("size 0"), KeyError("prompt"), RuntimeError("The size of tensor a")])
+def test_an_error_before_the_first_step_is_one_of_data_or_code(monkeypatch, error):
+    assert failing(monkeypatch, error) is _UnstartedError
+    assert failing(monkeypatch, error, after_step=True) is type(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("by peer"),
+        OSError("Stale file handle"),
+        RuntimeError("CUDA error: uncorrectable ECC error"),
+        RuntimeError("gloo/transport/tcp/pair.cc: Connection closed by peer"),
+        RuntimeError("DataLoader worker 3 exited unexpectedly"),
+        caused(ValueError("no rows"), TimeoutError("timed out")),
+    ],
+)
+def test_what_a_machine_or_another_process_caused_is_tried_again(monkeypatch, error):
+    assert failing(monkeypatch, error) is type(error)
+
+
+def test_the_first_attempt_alone_ends_a_run():
+    pytest.importorskip("ray")
+    _no_retry().after_exception(None, {0: OSError("lost")})
+    with pytest.raises(RuntimeError, match=r"^IndexError: size 0\. It came before the first step and is not tried"):
+        _no_retry().after_exception(None, {0: OSError("lost"), 1: _UnstartedError("IndexError: size 0")})
+    later = _no_retry()
+    later.after_exception(None, {0: OSError("lost")})
+    later.after_exception(None, {1: _UnstartedError("IndexError: size 0")})
 
 
 def refused(capsys, *words) -> str:

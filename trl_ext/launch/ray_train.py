@@ -9,10 +9,12 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
@@ -33,6 +35,10 @@ CHECKPOINT = "checkpoint"  # transformers' PREFIX_CHECKPOINT_DIR
 # Codes of scripts that said why they ended: another attempt would end the same, or was not asked for.
 _FINAL = (0, USER_ERROR, OUT_OF_MEMORY, CANNOT_SAVE, SAVED_ON_SIGNAL)
 _ATTEMPT_FAILED = 1
+# In RuntimeErrors of devices, and of processes that load data and were killed.
+_OF_SYSTEM = re.compile(
+    "(CUDA|CUDA driver|cuDNN|NCCL|HIP) error|No CUDA GPUs|exited unexpectedly|is killed by signal|abruptly died"
+)
 # Of accelerate's environment, what Ray decides.
 _RAYS = frozenset("MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK".split())
 _ACCELERATES = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
@@ -119,6 +125,7 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
         run_config=RunConfig(
             storage_path=_storage(own.storage_path),
             failure_config=FailureConfig(max_failures=own.max_failures),
+            callbacks=[_no_retry()],
         ),
     )
     return trainer.fit()
@@ -270,6 +277,23 @@ def _no_cluster(address: str, error: Exception) -> ConfigError:
     )
 
 
+def _no_retry() -> Any:
+    """Make what ends the run, in Ray's controller, where workers of the first attempt raise _UnstartedError."""
+    from ray.train import UserCallback
+
+    class NoRetry(UserCallback):
+        is_first = True
+
+        def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
+            unstarted = [one for one in worker_exceptions.values() if isinstance(one, _UnstartedError)]
+            if self.is_first and unstarted:
+                # What a callback raises is no failure of a worker, and Ray ends the run.
+                raise RuntimeError(f"{unstarted[0]}. It came before the first step and is not tried again.")
+            self.is_first = False
+
+    return NoRetry()
+
+
 # In a worker -------------------------------------------------------------------------------------------------------
 
 
@@ -291,7 +315,8 @@ def _work(config: dict[str, Any]) -> int:
     """Run the script in this worker; return its exit code where another attempt would be no better.
 
     Raises:
-        RuntimeError: The script failed without a word of its own: Ray starts all workers again.
+        _UnstartedError: An error of data or code came before the first step.
+        Exception: The script failed otherwise: Ray starts all workers again.
     """
     if Path(config["folder"]).is_dir():
         os.chdir(config["folder"])  # paths of a recipe are relative to where the command was given
@@ -303,14 +328,35 @@ def _work(config: dict[str, Any]) -> int:
     if ray.train.get_checkpoint() is not None or _checkpoints(Path(config["output_dir"])) != config["checkpoints"]:
         argv += ["--resume_from_checkpoint", "true"]
     main: Callable[[Sequence[str], Sequence[Any]], None] = import_module(config["module"]).main
+    reports = _report_callback()
     try:
-        main(argv, [_report_callback()])
+        main(argv, [reports])
+    except Exception as error:
+        if reports.has_stepped or _may_pass(error):
+            raise
+        raise _UnstartedError(f"{type(error).__name__}: {error}") from error
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else _ATTEMPT_FAILED
         if code not in _FINAL:
             raise RuntimeError(f"the script ended with exit code {code}; its own output has the reason") from ended
         return code
     return 0
+
+
+class _UnstartedError(RuntimeError):
+    """An error before the first optimizer step that another attempt would meet again."""
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Return True for what a machine, its storage, a network or another process caused; False for data and code."""
+    from ray.exceptions import RayError
+
+    from trl_ext.compat.distributed import is_collective_error
+
+    if error is None or isinstance(error, OSError | EOFError | MemoryError | BrokenExecutor | RayError):
+        return error is not None
+    named = isinstance(error, RuntimeError) and _OF_SYSTEM.search(str(error))
+    return bool(named) or is_collective_error(error) or _may_pass(error.__cause__)
 
 
 def _checkpoints(folder: Path) -> list[str]:
@@ -323,6 +369,11 @@ def _report_callback() -> Any:
     from transformers import TrainerCallback
 
     class ReportToRay(TrainerCallback):
+        has_stepped = False
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.has_stepped = True
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             numbers = {key: float(value) for key, value in (logs or {}).items() if isinstance(value, Real)}
             ray.train.report({**numbers, "step": state.global_step})

@@ -1,4 +1,7 @@
-"""The training script `DYING_SCRIPT`, in which process `DYING_RANK` is killed once, before step `DYING_STEP`."""
+"""The training script `DYING_SCRIPT`, in which process `DYING_RANK` is killed once, before step `DYING_STEP`.
+
+With `DYING_OF=data` it raises an IndexError instead, as TRL does for an empty prompt.
+"""
 
 import os
 import signal
@@ -14,6 +17,8 @@ class Dies(TrainerCallback):
         if state.global_step == int(os.environ["DYING_STEP"]) and os.environ["RANK"] == os.environ["DYING_RANK"]:
             if not mark.exists():
                 mark.write_text(f"rank {os.environ['RANK']} in step {state.global_step}")
+                if os.environ["DYING_OF"] == "data":
+                    raise IndexError("index -1 is out of bounds for dimension 0 with size 0")
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

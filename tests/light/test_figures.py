@@ -79,8 +79,17 @@ def judges() -> dict:
     return {EVIDENCE: {plain}, ROOT / "docs" / "reference" / "judges.md": {plain, one_by_one, failing}}
 
 
+def ahead_learning() -> dict:
+    runs = json.loads((RESULTS / "ahead_learning_cpu.json").read_text())["runs"]
+    ahead, waiting = ([f"{one['held_out']:.2f}" for one in runs if one["ahead"] == number] for number in (1, 0))
+    page = {f"{', '.join(those[:2])} and {those[2]}" for those in (ahead, waiting)}
+    return {EVIDENCE: {f"{', '.join(ahead)}; 0: {', '.join(waiting)}"}, ROOT / "docs" / "running" / "overlap.md": page}
+
+
 @pytest.mark.parametrize(
-    "figures", [grpo_update, reward, ppo, critic_start, rules, judges], ids=lambda figures: figures.__name__
+    "figures",
+    [grpo_update, reward, ppo, critic_start, rules, judges, ahead_learning],
+    ids=lambda figures: figures.__name__,
 )
 def test_pages_give_the_figures_of_the_results(figures):
     absent = {

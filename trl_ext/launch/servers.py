@@ -123,12 +123,10 @@ def _taken(argv: Sequence[str]) -> tuple[int | None, list[str]]:
     return int(value), words
 
 
-def _check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Refuse what contradicts servers of our own."""
+def check_servers(trainer: str, num_servers: int, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings that go with no servers of our own; `given` are those of recipe and flags."""
     if trainer == "reward":
         raise ConfigError(f"{FLAG} {num_servers} with trl-ext reward, which generates nothing. Leave it out.")
-    if not (given.get("model_name_or_path") or given.get("sft_model_path")):
-        raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
     others = {"use_vllm": ("false", "False", False), "vllm_mode": ("colocate",)}
     for key, refused in others.items():
         if given.get(key) in refused:
@@ -141,6 +139,13 @@ def _check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequ
                 f"{key} is {given[key]}, a server that runs already, and {FLAG} {num_servers} starts its own. Leave "
                 "one of both out."
             )
+
+
+def _check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Refuse what contradicts servers of our own, and what they lack."""
+    check_servers(trainer, num_servers, given)
+    if not (given.get("model_name_or_path") or given.get("sft_model_path")):
+        raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
     if any(word.partition("=")[0] in ("--num_machines", "--machine_rank") for word in words):
         raise ConfigError(
             f"{FLAG} {num_servers} starts servers on this machine alone, and --num_machines is given. Start `trl "

@@ -274,8 +274,13 @@ def test_vllm_servers_take_cards_of_the_machine_and_are_planned(ask, capsys):
     for words in (["--vllm_servers", "2"], ["--vllm_servers", "1", "--vllm_tensor_parallel_size", "2"]):
         with pytest.raises(ConfigError, match="none is left for training"):
             ask(GRPO | LORA, "--gpus", "2xA40-48GB", *words)
-    with pytest.raises(ConfigError, match="--vllm_servers is -1"):
-        ask(GRPO | LORA, "--gpus", "2xA40-48GB", "--vllm_servers", "-1")
+    for words, sentence in {
+        "--vllm_servers 0": "--vllm_servers is 0",
+        "--vllm_servers 1 --use_vllm false": "starts servers, and use_vllm is False",
+        "--vllm_servers 1 --vllm_server_port 8000": "a server that runs already",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            ask(GRPO | LORA, "--gpus", "2xA40-48GB", *words.split())
 
 
 def test_messages_need_a_chat_template(ask, tmp_path):

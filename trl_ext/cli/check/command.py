@@ -76,9 +76,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--gpu_memory_gib", type=float, help="total memory of a card that is not in the table")
     parser.add_argument("--num_processes", type=int, help="processes of the run; one for each card if not given")
     parser.add_argument("--config_file", help="the launch, if not the recipe's: a shipped one's name, or a file")
-    parser.add_argument(
-        "--vllm_servers", type=int, default=0, help="of the run; their cards are among those of --gpus"
-    )
+    parser.add_argument("--vllm_servers", type=int, help="of the run; their cards are among those of --gpus")
     parser.add_argument("--max_prompt_length", type=int, help="tokens of the longest prompt; guessed if not given")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -156,6 +154,6 @@ def run_checks(arguments: argparse.Namespace, overrides: Sequence[str]) -> list[
         report.findings += report.attempt("rules", check_models.check_rules, rewards or [], rows, tokenizer) or []
     if shape is not None:
         prompt_length = arguments.max_prompt_length, measured
-        memory = (parsed, shape, hardware, num_processes, launch, prompt_length, arguments.vllm_servers)
+        memory = (parsed, shape, hardware, num_processes, launch, prompt_length, arguments.vllm_servers or 0)
         report.findings += report.attempt("memory", check_memory.check_memory, *memory) or []
     return report.findings

@@ -164,9 +164,12 @@ def run_of_recipe(
             prompt_tokens = max(longest, min(rounded, room), 1)
     job = job_of_run(parsed.trainer, keys, shape, num_processes, engine, prompt_tokens)
     if num_servers:  # that the launcher starts
-        size = arguments.vllm_tensor_parallel_size
-        job = replace(job, vllm_servers=num_servers, vllm_tensor_parallel_size=size)
-        job = replace(job, vllm_gpu_memory_utilization=FULL_ENOUGH)
+        job = replace(
+            job,
+            vllm_servers=num_servers,
+            vllm_tensor_parallel_size=arguments.vllm_tensor_parallel_size,
+            vllm_gpu_memory_utilization=FULL_ENOUGH,
+        )
     fixed = ALL
     if arguments.memory is not None:
         fixed = decided(job, arguments, shape, engine, has_value_model=bool(keys.get("value_model")))

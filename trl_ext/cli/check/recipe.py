@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from trl_ext.errors import ConfigError
+from trl_ext.launch.servers import check_servers
 from trl_ext.memory.files.launch import read_accelerate
 from trl_ext.scripts.arguments import StrictParser, split_config_flag
 from trl_ext.scripts.recipe import launch_file, paths_beside, read_recipe, unknown_argument
@@ -63,24 +64,26 @@ class Parsed:
 
 
 def with_servers(
-    num_servers: int, recipe: str, trainer: str | None, overrides: Sequence[str], num_gpus: int | None
+    num_servers: int | None, recipe: str, trainer: str | None, overrides: Sequence[str], num_gpus: int | None
 ) -> tuple[int, Sequence[str]]:
     """What `--vllm_servers` adds to a run: the cards of its servers, and the overrides with what the launcher adds.
 
     Args:
-        num_servers: 0 for none.
+        num_servers: None for none.
         num_gpus: Of the machine; None if not known.
 
     Raises:
-        ConfigError: No card is left for training, or the recipe generates nothing.
+        ConfigError: No card is left for training, or a setting of the recipe contradicts them.
     """
-    if not num_servers:
+    if num_servers is None:
         return 0, overrides
     words = split_config_flag(["--config", recipe, *overrides])
     name = trainer or guess_trainer(words[1], words[2:])
-    if num_servers < 0 or name == "reward":
-        raise ConfigError(f"--vllm_servers is {num_servers}. Give 1 or more, with a recipe of grpo or ppo.")
-    served = num_servers * int(make_parser(name).given_values(words).get("vllm_tensor_parallel_size") or 1)
+    if num_servers < 1:
+        raise ConfigError(f"--vllm_servers is {num_servers}. Give the number of vLLM servers: 1 or more.")
+    given = make_parser(name).given_values(words)
+    check_servers(name, num_servers, given)
+    served = num_servers * int(given.get("vllm_tensor_parallel_size") or 1)
     if num_gpus is not None and served >= num_gpus:
         raise ConfigError(f"The vLLM servers take {served} of {num_gpus} cards: none is left for training.")
     return served, [*overrides, "--use_vllm", "true", "--vllm_mode", "server"]

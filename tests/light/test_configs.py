@@ -49,7 +49,7 @@ def test_the_folders_hold_one_file_for_every_documented_name():
     assert [path.suffix for path in YAMLS.values()] == [".yaml"] * len(YAMLS)
     assert [path.suffix for path in JSONS.values()] == [".json"] * len(JSONS)
     assert ZERO == list(JSONS) == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
-    assert YAMLS.keys() - JSONS.keys() == {"single_gpu", "multi_gpu", "cpu"}
+    assert YAMLS.keys() - JSONS.keys() == {"single_gpu", "multi_gpu", "cpu", "fsdp2", "fsdp2_offload"}
 
 
 @pytest.mark.parametrize("name", ZERO)
@@ -81,6 +81,13 @@ def test_a_json_leaves_to_the_trainer_what_is_the_trainers_and_its_buckets_follo
     assert all(part["pin_memory"] for name, part in zero.items() if name.startswith("offload_"))
     if zero["stage"] == 3:
         assert zero["stage3_prefetch_bucket_size"] == zero["stage3_param_persistence_threshold"] == "auto"
+
+
+def test_the_fsdp_files_differ_in_where_weights_lie():
+    plain, offload = read_yaml("fsdp2"), read_yaml("fsdp2_offload")
+    assert plain["fsdp_config"].pop("fsdp_offload_params") is False
+    assert offload["fsdp_config"].pop("fsdp_offload_params") is True
+    assert plain == offload
 
 
 def test_cpu_and_multi_gpu_start_the_same_launcher():

@@ -18,15 +18,17 @@ def test_accelerate_loads_every_yaml(name):
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     config = config_args.load_config_from_file(str(YAMLS[name]))
     kind = {"single_gpu": "NO", "multi_gpu": "MULTI_GPU", "cpu": "MULTI_GPU"}.get(name, "DEEPSPEED")
+    kind = "FSDP" if name.startswith("fsdp") else kind
     assert config.distributed_type.value == kind
 
 
-@pytest.mark.parametrize("name", ZERO)
-def test_accelerates_launcher_knows_every_deepspeed_key(name):
+@pytest.mark.parametrize("name", [name for name in YAMLS if name.startswith(("zero", "fsdp"))])
+def test_accelerates_launcher_knows_every_key_of_the_engine(name):
     # accelerate takes over any key under deepspeed_config and reads only those it knows: a typo would do nothing.
     launch = pytest.importorskip("accelerate.commands.launch")
     known = vars(launch.launch_command_parser().parse_args(["train.py"]))
-    assert read_yaml(name)["deepspeed_config"].keys() <= known.keys()
+    settings = read_yaml(name)
+    assert (settings.get("deepspeed_config") or settings["fsdp_config"]).keys() <= known.keys()
 
 
 @pytest.mark.parametrize("name", YAMLS)

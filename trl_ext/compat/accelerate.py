@@ -1,8 +1,10 @@
-"""accelerate: a prepared data loader, taken apart and put together again."""
+"""accelerate: a prepared data loader, taken apart and put together again; and how it is told to shard by FSDP."""
 
+import os
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 KEPT = tuple(
@@ -26,3 +28,14 @@ def with_batch_sampler(loader: Any, dataset: Dataset, batch_sampler: Sampler) ->
         batch_sampler=batch_sampler,
         **{name: getattr(loader, name) for name in KEPT},
     )
+
+
+def is_fsdp(args: Any) -> bool:
+    """Return True for a run that FSDP shards, by its own settings or by accelerate's launch."""
+    return bool(args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true")
+
+
+def fsdp_plugin(args: Any) -> Any:
+    """Return FSDP's settings of a run as accelerate will have them; None without FSDP."""
+    own = args.fsdp_plugin_args if args.fsdp else {}
+    return FullyShardedDataParallelPlugin(**own) if is_fsdp(args) else None

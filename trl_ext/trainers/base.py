@@ -15,7 +15,11 @@ from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
 from trl_ext.trainers.fit.rehearsal.rehearsal import watch_memory
-from trl_ext.trainers.forward.gradient_sync import backward_where_there_is_one, keep_gradients_in_buckets
+from trl_ext.trainers.forward.gradient_sync import (
+    backward_where_there_is_one,
+    keep_gradients_in_buckets,
+    reduce_every_backward,
+)
 from trl_ext.trainers.packing import PackingSwitch
 from trl_ext.trainers.record.trainer import RunRecords
 from trl_ext.trainers.rows.sentence import stream_read
@@ -45,6 +49,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
             phases: The planner's phases that this trainer goes through.
         """
         keep_gradients_in_buckets(self.accelerator)
+        reduce_every_backward(self.accelerator)
         watch_memory(self, phases)
 
     def get_train_dataloader(self) -> DataLoader:

@@ -8,8 +8,10 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 
+from trl_ext.compat.accelerate import fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
 from trl_ext.errors import ConfigError, DataError, SupportError
+from trl_ext.memory.run.keys import optimizer_name
 from trl_ext.trainers.checkpoints.folder import check_seen_by_all
 from trl_ext.trainers.checkpoints.ranks import gathered
 from trl_ext.trainers.forward.sequence_parallel import check_processes
@@ -82,8 +84,7 @@ def check_moving(args: Any, model: Any, peft_config: Any) -> None:
             "sync_ref_model=True moves a separate reference; with adapters the reference is the model without them, "
             "which stays. Leave sync_ref_model out, or train all weights."
         )
-    launched = os.environ.get("FSDP_VERSION", "1") if os.environ.get("ACCELERATE_USE_FSDP") == "true" else None
-    if str(args.fsdp_plugin_args["fsdp_version"] if args.fsdp else launched) == "1":
+    if is_fsdp(args) and fsdp_plugin(args).fsdp_version == 1:
         raise ConfigError(
             "sync_ref_model=True needs the reference's weights in every checkpoint, and FSDP1 flattens them. Launch "
             "with fsdp_version: 2, or with --config_file zero3."
@@ -109,6 +110,7 @@ def check_launch(args: Any) -> None:
             "train a separate model. Without GPUs, set use_cpu: true in the recipe (or --use_cpu)."
         )
     check_processes(args)
+    _check_fsdp(args)
     if has_peers():
         honour_timeout(args.ddp_timeout)
         told = gathered(args, (socket.gethostname(), {name: packages().get(name, "") for name in _SAME_VERSIONS}))
@@ -120,6 +122,23 @@ def check_launch(args: Any) -> None:
                     f"{_versions(first, different)}. Install the same versions on all machines."
                 )
         check_seen_by_all(args)
+
+
+def _check_fsdp(args: Any) -> None:
+    """Raise ConfigError for settings of FSDP with which a run would fail, or end without its model."""
+    plugin = fsdp_plugin(args)
+    if plugin is None:
+        return
+    checks = {
+        "fsdp_activation_checkpointing is true, and layers are recomputed by the trainer's gradient_checkpointing. "
+        "Leave it out; gradient_checkpointing alone decides.": plugin.activation_checkpointing,
+        "fsdp_state_dict_type is SHARDED_STATE_DICT, with which the run would end without a model that can be loaded. "
+        "Set FULL_STATE_DICT.": plugin.state_dict_type.name == "SHARDED_STATE_DICT",
+        f"optim={optimizer_name(vars(args))}: the 8-bit optimizers of bitsandbytes cannot step on weights that FSDP "
+        "splits. Take adamw_torch_fused, or launch with --config_file zero3.": "8bit" in optimizer_name(vars(args)),
+    }
+    for sentence in (sentence for sentence, is_so in checks.items() if is_so):
+        raise ConfigError(sentence)
 
 
 def check_steps(dataset: Any, args: Any) -> None:

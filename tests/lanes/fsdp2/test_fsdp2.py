@@ -1,17 +1,14 @@
 """Two processes that shard the model with FSDP2 train the same weights as two under DDP, to 1e-6, packed.
 
-On the CPU over gloo, in fp32, on a tiny random Llama. `on_cpu.py` tells how accelerate comes to shard there.
+On the CPU over gloo, in fp32, on a tiny random Llama. `fsdp_on_cpu.py` describes how accelerate comes to shard there.
 """
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.multi.launching import PROGRAMS, Run, facts_of, launched, loaded
-from tests.multi.warm import warm_python
+from tests.multi.launching import ENVIRONMENT, PROGRAMS, Run, facts_of, launched, loaded
 
-HERE = Path(__file__).parent
 TOLERANCE = 1e-6
 # Options of the worker, and the files with what it trained.
 JOBS = {
@@ -22,42 +19,47 @@ JOBS = {
 }
 
 
-def run_of(job, launcher, models, folder, monkeypatch=None, *options) -> Run:
+def run_of(job, launch, models, folder, *options) -> Run:
     name, own, weights = JOBS[job]
     model, reward_model = models
-    command = [*launcher, HERE / "on_cpu.py"] if monkeypatch else launcher
     options = [*own, *options, *(["--reward_model", reward_model] if job.startswith("ppo") else [])]
-    if monkeypatch:
-        monkeypatch.setitem(facts_of.__globals__["ENVIRONMENT"], "SHARDED", str(folder / "sharded.json"))
+    folder.mkdir(exist_ok=True)
     out = folder / "out"
     model = reward_model if job == "reward" else model
-    facts = facts_of(PROGRAMS / f"{name}.py", command, model, out, 2, *options)
+    facts = facts_of(PROGRAMS / f"{name}.py", launched(launch, 2), model, out, 2, *options)
     files = out.glob(weights)
     return Run(facts, {f"{file.parent.name} {name}": w for file in files for name, w in loaded(file).items()}, out)
 
 
-def sharding() -> list:
-    """accelerate's launch of two processes with FSDP2, by a Python that is warm."""
-    launcher = [warm_python(), "-m", "accelerate.commands.launch", "--main_process_port", 0, "--num_processes", 2]
-    return [*launcher, "--config_file", HERE / "fsdp2.yaml"]
+@pytest.fixture
+def on_cpu(tmp_path, monkeypatch):
+    """A call after which launches shard on the CPU; it returns the file with what lies on process 0."""
+
+    def begin():
+        monkeypatch.setitem(ENVIRONMENT, "RUN_FIRST", str(PROGRAMS / "fsdp_on_cpu.py"))
+        monkeypatch.setitem(ENVIRONMENT, "SHARDED", str(tmp_path / "sharded.json"))
+        return tmp_path / "sharded.json"
+
+    return begin
 
 
+@pytest.mark.parametrize("launch", ["fsdp2", "fsdp2_offload"])
 @pytest.mark.parametrize("job", JOBS)
-def test_sharded_processes_train_what_whole_ones_do(job, tiny_model, tiny_reward_model, tmp_path, monkeypatch):
+def test_sharded_processes_train_what_whole_ones_do(job, launch, tiny_model, tiny_reward_model, tmp_path, on_cpu):
     models = tiny_model, tiny_reward_model
-    (tmp_path / "ddp").mkdir()
-    whole = run_of(job, launched("cpu", 2), models, tmp_path / "ddp")
-    sharded = run_of(job, sharding(), models, tmp_path, monkeypatch)
-    shares = json.loads((tmp_path / "sharded.json").read_text())
+    whole = run_of(job, "cpu", models, tmp_path / "ddp")
+    facts = on_cpu()
+    sharded = run_of(job, launch, models, tmp_path)
+    shares = json.loads(facts.read_text())["shares"]
     assert shares.count(0.5) > 15  # a head with one row lies on one process
     print(f"largest weight difference: {sharded.distance(whole):.1e}")  # pytest -rP shows it
     assert sharded.distance(whole) <= TOLERANCE
 
 
-def test_ppo_is_sharded_by_its_settings_as_by_its_launch(tiny_model, tiny_reward_model, tmp_path, monkeypatch):
+def test_ppo_is_sharded_by_its_settings_as_by_its_launch(tiny_model, tiny_reward_model, tmp_path, on_cpu):
     models = tiny_model, tiny_reward_model
-    (tmp_path / "ddp").mkdir()
-    whole = run_of("ppo", launched("cpu", 2), models, tmp_path / "ddp")
-    sharded = run_of("ppo", launched("cpu", 2), models, tmp_path, monkeypatch, "--fsdp")
-    assert json.loads((tmp_path / "sharded.json").read_text()).count(0.5) > 15
+    whole = run_of("ppo", "cpu", models, tmp_path / "ddp")
+    facts = on_cpu()
+    sharded = run_of("ppo", "cpu", models, tmp_path, "--fsdp")
+    assert json.loads(facts.read_text())["shares"].count(0.5) > 15
     assert sharded.distance(whole) <= TOLERANCE

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from trl_ext.compat.accelerate import is_fsdp
 from trl_ext.errors import ConfigError
 from trl_ext.packing.rope import kinds_of
 from trl_ext.packing.state import carries_state
@@ -51,7 +52,7 @@ def check_processes(args: Any) -> None:
             f"{number} cannot be cut into groups of sequence_parallel={size}. Launch a multiple of {size} processes, "
             f"or set sequence_parallel to a divisor of {count}."
         )
-    if args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    if is_fsdp(args):
         raise ConfigError(
             f"sequence_parallel={size} runs under DDP and DeepSpeed, not FSDP. Launch with --config_file zero3."
         )

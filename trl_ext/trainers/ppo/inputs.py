@@ -1,6 +1,5 @@
 """Checks and loads what PPOTrainer is given: models that must fit together, datasets as TRL 1.12 wanted them."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
+from trl_ext.compat.accelerate import is_fsdp
 from trl_ext.compat.versions import is_older
 from trl_ext.errors import ConfigError
 from trl_ext.trainers.ppo.config import PPOConfig
@@ -135,7 +135,7 @@ def choose_critic(
             f"reward_adapter is a third LoRA next to those of actor and critic, but critic='{critic}' has none. Take "
             "critic='adapter' with a peft_config, or give the reward model as reward_model."
         )
-    if critic == "separate" and _is_fsdp(args):
+    if critic == "separate" and is_fsdp(args):
         raise ConfigError(
             "critic='separate' is a second trained model, which accelerate cannot shard with FSDP. Take critic='head' "
             "or 'adapter', or launch with --config_file zero3."
@@ -168,13 +168,8 @@ def _check_start(critic: str, value_model: Any, reward_adapters: Sequence[str], 
         )
 
 
-def _is_fsdp(args: Any) -> bool:
-    """True by the run's own settings, or by accelerate's launch."""
-    return bool(args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true")
-
-
 def _shards(args: Any) -> bool:
-    return args.deepspeed_plugin is not None or _is_fsdp(args)
+    return args.deepspeed_plugin is not None or is_fsdp(args)
 
 
 def check_value_model(value_model: Any, model_config: Any, tokenizer: Any) -> None:

@@ -161,6 +161,24 @@ def test_processes_that_make_no_groups(tmp_path):
         check_processes(SimpleNamespace(sequence_parallel=2, world_size=2, fsdp=["full_shard"]))
 
 
+@pytest.mark.parametrize(
+    ("variables", "settings", "words"),
+    [
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "recomputed by the trainer's gradient_checkpointing"),
+        ({"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, {}, "end without a model that can be loaded"),
+        ({}, {"optim": "adamw_bnb_8bit"}, "optim=adamw_bnb_8bit: the 8-bit optimizers of bitsandbytes"),
+    ],
+)
+def test_a_launch_of_fsdp_with_which_a_run_would_fail_or_lose_its_model(
+    variables, settings, words, tmp_path, monkeypatch
+):
+    launched = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+    for name, value in (launched | variables).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=words):
+        trainer(tmp_path, **settings)
+
+
 ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
 

@@ -1,0 +1,67 @@
+"""The command of docs/reference/support.md that launches FSDP2, as printed, trains what two processes under DDP do.
+
+On two CPUs over gloo (`fsdp_on_cpu.py`), in fp32, with transformers' own generation, whose completions differ in
+length. Reward, PPO and weights in host memory: `make fsdp2`.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+
+import yaml
+
+from tests.multi.launching import PROGRAMS, ROOT, TIMEOUT_S, YAMLS, Run, environment, loaded
+from tests.multi.warm import warm_python
+
+PAGE = (ROOT / "docs" / "reference" / "support.md").read_text()
+[PRINTED] = re.findall(r'```bash\naccelerate launch (.*"\$\(trl-ext launch-file fsdp2\)".*)\n```', PAGE)
+SETTINGS = {
+    "dataset_name": "rows.jsonl",
+    "output_dir": "out",
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 4,
+    "max_completion_length": 12,
+    "beta": 0.05,
+    "max_steps": 2,
+    "learning_rate": 1e-2,
+    "adam_epsilon": 1e-3,  # noise in the gradient grows tenfold at most on its way to the weight
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": "none",
+    "rules": [{"rule": "length", "high": 4, "slack": 8}],
+    # One token in three or four ends the completion: each process then has another longest one.
+    "generation_kwargs": {"suppress_tokens": list(range(5, 200))},
+}
+
+
+def run_of(launch, model, folder, **variables) -> Run:
+    """Run the printed command in a folder with its recipe, under a launch file."""
+    folder.mkdir()
+    rows = [{"prompt": f"w{i} w{i + 1}", "answer": f"w{i}"} for i in range(32)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"model_name_or_path": str(model), **SETTINGS}))
+    words = [{"$(trl-ext launch-file fsdp2)": YAMLS[launch]}.get(word, word) for word in shlex.split(PRINTED)]
+    command = [warm_python(), "-m", "accelerate.commands.launch", "--main_process_port", 0, *words]
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return Run({}, loaded(folder / "out" / "model.safetensors"), folder)
+
+
+def test_the_printed_command_trains_what_ddp_does(tiny_model, tmp_path):
+    whole = run_of("multi_gpu", tiny_model, tmp_path / "ddp")
+    facts = tmp_path / "sharded.json"
+    variables = {"RUN_FIRST": str(PROGRAMS / "fsdp_on_cpu.py"), "SHARDED": str(facts)}
+    sharded = run_of("fsdp2", tiny_model, tmp_path / "fsdp2", **variables)
+    assert json.loads(facts.read_text())["shares"] == [0.5] * len(whole.weights)
+    start = Run({}, loaded(tiny_model / "model.safetensors"), tiny_model)
+    assert whole.distance(start) > 1e-3
+    assert sharded.distance(whole) <= 1e-6

@@ -10,7 +10,7 @@
 #   make gpu          exactness, speed and memory on a CUDA card; gpu-preflight: would it run; gpu-exact, gpu-speed, gpu-memory: a part
 #
 # Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make oldest,
-# make newest, make trl-suite, make drills, make fuzz, make kills.
+# make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -33,7 +33,7 @@ ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
 .PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory vllm fsdp2 \
-	oldest newest trl-suite drills state-kernels fuzz kills
+	oldest newest trl-suite drills cluster-files state-kernels fuzz kills
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -133,6 +133,16 @@ vllm: .venv-vllm/.installed
 # Workers of Ray that are killed at random steps, two networks, a lost head node: 25 minutes.
 drills: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/lanes/drills
+
+# The programs that read the files of docs/cluster, without ours and PyTorch; SkyPilot makes a folder in HOME.
+.venv-cluster/.installed:
+	$(PYTHON) -m venv .venv-cluster
+	.venv-cluster/bin/python -m pip install --progress-bar off "skypilot==0.14.*" "kubeflow-trainer-api==2.3.*" pytest \
+		| $(ONE_LINE_EACH)
+	touch $@
+
+cluster-files: .venv-cluster/.installed
+	HOME="$(CURDIR)/.venv-cluster" .venv-cluster/bin/python -m pytest --noconftest tests/lanes/cluster
 
 # Settings drawn at random, against TRL and against plain replays; each draw prints its seed. FUZZ_SEED starts elsewhere.
 fuzz: $(VENV)/.installed

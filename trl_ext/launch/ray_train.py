@@ -25,8 +25,11 @@ from typing import Any
 import yaml
 from transformers.hf_argparser import string_to_bool
 
+from trl_ext.compat.vllm import STARTS_VARIABLE
 from trl_ext.errors import CANNOT_SAVE, SAVED_ON_SIGNAL, ConfigError, SupportError
+from trl_ext.launch import servers
 from trl_ext.launch.accelerate import launch_arguments, refuse, without
+from trl_ext.launch.ray_servers import serving_on_ray
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.exit import OUT_OF_MEMORY, USER_ERROR, refusals
 from trl_ext.scripts.start import has_address_of_its_own, interface_of
@@ -57,6 +60,7 @@ def ray_parser() -> ArgumentParser:
         "--storage_path", help="Where Ray notes the run's state: a folder that all machines see, or s3://..."
     )
     parser.add_argument("--max_failures", type=int, default=0, help="How often a failed run is started again.")
+    parser.add_argument("--vllm_servers", type=int, help="vLLM servers on GPUs that do not train.")
     return parser
 
 
@@ -87,31 +91,45 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
         ray.train.TrainingFailedError: It failed more than `--max_failures` times.
     """
     own, words = split(argv)
+    given = parser.given_values(words)
+    if own.vllm_servers:
+        servers.check(module.rpartition(".")[2], own.vllm_servers, given, words)
+    words = script_words(argv)
     environment = accelerate_environment(module, parser, words, own.num_workers)
-    settings = {**vars(parser.parse_known_args([])[0]), **parser.given_values(words)}
+    settings = {**vars(parser.parse_known_args([])[0]), **given}
     on_cpu = str(settings["use_cpu"]).lower() == "true" or environment.get("ACCELERATE_USE_CPU") == "true"
     script = without(words, parser.unknown_arguments(words))
     _connect(own)
     import ray
+
+    size = int(settings["vllm_tensor_parallel_size"]) if own.vllm_servers and not on_cpu else 0
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    resources = _placed(own, on_cpu, size, machines)
+    is_alone = len(machines) == 1 and not own.autoscaling
+    with serving_on_ray(own.vllm_servers or 0, size, settings, given, is_alone) as (actors, words):
+        if actors:
+            environment = {**environment, STARTS_VARIABLE: os.environ[STARTS_VARIABLE]}
+        config = {"module": module, "argv": [*script, *words], "environment": environment, "actors": actors}
+        return _trainer(own, settings, resources, config, on_cpu).fit()
+
+
+def script_words(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of a command line that are not Ray's, and those of a run that asks servers of its own."""
+    own, words = split(argv)
+    return [*words, *(servers.ASKING if own.vllm_servers else ())]
+
+
+def _trainer(
+    own: Namespace, settings: Mapping[str, Any], resources: dict[str, float], config: Mapping[str, Any], on_cpu: bool
+) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     folder = Path(settings["output_dir"] or "trainer_output")
-    asked = _resources(own.resources_per_worker, on_cpu)
-    free = math.inf if own.autoscaling else ray.available_resources().get("CPU", math.inf)
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    resources = {"CPU": _cpus_per_worker(asked.get("GPU", 0), own.num_workers, machines, free), **asked}
-    _check_resources(resources, own.num_workers, ray.cluster_resources(), autoscaling=own.autoscaling)
-    trainer = TorchTrainer(
+    places = {"folder": os.getcwd(), "output_dir": str(folder), "checkpoints": _checkpoints(folder)}
+    return TorchTrainer(
         _work,
-        train_loop_config={
-            "module": module,
-            "argv": script,
-            "environment": environment,
-            "folder": os.getcwd(),
-            "output_dir": str(folder),
-            "checkpoints": _checkpoints(folder),
-        },
+        train_loop_config={**config, **places},
         scaling_config=ScalingConfig(
             num_workers=own.num_workers,
             use_gpu="GPU" in resources,
@@ -128,7 +146,6 @@ def fit(module: str, parser: StrictParser, argv: Sequence[str]) -> Any:
             callbacks=[_no_retry()],
         ),
     )
-    return trainer.fit()
 
 
 def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -145,6 +162,8 @@ def split(argv: Sequence[str]) -> tuple[Namespace, list[str]]:
         raise ConfigError(f"--num_workers is {own.num_workers}, fewer than one process. Start at least one.")
     if own.max_failures < 0:
         raise ConfigError(f"--max_failures is {own.max_failures}. Give how often a failed run is started again.")
+    if own.vllm_servers is not None and own.vllm_servers < 1:
+        raise ConfigError(f"{servers.FLAG} is '{own.vllm_servers}'. Give the number of vLLM servers: 1 or more.")
     for word in words:
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name in _ACCELERATES:
@@ -191,6 +210,24 @@ def accelerate_environment(
     return {key: value for key, value in made.items() if key not in _RAYS and os.environ.get(key) != value}
 
 
+def _placed(own: Namespace, on_cpu: bool, num_gpus: int, machines: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the resources of a worker; refuse what the cluster lacks for them and for servers of so many GPUs."""
+    import ray
+
+    asked = _resources(own.resources_per_worker, on_cpu)
+    free = math.inf if own.autoscaling else ray.available_resources().get("CPU", math.inf)
+    resources = {"CPU": _cpus_per_worker(asked.get("GPU", 0), own.num_workers, machines, free), **asked}
+    served = num_gpus * (own.vllm_servers or 0)
+    _check_resources(resources, own.num_workers, ray.cluster_resources(), served, autoscaling=own.autoscaling)
+    most = max(there.get("GPU", 0) for there in machines)
+    if num_gpus > most and not own.autoscaling:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size is {num_gpus}, and the cluster has {most:g} GPUs on one machine at most, as a "
+            "vLLM server needs them. Give fewer, or add machines."
+        )
+    return resources
+
+
 def _resources(text: str | None, on_cpu: bool) -> dict[str, float]:
     """Return what the user asked for each worker, and one GPU where the run is not on the CPU."""
     asked = {} if text is None else yaml.safe_load(text)
@@ -229,21 +266,31 @@ def _storage(path: str | None) -> str | None:
 
 
 def _check_resources(
-    wanted: Mapping[str, float], num_workers: int, there: Mapping[str, float], *, autoscaling: bool = False
+    wanted: Mapping[str, float],
+    num_workers: int,
+    there: Mapping[str, float],
+    served: int = 0,
+    *,
+    autoscaling: bool = False,
 ) -> None:
-    """Refuse what the cluster lacks; where it starts machines by itself, print what is waited for."""
-    missing = {name: number for name, number in wanted.items() if number * num_workers > there.get(name, 0)}
+    """Refuse what the cluster lacks for workers, and for servers that get `served` GPUs together; where it starts
+    machines by itself, print what is waited for."""
+    totals = {name: number * num_workers for name, number in wanted.items()}
+    totals["GPU"] = totals.get("GPU", 0) + served
+    missing = {name: total for name, total in totals.items() if total > there.get(name, 0)}
     if missing and autoscaling:
-        lacks = " and ".join(f"{there.get(name, 0):g} of {missing[name] * num_workers:g} {name}" for name in missing)
+        lacks = " and ".join(f"{there.get(name, 0):g} of {total:g} {name}" for name, total in missing.items())
         print(f"The cluster has {lacks} now: waiting for its autoscaler to start machines.", flush=True)
         return
-    for name, number in missing.items():
-        fit_in = int(there.get(name, 0) // number)
+    for name in missing:
+        number, of_servers, has = wanted.get(name, 0), served * (name == "GPU"), there.get(name, 0)
+        fit_in = int((has - of_servers) // number) if number else 0
+        fewer = "Start fewer servers, " if of_servers else f"Give --resources_per_worker without {name}, "
         raise ConfigError(
-            f"{num_workers} workers with {number:g} {name} each are to start, and the cluster has "
-            f"{there.get(name, 0):g} {name}. "
-            + (f"Give --num_workers {fit_in}." if fit_in else f"Give --resources_per_worker without {name}, ")
-            + ("" if fit_in else "or add machines that have it.")
+            f"{num_workers} workers with {number:g} {name} each "
+            + (f"and vLLM servers with {of_servers:g} together " if of_servers else "")
+            + f"are to start, and the cluster has {has:g} {name}. "
+            + (f"Give --num_workers {fit_in}." if fit_in > 0 else f"{fewer}or add machines that have it.")
             + " If the cluster starts machines when they are asked for: --autoscaling."
         )
 
@@ -323,6 +370,8 @@ def _work(config: dict[str, Any]) -> int:
     os.environ.update(config["environment"])
     import ray.train
 
+    if config["actors"] and ray.train.get_context().get_world_rank() == 0:
+        ray.get([actor.begin_attempt.remote() for actor in config["actors"]])
     argv = list(config["argv"])
     # Ray starts this run again, and it has written a checkpoint.
     if ray.train.get_checkpoint() is not None or _checkpoints(Path(config["output_dir"])) != config["checkpoints"]:

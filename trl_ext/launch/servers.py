@@ -1,7 +1,7 @@
 """vLLM servers beside a run: `trl vllm-serve` on cards that do not train, up before the run begins and ended with it.
 
 A server is a child process in a session of its own: Ctrl-C at a terminal does not reach it, so that a run can save
-first, and it gets SIGTERM when this process ends, however it ends.
+first, and it gets SIGTERM when this process ends, however it ends. Under Ray it is a child of an actor.
 """
 
 import json
@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,56 @@ POLL_S = 0.5
 RESTARTS = 3  # of all servers of a run together
 HANGING_S = 60.0  # without an answer to /health, after which a server counts as one that has ended
 running: set[int] = set()  # process ids of this process's servers, which get no signals passed on
+HERE = "127.0.0.1"
+ASKING = ("--use_vllm", "true", "--vllm_mode", "server")  # of a run that asks servers
 OF_SERVERS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")  # servers that run already
+
+
+class VLLMProcess(subprocess.Popen[bytes]):
+    """The process of a server, which leads a session of its own."""
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to the server and to what it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def answers(self, url: str) -> bool:
+        """Return True where the server answers at its address."""
+        with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+        return False
+
+
+def start_server(command: Sequence[str], log: Path, cards: str = "") -> VLLMProcess:
+    """Start a server as a child of this process; `cards` are the only ones that it sees, unless "" is given."""
+    parent = os.getpid()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        return VLLMProcess(
+            command,
+            env=os.environ | ({"CUDA_VISIBLE_DEVICES": cards} if cards else {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
+        )
+
+
+def _start_here(servers: "Serving", number: int) -> VLLMProcess:
+    process = start_server(servers.commands[number], servers.logs[number], servers.cards[number])
+    running.add(process.pid)
+    return process
+
+
+def _kill_trainers() -> None:
+    """Kill the processes that train: what waits for a server's answer saves nothing."""
+    import psutil
+
+    trains = [child for child in psutil.Process().children() if child.pid not in running]
+    for process in [*(grandchild for child in trains for grandchild in child.children(True)), *trains]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 @dataclass(frozen=True)
@@ -47,6 +96,8 @@ class Serving:
         logs: Where each writes.
         patience_s: Seconds in which all are up.
         restarts: How often servers that end or hang are started again; the trainer then gives them its weights.
+        start: Starts the server of a number, and returns what has the methods of `VLLMProcess`.
+        end_training: Ends the processes that train.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -55,6 +106,8 @@ class Serving:
     logs: tuple[Path, ...]
     patience_s: float
     restarts: int = 0
+    start: Callable[["Serving", int], Any] = _start_here
+    end_training: Callable[[], None] = _kill_trainers
 
 
 def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> tuple[Serving | None, list[str]]:
@@ -77,7 +130,7 @@ def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> t
         return None, words
     given = parser.given_values(words)
     values: dict[str, Any] = {**vars(parser.parse_known_args([])[0]), **given}
-    _check(trainer, num_servers, given, words)
+    check(trainer, num_servers, given, words)
     size = int(values["vllm_tensor_parallel_size"])
     served, cards = num_servers * size, _visible_cards()
     if cards and served >= len(cards):
@@ -89,16 +142,29 @@ def servers_beside(trainer: str, parser: StrictParser, argv: Sequence[str]) -> t
     if cards:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(cards[:first])
     of_each = [",".join(cards[first + i * size : first + (i + 1) * size]) for i in range(num_servers)]
-    ports = _free_ports(num_servers + 1)
-    urls = tuple(f"http://127.0.0.1:{port}" for port in ports[:-1])
-    commands = tuple(_command(values, given, port, seed) for seed, port in enumerate(ports[:-1]))
-    folder = Path(values["output_dir"] or "trainer_output") / "vllm"
-    logs = tuple(folder / f"server_{number}.log" for number in range(num_servers))
-    words += ["--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_base_url", ",".join(urls)]
+    ports = free_ports(num_servers + 1)
+    addresses = [(HERE, port) for port in ports[:-1]]
+    servers = servers_of(values, given, addresses, of_each)
+    words += [*ASKING, "--vllm_server_base_url", ",".join(servers.urls)]
     if "vllm_group_port" not in given:
         words += ["--vllm_group_port", str(ports[-1])]
-    restarts = RESTARTS if str(values.get("generation_ahead")) == "1" else 0
-    return Serving(commands, tuple(of_each), urls, logs, float(values["vllm_server_timeout"]), restarts), words
+    return servers, words
+
+
+def servers_of(
+    values: Mapping[str, Any], given: Mapping[str, Any], addresses: Sequence[tuple[str, int]], cards: Sequence[str]
+) -> Serving:
+    """Return the servers of a run with these `values`, of which recipe and flags name those in `given`; `addresses`
+    are host and port of each."""
+    folder = Path(values["output_dir"] or "trainer_output") / "vllm"
+    return Serving(
+        tuple(_command(values, given, *address, seed) for seed, address in enumerate(addresses)),
+        tuple(cards),
+        tuple(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}" for host, port in addresses),
+        tuple(folder / f"server_{number}.log" for number in range(len(addresses))),
+        float(values["vllm_server_timeout"]),
+        RESTARTS if str(values.get("generation_ahead")) == "1" else 0,
+    )
 
 
 def _visible_cards() -> list[str]:
@@ -141,8 +207,8 @@ def check_servers(trainer: str, num_servers: int, given: Mapping[str, Any]) -> N
             )
 
 
-def _check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Refuse what contradicts servers of our own, and what they lack."""
+def check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Raise an error for what contradicts servers of our own, and for what they lack."""
     check_servers(trainer, num_servers, given)
     if not (given.get("model_name_or_path") or given.get("sft_model_path")):
         raise ConfigError("There is no model. Give --model_name_or_path, a name on the hub or a folder.")
@@ -151,22 +217,22 @@ def _check(trainer: str, num_servers: int, given: Mapping[str, Any], words: Sequ
             f"{FLAG} {num_servers} starts servers on this machine alone, and --num_machines is given. Start `trl "
             "vllm-serve` apart, and name its address: vllm_server_base_url."
         )
-    if _trl() is None:
+    if program() is None:
         raise SupportError(
             "vLLM servers are started by `trl vllm-serve`, and there is no program trl. Run: pip install trl."
         )
 
 
-def _trl() -> str | None:
-    """The program `trl`: the one on the path, or the one beside this Python."""
+def program() -> str | None:
+    """Return the program `trl`: the one on the path, or the one beside this Python."""
     return shutil.which("trl") or shutil.which("trl", path=str(Path(sys.executable).parent))
 
 
-def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, seed: int) -> tuple[str, ...]:
-    """The command of one server, which listens on this machine alone."""
+def _command(values: Mapping[str, Any], given: Mapping[str, Any], host: str, port: int, seed: int) -> tuple[str, ...]:
+    """The command of one server, which listens at this address alone."""
     options = {
         "model": values.get("sft_model_path") or values["model_name_or_path"],
-        "host": "127.0.0.1",
+        "host": host,
         "port": port,
         "tensor_parallel_size": values["vllm_tensor_parallel_size"],
         "gpu_memory_utilization": given.get("vllm_gpu_memory_utilization", SHARE),
@@ -177,15 +243,15 @@ def _command(values: Mapping[str, Any], given: Mapping[str, Any], port: int, see
     }
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     # What TRL does not know goes to vLLM. Servers with one seed would draw alike for different prompts.
-    return (str(_trl()), "vllm-serve", *words, *(["--seed", str(seed)] if seed else []))
+    return (str(program()), "vllm-serve", *words, *(["--seed", str(seed)] if seed else []))
 
 
-def _free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
+def free_ports(number: int) -> list[int]:
+    """Return ports of this machine that nobody listens on."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:
-            one.bind(("127.0.0.1", 0))
+            one.bind((HERE, 0))
         return [one.getsockname()[1] for one in sockets]
 
 
@@ -200,53 +266,35 @@ def serving(servers: Serving | None) -> Iterator[None]:
     if servers is None:
         yield
         return
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[VLLMProcess] = []
     has_ended = threading.Event()
     lost: list[int] = []
+    watch = threading.Thread(target=_watch, args=(servers, started, lost, has_ended), daemon=True)
     try:
         for number in range(len(servers.commands)):
-            started.append(_start(servers, number))
+            started.append(servers.start(servers, number))
         starts = servers.logs[0].with_name("starts.json")
+        starts.parent.mkdir(parents=True, exist_ok=True)
         starts.write_text(json.dumps([1] * len(started)), encoding="utf-8")
         os.environ[STARTS_VARIABLE] = str(starts.resolve())
         _wait_for(servers, started)
-        watch = threading.Thread(target=_watch, args=(servers, started, lost, has_ended), daemon=True)
         watch.start()
         yield
-        has_ended.set()
-        watch.join()
     finally:
         has_ended.set()
+        if watch.is_alive():
+            watch.join()
         _end(started)
         running.difference_update(process.pid for process in started)
-    if lost:
-        last = _last_words(servers.logs[lost[0]])
-        raise LostProcessError(
-            f"vLLM {_which(lost[0], started)} has ended, and the run with it: {last} Start again with "
-            "--resume_from_checkpoint true."
-        )
+        if lost:  # whatever came of it in the block
+            last = _last_words(servers.logs[lost[0]])
+            raise LostProcessError(
+                f"vLLM {_which(lost[0], started)} has ended, and the run with it: {last} Start again with "
+                "--resume_from_checkpoint true."
+            )
 
 
-def _start(servers: Serving, number: int) -> "subprocess.Popen[bytes]":
-    command, cards, log = servers.commands[number], servers.cards[number], servers.logs[number]
-    environment = os.environ | ({"CUDA_VISIBLE_DEVICES": cards} if cards else {})
-    parent = os.getpid()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
-        )
-    running.add(process.pid)
-    return process
-
-
-def _wait_for(servers: Serving, started: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _wait_for(servers: Serving, started: Sequence[VLLMProcess]) -> None:
     """Until all servers answer.
 
     Raises:
@@ -255,7 +303,7 @@ def _wait_for(servers: Serving, started: Sequence["subprocess.Popen[bytes]"]) ->
     print(f"waiting for {len(started)} vLLM server(s): {', '.join(servers.urls)}", flush=True)
     until_s = time.monotonic() + servers.patience_s
     for number, url in enumerate(servers.urls):
-        while not _answers(url):
+        while not started[number].answers(url):
             for other, process in enumerate(started):
                 if process.poll() is not None:
                     raise ConfigError(
@@ -269,13 +317,7 @@ def _wait_for(servers: Serving, started: Sequence["subprocess.Popen[bytes]"]) ->
             time.sleep(POLL_S)
 
 
-def _answers(url: str) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False
-
-
-def _which(number: int, started: Sequence["subprocess.Popen[bytes]"]) -> str:
+def _which(number: int, started: Sequence[VLLMProcess]) -> str:
     return f"server {number + 1} of {len(started)} (exit code {started[number].returncode})"
 
 
@@ -285,22 +327,17 @@ def _last_words(log: Path) -> str:
     return f"'{lines[-1][:300] if lines else ''}'. Its log is {log}."
 
 
-def _watch(
-    servers: Serving, started: list["subprocess.Popen[bytes]"], lost: list[int], has_ended: threading.Event
-) -> None:
+def _watch(servers: Serving, started: list[VLLMProcess], lost: list[int], has_ended: threading.Event) -> None:
     """Start servers again that end or hang. After the last time, or where the trainer cannot give a new server its
-    weights, kill the processes that train: what waits for a server's answer saves nothing."""
-    import psutil
-
+    weights, end the training."""
     num_starts, heard_s = [1] * len(started), [time.monotonic()] * len(started)
     while not has_ended.wait(POLL_S):
         for number, url in enumerate(servers.urls) if servers.restarts else ():
             now_s = time.monotonic()
-            if now_s - heard_s[number] > POLL_S * 10 and _answers(url):
+            if now_s - heard_s[number] > POLL_S * 10 and started[number].answers(url):
                 heard_s[number] = now_s
             elif now_s - heard_s[number] > HANGING_S:
-                with suppress(ProcessLookupError):
-                    os.killpg(started[number].pid, signal.SIGKILL)
+                started[number].signal_all(signal.SIGKILL)
                 started[number].wait()
         for number, process in enumerate(started):
             if process.poll() is None:
@@ -310,29 +347,24 @@ def _watch(
                 lost.append(number)
                 continue
             num_starts[number] += 1
-            started[number] = _start(servers, number)
+            started[number] = servers.start(servers, number)
             heard_s[number] = time.monotonic() + servers.patience_s  # it may take as long as the first time
             starts = Path(os.environ[STARTS_VARIABLE])
             part = starts.with_suffix(".part")
             part.write_text(json.dumps(num_starts), encoding="utf-8")
             part.replace(starts)
         if lost:
-            trains = [child for child in psutil.Process().children() if child.pid not in running]
-            for process in [*(grandchild for child in trains for grandchild in child.children(True)), *trains]:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            servers.end_training()
             return
 
 
-def _end(started: Sequence["subprocess.Popen[bytes]"]) -> None:
+def _end(started: Sequence[VLLMProcess]) -> None:
     """Ask the servers to end, and kill those that do not, with all that they have started."""
     for process in started:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+        process.signal_all(signal.SIGTERM)
     until_s = time.monotonic() + ENDING_S
     for process in started:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(until_s - time.monotonic(), 0))
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.signal_all(signal.SIGKILL)
         process.wait()

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Stands in for `trl vllm-serve`: answers what TRL's client asks, from the standard library alone.
 
-A completion is the prompt's last token and the end token. Each request is a line of FAKE_TRL_LOG. With FAKE_TRL=dies
-the server ends before it listens, with FAKE_TRL=dies_later when it is asked for completions a second time, with
-FAKE_TRL=deaf it never listens. With FAKE_TRL=once:PATH:N one of the servers dies at its N-th request of that path, or
-a moment after it with FAKE_TRL=after:PATH:N, and lives when it is started again; with FAKE_TRL=hangs:PATH:N it stops.
+A completion is one of the prompt's last tokens, another for each of a group, and the end token. Each request is a
+line of FAKE_TRL_LOG. With FAKE_TRL=dies the server ends before it listens, with FAKE_TRL=dies_later when it is asked
+for completions a second time, with FAKE_TRL=deaf it never listens. With FAKE_TRL=once:PATH:N one of the servers dies
+at its N-th request of that path, or a moment after it with FAKE_TRL=after:PATH:N, and lives when it is started again;
+with FAKE_TRL=hangs:PATH:N it stops.
 """
 
 import json
@@ -81,11 +82,11 @@ FATE = {
 
 
 def completions(body):
-    return {"choices": [choice(prompt) for prompt in body["prompt"] for _ in range(body["n"])]}
+    return {"choices": [choice(prompt, place) for prompt in body["prompt"] for place in range(body["n"])]}
 
 
-def choice(prompt):
-    ids = [prompt[-1], EOS]
+def choice(prompt, place):
+    ids = [prompt[-1 - place % len(prompt)], EOS]
     names = [f"token_id:{i}" for i in ids]
     logprobs = {"tokens": names, "token_logprobs": [-1.0] * 2, "top_logprobs": [{name: -1.0} for name in names]}
     return {"prompt_token_ids": prompt, "token_ids": ids, "logprobs": logprobs}

@@ -35,6 +35,11 @@ def is_fsdp(args: Any) -> bool:
     return bool(args.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true")
 
 
+def fsdp_dtype(args: Any) -> str:
+    """Return the dtype in which FSDP gathers weights, whatever it splits them in."""
+    return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+
+
 def fsdp_plugin(args: Any) -> Any:
     """Return FSDP's settings of a run as accelerate will have them; None without FSDP."""
     own = args.fsdp_plugin_args if args.fsdp else {}

@@ -51,14 +51,15 @@ def _cards(facts: Facts, plan: Plan) -> Iterator[Finding]:
     link = hardware.card.link
     if len(facts.gpus) > 1 and plan.job.zero_stage == 3 and link.is_fast and facts.has_nvlink is False:
         here = hardware_of(facts.gpus, facts.has_nvlink, facts.has_peer_access).card.link
-        what = f"The plan gathers weights by ZeRO-3 over {link.name}; here it is {here.name}, and steps take longer."
+        engine = "FSDP2" if plan.job.fsdp else "ZeRO-3"
+        what = f"The plan gathers weights by {engine} over {link.name}; here it is {here.name}, and steps take longer."
         yield note(SUBJECT, what, "Plan again for these cards: ZeRO-2 or offload may be faster.")
 
 
 def _packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
     job = plan.job
     needs = {
-        "deepspeed": (job.zero_stage > 0, f"ZeRO-{job.zero_stage}"),
+        "deepspeed": (job.zero_stage > 0 and not job.fsdp, f"ZeRO-{job.zero_stage}"),
         "peft": (job.uses_lora, "LoRA"),
         "bitsandbytes": (job.method == "qlora" or job.optim == "adamw_bnb_8bit", "4-bit bases and 8-bit Adam"),
         "vllm": (job.use_vllm, "use_vllm"),
@@ -66,7 +67,7 @@ def _packages(facts: Facts, plan: Plan) -> Iterator[Finding]:
     for package, (is_needed, purpose) in needs.items():
         if is_needed and facts.versions.get(package) is None:
             yield problem(SUBJECT, f"The plan uses {purpose}; {package} is missing.", f"pip install {package}")
-    if job.offload == "none":
+    if job.offload == "none" or job.fsdp:
         return
     if facts.compiler is None:
         what = "The plan keeps the optimizer in host memory; there is no C++ compiler for DeepSpeed's CPU Adam."

@@ -176,11 +176,12 @@ def quick_estimate(job: Job, shape: ModelShape, hardware: Hardware) -> Estimate:
 
 def host_bytes(setup: Setup) -> float:
     """Host memory of a machine while every process loads the whole model (under ZeRO-3 its share, for 4 bits a file of
-    it), or of what is offloaded."""
+    it; under FSDP2 what is trained is cast to fp32 there), or of what is offloaded."""
     job = setup.job
-    processes = 1 if job.zero_stage == 3 else setup.num_gpus
+    processes = 1 if job.zero_stage == 3 and not job.fsdp else setup.num_gpus
     largest = max(engine.frozen or engine.trained for engine in setup.engines)
-    loading = float((4 if job.dtype == "float32" else 2) * largest)
+    is_wide = job.dtype == "float32" or (job.fsdp and job.method == "full")
+    loading = float((4 if is_wide else 2) * largest)
     if job.method == "qlora":
         # bitsandbytes quantises on the card what transformers reads, a file at a time; save_pretrained's are 5 GB.
         loading = min(loading, SHARD_BYTES)

@@ -63,6 +63,8 @@ class Job:
     lora_target_modules: tuple[str, ...] = _option(ALL_LINEAR, "names with commas between (default all-linear)")
     lora_dropout: float = _option(0.0, "of the adapters (default 0)")
     zero_stage: int = _option(0, "0 (DDP), 1, 2 or 3; free if not given")  # 0 on one GPU: no launcher
+    # Of stage 3, by PyTorch instead of DeepSpeed.
+    fsdp: bool = _option(False, "FSDP2 shards, as ZeRO-3 does, without DeepSpeed")
     offload: str = _option("none", "none, optimizer or all; free if not given")  # into host memory; all: weights, too
     checkpoint_every: int = _option(1, "checkpoint every n-th layer, 0 none; free if not given")
     activation_offloading: bool = _option(
@@ -106,6 +108,11 @@ class Job:
     def shares_with_vllm(self) -> bool:
         """True if vLLM lies on the training GPUs."""
         return self.use_vllm and self.vllm_mode == "colocate"
+
+    @property
+    def gathers_to_generate(self) -> bool:
+        """True if transformers' generate finds weights gathered that are split; FSDP2 gathers them for every token."""
+        return self.ds3_gather_for_generation and not self.fsdp
 
     @property
     def vllm_gpus(self) -> int:
@@ -219,8 +226,22 @@ def _contradictions(job: Job) -> Iterator[str]:
         )
     if job.num_reward_models > 1 and job.reward_model == "none":
         yield f"num_reward_models is {job.num_reward_models}, and reward_model is none. Set reward_model=copy."
-    if job.method == "qlora" and stage == 3:
-        yield "A 4-bit base under ZeRO-3 cannot be split by DeepSpeed. Use zero_stage 0, 1 or 2, or method=lora."
+    if job.method == "qlora" and stage == 3 and not job.fsdp:
+        yield (
+            "A 4-bit base under ZeRO-3 is not split by DeepSpeed as it loads. Use zero_stage 0, 1 or 2, fsdp, which "
+            "splits it, or method=lora."
+        )
+    if job.fsdp and (stage != 3 or job.offload == "optimizer"):
+        yield (
+            f"fsdp splits weights, gradients and optimizer, and takes all of them into host memory or none; "
+            f"zero_stage is {stage}, offload is {job.offload}. Use zero_stage=3 with offload=none or all, or no fsdp."
+        )
+    if job.fsdp and job.sequence_parallel > 1:
+        yield f"sequence_parallel={job.sequence_parallel} runs under DDP and DeepSpeed, not FSDP. Leave fsdp out."
+    if job.fsdp and job.trainer == "ppo" and job.critic == "separate":
+        yield "critic=separate is a second trained model, which FSDP does not split. Use critic=head or adapter."
+    if job.fsdp and job.optim != "adamw_torch_fused":
+        yield f"optim={job.optim} cannot step on weights that FSDP splits. Leave it out, or use zero_stage=3."
     if job.offload == "all" and stage != 3:
         yield (
             f"offload=all puts weights into host memory, which is ZeRO-3's; zero_stage is {stage}. Use "

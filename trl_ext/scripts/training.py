@@ -12,6 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 from trl import DatasetMixtureConfig, ModelConfig
 
+from trl_ext.compat.accelerate import fsdp_dtype, is_fsdp
 from trl_ext.errors import ConfigError, DataError
 from trl_ext.scripts.arguments import StrictParser
 from trl_ext.scripts.data.dataset import DatasetSource, unreadable_rows
@@ -201,6 +202,8 @@ def trainer_inputs(training_args: Any, model_args: ModelConfig, rows: tuple[Any,
     """What each trainer gets: the model, its adapters and bits, the arguments, and the rows of `load_rows`."""
     from trl import get_peft_config, get_quantization_config
 
+    if model_args.load_in_4bit and is_fsdp(training_args):
+        model_args.bnb_4bit_quant_storage = model_args.bnb_4bit_quant_storage or fsdp_dtype(training_args)
     return {
         "model": model_args.model_name_or_path,
         "args": training_args,

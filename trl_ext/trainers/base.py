@@ -10,7 +10,7 @@ from trl_ext.compat.trl import check_fused_head
 from trl_ext.compat.versions import check_versions
 from trl_ext.trainers.checkpoints.folder import held
 from trl_ext.trainers.checkpoints.trainer import WholeCheckpoints, check_best_metric
-from trl_ext.trainers.checks import check_launch, check_steps
+from trl_ext.trainers.checks import check_launch, check_packed_bits, check_steps
 from trl_ext.trainers.ending.run_end import RunEnds, ended
 from trl_ext.trainers.fit.oom.message import out_of_memory_in_words
 from trl_ext.trainers.fit.oom.rescue import OutOfMemoryRescue
@@ -50,6 +50,7 @@ class ExtendedTrainer(WholeCheckpoints, RunRecords, OutOfMemoryRescue, PackingSw
         """
         keep_gradients_in_buckets(self.accelerator)
         reduce_every_backward(self.accelerator)
+        check_packed_bits(self.model, self.args)
         watch_memory(self, phases)
 
     def get_train_dataloader(self) -> DataLoader:

@@ -8,7 +8,7 @@ from typing import Any
 from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 
-from trl_ext.compat.accelerate import fsdp_plugin, is_fsdp
+from trl_ext.compat.accelerate import fsdp_dtype, fsdp_plugin, is_fsdp
 from trl_ext.compat.distributed import has_peers, honour_timeout
 from trl_ext.errors import ConfigError, DataError, SupportError
 from trl_ext.memory.run.keys import optimizer_name
@@ -139,6 +139,22 @@ def _check_fsdp(args: Any) -> None:
     }
     for sentence in (sentence for sentence, is_so in checks.items() if is_so):
         raise ConfigError(sentence)
+
+
+def check_packed_bits(model: Any, args: Any) -> None:
+    """Raise ConfigError for 4-bit weights that FSDP would leave whole, or destroy by a cast.
+
+    Args:
+        model: The policy, loaded.
+        args: Training arguments.
+    """
+    dtype = fsdp_dtype(args) if is_fsdp(args) else ""
+    stored = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if type(p).__name__ == "Params4bit"}
+    if dtype and stored - {dtype}:
+        raise ConfigError(
+            f"4-bit weights are of {', '.join(sorted(stored))}, and FSDP gathers {dtype}: others it would cast, or "
+            f"leave whole on every card. Set bnb_4bit_quant_storage={dtype}."
+        )
 
 
 def check_steps(dataset: Any, args: Any) -> None:

@@ -69,6 +69,9 @@ def why_not(simulation: Simulation) -> str:
     """Say in a sentence why the twin cannot run this; "" if it can."""
     zero = (simulation.deepspeed or {}).get("zero_optimization", {})
     checks = {
+        "FSDP2: the twin runs DeepSpeed's engine and DDP, not PyTorch's sharding. The formulas count it.": (
+            "fsdp" in (simulation.deepspeed or {})
+        ),
         "Offloading: host and card are one device on fake tensors, so the twin cannot separate them.": any(
             (zero.get(name) or {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
         )
@@ -110,7 +113,7 @@ def simulation_of(job: Job, model: Mapping[str, Any] | ModelShape, num_gpus: int
         num_gpus=num_gpus,
         dtype=job.dtype,
         adapter=adapter_of(recipe),
-        deepspeed=settings.deepspeed(job),
+        deepspeed={"fsdp": {}} if job.fsdp else settings.deepspeed(job),
         reward_model=job.reward_model,
         num_reward_models=job.num_reward_models,
         prompt_tokens=job.max_prompt_length,

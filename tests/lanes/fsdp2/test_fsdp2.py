@@ -8,6 +8,11 @@ import json
 import pytest
 
 from tests.multi.launching import ENVIRONMENT, PROGRAMS, Run, facts_of, launched, loaded
+from tests.multi.trainers.test_fsdp2 import run_of as run_printed
+from trl_ext.memory.cards import parse_gpus
+from trl_ext.memory.formulas.peak import Setup, resident
+from trl_ext.memory.job import Job
+from trl_ext.memory.models.find import find_shape
 
 TOLERANCE = 1e-6
 # Options of the worker, and the files with what it trained.
@@ -54,6 +59,17 @@ def test_sharded_processes_train_what_whole_ones_do(job, launch, tiny_model, tin
     assert shares.count(0.5) > 15  # a head with one row lies on one process
     print(f"largest weight difference: {sharded.distance(whole):.1e}")  # pytest -rP shows it
     assert sharded.distance(whole) <= TOLERANCE
+
+
+def test_a_process_holds_the_bytes_that_are_planned(tiny_model, tmp_path, on_cpu):
+    """Mixed precision: weights, gradients and Adam's state are fp32 where they are split."""
+    facts = on_cpu()
+    run_printed("fsdp2", tiny_model, tmp_path / "run", {"bf16": True, "dtype": "bfloat16"})
+    held = json.loads(facts.read_text())
+    job = Job("grpo", zero_stage=3, fsdp=True, global_batch=16, num_generations=4)
+    planned = resident(Setup.of(find_shape(str(tiny_model)), job, parse_gpus("2xA100-40GB")))
+    for term in ("policy weights", "gradients", "optimizer"):
+        assert held[term] == pytest.approx(planned[term], rel=1e-3), term
 
 
 def test_ppo_is_sharded_by_its_settings_as_by_its_launch(tiny_model, tiny_reward_model, tmp_path, on_cpu):

@@ -36,12 +36,14 @@ SETTINGS = {
 }
 
 
-def run_of(launch, model, folder, **variables) -> Run:
+def run_of(launch, model, folder, settings=None, **variables) -> Run:
     """Run the printed command in a folder with its recipe, under a launch file."""
     folder.mkdir()
     rows = [{"prompt": f"w{i} w{i + 1}", "answer": f"w{i}"} for i in range(32)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "recipe.yaml").write_text(yaml.safe_dump({"model_name_or_path": str(model), **SETTINGS}))
+    (folder / "recipe.yaml").write_text(
+        yaml.safe_dump({"model_name_or_path": str(model), **SETTINGS, **(settings or {})})
+    )
     words = [{"$(trl-ext launch-file fsdp2)": YAMLS[launch]}.get(word, word) for word in shlex.split(PRINTED)]
     command = [warm_python(), "-m", "accelerate.commands.launch", "--main_process_port", 0, *words]
     done = subprocess.run(

@@ -350,6 +350,9 @@ def test_launch_files_are_read_and_one_that_is_not_there_is_a_sentence(assets):
         fields = engine_fields(check_recipe.read_launch(name).engine, find_shape("8B"))
         assert (fields["zero_stage"], fields["offload"]) == (stage, offload)
         assert SHIPPED[stage, offload] == name
+    for name, offload in (("fsdp2", "none"), ("fsdp2_offload", "all")):
+        fields = engine_fields(check_recipe.read_launch(name).engine, find_shape("8B"))
+        assert fields == {"zero_stage": 3, "fsdp": True, "offload": offload}
     assert check_recipe.read_launch("multi_gpu") == check_recipe.Launch(None, None, is_known=True)
     # Automatic buckets are hidden times hidden.
     zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}

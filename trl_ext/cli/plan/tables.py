@@ -18,7 +18,7 @@ from trl_ext.memory.planner.search import vllm_label
 from trl_ext.memory.units import gib, in_gib
 
 HEADINGS = {"generate": "generate", "score": "score", "update": "update", "step": "optimizer step"}
-HEADINGS |= {"weight_push": "weight push"}
+HEADINGS |= {"weight_push": "weight push", "load": "load"}
 TIGHT_FRAC = 0.01  # a plan that leaves no more than this of what it may fill is marked
 BALANCED = 0.3  # sides that differ by less are in balance: seconds are rough
 

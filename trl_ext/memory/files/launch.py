@@ -9,6 +9,7 @@ import yaml
 
 from trl_ext import resources
 from trl_ext.errors import ConfigError
+from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape
 
 # DeepSpeed's own values where its file is silent (version 0.19), in elements.
@@ -22,30 +23,53 @@ IN_HOST_MEMORY = ("cpu", "nvme")
 # The shipped launch file of a ZeRO stage and an offload.
 SHIPPED = {(0, "none"): "multi_gpu", (1, "none"): "zero1", (2, "none"): "zero2", (3, "none"): "zero3"}
 SHIPPED |= {(2, "optimizer"): "zero2_offload", (3, "all"): "zero3_offload"}
-Engine = dict[str, Any]  # DeepSpeed's JSON
+FSDP = {"none": "fsdp2", "all": "fsdp2_offload"}  # the shipped launch file of FSDP2 and an offload
+Engine = dict[str, Any]  # DeepSpeed's JSON; {"fsdp": {"offload": ...}} under FSDP2
 
 
-def launched_with(zero_stage: int, offload: str) -> str:
+def launched_with(job: Job) -> str:
     """The option that launches with a shipped file, such as "--config_file zero3"; "" if no shipped file does it."""
-    file = SHIPPED.get((zero_stage, offload))
+    file = FSDP[job.offload] if job.fsdp else SHIPPED.get((job.zero_stage, job.offload))
     return f"--config_file {file}" if file else ""
 
 
-def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
-    """Processes and DeepSpeed's settings of an accelerate file, or of a shipped one by its name.
+def fsdp_engine(version: int, *, reshards: bool, offloads: bool) -> Engine:
+    """FSDP's settings as the engine of a run.
 
-    Returns:
-        None for processes that the file leaves open, and for no DeepSpeed.
+    Args:
+        version: Of FSDP.
+        reshards: True if weights are given back after each forward.
+        offloads: True if they wait in host memory.
 
     Raises:
-        ConfigError: There is no such file, it is not YAML, or it asks for FSDP.
+        ConfigError: FSDP splits otherwise than is planned.
+    """
+    if version != 2 or not reshards:
+        raise ConfigError(
+            f"fsdp_version is {version}, fsdp_reshard_after_forward is {str(reshards).lower()}: only version 2 that "
+            "reshards is planned. Launch with --config_file fsdp2."
+        )
+    return {"fsdp": {"offload": "all" if offloads else "none"}}
+
+
+def read_accelerate(file: str) -> tuple[int | None, Engine | None]:
+    """Processes and DeepSpeed's or FSDP's settings of an accelerate file, or of a shipped one by its name.
+
+    Returns:
+        None for processes that the file leaves open, and for neither of the two.
+
+    Raises:
+        ConfigError: There is no such file, it is not YAML, or FSDP is set up in a way that is not planned.
     """
     path = Path(file)
     is_name = not path.is_file() and path.name == file and not path.suffix
     path = resources.accelerate_config(file) if is_name else path
     keys = _read(path, yaml.safe_load)
     if keys.get("distributed_type") == "FSDP":
-        raise ConfigError(f"{path} asks for FSDP, whose memory is not planned here. Use a DeepSpeed file.")
+        own = keys.get("fsdp_config") or {}
+        version, reshards = int(own.get("fsdp_version", 1)), own.get("fsdp_reshard_after_forward") in (True, "true")
+        offloads = own.get("fsdp_offload_params") in (True, "true")
+        return keys.get("num_processes"), fsdp_engine(version, reshards=reshards, offloads=offloads)
     inner = keys.get("deepspeed_config") or {}
     if not inner:
         return keys.get("num_processes"), None
@@ -76,11 +100,13 @@ def zero_stage(engine: Mapping[str, Any] | None) -> int:
 
 
 def engine_fields(engine: Mapping[str, Any] | None, shape: ModelShape) -> dict[str, Any]:
-    """`Job`'s fields that DeepSpeed's settings decide: stage, offload and, with an engine, sizes in elements.
+    """`Job`'s fields that the engine decides: stage, offload and, with DeepSpeed, sizes in elements.
 
     The Trainer fills "auto" from the hidden size.
     """
     zero = _zero(engine)
+    if engine and "fsdp" in engine:
+        return {"zero_stage": 3, "fsdp": True, **engine["fsdp"]}
     if not zero:
         return {"zero_stage": 0, "offload": "none"}
     auto = {"reduce_bucket_size": shape.hidden**2, "stage3_prefetch_bucket_size": int(0.9 * shape.hidden**2)}

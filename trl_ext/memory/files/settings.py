@@ -6,7 +6,11 @@ into the nested `zero_optimization` block, the only place where DeepSpeed reads 
 
 from typing import Any
 
+import yaml
+
+from trl_ext import resources
 from trl_ext.memory.cards import Hardware
+from trl_ext.memory.files.launch import FSDP
 from trl_ext.memory.job import Job
 
 # vLLM's sleeping allocator looks at the old name of the variable only, and torch takes it still.
@@ -46,7 +50,7 @@ def recipe(job: Job, model: str | None, num_gpus: int, *, in_folder: bool = Fals
     if job.optim != "adamw_torch_fused":
         keys["optim"] = job.optim
     if in_folder:
-        keys |= {"config_file": LAUNCH_FILE} | ({"deepspeed": DEEPSPEED_FILE} if job.zero_stage else {})
+        keys |= {"config_file": LAUNCH_FILE} | ({"deepspeed": DEEPSPEED_FILE} if deepspeed(job) else {})
         keys |= {"memory": PLAN_FILE} | ({"memory_prompt_length": job.max_prompt_length} if job.generates else {})
     return keys
 
@@ -69,6 +73,9 @@ def _adapters(job: Job) -> dict[str, Any]:
         keys["lora_task_type"] = "SEQ_CLS"  # with CAUSAL_LM the score head stays random
     if job.method == "qlora":
         keys |= {"load_in_4bit": True, "use_bnb_nested_quant": True}
+        keys |= (
+            {"bnb_4bit_quant_storage": job.dtype} if job.fsdp else {}
+        )  # what FSDP2 splits is of the other weights' dtype
     return keys
 
 
@@ -88,7 +95,7 @@ def _generation(job: Job, num_gpus: int) -> dict[str, Any]:
         keys["vllm_max_model_length"] = job.sequence_tokens
     if job.shares_with_vllm:
         keys |= _same(job, "vllm_enable_sleep_mode")
-    elif job.zero_stage == 3 and not job.use_vllm:
+    elif job.zero_stage == 3 and not job.use_vllm and not job.fsdp:
         keys["ds3_gather_for_generation"] = job.ds3_gather_for_generation
     return keys
 
@@ -100,7 +107,7 @@ def _same(job: Job, *names: str) -> dict[str, Any]:
 
 def deepspeed(job: Job) -> dict[str, Any] | None:
     """DeepSpeed's JSON; what the Trainer owns is "auto". None without DeepSpeed."""
-    if not job.zero_stage:
+    if not job.zero_stage or job.fsdp:
         return None
     zero: dict[str, Any] = {"stage": job.zero_stage, "reduce_bucket_size": job.reduce_bucket_size}
     if job.zero_stage < 3:
@@ -129,6 +136,9 @@ def accelerate(job: Job, num_gpus: int) -> dict[str, Any]:
 
     DeepSpeed on one GPU needs the rank that torch's launcher sets, too: without it, it asks MPI.
     """
+    if job.fsdp:
+        shipped = yaml.safe_load(resources.accelerate_config(FSDP[job.offload]).read_text(encoding="utf-8"))
+        return {**shipped, "num_processes": num_gpus}
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if num_gpus > 1 or job.zero_stage else "NO",

@@ -53,8 +53,9 @@ class FrozenCopy:
     value_bytes: int
 
     def bytes_per_gpu(self, job: Job, num_gpus: int) -> float:
-        """Bytes on one GPU: ZeRO-3 splits the copy, the other stages do not."""
-        return self.num_params * self.value_bytes / (num_gpus if job.zero_stage == 3 else 1)
+        """Bytes on one GPU: ZeRO-3 splits the copy, the other stages do not; FSDP2 splits GRPO's reference alone."""
+        is_split = job.zero_stage == 3 and (not job.fsdp or (job.trainer, self.role) == ("grpo", "reference"))
+        return self.num_params * self.value_bytes / (num_gpus if is_split else 1)
 
 
 def engines(shape: ModelShape, job: Job, num_gpus: int) -> list[Engine]:

@@ -16,13 +16,14 @@ from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import ModelShape, lm_params
 from trl_ext.memory.units import GIB
 
-PHASES = ("generate", "score", "update", "step", "weight_push")
+PHASES = ("generate", "score", "update", "step", "weight_push", "load")
 PHASE_WORDS = {
     "generate": "while generating",
     "score": "while scoring",
     "update": "in forward and backward",
     "step": "at the optimizer step",
     "weight_push": "while weights go to vLLM",
+    "load": "while loading",
 }
 OFFLOAD_STASH = 5  # checkpoints that TRL's activation offloading keeps on the card, on their way
 
@@ -88,6 +89,10 @@ def footprints(setup: Setup) -> Iterator[Footprint]:
         phases = {"generate": _generate, "score": _score, **phases}
     if job.use_vllm:  # a server asks for no less than an awake vLLM here: the largest weight, gathered
         phases["weight_push"] = _weight_push
+    if job.fsdp and job.method == "qlora":  # bitsandbytes quantises on the card; FSDP2 splits when training starts
+        vllm = {"vLLM": generation.vllm_bytes(setup.hardware.card, job)} if job.shares_with_vllm else {}
+        whole = {"policy weights": sum(states.loaded_bytes(engine) for engine in setup.engines)}
+        yield Footprint("load", "the whole 4-bit base", whole | vllm)
     for phase, places in phases.items():
         for what, terms in places(setup):
             # What a phase says of vLLM's share stands for the share between the phases.
@@ -123,7 +128,7 @@ def _generate(setup: Setup) -> Places:
     if job.use_vllm:
         yield "vLLM at work", {"vLLM": generation.vllm_bytes(setup.hardware.card, job)} if job.shares_with_vllm else {}
         return
-    if job.zero_stage == 3 and job.ds3_gather_for_generation:
+    if job.zero_stage == 3 and job.gathers_to_generate:
         whole = 2.0 * lm_params(shape)
     else:
         whole = max(states.gathered_bytes(setup.engines[0], place) for place in ("forward", "embedding"))
@@ -142,6 +147,9 @@ def _score(setup: Setup) -> Places:
     until they end."""
     shape, job, policy = setup.shape, setup.job, setup.engines[0]
     yield "a layer's forward", _layer_forward(policy)
+    if job.fsdp and job.trainer == "grpo" and any(copy.role == "reference" for copy in setup.copies):
+        # TRL splits it as one piece, which comes in a buffer and is copied from there.
+        yield "the reference's forward", plus(_layer_forward(policy), {"gathered weights": 4.0 * lm_params(shape)})
     if num_scoring_passes(job):
         num_scored = min(job.scored_tokens, job.forward_tokens)
         head = act.head_forward_bytes(shape, job, num_scored) + job.forward_tokens * 8 * shape.hidden
@@ -157,7 +165,7 @@ def _layer_forward(engine: Engine) -> Terms:
 def _weight_push(setup: Setup) -> Places:
     """Yield the place where weights go to an awake vLLM: one layer at a time where ZeRO-3 divides or LoRA merges."""
     shape, job = setup.shape, setup.job
-    largest = 2.0 * shape.vocab * shape.hidden
+    largest = (states.split_bytes(job) if job.fsdp else 2.0) * shape.vocab * shape.hidden
     pushed = largest if job.zero_stage == 3 or job.uses_lora else 0.0
     terms = {"gathered weights": pushed}
     if job.shares_with_vllm and job.vllm_enable_sleep_mode:

@@ -28,15 +28,27 @@ HOST_BYTES_PER_TRAINED = 18  # master 4, Adam 8, fp32 gradients 4, a bf16 copy 2
 def weight_bytes(engine: Engine) -> float:
     """Bytes of the weights on one GPU, without DeepSpeed's master copy.
 
-    Frozen ones have 2 bytes (4 if DDP loads them in float32), 0.516 in NF4.
+    Frozen ones have 2 bytes (4 if DDP or FSDP2 loads them in float32), 0.516 in NF4, whose scales FSDP2 leaves whole.
     """
     job = engine.job
-    each = 4 if job.dtype == "float32" and not job.zero_stage else 2
+    each = 4 if job.dtype == "float32" and (job.fsdp or not job.zero_stage) else 2
     frozen = (engine.frozen - engine.quantised) * each + engine.quantised * NF4_BYTES
-    whole = frozen + engine.trained * value_bytes(job)
+    whole = frozen + engine.trained * (split_bytes(job) if job.fsdp else value_bytes(job))
     if job.zero_stage != 3:
         return whole
-    return 0.0 if job.offload == "all" else whole / engine.num_gpus
+    scales = engine.quantised * (NF4_BYTES - 0.5)
+    return scales + (0.0 if job.offload == "all" else (whole - scales) / engine.num_gpus)
+
+
+def loaded_bytes(engine: Engine) -> float:
+    """Bytes of the weights below adapters as they are loaded, whole, in bf16 and 4 bits."""
+    return 2.0 * (engine.frozen - engine.quantised) + engine.quantised * NF4_BYTES
+
+
+def split_bytes(job: Job) -> int:
+    """Bytes of one trained weight where FSDP2 has split it, and of its gradient there: accelerate casts all to fp32,
+    but not beside a 4-bit base, where TRL makes adapters bf16."""
+    return 2 if job.method == "qlora" else 4
 
 
 def value_bytes(job: Job) -> int:
@@ -51,6 +63,8 @@ def optimizer_bytes(engine: Engine) -> float:
     job, is_8bit = engine.job, engine.job.optim == "adamw_bnb_8bit"
     if job.offload != "none":
         return 0.0
+    if job.fsdp:
+        return 2 * split_bytes(job) * engine.trained / engine.num_gpus
     if job.zero_stage:
         return (6 if is_8bit else 12) * engine.trained / engine.num_gpus
     return float(engine.trained * (2 if is_8bit else 2 * value_bytes(job)))
@@ -60,8 +74,10 @@ def bucket_bytes(engine: Engine) -> float:
     """Bytes of the buckets in which gradients wait for their reduction.
 
     DDP's are there from the start, of all gradients, and hold them or, without `gradient_as_bucket_view`, a second
-    copy. DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come.
+    copy. DeepSpeed has one bucket in bf16, ZeRO-3 from the start, 1 and 2 while gradients come; FSDP2 has none.
     """
+    if engine.job.fsdp:
+        return 0.0
     if engine.job.zero_stage:
         return 2.0 * engine.job.reduce_bucket_size
     return float(engine.trained * value_bytes(engine.job)) if engine.num_gpus > 1 else 0.0
@@ -69,6 +85,8 @@ def bucket_bytes(engine: Engine) -> float:
 
 def host_bytes(engine: Engine) -> float:
     """Bytes of host memory while training, over all processes of the machine."""
+    if engine.job.fsdp and engine.job.offload == "all":
+        return 4.0 * split_bytes(engine.job) * engine.trained + 2.0 * engine.frozen
     optimizer = HOST_BYTES_PER_TRAINED * engine.trained if engine.job.offload != "none" else 0
     weights = 2 * (engine.trained + engine.frozen) if engine.job.offload == "all" else 0
     return float(optimizer + weights)
@@ -81,11 +99,13 @@ def gradient_bytes(engine: Engine) -> float:
     """Bytes of all gradients at the end of a micro-batch.
 
     DDP and ZeRO-1 keep them whole (DDP's live in its buckets), ZeRO-2 its share, ZeRO-3 a flat share that is there
-    always. With the optimizer in host memory they leave as they come.
+    always, FSDP2 its share. With the optimizer in host memory they leave as they come.
     """
     job = engine.job
     if _live_in_buckets(engine) or (job.zero_stage and job.offload != "none"):
         return 0.0
+    if job.fsdp:
+        return split_bytes(job) * engine.trained / engine.num_gpus
     return value_bytes(job) * engine.trained / (engine.num_gpus if job.zero_stage > 1 else 1)
 
 
@@ -135,14 +155,14 @@ def mlp_gradient_bytes(engine: Engine) -> tuple[float, float]:
     Returns:
         The bytes kept of the projection down's, and the bytes that are there once that of up has come. DeepSpeed's
         bucket takes those that are not larger than it, and a large one waits for the next; ZeRO-1 adds it to that of
-        an earlier backward.
+        an earlier backward; FSDP2 reduces those of a layer together.
     """
     if engine.frozen:
         return 0.0, 0.0
     shape, job = engine.shape, engine.job
     width = shape.intermediate if shape.experts is None else shape.experts.shared_intermediate or shape.intermediate
     *_, up, down = (float(linear.num_params) for linear in mlp_linears(shape, width))
-    waits = is_kept(engine) or (job.zero_stage > 1 and down > job.reduce_bucket_size)
+    waits = is_kept(engine) or job.fsdp or (job.zero_stage > 1 and down > job.reduce_bucket_size)
     kept = value_bytes(job) * down if waits else 0.0
     return kept, kept + value_bytes(job) * up
 
@@ -160,11 +180,12 @@ def head_gradient_bytes(engine: Engine, *, is_top: bool) -> float:
 
 def embedding_gradient_bytes(engine: Engine) -> float:
     """Bytes of the embedding table's gradient, as backward makes it. A tied head's is added to it into a third one;
-    beside one alone ZeRO-3 makes its share of the reduced one."""
+    beside one alone ZeRO-3 makes its share of the reduced one, FSDP2 the buffer that is reduced."""
     if engine.frozen:
         return 0.0
     is_split = engine.job.zero_stage == 3
-    beside = 1.0 if engine.shape.tied and engine.has_head else 1 / engine.num_gpus if is_split else 0.0
+    beside = 1 / engine.num_gpus if is_split else 0.0
+    beside = 1.0 if engine.job.fsdp or (engine.shape.tied and engine.has_head) else beside
     return (1.0 + beside) * value_bytes(engine.job) * embedding_params(engine.shape)
 
 
@@ -213,7 +234,7 @@ def step_bytes(engine: Engine) -> float:
     sub-group at a time. Llama-3-8B over 8: the table in fp64, 3.9 GiB, against 5.6.
     """
     job, share = engine.job, engine.trained / engine.num_gpus
-    if job.zero_stage == 0 or job.offload != "none":
+    if job.zero_stage == 0 or job.fsdp or job.offload != "none":
         return 0.0
     if job.zero_stage == 3:
         return 6.0 * min(share, job.sub_group_size)
@@ -252,6 +273,8 @@ def gathered_bytes(engine: Engine, place: str) -> float:
     shape, job = engine.shape, engine.job
     if job.zero_stage != 3:
         return 0.0
+    if job.fsdp:
+        return _gathered_by_fsdp(engine, place)
     model, table, largest = backbone_params(shape), embedding_params(shape), largest_weight(shape)
     live, bucket = job.stage3_max_live_parameters, job.stage3_prefetch_bucket_size
     layer = (model - table) / shape.num_layers
@@ -268,3 +291,26 @@ def gathered_bytes(engine: Engine, place: str) -> float:
         num += 2 * largest if is_joint(job) else 0
         num += job.reduce_bucket_size if not job.uses_lora and largest <= job.reduce_bucket_size < model else 0
     return 2.0 * (head + min(num, model + bucket + last))
+
+
+def _gathered_by_fsdp(engine: Engine, place: str) -> float:
+    """An upper bound of what FSDP2 has gathered on one GPU and of the buffers it reduces, as read in PyTorch 2.13.
+
+    * A layer's weights come in one buffer, from which they are copied. In forward the buffer stays until that of the
+      next layer is copied; in backward the next layer's is there beside the weights of this one.
+    * The head, and a tied table with it, stays gathered until the backward ends, as accelerate sets it up.
+    * A layer's gradients wait in a buffer while the layer below goes backward; the head's wait for the top layer.
+    """
+    shape, table = engine.shape, 2.0 * embedding_params(engine.shape)
+    packed = engine.quantised / shape.num_layers
+    layer = 2.0 * ((backbone_params(shape) - table / 2) / shape.num_layers - packed) + 0.5 * packed
+    reduced = 2.0 * engine.trained / shape.num_layers if engine.frozen else layer
+    head = table if engine.has_head else 0.0
+    own = 0.0 if head and shape.tied else table  # of the table, where it is gathered by itself
+    if place == "forward":
+        return head + max(2 * layer, head, 2 * own)
+    if place == "embedding":
+        return head + own + reduced
+    if place == "bottom":
+        return head + layer + max(layer, own) + reduced
+    return head + 2 * layer + (reduced if engine.frozen else max(reduced, head))

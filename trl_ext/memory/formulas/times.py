@@ -169,6 +169,6 @@ def generation_seconds(setup: Setup) -> float:
         token_s += VLLM_STEP_S * group
     else:
         token_s = max(token_s, shape.num_layers * EAGER_LAYER_S)
-        if job.zero_stage == 3 and not job.ds3_gather_for_generation:
+        if job.zero_stage == 3 and not job.gathers_to_generate:
             token_s += 2.0 * lm_params(shape) / (setup.hardware.gb_s * GB)
     return wanted / at_once * job.max_completion_length * token_s

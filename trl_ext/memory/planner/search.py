@@ -132,6 +132,7 @@ def make_search(trainer: str, shape: ModelShape, hardware: Hardware, settings: M
         settings.setdefault("method", "lora")  # who asks for an adapter asks for LoRA
     # A stage to start from that goes with the offload; the search finds the best one.
     stage = {"optimizer": {"zero_stage": 2}, "all": {"zero_stage": 3}}.get(settings.get("offload", "none"), {})
+    stage |= {"zero_stage": 3} if settings.get("fsdp") else {}
     defaults = ppo_defaults(trainer, settings.get("method", "full"), given, settings.get("critic"))
     search = Search(changed(Job(trainer), {**defaults, **stage, **settings}), given, shape, hardware)
     search.check()
@@ -199,7 +200,7 @@ def opt_ins_of(allow: Iterable[str]) -> frozenset[str]:
 
 def technique(job: Job) -> str:
     """ZeRO stage, offload and method: "ZeRO-2, all weights"."""
-    stage = f"ZeRO-{job.zero_stage}" if job.zero_stage else "DDP"
+    stage = "FSDP2" if job.fsdp else f"ZeRO-{job.zero_stage}" if job.zero_stage else "DDP"
     offload = {"none": "", "optimizer": " + optimizer in host memory", "all": " + all states in host memory"}
     method = {"full": "all weights", "lora": f"LoRA r={job.lora_r}", "qlora": f"QLoRA r={job.lora_r}"}[job.method]
     if job.uses_lora and job.trainer == "ppo":

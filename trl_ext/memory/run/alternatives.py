@@ -129,7 +129,7 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
         for one in fewer_at_once(search, job):
             yield "generated at once", f"steps_per_generation={one.steps_per_generation}", one
     for one in _later_stages(search):
-        written = launched_with(one.zero_stage, one.offload) or f"zero_stage={one.zero_stage} offload={one.offload}"
+        written = launched_with(one) or f"zero_stage={one.zero_stage} offload={one.offload}"
         yield "launch", written if one.dtype == job.dtype else f"{written} dtype={one.dtype}", one
 
 
@@ -246,7 +246,7 @@ def _other_methods(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
         freed = search.given - {"critic", "reward_model"} if is_freed else search.given
         critic = job.critic if "critic" in freed else None
         settings = {**ppo_defaults(job.trainer, name, freed, critic), "method": name}
-        if name == "qlora" and job.zero_stage == 3:
+        if name == "qlora" and job.zero_stage == 3 and not job.fsdp:
             settings |= {"zero_stage": 2, "offload": "none"}
             search = replace(search, given=search.given - {"zero_stage", "offload"})
         key = "load_in_4bit=True" if job.method == "lora" else ""

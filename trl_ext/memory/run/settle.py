@@ -171,7 +171,7 @@ def faster_launch(run: Run, plan: Plan, allow: frozenset[str]) -> str:
 
 
 def _launch(job: Job) -> str:
-    return launched_with(job.zero_stage, job.offload) or "the files that `trl-ext plan ... --write DIR` makes"
+    return launched_with(job) or "the files that `trl-ext plan ... --write DIR` makes"
 
 
 def _hardware(run: Run, setting: MemorySetting, machine: Callable[[], Hardware]) -> Hardware:
@@ -204,7 +204,7 @@ def _frozen(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str
     """A preset's or a file's settings on this run: its batch and lengths stay, and it must fit."""
     if planned.trainer != run.job.trainer:
         raise ConfigError(f"memory={setting.name} is for {planned.trainer}, and this is a {run.job.trainer} run.")
-    if (run.job.zero_stage, run.job.offload) != (planned.zero_stage, planned.offload):
+    if any(getattr(run.job, name) != getattr(planned, name) for name in ("zero_stage", "offload", "fsdp")):
         raise ConfigError(
             f"memory={setting.name} is planned with {_engine(planned)}, and the run was launched with "
             f"{_engine(run.job)}. Launch with {_launch(planned)}, or set memory=auto."
@@ -238,7 +238,7 @@ def _frozen(run: Run, setting: MemorySetting, planned: Job, allow: frozenset[str
 
 
 def _engine(job: Job) -> str:
-    engine = f"ZeRO-{job.zero_stage}" if job.zero_stage else "no DeepSpeed"
+    engine = "FSDP2" if job.fsdp else f"ZeRO-{job.zero_stage}" if job.zero_stage else "no DeepSpeed"
     return engine if job.offload == "none" else f"{engine} and {job.offload} offloaded"
 
 

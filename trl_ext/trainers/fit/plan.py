@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import OffloadPolicy
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
+from trl_ext.compat.accelerate import fsdp_plugin
 from trl_ext.compat.peft import base_model
 from trl_ext.errors import ConfigError
 from trl_ext.memory.cards import Hardware
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
+from trl_ext.memory.files.launch import fsdp_engine
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.families import shape_from_config
 from trl_ext.memory.models.shapes import ALL_LINEAR, ModelShape
@@ -202,7 +205,14 @@ def _loading(args: Any) -> dict[str, Any]:
 
 
 def _engine(args: Any) -> dict[str, Any] | None:
-    """DeepSpeed's settings, as the launcher or `args.deepspeed` gave them."""
+    """The settings of DeepSpeed or FSDP, as the launcher or the run's own arguments gave them.
+
+    Raises:
+        ConfigError: FSDP splits otherwise than is planned.
+    """
+    if plugin := fsdp_plugin(args):
+        offloads, reshards = type(plugin.cpu_offload) is not OffloadPolicy, plugin.reshard_after_forward is True
+        return fsdp_engine(plugin.fsdp_version, reshards=reshards, offloads=offloads)
     plugin = getattr(args, "deepspeed_plugin", None)
     return None if plugin is None else plugin.deepspeed_config
 
@@ -376,6 +386,7 @@ def _adapters(plan: Plan) -> dict[str, Any]:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype="bfloat16",
+            bnb_4bit_quant_storage="bfloat16" if job.fsdp else None,
         )
     return options
 

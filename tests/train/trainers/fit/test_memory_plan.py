@@ -99,6 +99,20 @@ def test_a_prompt_longer_than_the_plans_is_told_and_counted(tmp_path, monkeypatc
     assert sentence.startswith(words)
 
 
+@pytest.mark.parametrize("offload", ["none", "all"])
+def test_a_run_that_fsdp_shards_is_planned_so(offload, tmp_path, monkeypatch):
+    launched = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_OFFLOAD_PARAMS": str(offload == "all")}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    args = GRPOConfig(str(tmp_path), **QUIET)
+    inputs = memory_plan.Inputs(tiny.model("llama"), tokenizer=tiny.tokenizer(), dataset=PROMPTS)
+    job = memory_plan.describe_run("grpo", args, inputs).job
+    assert (job.fsdp, job.zero_stage, job.offload) == (True, 3, offload)
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
+    with pytest.raises(ConfigError, match="only version 2 that reshards is planned"):
+        memory_plan.describe_run("grpo", args, inputs)
+
+
 def test_nobody_is_warned_by_a_formula_of_another_family_unasked(monkeypatch):
     """Measured memory is held against formulas of the model's own family, unless `memory` asks for the nearest."""
     shape = find_shape({"model_type": "llama", "num_hidden_layers": 2})

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 import trl
 from accelerate import ParallelismConfig
 from datasets import Dataset, IterableDataset
@@ -12,9 +13,11 @@ from transformers import MambaConfig, MambaForCausalLM
 import trl_ext
 from tests import grpo_trainers, tiny
 from trl_ext import GRPOConfig, GRPOTrainer, PPOConfig, RewardConfig, RuleSet
+from trl_ext.compat.accelerate import fsdp_dtype
 from trl_ext.errors import ConfigError, DataError, PackingError
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.rewards import Answer
+from trl_ext.trainers.checks import check_packed_bits
 from trl_ext.trainers.forward.sequence_parallel import check_models, check_processes
 
 
@@ -177,6 +180,22 @@ def test_a_launch_of_fsdp_with_which_a_run_would_fail_or_lose_its_model(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=words):
         trainer(tmp_path, **settings)
+
+
+class Params4bit(torch.nn.Parameter):
+    """By its name a weight of bitsandbytes, which may be stored as any dtype."""
+
+
+@pytest.mark.parametrize(("stored", "is_bf16"), [("uint8", True), ("float32", True), ("bfloat16", False)])
+def test_4_bit_weights_that_fsdp_would_leave_whole_or_cast(stored, is_bf16):
+    weights = Params4bit(torch.zeros(4, dtype=getattr(torch, stored)), requires_grad=False)
+    model = SimpleNamespace(parameters=lambda: [weights])
+    args = SimpleNamespace(fsdp=True, bf16=is_bf16, fp16=False)
+    with pytest.raises(ConfigError, match=f"weights are of {stored}.*bnb_4bit_quant_storage={fsdp_dtype(args)}"):
+        check_packed_bits(model, args)
+    weights.data = weights.data.to(getattr(torch, fsdp_dtype(args)))
+    check_packed_bits(model, args)
+    check_packed_bits(model, SimpleNamespace(fsdp=False))
 
 
 ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}

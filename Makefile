@@ -9,8 +9,8 @@
 #   make bench        benchmarks against TRL, as ratios in one run
 #   make gpu          exactness, speed and memory on a CUDA card; gpu-preflight: would it run; gpu-exact, gpu-speed, gpu-memory: a part
 #
-# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make oldest,
-# make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills.
+# Lanes, each under an hour, for every night (CONTRIBUTING.md): make vllm, make fsdp2, make state-kernels, make gpu-emulated,
+# make oldest, make newest, make trl-suite, make drills, make cluster-files, make fuzz, make kills.
 
 VENV ?= .venv
 PYTHON ?= python3
@@ -32,8 +32,8 @@ SHELL := bash
 ONE_LINE_EACH := awk '/^ *(Downloading|Using cached|Processing) .*\.(whl|tar\.gz)( |$$)/ { print; fflush() } \
 	/^Installing collected/ { print "  and now into place"; fflush() }'
 
-.PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory vllm fsdp2 \
-	oldest newest trl-suite drills cluster-files state-kernels fuzz kills
+.PHONY: quickstart test nightly light fix docs bench gpu gpu-all gpu-preflight gpu-exact gpu-speed gpu-memory gpu-emulated vllm \
+	fsdp2 oldest newest trl-suite drills cluster-files state-kernels fuzz kills
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -87,19 +87,19 @@ bench: $(VENV)/.installed
 
 # On a card each of the three ends within nine minutes; the same command goes on with the rows that are left. Where
 # nothing can be downloaded, WHEELS names a folder with the wheels that PYTHON lacks: they go into a folder of their own.
-ifdef WHEELS
 # datasets pickles functions by dill, which knows a library by this name of its folder.
-GPU_SITE := out/gpu/site-packages
-GPU_PYTHON := PYTHONPATH="$(CURDIR):$(CURDIR)/$(GPU_SITE)" $(PYTHON)
+GPU_SITE ?= $(CURDIR)/out/gpu/site-packages
+ifdef WHEELS
+GPU_PYTHON := PYTHONPATH="$(CURDIR):$(GPU_SITE)" $(PYTHON)
 GPU_READY := $(GPU_SITE)/.installed
 else
 GPU_PYTHON := $(BIN)/python
 GPU_READY := $(VENV)/.installed
 endif
 
-out/gpu/site-packages/.installed: $(wildcard $(WHEELS)/*.whl)
+$(GPU_SITE)/.installed: $(wildcard $(WHEELS)/*.whl)
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --find-links "$(WHEELS)" \
-		--target out/gpu/site-packages $(WHEELS)/*.whl
+		--target "$(GPU_SITE)" $(WHEELS)/*.whl
 	touch $@
 
 gpu: gpu-all
@@ -114,6 +114,17 @@ gpu-exact gpu-speed gpu-memory: gpu-%: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu.$* $(GPU_OPTIONS)
 
 # Lanes --------------------------------------------------------------------------------------------------------------
+
+# What a machine with a card may have: torch for CUDA, transformers and accelerate alone; all else comes as wheels.
+.venv-card/.installed: benchmarks/gpu/wheels.py
+	$(PYTHON) -m venv .venv-card
+	.venv-card/bin/python -m pip install --progress-bar off "torch==2.11.*" "transformers==5.17.*" "accelerate==1.15.*" \
+		| $(ONE_LINE_EACH)
+	.venv-card/bin/python -m benchmarks.gpu.wheels .venv-card/wheels
+	touch $@
+
+gpu-emulated: $(VENV)/.installed .venv-card/.installed
+	$(BIN)/python -m pytest tests/lanes/test_gpu_emulated.py
 
 # vLLM's requirements but torchvision, torchaudio and torchcodec, which come for CUDA only, and the transformers it pins.
 .venv-vllm/.installed: pyproject.toml

@@ -9,15 +9,21 @@ import argparse
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 from benchmarks.gpu.runner import ROOT
+from benchmarks.gpu.wheels import WHEELS, module_of
 
 # Part and rows, in the order of their worth.
 ORDER = (
     ("speed", ["update/dualkv"]),
     ("exact", ["varlen", "merged_prefixes"]),
-    ("memory", ["zero3"]),
+    ("memory", ["/zero3/"]),
     ("memory", ["ppo-separate"]),
+    ("memory", ["native/"]),
+    ("memory", ["qlora/"]),
+    ("speed", ["step/vllm"]),
+    ("speed", ["clock/"]),
     ("speed", []),
     ("exact", []),
     ("memory", []),
@@ -28,6 +34,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.5, help="end after so many minutes")
     options, others = parser.parse_known_args()
+    for package in WHEELS:
+        if find_spec(module_of(package)) is None:
+            print(f"missing: {package}. Rows that need it are skipped, or fail.")
     until_s, ended = time.monotonic() + 60 * options.minutes, 0
     for part, rows in ORDER:
         left = (until_s - time.monotonic()) / 60

@@ -1,13 +1,10 @@
-"""How far are the memory formulas, and the twin, from what a CUDA allocator says? 36 rows, 0.5B to 14B, on one card.
-
-No figure of this benchmark has been measured yet: until a file of its results is committed, every number that the
-package gives for memory on a GPU is estimated.
+"""How far are the memory formulas, and the twin, from what a CUDA allocator says? 37 rows, 0.5B to 14B, on one card.
 
 A row is a trainer (reward, GRPO, PPO with each kind of critic) with all weights or LoRA, without DeepSpeed or under
-ZeRO-1 to 3: three steps with sequences at their longest, in a process of its own. Models have random weights; nothing
-is generated and nothing downloaded. ZeRO rows run rank 0 of N with the real engine and no peers, so NCCL's buffers are
-not in. A smaller card is imitated by the most that PyTorch may reserve there. A row that runs out of memory on it says
-so, and runs once more with all there is, for its peaks.
+ZeRO-1 to 3 (once QLoRA, once native segments): three steps with sequences at their longest, in a process of its own.
+Models have random weights; nothing is generated and nothing downloaded. ZeRO rows run rank 0 of N with the real engine
+and no peers, so NCCL's buffers are not in. A smaller card is imitated by the most that PyTorch may reserve there. A
+row that runs out of memory on it says so, and runs once more with all there is, for its peaks.
 
     make gpu-memory                                     # again and again, until no row is left
     python -m benchmarks.gpu.memory --list
@@ -52,6 +49,7 @@ ROOM = 1.1
 def missing(row: Row) -> str:
     """The library that a row needs and this machine has not."""
     needed = ["peft"] * row.job.uses_lora + ["deepspeed"] * (row.job.zero_stage > 0)
+    needed += ["bitsandbytes"] * (row.job.method == "qlora")
     return next((name for name in needed if find_spec(name) is None), "")
 
 

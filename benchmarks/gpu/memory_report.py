@@ -1,4 +1,4 @@
-"""What the memory benchmark says of its rows: prediction, error, verdicts, summary. Imports no torch."""
+"""What the memory benchmark says of its rows: prediction, error, verdicts, summary."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.gpu import beside
 from benchmarks.gpu.memory_rows import Row
-from trl_ext.memory.formulas.peak import Footprint, Setup, footprints, slack_bytes, usable_bytes
+from trl_ext.memory.formulas.peak import usable_bytes
 from trl_ext.memory.units import gib
 
 # What a row goes through: completions are given, so that nothing is generated.
@@ -29,29 +30,9 @@ COLUMNS = (
 
 
 def predict(row: Row) -> dict[str, Any]:
-    """The formulas' answer: bytes by phase, the worst of them, what the allocator reserves, whether the card holds it.
-
-    Generation is left out, as it is in the run.
-    """
-    setup = Setup.of(row.shape, row.job, row.hardware)
-    found = [footprint for footprint in footprints(setup) if footprint.phase in PHASES]
-    by_phase = {phase: _worst(found, phase) for phase in PHASES}
-    reserved = max(footprint.num_bytes + slack_bytes(footprint, row.job) for footprint in found)
-    return {
-        "phases": {phase: round(num_bytes) for phase, num_bytes in by_phase.items() if num_bytes},
-        "allocated": round(max(by_phase.values())),
-        "reserved": round(reserved),
-        "fits": reserved <= usable_bytes(row.hardware),
-    }
-
-
-def _worst(found: Sequence[Footprint], phase: str) -> float:
-    return max((footprint.num_bytes for footprint in found if footprint.phase == phase), default=0.0)
-
-
-def error_pct(predicted: float, measured: float | None) -> float | None:
-    """By how many percent the prediction is above what was measured; None if nothing was."""
-    return 100 * (predicted / measured - 1) if measured else None
+    """The planner's answer without generation, which is left out in the run, too; `fits` on the imitated card."""
+    found = beside.predict(row.shape, row.job, row.hardware, generates=False)
+    return {**found, "fits": found["reserved"] <= usable_bytes(row.hardware)}
 
 
 def record(row: Row, answer: Mapping[str, Any], twin: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -63,18 +44,17 @@ def record(row: Row, answer: Mapping[str, Any], twin: Mapping[str, int] | None =
             `fits` (None if no card was imitated), `reason`.
         twin: Bytes by phase.
     """
-    predicted = predict(row)
-    measured = {kind: _most(answer.get(kind)) for kind in ("allocated", "reserved")}
+    measured: dict[str, Any] = {kind: _most(answer.get(kind)) for kind in ("allocated", "reserved")}
+    measured["seconds"] = beside.measured_seconds(answer.get("step_phases", {}), generates=False)
+    held = beside.beside(predict(row), measured)
     twin_bytes = _most(twin)
     return {
         **row.as_dict(),
         "usable": round(usable_bytes(row.hardware)),
         **answer,
-        "predicted": predicted,
-        "measured": measured,
+        **held,
         "twin": dict(twin) if twin else None,
-        "error_pct": {kind: error_pct(predicted[kind], measured[kind]) for kind in measured}
-        | {"twin": error_pct(twin_bytes, measured["allocated"]) if twin_bytes else None},
+        "error_pct": held["error_pct"] | {"twin": beside.error_pct(twin_bytes, measured["allocated"])},
     }
 
 

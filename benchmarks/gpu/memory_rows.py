@@ -136,15 +136,17 @@ def _row(
 
 
 def _by_ignorance(row: Row) -> tuple[int, bool]:
-    """First what the formulas know least of: ZeRO-3, whose slack is a guess, then separate critics."""
-    is_zero3, is_separate = row.job.zero_stage == 3, row.name.startswith("ppo-separate")
-    return 0 if is_zero3 else 1 if is_separate else 2, row.job.uses_lora
+    """First what the formulas know least of: ZeRO-3, whose slack is a guess, separate critics, native segments."""
+    kinds = ("/zero3/" in row.name, "ppo-separate" in row.name, "native" in row.name, "qlora" in row.name)
+    return next((place for place, is_so in enumerate(kinds) if is_so), len(kinds)), row.job.uses_lora
 
 
-_FIRST = sorted((_row(*values) for values in _TABLE), key=_by_ignorance)
-# The slack of PyTorch's native allocator, whose segments do not expand.
-_NATIVE = replace(_FIRST[0], name=f"{_FIRST[0].name}/native", job=replace(_FIRST[0].job, expandable_segments=False))
-ROWS = (*_FIRST[:2], _NATIVE, *_FIRST[2:])
+_ROWS = [_row(*values) for values in _TABLE]
+_LARGEST = next(row for row in _ROWS if row.name == "reward/full/zero3/14B")
+# The slack of PyTorch's native allocator, whose segments do not expand; and a base in 4 bits.
+_NATIVE = replace(_LARGEST, name="native/reward/full/14B", job=replace(_LARGEST.job, expandable_segments=False))
+_QLORA = replace(_row("grpo", "", "qlora", 0, "7B", 1, 8, "RTX4090-24GB"), name="qlora/grpo/zero0/7B")
+ROWS = tuple(sorted((*_ROWS, _NATIVE, _QLORA), key=_by_ignorance))
 
 
 def tiny(row: Row) -> Row:

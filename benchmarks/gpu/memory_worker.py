@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,16 +130,33 @@ class LiveMeter(Tracker):
 
 
 @contextlib.contextmanager
-def models_on(device: str) -> Iterator[None]:
+def models_on(device: str, in_4_bits: bool) -> Iterator[None]:
     """Weights are made where they are trained: in host memory 14 billion of them take minutes."""
     made = stand_ins._made
 
     def make(*what: Any) -> Any:
         with torch.device(device):
-            return made(*what)
+            model = made(*what)
+        if not in_4_bits:
+            return model
+        # What is loaded is quantised, and nothing else.
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            kind, model = type(model), None
+            return load_in_4_bits(kind, folder, device)
 
     with adapters.replaced(("trl_ext.twin.stand_ins:_made", make)):
         yield
+
+
+def load_in_4_bits(kind: Any, folder: str, device: str) -> Any:
+    """The model of a folder as our scripts load it for QLoRA."""
+    from transformers import BitsAndBytesConfig
+
+    bits = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **bits)
+    model = kind.from_pretrained(folder, quantization_config=config, dtype=torch.bfloat16, device_map={"": device})
+    return model.eval()
 
 
 @contextlib.contextmanager
@@ -150,7 +167,7 @@ def surroundings(task: Task, meter: Any) -> Iterator[None]:
         run.silence(),
         adapters.reference_from_config(lambda: stand_ins.causal_model(simulation)),
         run.optimizer_steps(meter),
-        models_on(task.device),
+        models_on(task.device, in_4_bits=bool(simulation.adapter.get("quantised"))),
     ]
     if simulation.deepspeed:
         needed += [
@@ -172,17 +189,25 @@ def train(task: Task, meter: Any) -> dict[str, Any]:
         run.start_world(simulation.num_gpus)
     with tempfile.TemporaryDirectory() as folder, surroundings(task, meter), meter:
         arguments = run.make_arguments(simulation, folder, use_cpu=task.device == "cpu", **UNASSISTED)
-        trainer = run.make_trainer(simulation, arguments)
+        adapter = {name: value for name, value in simulation.adapter.items() if name != "quantised"}
+        trainer = run.make_trainer(replace(simulation, adapter=adapter), arguments)
         drop_other_meters(trainer)
         run.follow(trainer, meter)
         trainer.train()
     packages = run.PACKAGES + (("deepspeed",) if simulation.deepspeed else ())
     return {
         "packed": bool(trainer._packs),
+        "step_phases": step_phases(trainer),
         **run.count_parameters(trainer),
         "seconds": round(time.perf_counter() - begun_s, 1),
         "versions": installed_versions(*packages),
     }
+
+
+def step_phases(trainer: Any) -> dict[str, float]:
+    """Seconds of the last step by phase of the trainer's clock."""
+    logged = next(entry for entry in reversed(trainer.state.log_history) if "phase/update_s" in entry)
+    return {name[len("phase/") : -len("_s")]: took for name, took in logged.items() if name.startswith("phase/")}
 
 
 def drop_other_meters(trainer: Any) -> None:

@@ -3,34 +3,43 @@
     make gpu-preflight                                  # or with WHEELS=..., in what those make
     python -m benchmarks.gpu.preflight --no_rows        # imports alone
 
-Exit code 1 if a package is missing or a row ends otherwise than measured.
+Libraries are imported once: each row is a fork. Exit code 1 if a package is missing or a row breaks; rows of a library
+that no folder of wheels has room for are skipped.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import os
-import subprocess
+import runpy
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 
-from benchmarks.gpu.runner import ROOT
+from benchmarks.gpu import exact, memory, memory_rows, runner, speed, speed_rows
 from benchmarks.gpu.wheels import WHEELS, module_of
 
 # Not in a folder of wheels: they are large, and machines with cards have them.
 ON_THE_MACHINE = ("torch", "transformers", "accelerate", "numpy", "tokenizers", "safetensors", "huggingface_hub")
-# A row of each kind of worker.
-ROWS = {
-    "speed": ("update/dualkv/trl_ext", "step/dualkv/trl_ext"),
-    "memory": ("grpo/full/zero3", "reward/lora/zero0"),
-    "exact": ("merged_prefixes",),
-}
-SMALL = ("--device", "cpu", "--scale", "tiny", "--minutes", "5")
+# A row of each kind, by a part of its name.
+SPEED = ("update/dualkv/trl", "step/dualkv/trl_ext", "step/vllm")
+SPEED += ("clock/lora-256", "clock/full", "clock/overhead-2", "clock/generate")
+MEMORY = ("grpo/full/zero3", "grpo/lora/zero3", "ppo-separate/lora/zero0", "native/", "qlora/")
+LIMIT_S, AT_ONCE = 120.0, 4
+# No card: what a process knows of one, its forks cannot use.
+SURROUNDINGS = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 
 def missing() -> dict[str, str]:
@@ -44,38 +53,85 @@ def missing() -> dict[str, str]:
     return found
 
 
-def rows_of(part: str, folder: Path) -> Mapping[str, str]:
-    """How the rows of a part ended, with the reason where they have one."""
-    output = folder / f"{part}.json"
-    words = ["-m", f"benchmarks.gpu.{part}", *SMALL, "--rows", *ROWS[part], "--output", str(output)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    if not output.is_file():
-        return {part: f"failed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}"}
-    found = json.loads(output.read_text(encoding="utf-8"))["rows"]
-    return {one["row"]: f"{one['status']} {one.get('reason', '')}".strip() for one in found}
+def rows() -> dict[str, Callable[[], runner.Record]]:
+    """What measures a row of each kind, by part and name."""
+    found: dict[str, Callable[[], runner.Record]] = {}
+    for one in runner.chosen(memory_rows.ROWS, MEMORY):
+        found[f"memory: {one.name}"] = partial(memory.measured, memory_rows.tiny(one), "cpu", None, False, LIMIT_S)
+    for row in exact.all_rows():
+        found[f"exact: {row.name}"] = partial(exact.run_row, row, "cpu", "tiny", LIMIT_S)
+    for each in runner.chosen(speed_rows.rows("tiny", None, None), SPEED):
+        found[f"speed: {each.name}"] = partial(speed.run_row, each, "cpu", LIMIT_S)
+    return found
+
+
+def in_this_process(command: Sequence[str], limit_s: float, variables: Mapping[str, str] | None = None) -> Any:
+    """What `runner.ask` answers, without starting Python and importing anew."""
+    os.environ |= variables or {}
+    sys.argv = list(command[1:])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    return runner.read_answer(printed.getvalue(), "")
+
+
+def fork(measure: Callable[[], runner.Record], folder: Path) -> None:
+    """In a process of its own: write how a row ended, and what it said, into the folder."""
+    runner.ask = in_this_process
+    signal.alarm(round(LIMIT_S))  # which ends it
+    with (folder / "said").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        try:
+            (folder / "ended.json").write_text(json.dumps(measure()))
+        except Exception:
+            traceback.print_exc(file=said)
+
+
+def ended(folder: Path) -> str:
+    """How a row ended, with its reason if it has one."""
+    path = folder / "ended.json"
+    found = json.loads(path.read_text()) if path.is_file() else None
+    found = found or runner.read_answer("", (folder / "said").read_text(errors="replace"))
+    return f"{found['status']} {found.get('reason', '')}".strip()
+
+
+def run(wanted: Mapping[str, Callable[[], runner.Record]], console: Console) -> int:
+    """Run all rows, as many at once as there are cores for; the number of those that broke."""
+    begun: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as root:
+        for number, (name, measure) in enumerate(wanted.items()):
+            while sum(process.is_alive() for process in begun.values()) >= min(os.cpu_count() or 1, AT_ONCE):
+                time.sleep(0.05)
+            Path(root, str(number)).mkdir()
+            begun[name] = get_context("fork").Process(target=fork, args=(measure, Path(root, str(number))))
+            begun[name].start()
+        broken = 0
+        for number, (name, process) in enumerate(begun.items()):
+            process.join()
+            how = ended(Path(root, str(number)))
+            broken += not how.startswith(("measured", "skipped"))
+            console.print(f"{name}: {how}", soft_wrap=True)
+    return broken
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--no_rows", action="store_true", help="look at the imports alone")
     options, console = parser.parse_args(), Console(width=150, highlight=False, markup=False)
+    os.environ |= SURROUNDINGS
+    torch.set_num_threads(1)
     lacking = missing()
     for package, reason in lacking.items():
-        console.print(f"missing: {package} ({reason})")
+        console.print(f"missing: {package} ({reason})", soft_wrap=True)
     if lacking or options.no_rows:
         console.print("Some packages are missing." if lacking else "All packages can be imported.")
         return bool(lacking)
-    ended: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(ROWS)) as at_once:
-        for part, found in zip(ROWS, at_once.map(lambda part: rows_of(part, Path(folder)), ROWS), strict=True):
-            ended |= found
-            for name, how in found.items():
-                console.print(f"{part}: {name}: {how}", soft_wrap=True)
-    broken = sum(how != "measured" for how in ended.values())
-    console.print(f"{broken} of {len(ended)} rows broke." if broken else "Every kind of row runs.")
+    for module in ("benchmarks.gpu.speed_worker", "benchmarks.gpu.memory_worker", "trl_ext.trainers.grpo.trainer"):
+        import_module(module)
+    wanted = rows()
+    broken = run(wanted, console)
+    console.print(f"{broken} of {len(wanted)} rows broke." if broken else "Every kind of row runs.")
     return bool(broken)
 
 

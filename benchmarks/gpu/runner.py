@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from benchmarks.gpu.beside import card_name, card_note
 from benchmarks.gpu.card import card_facts, has_card
 from benchmarks.machine import machine, write
 from trl_ext.twin.driver import last_words
@@ -37,6 +38,7 @@ PREFIX = "ROW "  # before a worker's answer: libraries print, too
 STATUSES = ("measured", "oom", "unfinished", "skipped", "failed", "left")
 FINAL = ("measured", "oom", "unfinished")
 MINUTES = 8.5
+MEASURED = "measured on a CUDA card"
 # What must be the same for rows of two calls to stand in one file.
 BIRTH = ("card", "torch", "transformers", "trl")
 NO_CARD = "There is no CUDA card here. Run this on one, or try the benchmark itself: --device cpu --scale tiny."
@@ -95,11 +97,16 @@ def ask(command: Sequence[str], limit_s: float, variables: Mapping[str, str] | N
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         out.seek(0)
-        lines = [line for line in out if line.startswith(PREFIX)]
-        if lines:
-            return json.loads(lines[-1].removeprefix(PREFIX))
         err.seek(0)
-        return {"status": "failed", "reason": f"{last_words(err.read())}."}
+        return read_answer(out.read(), err.read())
+
+
+def read_answer(output: str, errors: str) -> Record:
+    """What a worker printed behind PREFIX; that it failed, with its last words, if there is nothing."""
+    lines = [line for line in output.splitlines() if line.startswith(PREFIX)]
+    if lines:
+        return json.loads(lines[-1].removeprefix(PREFIX))
+    return {"status": "failed", "reason": f"{last_words(errors)}."}
 
 
 def answer(figures: Mapping[str, Any]) -> None:
@@ -176,7 +183,7 @@ class Run:
         records = list(self.records.values())
         result = {
             "benchmark": self._name,
-            "basis": "measured on a CUDA card" if self._options.device == "cuda" else "a processor: it runs, no more",
+            "basis": MEASURED if self._options.device == "cuda" else "a processor: it runs, no more",
             "scale": self._options.scale,
             "machine": self._birth,
             "rows": records,
@@ -202,6 +209,8 @@ def begin(options: argparse.Namespace, rows: Sequence[Named], console: Console) 
     if options.device == "cuda" and not has_card():
         console.print(NO_CARD)
         return 2
+    if note := card_note(card_name()):
+        console.print(note, soft_wrap=True, highlight=False)
     return None
 
 

@@ -1,6 +1,6 @@
 """How fast is GRPO on this card? An update, and a whole step with generation, against TRL and Unsloth.
 
-No figure of this benchmark has been measured yet. A row is a trainer on a shape, in a process of its own; models have
+A row is a trainer on a shape, in a process of its own; models have
 random weights of Qwen3-8B's shape with as many layers as the card holds and gets through in time (`scale`). The
 setting is DualKV's (arXiv 2605.15422), and one with a long tail of lengths. MFU counts tokens that are really needed;
 MFU (verl) counts every copy of a prompt, as verl and DualKV do.
@@ -28,22 +28,36 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu import runner
+from benchmarks.gpu.beside import beside, card_name, measured_seconds, predict
 from benchmarks.gpu.card import card_bytes, card_facts
-from benchmarks.gpu.speed_rows import Row, rows
+from benchmarks.gpu.speed_rows import OURS, Row, rows
+from trl_ext.memory import find_shape, parse_gpus
+from trl_ext.memory.units import gib
 
 ROW_LIMIT_S = 240.0
-OURS = "trl_ext"
 
 
 def run_row(row: Row, device: str, limit_s: float) -> dict[str, Any]:
     """Measure a row within its seconds."""
     about = {"scale": row.scale, "layers": row.config["num_hidden_layers"], "shape": asdict(row.shape)}
-    if find_spec(row.library) is None:
-        return {"status": "skipped", "reason": f"{row.library} is not installed.", **about}
+    if lacking := [name for name in row.needs if find_spec(name) is None]:
+        return {"status": "skipped", "reason": f"{lacking[0]} is not installed.", **about}
+    if row.uses_vllm and device == "cpu":
+        return {"status": "skipped", "reason": "vLLM for processors takes no weights from TRL.", **about}
     with tempfile.TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
         task.write_text(json.dumps({"row": asdict(row), "device": device}))
-        return {**runner.ask(["-m", "benchmarks.gpu.speed_worker", str(task)], limit_s), **about}
+        found = runner.ask(["-m", "benchmarks.gpu.speed_worker", str(task)], limit_s)
+    return {**found, **about, **(held(row, found) if found["status"] == "measured" else {})}
+
+
+def held(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the planner answers beside what was measured."""
+    hardware = parse_gpus(f"1x{card_name()}", gib(card_bytes("cuda") or 0) if runner.has_card() else None)
+    generates = row.generates or row.uses_vllm
+    measured = {kind: found[kind] for kind in ("allocated", "reserved")}
+    measured["seconds"] = measured_seconds(found["phases"], generates=generates)
+    return beside(predict(find_shape(row.config), row.job, hardware, generates=generates), measured)
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -64,14 +78,18 @@ def summary(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def table(result: Mapping[str, Any]) -> Table:
     """A line a row."""
     shown = Table(title="GRPO on a card: seconds of a step")
-    for column in ("row", "scale", "step s", "generate", "update", "MFU", "MFU (verl)", "peak GiB", "ours faster"):
+    columns = ("row", "scale", "step s", "generate", "update", "planned", "MFU", "MFU (verl)", "peak GiB", "planned")
+    for column in (*columns, "ours faster"):
         shown.add_column(column, justify="left" if column in ("row", "scale") else "right")
     for one in result["rows"]:
         if one["status"] != "measured":
             shown.add_row(one["row"], one.get("scale", ""), one["status"])
             continue
         shares = ("" if one.get(name) is None else f"{one[name]:.0%}" for name in ("mfu", "mfu_verl"))
-        values = (one["step_s"], one["phases"]["generate"], one["phases"]["update"], *shares, one["peak_gib"] or "")
+        seconds, planned = one["predicted"]["seconds"].get("update"), one["predicted"]["allocated"]
+        peaks = (f"{gib(num_bytes):.2f}" if num_bytes else "" for num_bytes in (one["allocated"], planned))
+        planned_s = "" if seconds is None else round(seconds, 3)
+        values = (one["step_s"], one["phases"]["generate"], one["phases"]["update"], planned_s, *shares, *peaks)
         ratio = result["summary"]["faster_than"].get(one["row"], {}).get("step", "")
         shown.add_row(one["row"], one["scale"], *map(str, values), str(ratio))
     return shown

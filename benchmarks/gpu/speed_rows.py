@@ -1,5 +1,8 @@
 """What the speed benchmark measures, as data: whose trainer, an update or a whole step, lengths, layers.
 
+Rows "clock/..." measure what the constants of the planner's clock stand for: LoRA's and a full update of a 7B's layers
+at so many tokens a forward, a step of so many micro-batches of next to no work, a token of transformers' generate.
+
 The setting "dualkv" is that of DualKV's measurements (arXiv 2605.15422): a Qwen3-8B, a prompt of 8,192 tokens, 32
 completions of 2,048 tokens, forwards of four sequences, gradient checkpointing, AdamW, bf16. They used eight cards and
 veRL; here it is one card, and as many of the 36 layers as it holds and gets through in time.
@@ -21,7 +24,11 @@ MODEL = "Qwen/Qwen3-8B"
 CONFIG: Mapping[str, Any] = {**MODELS[MODEL][1], "head_dim": 128, "vocab_size": 151_936}
 TINY = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
-LIBRARIES = ("trl", "trl_ext", "unsloth")
+OURS = "trl_ext"
+LIBRARIES = ("trl", OURS, "unsloth")
+# Layers of a 7B in the rows of the clock, so that one takes seconds; the shape that vLLM serves beside its training.
+CLOCK_LAYERS = 8
+CLOCK_MODEL, VLLM_MODEL = ({**MODELS[f"Qwen/Qwen2.5-{size}"][1], "head_dim": 128} for size in ("7B", "3B"))
 # The seconds that a padded update may take, at an assumed share of the card's rate: it runs twice in a row's minutes.
 UPDATE_S, ASSUMED_SHARE = 25.0, 0.4
 FULL_SHAPES = {
@@ -37,6 +44,23 @@ TINY_SHAPES = {
 }
 
 
+def _forwards(tokens: int, generations: int = 8) -> Shape:
+    """Sequences of so many tokens, an eighth of them completion."""
+    own = max(tokens // 8, 1)
+    return Shape("clock", tokens - own, own, own, 0.0, groups=1, generations=generations)
+
+
+# Shape and settings of rows of ours alone: a sequence a forward, but where vLLM generates.
+OWN_ROWS: Mapping[str, tuple[Shape, Mapping[str, Any]]] = {
+    "step/vllm": (Shape("vllm", 256, 512, 512, 0.0, groups=4, generations=8), {"uses_vllm": True, "micro_batch": 4}),
+    **{f"clock/lora-{tokens}": (_forwards(tokens), {"method": "lora"}) for tokens in (256, 2048, 8192)},
+    "clock/full-2048": (_forwards(2048), {}),
+    "clock/overhead-2": (_forwards(16, 2), {}),
+    "clock/overhead-16": (_forwards(16, 16), {}),
+    "clock/generate": (Shape("clock", 128, 256, 256, 0.0, groups=1, generations=8), {"generates": True}),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One trainer on one shape.
@@ -47,6 +71,9 @@ class Row:
         config: The model's config.json, scaled.
         scale: How it was scaled, in words.
         micro_batch: Sequences in a padded forward; a packed one may hold as many tokens.
+        method: "full" or "lora".
+        generates: True for a step with generation by transformers, False where completions are given.
+        uses_vllm: True if a colocated vLLM generates.
     """
 
     name: str
@@ -54,10 +81,36 @@ class Row:
     config: Mapping[str, Any]
     scale: str
     micro_batch: int = 4
+    method: str = "full"
+    generates: bool = False
+    uses_vllm: bool = False
 
     @property
-    def measure(self) -> str:
-        return self.name.split("/")[0]
+    def num_steps(self) -> int:
+        """One that warms up, and the measured ones, of which the median counts."""
+        return 4 if self.name.startswith("clock/") else 2
+
+    @property
+    def needs(self) -> list[str]:
+        """Packages without which it is skipped."""
+        return [self.library, *["peft"] * (self.method == "lora"), *["vllm"] * self.uses_vllm]
+
+    @property
+    def job(self) -> Job:
+        """The planner's."""
+        is_ours = self.library == OURS
+        return Job(
+            "grpo",
+            method=self.method,
+            global_batch=self.shape.rows,
+            per_device_train_batch_size=self.micro_batch,
+            max_prompt_length=self.shape.prompt,
+            max_completion_length=self.shape.longest,
+            num_generations=self.shape.generations,
+            packing=is_ours,
+            max_tokens_per_forward=self.budget if is_ours else 0,
+            use_vllm=self.uses_vllm,
+        )
 
     @property
     def library(self) -> str:
@@ -73,13 +126,31 @@ def rows(scale: str, card_bytes: int | None, peak_tflops: float | None) -> list[
     """All rows, scaled to the card; the setting of DualKV first."""
     made = []
     for (kind, shape), library in product((TINY_SHAPES if scale == "tiny" else FULL_SHAPES).items(), LIBRARIES):
-        row = Row(f"{kind}/{library}", shape, CONFIG, "")
+        row = Row(f"{kind}/{library}", shape, CONFIG, "", generates=kind.startswith("step"))
         if scale == "tiny":
             made.append(replace(row, config={**CONFIG, **TINY}, scale="a toy", micro_batch=2))
         else:
             layers, why = layers_for(row, card_bytes, peak_tflops)
             found = f"{layers} of {CONFIG['num_hidden_layers']} layers, {why}"
             made.append(replace(row, config={**CONFIG, "num_hidden_layers": layers}, scale=found))
+    return made + own_rows(scale)
+
+
+def own_rows(scale: str) -> list[Row]:
+    """The rows of ours alone: with vLLM, and of the clock."""
+    made = []
+    for kind, (shape, settings) in OWN_ROWS.items():
+        row = Row(f"{kind}/{OURS}", shape, VLLM_MODEL, "all layers of a 3B", **{"micro_batch": 1, **settings})
+        if kind.startswith("clock"):
+            config = {**CLOCK_MODEL, "num_hidden_layers": CLOCK_LAYERS}
+            row = replace(row, config=config, scale=f"{CLOCK_LAYERS} layers of a 7B")
+        if "overhead" in kind or scale == "tiny":
+            row = replace(row, config={**row.config, **TINY}, scale="a toy")
+        if scale == "tiny":
+            few = {"mean": min(shape.mean, 4), "longest": min(shape.longest, 4), "groups": 1}
+            few |= {"prompt": min(shape.prompt, 16), "generations": min(shape.generations, 4)}
+            row = replace(row, shape=replace(shape, **few))
+        made.append(row)
     return made
 
 
@@ -100,16 +171,7 @@ def layers_for(row: Row, card_bytes: int | None, peak_tflops: float | None) -> t
 
 def needs_gib(row: Row, layers: int) -> float:
     """Estimated peak of a padded update with so many layers."""
-    shape = row.shape
-    job = Job(
-        "grpo",
-        global_batch=shape.rows,
-        per_device_train_batch_size=row.micro_batch,
-        max_prompt_length=shape.prompt,
-        max_completion_length=shape.longest,
-        num_generations=shape.generations,
-        packing=False,
-    )
+    job = replace(row.job, packing=False, max_tokens_per_forward=0)
     # Any card will do: what is asked is what the job needs.
     hardware = Hardware(1, Card("this", 80.0, 1000, 100, PCIE4, (8, 0)))
     return estimate(job, find_shape({**CONFIG, "num_hidden_layers": layers}), hardware).peak_gib
@@ -122,7 +184,9 @@ def padded_flops(shape: Shape, layers: int) -> float:
 
 
 def needed_flops(row: Row, completions: list[int]) -> float:
-    """Of an update of these completions: three forwards of every group."""
+    """Of an update of these completions: three forwards of every group, two where only adapters have gradients."""
     size = row.shape.generations
     groups = [completions[start : start + size] for start in range(0, len(completions), size)]
-    return 3 * sum(forward_flops(row.config, row.shape.prompt, group) for group in groups)
+    return (3 if row.method == "full" else 2) * sum(
+        forward_flops(row.config, row.shape.prompt, group) for group in groups
+    )

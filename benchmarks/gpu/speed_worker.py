@@ -1,4 +1,4 @@
-"""One row of the speed benchmark, in a process of its own: a step that warms up, and one that is measured.
+"""One row of the speed benchmark, in a process of its own: a step that warms up, and those that are measured.
 
     python -m benchmarks.gpu.speed_worker TASK.json
 
@@ -33,7 +33,7 @@ from trl_ext.compat.versions import installed_versions
 
 
 def train(row: Row, device: str) -> dict[str, Any]:
-    """Train for a step that warms up and one that is measured; what it took."""
+    """Train for a step that warms up and those that are measured; what one took."""
     clock = PhasesOfSteps()
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(row, device, folder, clock)
@@ -49,14 +49,16 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
     if row.library == "unsloth":
         import_module("unsloth")  # before TRL, which it patches
     library = import_module("trl_ext" if row.library == "trl_ext" else "trl")
-    shape, generates = row.shape, row.measure == "step"
+    shape, generates = row.shape, row.generates or row.uses_vllm
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": shape.prompt + shape.longest}
+    vllm["vllm_gpu_memory_utilization"] = row.job.vllm_gpu_memory_utilization
     args = library.GRPOConfig(
         output_dir=folder,
         per_device_train_batch_size=row.micro_batch,
         gradient_accumulation_steps=shape.rows // row.micro_batch,
         num_generations=shape.generations,
         max_completion_length=shape.longest,
-        max_steps=2,
+        max_steps=row.num_steps,
         learning_rate=1e-6,
         beta=0.0,
         use_cpu=device == "cpu",
@@ -68,6 +70,7 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         report_to="none",
         disable_tqdm=True,
         **({"max_tokens_per_forward": row.budget} if row.library == "trl_ext" else {}),
+        **(vllm if row.uses_vllm else {}),
     )
     vocab = row.config["vocab_size"]
     return library.GRPOTrainer(
@@ -78,7 +81,17 @@ def make_trainer(row: Row, device: str, folder: str, clock: PhasesOfSteps) -> An
         processing_class=tokenizer(vocab),
         rollout_func=None if generates else fixed_rollout(shape, itertools.count(), warm_up(shape), vocab),
         callbacks=[clock],
+        peft_config=adapter(row),
     )
+
+
+def adapter(row: Row) -> Any:
+    """PEFT's config, of the planner's defaults; None to train all weights."""
+    if row.method == "full":
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(r=row.job.lora_r, lora_alpha=row.job.lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def warm_up(shape: Shape) -> Shape:
@@ -98,13 +111,15 @@ def policy(row: Row, device: str, folder: str) -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    if row.library != "unsloth":
+    if row.library != "unsloth" and not row.uses_vllm:
         return model
-    # Unsloth patches what it loads itself. This has not run on a card yet: a failed row says why.
     place = Path(folder) / "model"
     model.save_pretrained(place)
     tokenizer(row.config["vocab_size"]).save_pretrained(place)
     del model
+    if row.uses_vllm:  # which loads by name
+        return str(place)
+    # Unsloth patches what it loads itself. This has not run on a card yet: a failed row says why.
     loaded, _ = import_module("unsloth").FastLanguageModel.from_pretrained(
         str(place),
         max_seq_length=row.shape.prompt + row.shape.longest,
@@ -117,9 +132,11 @@ def policy(row: Row, device: str, folder: str) -> Any:
 
 def figures(row: Row, clock: PhasesOfSteps) -> dict[str, Any]:
     """Seconds by step and phase; MFU of the update, of the tokens that it really needs and as verl counts it."""
-    step_s, phases = clock.seconds[1], clock.phases[1]
+    measured = sorted(zip(clock.seconds[1:], clock.phases[1:], strict=True), key=lambda step: step[0])
+    step_s, phases = measured[len(measured) // 2]
     # The generated ones are as long as they may be: random weights hardly ever end a text.
-    completions = [row.shape.longest] * row.shape.rows if row.measure == "step" else lengths(row.shape, 1)
+    is_given = not (row.generates or row.uses_vllm)
+    completions = lengths(row.shape, 1) if is_given else [row.shape.longest] * row.shape.rows
     flops = needed_flops(row, completions)
     of_verl = verl_update_flops(row.config, row.shape.prompt, completions)
     peak = peak_tflops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
@@ -132,12 +149,11 @@ def figures(row: Row, clock: PhasesOfSteps) -> dict[str, Any]:
     }
 
 
-def memory(device: str) -> dict[str, float | None]:
-    """The allocator's highest marks; a processor keeps none."""
+def memory(device: str) -> dict[str, int | None]:
+    """The allocator's highest marks, bytes; a processor keeps none."""
     if device == "cpu":
-        return {"peak_gib": None, "reserved_gib": None}
-    marks = {"peak_gib": torch.cuda.max_memory_allocated(), "reserved_gib": torch.cuda.max_memory_reserved()}
-    return {name: round(num_bytes / 2**30, 2) for name, num_bytes in marks.items()}
+        return {"allocated": None, "reserved": None}
+    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
 def facts(row: Row, trainer: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The runner of the benchmarks for cards: resuming, limits, and what is said of rows that did not finish."""
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -8,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from benchmarks.gpu import card, everything, preflight, runner
+from benchmarks.gpu import card, everything, exact, memory_rows, preflight, runner, speed_rows
 
 QUIET = Console(quiet=True)
 MEASURED = {"status": "measured", "figure": 1}
@@ -102,10 +103,10 @@ def test_make_starts_all_with_wheels_in_a_folder_that_dill_takes_for_a_library()
         "benchmarks.gpu.preflight",
     ]
     assert "--no-index" in said and ".venv" not in said
-    assert re.findall(r"--target (\S+)", said) == ["out/gpu/site-packages"]
+    assert re.findall(r"--target \"(\S+)\"", said) == [f"{runner.ROOT}/out/gpu/site-packages"]
 
 
-def test_a_part_that_fails_keeps_no_other_from_starting(monkeypatch):
+def test_a_part_that_fails_keeps_no_other_from_starting(monkeypatch, capsys):
     started = []
 
     def run(command, **options):
@@ -116,14 +117,53 @@ def test_a_part_that_fails_keeps_no_other_from_starting(monkeypatch):
     monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "2", "--scale", "tiny"])
     assert everything.main() == 1
     parts = [words[0].rpartition(".")[2] for words in started]
-    assert parts == ["speed", "exact", "memory", "memory", "speed", "exact", "memory"]
-    assert started[2][1:3] == ["--rows", "zero3"] and all(words[-2:] == ["--scale", "tiny"] for words in started)
+    assert parts == [part for part, _ in everything.ORDER]
+    assert all(words[-2:] == ["--scale", "tiny"] for words in started)
     started.clear()
+    monkeypatch.setattr(everything, "WHEELS", ("trl", "no-such-wheel"))
     monkeypatch.setattr(everything.sys, "argv", ["everything", "--minutes", "0"])
     assert everything.main() == 0 and not started
+    assert "missing: no-such-wheel. Rows that need it" in capsys.readouterr().out
+
+
+def test_what_is_least_known_and_most_claimed_comes_first_over_all_parts():
+    rows = {
+        "speed": speed_rows.rows("tiny", None, None),
+        "exact": exact.all_rows(),
+        "memory": list(memory_rows.ROWS),
+    }
+    order = [row.name for part, names in everything.ORDER for row in runner.chosen(rows[part], names)]
+    assert set(order) == {row.name for each in rows.values() for row in each}
+    # A row of each kind, as they are ordered.
+    first = ["update/dualkv/trl_ext", "varlen", "reward/full/zero3/14B", "grpo/lora/zero3/7B"]
+    first += ["ppo-separate/full/zero0/0.5B", "native/reward/full/14B", "qlora/grpo/zero0/7B", "step/vllm/trl_ext"]
+    first += ["clock/lora-256/trl_ext", "update/tail/trl", "reward", "grpo/full/zero0/0.5B"]
+    assert sorted(first, key=order.index) == first
+
+
+def ends_at_once():
+    os._exit(3)
+
+
+def raises():
+    raise ValueError("made up")
+
+
+def test_preflight_names_rows_that_break_and_goes_on(capsys):
+    rows = {
+        "dies": ends_at_once,
+        "raises": raises,
+        "speed: a": lambda: MEASURED,
+        "memory: b": lambda: {"status": "skipped", "reason": "It is not installed."},
+    }
+    assert preflight.run(rows, Console(width=200)) == 2
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("dies: failed") and "ValueError: made up" in said[1]
+    assert said[2:] == ["speed: a: measured", "memory: b: skipped It is not installed."]
 
 
 def test_what_a_machine_lacks_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(preflight.os, "environ", dict(os.environ))
     monkeypatch.setattr(preflight, "WHEELS", ("trl", "no-such-wheel"))
     monkeypatch.setattr(preflight.sys, "argv", ["preflight", "--no_rows"])
     assert preflight.main() == 1

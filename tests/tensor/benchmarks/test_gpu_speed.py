@@ -5,11 +5,12 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from benchmarks.gpu import exact, flops, runner, speed
-from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, TINY, needed_flops, rows
+from benchmarks.gpu import beside, exact, flops, runner, speed
+from benchmarks.gpu.speed_rows import CONFIG, FULL_SHAPES, OWN_ROWS, TINY, needed_flops, rows
 from benchmarks.grpo_task import tokenizer
 from trl_ext.memory.units import GIB
 
@@ -60,7 +61,7 @@ def test_mfu_is_unknown_where_the_card_is():
 def test_the_model_is_qwen3_8b_and_its_layers_follow_the_card():
     for gib, peak in ((141, 989.0), (80, 989.0), (80, None)):
         made = {row.name: row for row in rows("full", gib * GIB, peak)}
-        assert {name.rpartition("/")[0] for name in made} == set(FULL_SHAPES)
+        assert {name.rpartition("/")[0] for name in made} == {*FULL_SHAPES, *OWN_ROWS}
         one = made["update/dualkv/trl"]
         assert one.config["hidden_size"] == 4096 and 1 < one.config["num_hidden_layers"] < 36
         assert one.scale.startswith(f"{one.config['num_hidden_layers']} of 36 layers, ")
@@ -74,6 +75,38 @@ def test_a_card_that_holds_all_gets_all_layers():
     # Six operations a weight and token; what is above them is attention and the LM head.
     linear = 6 * 36 * (flops.linear_flops(row.config) / 2) * (8192 + 32 * 2048)
     assert linear < needed_flops(row, [2048] * 32) < 1.5 * linear
+
+
+def test_rows_of_the_clock_forward_as_many_tokens_as_their_names_have():
+    made = {row.name.split("/")[1]: row for row in rows("full", 80 * GIB, 989.0) if row.name.startswith("clock/")}
+    for name in ("lora-256", "lora-2048", "lora-8192", "full-2048"):
+        assert made[name].job.forward_tokens == made[name].budget == int(name.split("-")[1])
+        assert made[name].job.method == name.split("-")[0]
+        # Two sequences of one prompt do not go into a forward.
+        assert made[name].budget < made[name].shape.prompt + 2 * made[name].shape.longest
+    for name in ("overhead-2", "overhead-16"):
+        assert made[name].job.accumulation(1) == int(name.split("-")[1])
+    assert made["generate"].generates and not made["lora-256"].generates
+
+
+def test_a_row_without_its_library_is_skipped_with_the_reason():
+    row = next(row for row in rows("tiny", None, None) if row.uses_vllm)
+    assert speed.run_row(row, "cpu", 1.0)["reason"] == "vllm is not installed."
+
+
+def test_a_card_that_is_not_in_the_table_gives_a_sentence_and_no_seconds(monkeypatch, capsys):
+    for module in (beside, runner, speed):
+        monkeypatch.setattr(module, "card_name", lambda: "A card of tomorrow")
+    monkeypatch.setattr(runner, "has_card", lambda: True)
+    monkeypatch.setattr(speed, "card_bytes", lambda device: 80 * GIB)
+    options = runner.parser("gpu_speed", "").parse_args([])
+    wanted = rows("tiny", None, None)
+    assert runner.begin(options, wanted, Console(width=300)) is None
+    assert capsys.readouterr().out.startswith("'A card of tomorrow' is not in the table of cards")
+    found = {"allocated": 5 * GIB, "reserved": 6 * GIB, "phases": {"update": 2.0, "generate": 1.0}}
+    held = speed.held(wanted[0], found)
+    assert held["predicted"]["allocated"] > 0 and held["predicted"]["seconds"] == {}
+    assert held["measured"]["seconds"] == {"update": 2.0} and held["error_pct"]["update_s"] is None
 
 
 def made_up(name, step, update):
@@ -113,11 +146,29 @@ def test_tiny_rows_of_trl_and_ours_go_through_the_whole_benchmark(kind, tmp_path
     for one in (trl, ours):
         assert one["status"] == "measured", one
         assert one["phases"]["update"] > 0 and one["mfu"] is None and one["scale"] == "a toy"
+        assert one["measured"]["seconds"]["update"] == pytest.approx(one["phases"]["update"], abs=1e-3)
+        assert one["predicted"]["seconds"].keys() == one["measured"]["seconds"].keys() - {"scoring"}
         assert one["phases"]["generate"] > 0.001 or kind.startswith("update")
         assert sum(one["phases"].values()) == pytest.approx(one["step_s"], rel=0.05, abs=0.01)
     assert ours["packed"] and not trl["packed"] and ours["forwarded_tokens"] > 0
     assert unsloth["status"] == "skipped" and unsloth["reason"] == "unsloth is not installed."
     assert result["summary"]["faster_than"].keys() == {f"{kind}/trl"}
+
+
+def test_tiny_rows_of_the_clock_go_through_the_whole_benchmark(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    path = tmp_path / "out.json"
+    words = ["--device", "cpu", "--scale", "tiny", "--rows", "lora-256", "full-", "overhead-2", "clock/generate"]
+    monkeypatch.setattr(sys, "argv", ["speed.py", *words, "--output", str(path)])
+    monkeypatch.setattr(speed.runner, "ask", in_this_process)
+    assert speed.main() == 0, capsys.readouterr().out
+    found = {one["row"].split("/")[1]: one for one in json.loads(path.read_text())["rows"]}
+    assert found.keys() == {"lora-256", "full-2048", "overhead-2", "generate"}
+    for name, one in found.items():
+        assert one["status"] == "measured", one
+        assert one["packed"] and one["measured"]["seconds"]["update"] > 0 < one["predicted"]["seconds"]["update"]
+        assert ("generation" in one["measured"]["seconds"]) == (name == "generate")
+    assert found["lora-256"]["update_tflop"] <= found["full-2048"]["update_tflop"]
 
 
 def in_this_process(command, limit_s):

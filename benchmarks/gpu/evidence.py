@@ -1,0 +1,79 @@
+"""Puts what cards have measured into the tables of docs/reference/evidence.md, from the results that are committed.
+
+    python -m benchmarks.gpu.evidence
+
+Rows that no card has measured stand there, too, and say so.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import exact, memory_rows, runner, speed_rows
+from trl_ext.memory.units import gib
+
+PAGE = runner.ROOT / "docs" / "reference" / "evidence.md"
+NOT_YET = "not measured yet"
+ROWS: Mapping[str, Sequence[Any]] = {
+    "exact": exact.all_rows(),
+    "speed": speed_rows.rows("full", None, None),
+    "memory": memory_rows.ROWS,
+}
+HEADS = {"exact": ("tests", "card", "passed", "failed", "skipped")}
+HELD = ("row", "card", "allocated, GiB", "reserved, GiB", "generation, s", "scoring, s", "update, s")
+HELD += ("MFU", "MFU (verl)", "ours faster, step")
+
+
+def results_of(part: str, folder: Path) -> list[Mapping[str, Any]]:
+    """The results of a part that come from a card, one for each file `gpu_PART*.json`."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"gpu_{part}*.json"))]
+    return [one for one in found if one["basis"] == runner.MEASURED and one["scale"] == "full"]
+
+
+def table(part: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """A line for every row and each card that has measured it, or has run out of memory or time in it."""
+    head = HEADS.get(part, HELD)
+    lines = [head, ["---"] * len(head)]
+    for row in ROWS[part]:
+        known = [(result, one) for result in results for one in result["rows"] if one["row"] == row.name]
+        known = [(result, one) for result, one in known if one["status"] in runner.FINAL]
+        lines += [_cells(part, result, one) for result, one in known]
+        if not known:
+            lines.append([f"`{row.name}`", NOT_YET, *[""] * (len(head) - 2)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cells(part: str, result: Mapping[str, Any], one: Mapping[str, Any]) -> list[str]:
+    first = [f"`{one['row']}`" + (f", {one['scale']}" if one.get("scale") else ""), result["machine"]["card"]]
+    if one["status"] != "measured":
+        first[1] += f": {one['status']}"
+        return [*first, *[""] * (len(HEADS.get(part, HELD)) - 2)]
+    if part == "exact":
+        return [*first, str(one["passed"]), *(str(len(one[f"{kind}_tests"])) for kind in HEADS[part][3:])]
+    planned, real = one["predicted"], one["measured"]
+    cells = [_pair(gib(planned[kind]), real[kind] and gib(real[kind])) for kind in ("allocated", "reserved")]
+    for name in ("generation", "scoring", "update"):
+        cells.append(_pair(planned["seconds"].get(name), real["seconds"].get(name)))
+    shares = [f"{one[name]:.0%}" if one.get(name) else "" for name in ("mfu", "mfu_verl")]
+    faster = result["summary"].get("faster_than", {}).get(one["row"], {}).get("step")
+    return [*first, *cells, *shares, f"{faster:.2f} times" if faster else ""]
+
+
+def _pair(planned: float | None, measured: float | None) -> str:
+    """Planned and measured; nothing where nothing was measured."""
+    return "" if not measured else f"{'?' if planned is None else f'{planned:.2f}'} / {measured:.2f}"
+
+
+def filled(page: str, folder: Path = runner.RESULTS) -> str:
+    """The page with today's tables between its markers."""
+    for part in ROWS:
+        begin, end = f"<!-- card: {part} -->\n\n", "\n<!-- end -->"
+        found = f"{begin}{table(part, results_of(part, folder))}{end}"
+        page = re.sub(f"{begin}.*?{end}", lambda match, found=found: found, page, count=1, flags=re.DOTALL)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

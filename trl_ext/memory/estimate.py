@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trl_ext.memory.cards import Hardware
+from trl_ext.memory.cards import UNMEASURED, Hardware
 from trl_ext.memory.formulas import states
 from trl_ext.memory.formulas.generation import check_vllm, vllm_bytes, vllm_cache_tokens, vllm_weight_bytes
 from trl_ext.memory.formulas.peak import (
@@ -16,8 +16,8 @@ from trl_ext.memory.formulas.peak import (
     Footprint,
     Setup,
     footprints,
+    room_bytes,
     slack_bytes,
-    usable_bytes,
 )
 from trl_ext.memory.formulas.times import step_seconds
 from trl_ext.memory.job import Job, check_batch, check_model
@@ -79,6 +79,12 @@ class Estimate:
         return max(footprint.num_bytes + slack_bytes(footprint, self.job) for footprint in self.worst.values())
 
     @property
+    def room_bytes(self) -> float:
+        """Bytes of a card that a plan might still fill; below 0 if it does not fit."""
+        shares = [(one.num_bytes, one.terms.get("vLLM", 0.0)) for one in self.worst.values()]
+        return min(room_bytes(self.hardware, self.job, whole - vllm) - vllm for whole, vllm in shares)
+
+    @property
     def memory(self) -> str:
         """The two numbers of a card, as every command says them: "18.9 GiB, 19.4 with slack"."""
         return f"{self.peak_gib:.1f} GiB, {gib(self.need_bytes):.1f} with slack,"
@@ -88,12 +94,29 @@ class Estimate:
         """True if the job fits on the card, and in host memory if that is known."""
         host_gib = self.hardware.host_gib
         in_host = host_gib is None or gib(self.host_bytes) <= host_gib
-        return in_host and self.need_bytes <= usable_bytes(self.hardware)
+        return in_host and self.room_bytes >= 0
 
     @property
     def step_s(self) -> float:
         """Seconds of one optimizer step."""
         return sum(self.seconds.values())
+
+    def in_seconds(self, seconds: float | None = None) -> str:
+        """Seconds, of the step if None, in as many digits as can be trusted: one, or two once a card has confirmed
+        the clock."""
+        seconds = self.step_s if seconds is None else seconds
+        rounded = float(f"{seconds:.{int(self.is_confirmed)}e}")
+        return f"{rounded:,.0f}" if rounded >= 1 else f"{rounded:.1f}"
+
+    @property
+    def is_confirmed(self) -> bool:
+        """True if the clock was corrected by a run on such a card."""
+        return self.hardware.pace != UNMEASURED
+
+    @property
+    def how_rough(self) -> str:
+        """What is said behind seconds: ", rough" until a card has confirmed them."""
+        return "" if self.is_confirmed else ", rough"
 
     def terms_gib(self, phase: str) -> dict[str, float]:
         """GiB of a phase's worst footprint by term, slack included: what of the usable GiB is filled."""
@@ -108,7 +131,7 @@ class Estimate:
         if peak > card:
             digits = 0 if peak - card >= 1 else 1
             return f"{peak:.{digits}f} GiB {where} on a card with {card:.{digits}f} GiB usable"
-        if need > hardware.fill_gib:
+        if self.room_bytes < 0:
             usable = hardware.usable if need <= card else f"{card:.1f} GiB usable"
             return f"{peak:.1f} GiB {where}, {need:.1f} with slack, on a card with {usable}"
         if not self.fits:
@@ -132,6 +155,7 @@ class Estimate:
             "host_gib": round(gib(self.host_bytes), 1),
             "step_s": round(self.step_s, 2),
             "step_parts_s": {name: round(value, 2) for name, value in self.seconds.items()},
+            "pace": list(self.hardware.pace),
             **self._servers(),
             "basis": "estimated",
         }

@@ -53,6 +53,8 @@ class Job:
     max_length: int = _option(1024, "tokens of one side of a pair (default 1024)")
     max_prompt_length: int = _option(512, "tokens of the longest prompt (default 512)")
     max_completion_length: int = _option(256, "tokens of the longest completion (default 256)")
+    # 0 where it is not known.
+    mean_completion_length: int = _option(0, "tokens of a completion on the mean, for the seconds of a step")
     max_tokens_per_forward: int = _option(0, "most tokens of a packed forward")  # 0 without that bound
     # Padded batches cost a mask and repeated keys besides.
     packing: bool = _option(True, "flat rows without padding (default)")
@@ -123,6 +125,13 @@ class Job:
     def sequence_tokens(self) -> int:
         """Tokens of the longest sequence."""
         return self.max_prompt_length + self.max_completion_length if self.generates else self.max_length
+
+    @property
+    def mean_tokens(self) -> int:
+        """Tokens of a sequence on the mean, or of the longest one where the mean is not known."""
+        if self.generates and self.mean_completion_length:
+            return self.max_prompt_length + self.mean_completion_length
+        return self.sequence_tokens
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -260,6 +269,11 @@ def _contradictions(job: Job) -> Iterator[str]:
         )
     if job.activation_offloading and job.generates:
         yield f"activation_offloading is the reward trainer's, and trainer is {job.trainer}. Remove it."
+    if not 0 <= job.mean_completion_length <= job.max_completion_length:
+        yield (
+            f"mean_completion_length is {job.mean_completion_length}, and max_completion_length "
+            f"{job.max_completion_length}. Give a mean that is no longer than the longest, or leave it out."
+        )
     if job.oversample != 1 and (job.trainer != "grpo" or not 1 < job.oversample < math.inf):
         yield f"oversample is {job.oversample}, and trainer is {job.trainer}. It is GRPO's, and at least 1."
     if job.use_vllm and not job.generates:
@@ -370,7 +384,7 @@ _OWNERS = {
     (
         *("reward_model", "beta", "num_generations", "max_prompt_length", "max_completion_length"),
         *("use_vllm", "vllm_mode", "vllm_servers", "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization"),
-        *("vllm_enable_sleep_mode", "ds3_gather_for_generation", "generation_ahead"),
+        *("vllm_enable_sleep_mode", "ds3_gather_for_generation", "generation_ahead", "mean_completion_length"),
     ),
     ("grpo", "ppo"),
 )

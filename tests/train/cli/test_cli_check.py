@@ -247,8 +247,8 @@ SAID = [
     (GRPO, ["--gpus", "1x4090", "--num_processes", "1"], {}, 1, "memory", "problem", "with --allow lora: "),
     (GRPO, ["--gpus", "2xA40-48GB", "--num_processes", "4"], {}, 1, "memory", "problem", "4 processes are launched"),
     ({**GRPO, **LORA}, [*A40S, "--per_device_train_batch_size", "8"], {}, 0, "memory", None, "micro-batch 8 x 2"),
-    (ZERO3, A40S, {}, 0, "memory", "ok", "(estimated): ZeRO-3, LoRA"),
-    (ZERO3, [*A40S, "--config_file", "multi_gpu"], {}, 0, "memory", "ok", "(estimated): DDP, LoRA"),
+    (ZERO3, A40S, {}, 0, "memory", "ok", "(estimated, rough): ZeRO-3, LoRA"),
+    (ZERO3, [*A40S, "--config_file", "multi_gpu"], {}, 0, "memory", "ok", "(estimated, rough): DDP, LoRA"),
     ({**PPO, **LORA, "per_device_train_batch_size": 4}, AS_PPO, {}, 0, "memory", None, "LoRA r=16, adapter critic"),
 ]
 
@@ -317,7 +317,7 @@ def test_an_open_launch_is_planned_and_its_file_named(ask):
     said = told(findings, "memory", "note")
     assert code == 0
     file = re.search(r"Launch with --config_file (\w+), or write config_file: \1 into the recipe", said)[1]
-    numbers, label = said.partition(" on each of ")[0], re.search(r"\(estimated\): (.*?)\.", said)[1]
+    numbers, label = said.partition(" on each of ")[0], re.search(r"\(estimated, rough\): (.*?)\.", said)[1]
     for launched in ([{}, ["--config_file", file]], [{"config_file": file}, []]):
         changes, words = launched
         _, findings = ask({**GRPO, **LORA, **changes}, "--gpus", "4xA40-48GB", *words)

@@ -95,7 +95,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
             advice = f"The same optimisation fits as {otherwise.best.label}: {need:.1f} GiB. See `trl-ext plan`."
         else:
             told = (f"`trl-ext plan` {'' if one.startswith('without') else 'with '}{one}" for one in otherwise.advice)
-            advice = " ".join(told) or "Take more or larger cards."
+            advice = " ".join(told) or otherwise.dead_end
         return problem(SUBJECT, f"{reasons} (estimated, {hardware}).", advice)
     if run_with is not None and hardware.num_gpus > 1:
         for one in plans.plans:  # the first that a shipped file launches, with the file's own sizes of buckets
@@ -107,7 +107,7 @@ def _verdict(run: Run, hardware: Hardware, run_with: Callable[[Launch], Run] | N
     best = plans.best.estimate
     what = (
         f"{best.memory} on each of {hardware} with {hardware.usable}, most {PHASE_WORDS[best.peak.phase]}; about "
-        f"{best.step_s:.0f} s a step (estimated): {plans.best.label}."
+        f"{best.in_seconds()} s a step (estimated{best.how_rough}): {plans.best.label}."
     )
     if file:
         advice = f"Launch with --config_file {file}, or write config_file: {file} into the recipe; or name your own."

@@ -5,6 +5,7 @@ Help answers at once: it imports the settings of a job, and no torch.
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -56,6 +57,12 @@ def plan(argv: Sequence[str]) -> int:
         return 0
     if arguments.stages and not arguments.write:
         raise ConfigError("--stages writes recipes, and there is no --write. Add --write DIR.")
+    if arguments.calibrate:
+        from trl_ext.cli.plan.calibrate import calibrate
+
+        print(calibrate(arguments.calibrate), file=sys.stderr if arguments.json else sys.stdout)
+        if arguments.trainer is None and arguments.preset is None:
+            return 0
     plans = _of_preset(arguments) if arguments.preset else _searched(arguments)
     _print(plans, arguments)
     if plans.plans and arguments.write:
@@ -77,11 +84,13 @@ def _searched(arguments: argparse.Namespace) -> Any:
     if missing:
         raise ConfigError(f"{', '.join(missing)} missing. Give them, or a --preset; --presets lists those.")
     from trl_ext.memory.cards import parse_gpus, with_network
+    from trl_ext.memory.clock import with_clock
     from trl_ext.memory.planner.planner import plan as make_plans
 
     hardware = parse_gpus(arguments.gpus, arguments.gpu_memory_gib, arguments.host_memory_gib)
     if arguments.network_gbit_s is not None:
         hardware = with_network(hardware, arguments.network_gbit_s)
+    hardware = with_clock(hardware)
     options: dict[str, Any] = {"allow": [name for names in arguments.allow for name in names.split(",")]}
     options |= {"headroom": arguments.headroom, **_settings(arguments)}
     return make_plans(arguments.trainer, arguments.model, hardware, **options)
@@ -112,7 +121,7 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         "trl-ext plan",
         usage="%(prog)s --trainer {reward,grpo,ppo} --model MODEL --gpus NxCARD [settings]\n"
-        "       %(prog)s --preset NAME | --presets",
+        "       %(prog)s --preset NAME | --presets | --calibrate RUN",
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
@@ -138,6 +147,9 @@ def _parser() -> CommandParser:
         "--verify",
         action="store_true",
         help="count the best plan's training with the twin as well, in a minute or so",
+    )
+    parser.add_argument(
+        "--calibrate", metavar="RUN", help="correct the seconds of a card, for later plans, by a run's folder"
     )
     parser.add_argument("--preset", metavar="NAME", help="a frozen plan; takes no settings")
     parser.add_argument("--presets", action="store_true", help="list the frozen plans")
@@ -189,9 +201,9 @@ def _print(plans: Any, arguments: argparse.Namespace) -> None:
     if arguments.max:
         name, found = arguments.max, _largest(plans, arguments.max)
         words = f"largest {name} that fits: {found[name]:,}"
-        words = f"{words}, as {found['label']}, {found['step_s']:.0f} s a step" if found[name] else f"No {name} fits."
+        words = f"{words}, as {found['label']}, about {found['step']} s a step" if found[name] else f"No {name} fits."
         if first := found.get("first_plan"):
-            words += f"; the first plan goes up to {first[name]:,}, {first['step_s']:.0f} s a step"
+            words += f"; the first plan goes up to {first[name]:,}, about {first['step']} s a step"
         print(f"\n{words}")
     if arguments.verify:
         print(f"\n{verified_in_words(verified(plans, arguments.model))}")
@@ -204,10 +216,12 @@ def _largest(plans: Any, name: str) -> dict[str, Any]:
     found, first = plans.at_largest(name), plans.largest_of_best(name) if plans.plans else None
     if found is None:
         return {name: 0}
-    told = {name: getattr(found.job, unalias(name)), "label": found.label, "step_s": round(found.estimate.step_s, 2)}
-    if first is not None:
-        told["first_plan"] = {name: getattr(first.job, unalias(name)), "step_s": round(first.step_s, 2)}
-    return told
+
+    def told(one: Any) -> dict[str, Any]:
+        return {name: getattr(one.job, unalias(name)), "step": one.in_seconds(), "step_s": round(one.step_s, 2)}
+
+    answer = {**told(found.estimate), "label": found.label}
+    return answer if first is None else {**answer, "first_plan": told(first)}
 
 
 def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:
@@ -224,7 +238,7 @@ def _as_dict(plans: Any, arguments: argparse.Namespace, changes: dict[str, str])
     answer: dict[str, Any] = {
         "plans": [as_dict(one, folder, names_model=weights_of(arguments.model) is not None) for one in plans.plans],
         "refused": refused,
-        "advice": list(plans.advice),
+        "advice": [*plans.advice, *filter(None, [plans.dead_end])],
     }
     if changes:
         answer["what_if"] = {"changes": changes, **plans.best.what_if(**changes).as_dict()}

@@ -53,11 +53,7 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
         console.print("\nrefused")
         for reason in dict.fromkeys(refusal.reason for refusal in plans.refused):
             console.print(f"  {reason}", soft_wrap=True)
-    advice = plans.advice
-    if not plans.plans and not advice:
-        whole = "QLoRA holds the whole 4-bit base on each. " if search.job.method == "qlora" else ""
-        advice = (f"More cards of this kind do not help. {whole}Take cards with more memory.",)
-    for sentence in advice:
+    for sentence in (*plans.advice, *filter(None, [plans.dead_end])):
         console.print(f"\n{sentence}", soft_wrap=True)
     if plans.plans:
         where = "launch" if folder else "launch, after --write plan"
@@ -68,11 +64,12 @@ def print_plans(plans: Plans, folder: str | None, *, names_model: bool = True) -
 
 def plans_table(plans: Plans) -> Table:
     """A row for each plan."""
-    table = _table("plan", "GiB", "with slack", "host GiB", "s a step")
+    rough = plans.best.estimate.how_rough
+    table = _table("plan", "GiB", "with slack", "host GiB", f"s a step{rough}")
     for one in plans.plans:
         estimate = one.estimate
         numbers = (estimate.peak_gib, gib(estimate.need_bytes))
-        host, seconds = f"{gib(estimate.host_bytes):.0f}", f"{estimate.step_s:.0f}"
+        host, seconds = f"{gib(estimate.host_bytes):.0f}", estimate.in_seconds()
         name = ", ".join(filter(None, [one.label, vllm_label(one.job)]))
         table.add_row(escape(name), *(f"{number:.1f}" for number in numbers), host, seconds)
     return table
@@ -115,13 +112,15 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
     """Peak and time of a plan; and what of a server's card its weights and its cache take, and how many completions
     that cache holds."""
     job, peak = estimate.job, estimate.peak
-    parts = " + ".join(f"{name} {seconds:.0f}" for name, seconds in estimate.seconds.items() if seconds >= 0.5)
+    seconds = {name: one for name, one in estimate.seconds.items() if one >= 0.5}
+    parts = " + ".join(f"{name} {estimate.in_seconds(one)}" for name, one in seconds.items())
     what = {"copy": "a frozen copy (--reward_model)", "adapter": "a third adapter (--reward_adapter)", "none": "none"}
     roles = f" Critic: {job.critic} (--critic). Reward model: {what[job.reward_model]}."
     ending = roles if job.trainer == "ppo" else ""
-    is_tight = gib(estimate.need_bytes) > (1 - TIGHT_FRAC) * estimate.hardware.fill_gib
+    is_tight = gib(estimate.room_bytes) < TIGHT_FRAC * estimate.hardware.fill_gib
     tight = f" Tight: within {TIGHT_FRAC:.0%} of what a plan may fill." if is_tight else ""
-    yield f"peak: {peak.what}. Step of {estimate.step_s:.0f} s: {parts}.{ending}{tight}"
+    step = f"Step of about {estimate.in_seconds()} s{estimate.how_rough}"
+    yield f"peak: {peak.what}. {step}: {parts}.{ending}{tight}"
     if not job.vllm_servers:
         return
     if job.generation_ahead:
@@ -131,7 +130,8 @@ def _best_in_words(estimate: Estimate) -> Iterator[str]:
         advice = (
             f"{waits}: give the other side more cards" if abs(trains - generates) > BALANCED * trains else "balanced"
         )
-        yield f"Generated ahead: {generates:.0f} s of generation next to {trains:.0f} s of training; {advice}."
+        sides = f"{estimate.in_seconds(generates)} s of generation next to {estimate.in_seconds(trains)} s of training"
+        yield f"Generated ahead: {sides}; {advice}."
     shape, card = estimate.shape, estimate.hardware.card
     weights = vllm_weight_bytes(shape, job)
     tokens = vllm_cache_tokens(shape, card, job)
@@ -149,6 +149,6 @@ def print_what_if(before: Estimate, after: Estimate, changes: Mapping[str, Any])
     verdict = "fits" if after.fits else f"does not fit: {after.reason()}"
     Console(highlight=False).print(
         f"\nwhat if {escape(settings)}: {after.peak_gib:.1f} GiB instead of {before.peak_gib:.1f}, "
-        f"{after.step_s:.0f} s a step instead of {before.step_s:.0f}; {verdict}",
+        f"{after.in_seconds()} s a step instead of {before.in_seconds()}{after.how_rough}; {verdict}",
         soft_wrap=True,
     )

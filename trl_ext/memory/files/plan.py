@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import CARDS, Card, Hardware, Link
+from trl_ext.memory.cards import CARDS, UNMEASURED, Card, Hardware, Link
 from trl_ext.memory.estimate import estimate
 from trl_ext.memory.files import settings
 from trl_ext.memory.formulas.peak import PHASE_WORDS
@@ -107,7 +107,7 @@ def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
         f"| {PHASE_WORDS[phase]} | {peak.what} | {gib(peak.num_bytes):.1f} |" for phase, peak in one.worst.items()
     )
     terms = "\n".join(f"| {name} | {value:.2f} |" for name, value in one.terms_gib(one.peak.phase).items())
-    parts = ", ".join(f"{name} {value:.0f} s" for name, value in one.seconds.items())
+    parts = ", ".join(f"{name} {one.in_seconds(value)} s" for name, value in one.seconds.items())
     meanings = "\n".join(f"| `{word}` | {settings.MEANINGS[word]} |" for word in dict.fromkeys(words))
     return f"""# {one.shape.name} on {one.hardware}
 
@@ -115,8 +115,8 @@ def readme(plan: Plan, launch: str, words: Iterable[str]) -> str:
 
 Peak {one.peak_gib:.1f} GiB a GPU {PHASE_WORDS[one.peak.phase]}, {gib(one.need_bytes):.1f} with the allocator's \
 slack, on a card with {one.hardware.usable}. \
-Host memory {gib(one.host_bytes):.0f} GiB. About {one.step_s:.0f} \
-s an optimizer step ({parts}).
+Host memory {gib(one.host_bytes):.0f} GiB. About {one.in_seconds()} \
+s an optimizer step ({parts}){one.how_rough}.
 All numbers are estimated, by trl_ext {__version__}.
 
 ```
@@ -190,7 +190,8 @@ def read_plan(path: str | Path) -> Plan:
         else:
             card = Card(**{**card, "link": Link(**card["link"]), "capability": tuple(card["capability"])})
         # A file without head-room was planned without.
-        hardware = Hardware(**{"headroom_frac": 0.0, **machine, "card": card})
+        pace = tuple(machine.get("pace", UNMEASURED))
+        hardware = Hardware(**{"headroom_frac": 0.0, **machine, "card": card, "pace": pace})
         return Plan(estimate(job, ModelShape(**shape), hardware), tuple(stored["opt_ins"]))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error}. Write it again with `trl-ext plan`.") from error

@@ -97,11 +97,15 @@ def frozen_copies(shape: ModelShape, job: Job) -> list[FrozenCopy]:
     return copies
 
 
-def num_scoring_passes(job: Job) -> int:
-    """Count forwards without gradients over a completion: reference, reward model, values, old log-probabilities."""
+def num_scoring_passes(job: Job, num_gpus: int) -> int:
+    """Count forwards without gradients over a completion: reference, reward model, values, old log-probabilities.
+
+    GRPO takes the last from the update's own forward, unless one generation serves several optimizer steps.
+    """
     if not job.generates:
         return 0
     is_ppo = job.trainer == "ppo"
     has_values = is_ppo and job.critic != "none"
     num_reward_models = job.num_reward_models if job.reward_model != "none" else 0
-    return (is_ppo or job.beta != 0) + num_reward_models + is_ppo + has_values
+    is_old = is_ppo or bool(job.steps_per_generation and job.accumulation(num_gpus) % job.steps_per_generation)
+    return (is_ppo or job.beta != 0) + num_reward_models + is_old + has_values

@@ -1,25 +1,37 @@
 """Seconds of one optimizer step, in parts: for choosing between plans, not for promises.
 
-Everything here is estimated: rates of data sheets times an efficiency, bytes over the typical rate of a link, all
-sequences at their longest. Only the order of the plans matters, which ZeRO-3 over PCIe or a slow generation decide by
-factors, not percents.
+Everything here is estimated: rates of data sheets times an efficiency, bytes over the typical rate of a link. Lengths
+are those of the job, `mean_completion_length` where it is given. The constants are fitted to published runs of
+others, which `benchmarks/published.py` compares; `trl-ext plan --calibrate` corrects them for a card.
 """
+
+from math import log2
 
 from trl_ext.memory.formulas.activations import checkpoint_bytes, kv_copies, mode_of
 from trl_ext.memory.formulas.engines import Engine, num_scoring_passes
 from trl_ext.memory.formulas.generation import vllm_cache_tokens
 from trl_ext.memory.formulas.peak import Setup
 from trl_ext.memory.formulas.states import is_joint
-from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_params
+from trl_ext.memory.models.shapes import active_params, kv_bytes_per_token, lm_params, quantised_weights
 
-UTILISATION = 0.45  # share of the bf16 rate that long forwards and backwards reach
-TOKENS_OF_HALF_SPEED = 512  # a forward of so few tokens reaches half of that
+TOP_SHARE = 0.8  # of an A100's bf16 rate that multiplications of very wide matrices reach
+WIDTH_OF_HALF = 700  # a model so wide reaches half of that: the rest waits for memory
+LORA_WIDTH_OF_HALF = 2450  # the same with adapters, whose many small operations wait most
+FALL = 0.6  # the share falls with this power of the card's rate: fast cards wait more
+MOST_SHARE = 0.9  # that any card reaches
+A100_TFLOPS = 312
+LAUNCH_S = 1.6e-3  # of the host for a pass over one layer, however few the tokens
+ZERO3_LAUNCH_S = 3.6e-3  # the same where ZeRO-3 gathers the layer
+ATTENTION_BACKWARD = 2.5  # of attention over its forward: it computes the scores again
+UNPACKED = 0.04  # weights of 4 bits that are unpacked while the card could read a byte
 READ_SHARE = 0.7  # share of the memory's rate that generation reaches
-EAGER_LAYER_S = 6e-4  # a layer's share of one token step of transformers' generate, whatever the batch
-VLLM_STEP_S = 2e-3  # the scheduler's share of one token step of vLLM
+EAGER_LAYER_S = 8e-4  # a layer's share of one token step of transformers' generate, whatever the batch
+VLLM_STEP_S = 1.5e-3  # of the scheduler, and of each GPU of a group, in one token step of vLLM
+VLLM_ROW_S = 3e-5  # of each completion in that step, besides its cache
+TAIL = 5.0  # of n completions the longest has 1 + log2(n) / TAIL times the mean, where no mean is given
+PUSH_GB_S = 8.0  # rate at which vLLM takes new weights
+ROLLOUT_S = 3.0  # of rewards, tokenising and sharing out the samples of a step
 CPU_ADAM_PARAMS_S = 3e9  # parameters that a machine's cores update in a second
-QLORA_FACTOR = 1.3  # weights are unpacked in every forward
-EXPOSED_NVLINK = 0.5  # share of ZeRO-3's gathers that computation does not hide; over PCIe it hides next to nothing
 GB = 1e9
 
 
@@ -31,6 +43,7 @@ def step_seconds(setup: Setup) -> dict[str, float]:
     """
     parts = {
         "generation": generation_seconds,
+        "weight push": push_seconds,
         "scoring": scoring_seconds,
         "update": update_seconds,
         "communication": communication_seconds,
@@ -42,44 +55,61 @@ def step_seconds(setup: Setup) -> dict[str, float]:
     return {name: took for name, took in seconds.items() if took}
 
 
-def forward_flops(setup: Setup, num_tokens: float, *, with_head: bool) -> float:
-    """Operations of a forward: 2 a weight and token, causal attention 2 * L * nq * d * S a token, the head."""
-    shape, job = setup.shape, setup.job
-    each = 2.0 * active_params(shape) + 2.0 * shape.num_layers * shape.q_width * job.sequence_tokens
-    if with_head and job.generates:
-        each += 2.0 * shape.vocab * shape.hidden * job.max_completion_length / job.sequence_tokens
-    return num_tokens * each
-
-
 def _tokens_per_gpu(setup: Setup) -> float:
     """Tokens of an optimizer step on one GPU."""
     sequences = setup.job.global_batch / setup.num_gpus * (1 if setup.job.generates else 2)
-    return sequences * setup.job.sequence_tokens
+    return sequences * setup.job.mean_tokens
 
 
-def _rate(setup: Setup) -> float:
-    """Operations a second."""
-    tokens = setup.job.forward_tokens
-    rate = setup.hardware.card.bf16_tflops * 1e12 * UTILISATION * tokens / (tokens + TOKENS_OF_HALF_SPEED)
-    return rate / QLORA_FACTOR if setup.job.method == "qlora" else rate
+def _token_flops(setup: Setup) -> tuple[float, float, float]:
+    """Operations of a forward for a token: 2 a weight of the layers, causal attention 2 * L * nq * d * S, the head."""
+    shape, job = setup.shape, setup.job
+    attention = 2.0 * shape.num_layers * shape.q_width * job.mean_tokens
+    scored = (job.mean_tokens - job.max_prompt_length) / job.mean_tokens if job.generates else 0.0
+    return 2.0 * active_params(shape), attention, 2.0 * shape.vocab * shape.hidden * scored
+
+
+def _seconds(setup: Setup, num_tokens: float, flops: float, num_passes: float) -> float:
+    """Seconds of passes over the layers: of the arithmetic, or of the host that launches it if that is more.
+
+    Args:
+        num_tokens: On one GPU.
+        flops: Operations of all passes for a token.
+        num_passes: Forward, recomputation and backward: how often each layer is gone through.
+    """
+    shape, job, card = setup.shape, setup.job, setup.hardware.card
+    width = shape.experts.intermediate if shape.experts else shape.hidden
+    half = LORA_WIDTH_OF_HALF if job.uses_lora else WIDTH_OF_HALF
+    share = TOP_SHARE * width / (width + half) * (A100_TFLOPS / card.bf16_tflops) ** FALL
+    share = min(share, MOST_SHARE)
+    layer_passes = num_passes * num_tokens / job.forward_tokens * shape.num_layers
+    launching = layer_passes * (ZERO3_LAUNCH_S if job.zero_stage == 3 else LAUNCH_S)
+    seconds = max(num_tokens * flops / (card.bf16_tflops * 1e12 * share), launching)
+    if job.method == "qlora":
+        unpacked = layer_passes * quantised_weights(shape) / shape.num_layers
+        seconds += unpacked / (UNPACKED * card.bandwidth_gb_s * GB)
+    return seconds
 
 
 def update_seconds(setup: Setup) -> float:
     """Seconds of forward, backward (twice a forward; once under LoRA, without weight gradients) and recompute."""
-    job = setup.job
+    job, num_tokens = setup.job, _tokens_per_gpu(setup)
+    linear, attention, head = _token_flops(setup)
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
-    passes = 1 + (1 if job.uses_lora else 2) + recompute
-    flops = forward_flops(setup, _tokens_per_gpu(setup), with_head=True)
+    backward = 1 if job.uses_lora else 2
+    layers = linear * (1 + backward + recompute) + attention * (1 + ATTENTION_BACKWARD + recompute)
+    # The fused head computes its logits again in the backward.
+    seconds = _seconds(setup, num_tokens, layers + head * (2 + backward), 2 + recompute)
     if job.trainer == "ppo" and job.critic not in ("head", "none"):
-        flops += forward_flops(setup, _tokens_per_gpu(setup), with_head=False)
-    return passes * flops / _rate(setup)
+        seconds += _seconds(setup, num_tokens, layers, 2 + recompute)
+    return setup.hardware.pace[2] * seconds
 
 
 def scoring_seconds(setup: Setup) -> float:
     """Seconds of a forward each for reference, reward model, values and old log-probabilities."""
-    passes = num_scoring_passes(setup.job)
-    tokens = setup.job.oversample * _tokens_per_gpu(setup)
-    return passes * forward_flops(setup, tokens, with_head=True) / _rate(setup)
+    num_passes = num_scoring_passes(setup.job, setup.num_gpus)
+    num_tokens = setup.job.oversample * _tokens_per_gpu(setup)
+    return setup.hardware.pace[1] * num_passes * _seconds(setup, num_tokens, sum(_token_flops(setup)), 1)
 
 
 def communication_seconds(setup: Setup) -> float:
@@ -95,12 +125,10 @@ def communication_seconds(setup: Setup) -> float:
     sent = sum(_sent_bytes(setup, engine) for engine in setup.engines)
     if job.zero_stage == 3:
         copies = sum(copy.num_params * copy.value_bytes for copy in setup.copies)
-        own = num_scoring_passes(job) * 2.0 * lm_params(setup.shape)
+        own = num_scoring_passes(job, num_gpus) * 2.0 * lm_params(setup.shape)
         sent += job.accumulation(num_gpus) * job.sequence_parallel * (copies + own)
-    is_fast = setup.hardware.card.link.is_fast and setup.hardware.num_machines == 1
-    exposed = EXPOSED_NVLINK if is_fast and job.zero_stage == 3 else 1.0
-    sent *= exposed * (num_gpus - 1) / num_gpus
-    return (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
+    sent *= (num_gpus - 1) / num_gpus
+    return setup.hardware.pace[2] * (sent + _shared_row_bytes(setup)) / (setup.hardware.gb_s * GB)
 
 
 def _shared_row_bytes(setup: Setup) -> float:
@@ -109,7 +137,7 @@ def _shared_row_bytes(setup: Setup) -> float:
     shape, job = setup.shape, setup.job
     each = 4.0 * (shape.q_width + kv_copies(shape, job) * shape.kv_width) * shape.num_layers
     recompute = 1 / job.checkpoint_every if job.checkpoint_every else 0.0
-    passes = len(setup.engines) * (2 + recompute) + job.oversample * num_scoring_passes(job)
+    passes = len(setup.engines) * (2 + recompute) + job.oversample * num_scoring_passes(job, setup.num_gpus)
     others = (job.sequence_parallel - 1) / job.sequence_parallel
     return others * passes * each * _tokens_per_gpu(setup)
 
@@ -142,33 +170,53 @@ def offload_seconds(setup: Setup) -> float:
         seconds = trained / setup.hardware.num_machines / CPU_ADAM_PARAMS_S
     if job.activation_offloading:
         moved += 2 * _tokens_per_gpu(setup) * checkpoint_bytes(setup.shape, job) * setup.shape.num_layers
-    return seconds + moved / (setup.hardware.card.link.host_gb_s * GB)
+    return setup.hardware.pace[2] * (seconds + moved / (setup.hardware.card.link.host_gb_s * GB))
 
 
 def generation_seconds(setup: Setup) -> float:
-    """Seconds in which one GPU, or a group of GPUs with vLLM, generates its completions of an optimizer step.
+    """Seconds in which one GPU, or a group of GPUs with vLLM, generates and scores its completions of a step.
 
     Weights and cache are read for every token. transformers' generate launches every layer besides; vLLM generates as
-    many completions at once as its cache holds. Servers generate all of them, while training waits; elsewhere their
-    time is not known.
+    many completions at once as its cache holds, and fills up what ends. Both wait for the longest completion. Servers
+    generate all of them, while training waits; elsewhere their time is not known.
     """
-    shape, job, card = setup.shape, setup.job, setup.hardware.card
+    job = setup.job
     is_server = job.vllm_mode == "server"
     if not job.generates or (is_server and not job.vllm_servers):
         return 0.0
     group = job.vllm_tensor_parallel_size if job.use_vllm else 1
     share = job.global_batch / job.vllm_servers if is_server else job.global_batch / setup.num_gpus * group
     wanted = job.oversample * share
+    at_once = float(job.generated_at_once(setup.num_gpus))
     if job.use_vllm:
-        at_once = min(wanted, max(vllm_cache_tokens(shape, card, job) / job.sequence_tokens, 1.0))
-    else:
-        at_once = job.generated_at_once(setup.num_gpus)
-    read = 2.0 * lm_params(shape) + at_once * (job.sequence_tokens / 2) * kv_bytes_per_token(shape)
-    token_s = read / group / (card.bandwidth_gb_s * GB * READ_SHARE)
+        cache = vllm_cache_tokens(setup.shape, setup.hardware.card, job)
+        at_once = min(wanted, max(cache / job.sequence_tokens, 1.0))
+    mean = job.mean_tokens - job.max_prompt_length
+    waited = float(job.max_completion_length - mean)
+    if not job.mean_completion_length:
+        waited = mean * log2(max(wanted if job.use_vllm else at_once, 1)) / TAIL
+    rounds = wanted / at_once
+    token_s, row_s = _token_seconds(setup, group)
+    tokens = rounds * mean + waited * (1 if job.use_vllm else rounds)
+    return setup.hardware.pace[0] * (tokens * token_s + rounds * mean * at_once * row_s + ROLLOUT_S)
+
+
+def _token_seconds(setup: Setup, group: int) -> tuple[float, float]:
+    """Seconds of a token step of `group` GPUs, and how many more it takes for each completion in it."""
+    shape, job, card = setup.shape, setup.job, setup.hardware.card
+    byte_s = 1 / (card.bandwidth_gb_s * GB * READ_SHARE) / group
+    token_s = 2.0 * lm_params(shape) * byte_s
+    row_s = job.mean_tokens / 2 * kv_bytes_per_token(shape) * byte_s
     if job.use_vllm:
-        token_s += VLLM_STEP_S * group
-    else:
-        token_s = max(token_s, shape.num_layers * EAGER_LAYER_S)
-        if job.zero_stage == 3 and not job.gathers_to_generate:
-            token_s += 2.0 * lm_params(shape) / (setup.hardware.gb_s * GB)
-    return wanted / at_once * job.max_completion_length * token_s
+        return token_s + VLLM_STEP_S * (1 + group), row_s + VLLM_ROW_S
+    token_s = max(token_s, shape.num_layers * EAGER_LAYER_S)
+    if job.zero_stage == 3 and not job.gathers_to_generate:
+        token_s += 2.0 * lm_params(shape) / (setup.hardware.gb_s * GB)
+    return token_s, row_s
+
+
+def push_seconds(setup: Setup) -> float:
+    """Seconds in which vLLM takes the new weights."""
+    if not setup.job.use_vllm:
+        return 0.0
+    return setup.hardware.pace[0] * 2.0 * lm_params(setup.shape) / (PUSH_GB_S * GB)

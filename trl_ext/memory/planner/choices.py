@@ -11,7 +11,7 @@ from dataclasses import replace
 from trl_ext.errors import ConfigError
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.formulas.generation import WORKSPACE_BYTES, vllm_cache_tokens, vllm_weight_bytes
-from trl_ext.memory.formulas.peak import Setup, slack_share, usable_bytes
+from trl_ext.memory.formulas.peak import Setup, room_bytes
 from trl_ext.memory.formulas.times import generation_seconds, step_seconds
 from trl_ext.memory.job import Job
 from trl_ext.memory.models.shapes import kv_bytes_per_token
@@ -150,9 +150,10 @@ def _with_fewer(search: Search, job: Job) -> Estimate | None:
     estimate = search.estimate(job)
     if estimate.fits:
         return estimate
-    usable = usable_bytes(search.hardware) / (1 + slack_share(job))
     others = [peak.num_bytes for phase, peak in estimate.worst.items() if phase != "generate"]
-    if not (job.generates and search.may("steps_per_generation") and max(others) <= usable):
+    if not (
+        job.generates and search.may("steps_per_generation") and room_bytes(search.hardware, job, max(others)) >= 0
+    ):
         return None
     return next((one for one in map(search.estimate, fewer_at_once(search, job)) if one.fits), None)
 
@@ -177,7 +178,7 @@ def vllm_choices(search: Search, job: Job) -> list[Job]:
         held = search.estimate(replace(choice, vllm_gpu_memory_utilization=0.01)).worst
         phases = ["generate"] if sleeps else list(held)  # in which vLLM holds its share
         others = max(held[phase].num_bytes - held[phase].terms["vLLM"] for phase in phases)
-        left = usable_bytes(search.hardware) - others * (1 + slack_share(choice))
+        left = room_bytes(search.hardware, choice, others)
         for one in _over_groups(search, choice):
             if search.may("vllm_gpu_memory_utilization"):  # what is left, but no more than all completions need
                 # Per GPU: a group of g GPUs serves g times the completions with g times the memory.

@@ -32,7 +32,7 @@ from trl_ext.memory.planner.search import (
     unalias,
     unaliased,
 )
-from trl_ext.memory.run.alternatives import WayOut, faster_ways, other_questions
+from trl_ext.memory.run.alternatives import WayOut, faster_ways, larger_cards, other_questions
 from trl_ext.memory.units import in_gib
 
 NUM_PLANS = 5
@@ -125,19 +125,28 @@ class Plans:
         does, else those that make steps much faster, and vLLM."""
         if self.plans:
             best_s = self.plans[0].estimate.step_s
-            found = _answered(faster_ways(self.search, self.allow))
-            return [(change, one) for change, one in found if one.estimate.step_s * change.worth <= best_s]
+            faster = _answered(faster_ways(self.search, self.allow))
+            return [(change, one) for change, one in faster if one.estimate.step_s * change.worth <= best_s]
         changes = _that_may_fit(other_questions(self.search, self.allow))
         if not changes:  # of two changes the first is another method: what costs least beside more cards
             methods = [one for one in other_questions(self.search, self.allow) if one.kind == "method"]
             pairs = (first.then(second) for first in methods for second in other_questions(first.search, first.allow))
             changes = _that_may_fit(one for one in pairs if one.kind != "method")
-        return list(_answered(changes[:NUM_WAYS_OUT]))
+        found = list(_answered(changes[:NUM_WAYS_OUT]))
+        return found or list(_answered(_that_may_fit(larger_cards(self.search, self.allow))))
 
     @property
     def advice(self) -> tuple[str, ...]:
         """Sentences that say what another question would give, after the option of `trl-ext plan` that asks it."""
         return tuple(f"{change.option}: {self._gain(plan)}." for change, plan in self.ways_out())
+
+    @property
+    def dead_end(self) -> str:
+        """What is left to say where nothing fits, and no advice helps; else ""."""
+        if self.plans or self.advice:
+            return ""
+        whole = "QLoRA holds the whole 4-bit base on each card. " if self.search.job.method == "qlora" else ""
+        return f"{whole}No number of cards helps, and no card of the table is large enough."
 
     @property
     def advice_for_run(self) -> tuple[str, ...]:
@@ -148,8 +157,9 @@ class Plans:
         now, then = self.search.job, plan.job
         lengths = f", {then.sequence_tokens} tokens a sequence" if then.sequence_tokens != now.sequence_tokens else ""
         fewer = f", {then.num_generations} completions a prompt" if then.num_generations != now.num_generations else ""
-        before = f" instead of {self.plans[0].estimate.step_s:.0f}" if self.plans else ""
-        return f"{plan.estimate.peak_gib:.1f} GiB, about {plan.estimate.step_s:.0f} s a step{before}{lengths}{fewer}"
+        before = f" instead of {self.plans[0].estimate.in_seconds()}" if self.plans else ""
+        one, step = plan.estimate, plan.estimate.in_seconds()
+        return f"{one.peak_gib:.1f} GiB, about {step} s a step{before}{one.how_rough}{lengths}{fewer}"
 
     @property
     def best(self) -> Plan:
@@ -159,7 +169,8 @@ class Plans:
             ConfigError: Nothing fits; with what would.
         """
         if not self.plans:
-            raise ConfigError(" ".join(["Nothing that keeps the optimisation fits.", self.reasons, *self.advice]))
+            told = (self.reasons, *self.advice, self.dead_end)
+            raise ConfigError(" ".join(["Nothing that keeps the optimisation fits.", *filter(None, told)]))
         return self.plans[0]
 
     def largest(self, name: str) -> int:
@@ -265,7 +276,7 @@ def _plans_and_refusals(search: Search, allow: frozenset[str]) -> tuple[tuple[Pl
                 below_s = min(found.step_s, below_s or found.step_s)
             if found and found.job.uses_lora and found.job.zero_stage == 3 and below_s is not None:
                 if found.step_s * (1 + ALIKE) >= below_s:
-                    continue  # it gathers the frozen base in every micro-batch, and all of it to merge adapters
+                    continue  # it gathers the frozen base in every micro-batch
             if found:
                 plans.append(Plan(found, opt_ins))
             else:
@@ -350,7 +361,7 @@ def _that_may_fit(changes: Iterable[WayOut]) -> list[WayOut]:
     """Changes with which something fits, by a quick look; of more and more cards, for all or for a row, the fewest."""
     found: list[WayOut] = []
     for change in changes:
-        if change.kind in ("cards", "shared rows") and found and found[-1].kind == change.kind:
+        if change.kind in ("cards", "larger card", "shared rows") and found and found[-1].kind == change.kind:
             continue
         if change.opt_in in ("shorter", "fewer") or _any_fits(change.search, {}, change.allow):
             found.append(change)

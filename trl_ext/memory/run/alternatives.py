@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from trl_ext.errors import ConfigError
-from trl_ext.memory.cards import Hardware
+from trl_ext.memory.cards import CARDS, Hardware
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.peak import slack_bytes
@@ -168,8 +168,8 @@ class WayOut:
         search, allow: The question then.
         key: As a run takes it: "memory_allow=lora"; "" for what a run cannot change.
         opt_in: The opt-in that it gives, "" for another setting.
-        kind: "method" if it trains other weights, "cards" for more of them, "shared rows" for more of them a row, ""
-            else.
+        kind: "method" if it trains other weights, "cards" for more of them, "larger card" for others, "shared rows"
+            for more cards a row, "" else.
         worth: How many times faster it must be to be mentioned beside plans that fit.
     """
 
@@ -273,6 +273,15 @@ def _more_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
         except ConfigError:
             return
         yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow, kind="cards")
+
+
+def larger_cards(search: Search, allow: frozenset[str]) -> Iterator[WayOut]:
+    """As many cards of each kind with more memory, the smallest first."""
+    now = search.hardware
+    for card in sorted(CARDS, key=lambda one: one.total_gib):
+        if card.total_gib > now.card.total_gib:
+            hardware = replace(now, card=card)
+            yield WayOut(f"--gpus {hardware}", replace(search, hardware=hardware), allow, kind="larger card")
 
 
 def _changed(search: Search, allow: frozenset[str], option: str, key: str, **settings: object) -> Iterator[WayOut]:

@@ -164,9 +164,10 @@ def faster_launch(run: Run, plan: Plan, allow: frozenset[str]) -> str:
     other = run.plans(plan.estimate.hardware, allow, LAUNCHED).best
     if other.estimate.step_s * MUCH_FASTER > plan.estimate.step_s:
         return ""
+    then, now = other.estimate.in_seconds(), plan.estimate.in_seconds()
     return (
-        f"Launched with {_launch(other.job)}, an optimizer step takes about {other.estimate.step_s:.0f} s instead of "
-        f"{plan.estimate.step_s:.0f} (estimated)."
+        f"Launched with {_launch(other.job)}, an optimizer step takes about {then} s instead of {now} "
+        f"(estimated{plan.estimate.how_rough})."
     )
 
 

@@ -107,7 +107,7 @@ def test_every_reward_model_of_an_ensemble_is_counted():
         ensembles = [replace(job, num_reward_models=number) for number in (1, 3)]
         copies = [copy for one in ensembles for copy in frozen_copies(LLAMA3, one) if copy.role == "reward model"]
         assert [copy.bytes_per_gpu(job, 8) for copy in copies] == [2 * num_params, 6 * num_params]
-        one, three = map(num_scoring_passes, ensembles)
+        one, three = (num_scoring_passes(ensemble, 8) for ensemble in ensembles)
         assert three == one + 2
 
 

@@ -13,7 +13,7 @@ from trl_ext.memory.estimate import estimate
 from trl_ext.memory.formulas.peak import Setup
 from trl_ext.memory.formulas.times import step_seconds
 from trl_ext.memory.planner.choices import checkpointing, fewer_at_once, micro_batches, techniques
-from trl_ext.memory.planner.planner import ALIKE, plan, variants
+from trl_ext.memory.planner.planner import ALIKE, CLOCK, plan, variants
 from trl_ext.memory.units import gib
 
 K2 = {"max_prompt_length": 512, "max_completion_length": 1536}
@@ -95,12 +95,13 @@ def test_there_are_60_questions():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", QUESTIONS if IS_THOROUGH else QUESTIONS[::4], ids=name_of)
-def test_the_first_plan_is_within_5_percent_of_the_best_that_there_is(question):
+def test_the_fastest_plan_is_within_5_percent_of_the_best_that_there_is_and_the_first_within_the_clocks(question):
     trainer, model, gpus, settings = question
     plans = plan(trainer, model, gpus, **settings)
     best = best_of_all(plans)
     if best is not None:  # the planner's shares of vLLM are finer than those of the search here
-        assert plans.best.estimate.step_s <= best * (1 + ALIKE)
+        fastest = min(one.estimate.step_s for one in plans.plans)
+        assert fastest <= best * (1 + ALIKE) and plans.best.estimate.step_s <= fastest * (1 + CLOCK)
 
 
 @pytest.mark.slow
@@ -109,6 +110,8 @@ def test_no_first_plan_fills_more_than_the_head_room_leaves():
     for trainer, model, gpus, settings in QUESTIONS:
         plans = plan(trainer, model, gpus, **settings)
         if plans.plans:
-            card = plans.search.hardware.card
-            filled.append(gib(plans.best.estimate.need_bytes) / card.usable_gib)
+            found, card = plans.best.estimate, plans.search.hardware.card
+            assert gib(found.need_bytes) <= card.usable_gib
+            # Under ZeRO-3 the slack counts towards the head-room.
+            filled.append((found.peak_gib if found.job.zero_stage == 3 else gib(found.need_bytes)) / card.usable_gib)
     assert len(filled) >= 50 and max(filled) <= 0.95

@@ -160,7 +160,7 @@ def test_vllm_goes_over_two_cards_where_that_is_faster_or_its_share_too_small_fo
     grouped = plan("grpo", "32B", "2xH200", headroom=0, **LONG).best
     alone = plan("grpo", "32B", "2xH200", headroom=0, vllm_tensor_parallel_size=1, zero_stage=1, **LONG).best
     assert grouped.job.vllm_tensor_parallel_size == 2
-    assert grouped.estimate.step_s < 434 < alone.estimate.step_s
+    assert grouped.estimate.step_s < alone.estimate.step_s
     settings = {"method": "lora", "use_vllm": True, "vllm_gpu_memory_utilization": 0.3}
     assert plan("grpo", "7B", "4xL40S", **settings).best.job.vllm_tensor_parallel_size > 1
     plans = plan("grpo", "14B", "4x2xH100", **LONG).plans  # and none crosses machines
@@ -246,12 +246,9 @@ def test_where_nothing_fits_all_settings_are_looked_at_and_every_way_out_is_the_
 @pytest.mark.parametrize("trainer", ["grpo", "ppo"])
 def test_a_plan_without_vllm_says_what_vllm_would_give(trainer):
     plans = plan(trainer, "8B", "8xA100-80GB", method="lora", **K1)
-    best_s = plan(trainer, "8B", "8xA100-80GB", method="lora", use_vllm=True, **K1).best.estimate.step_s
-    now_s = plans.best.estimate.step_s
-    assert any(
-        sentence.startswith("--use_vllm: ") and f"{best_s:.0f} s a step instead of {now_s:.0f}" in sentence
-        for sentence in plans.advice
-    )
+    best = plan(trainer, "8B", "8xA100-80GB", method="lora", use_vllm=True, **K1).best.estimate.in_seconds()
+    words = f"{best} s a step instead of {plans.best.estimate.in_seconds()}, rough"
+    assert any(sentence.startswith("--use_vllm: ") and words in sentence for sentence in plans.advice)
     assert not plan(trainer, "8B", "8xA100-80GB", method="lora", use_vllm=False, **K1).advice
 
 

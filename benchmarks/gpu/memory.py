@@ -32,8 +32,7 @@ from benchmarks.gpu.card import card_bytes
 from benchmarks.gpu.memory_report import predict, record, sentences, summary, table
 from benchmarks.gpu.memory_rows import ROWS, Row, tiny
 from trl_ext.memory.files.settings import ALLOCATOR
-from trl_ext.memory.formulas.peak import usable_bytes
-from trl_ext.memory.units import gib
+from trl_ext.memory.units import GIB, gib
 from trl_ext.twin.driver import environment, simulate
 from trl_ext.twin.simulation import Simulation, simulation_of
 
@@ -73,7 +72,7 @@ def run_row(row: Row, device: str, device_bytes: int | None, limit_s: float = RO
     """
     if reason := why_skipped(row, device_bytes):
         return {"status": "skipped", "reason": reason}
-    begun_s, cap = time.monotonic(), int(usable_bytes(row.hardware))
+    begun_s, cap = time.monotonic(), int(row.hardware.fill_gib * GIB)
     if device_bytes is None or cap >= device_bytes:
         return {**ask(row, device, None, limit_s), "fits": None}
     capped = ask(row, device, cap, limit_s)

@@ -8,8 +8,7 @@ from rich.table import Table
 
 from benchmarks.gpu import beside
 from benchmarks.gpu.memory_rows import Row
-from trl_ext.memory.formulas.peak import usable_bytes
-from trl_ext.memory.units import gib
+from trl_ext.memory.units import GIB, gib
 
 # What a row goes through: completions are given, so that nothing is generated.
 PHASES = ("score", "update", "step")
@@ -32,7 +31,7 @@ COLUMNS = (
 def predict(row: Row) -> dict[str, Any]:
     """The planner's answer without generation, which is left out in the run, too; `fits` on the imitated card."""
     found = beside.predict(row.shape, row.job, row.hardware, generates=False)
-    return {**found, "fits": found["reserved"] <= usable_bytes(row.hardware)}
+    return {**found, "fits": found["reserved"] <= row.hardware.fill_gib * GIB}
 
 
 def record(row: Row, answer: Mapping[str, Any], twin: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def record(row: Row, answer: Mapping[str, Any], twin: Mapping[str, int] | None =
     twin_bytes = _most(twin)
     return {
         **row.as_dict(),
-        "usable": round(usable_bytes(row.hardware)),
+        "usable": round(row.hardware.fill_gib * GIB),
         **answer,
         **held,
         "twin": dict(twin) if twin else None,

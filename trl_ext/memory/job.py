@@ -292,7 +292,7 @@ def check_model(job: Job, shape: ModelShape) -> None:
     """Check that the settings go with the model.
 
     Raises:
-        ConfigError: Lengths beyond its positions, LoRA on projections that it lacks, or heads that cannot be shared.
+        ConfigError: Lengths beyond its positions, or LoRA on projections that it lacks.
     """
     if shape.max_positions and job.sequence_tokens > shape.max_positions:
         asked = (
@@ -303,11 +303,6 @@ def check_model(job: Job, shape: ModelShape) -> None:
         raise ConfigError(
             f"{asked} is more than the {shape.max_positions} positions of {shape.name}. Shorten it, or take a model "
             "made for longer texts."
-        )
-    if shape.num_heads % job.sequence_parallel:
-        raise ConfigError(
-            f"sequence_parallel={job.sequence_parallel} does not divide the {shape.num_heads} attention heads of "
-            f"{shape.name}. Use a divisor of {shape.num_heads}."
         )
     if job.uses_lora:
         lora_linears(shape, job.lora_target_modules)

@@ -27,7 +27,7 @@ from trl_ext.compat.transformers import (
 from trl_ext.errors import PackingError
 from trl_ext.packing.kernels import choose_kernel, merging_pays
 from trl_ext.packing.table import SegmentTable
-from trl_ext.packing.ulysses import heads_to_tokens, tokens_to_heads
+from trl_ext.packing.ulysses import heads_to_tokens, keys_to_heads, queries_to_heads
 
 # Set during a packed forward only, and read only where transformers builds masks: it saves [T, T] booleans, of which
 # the segments and the window say everything. PyTorch's compiler reads the number instead, since it cannot read the
@@ -177,12 +177,13 @@ def attend(
 
     Raises:
         PackingError: the layer asks for something that segments do not cover (a mask of its own, soft-capping, sinks,
-            position bias), or a group of processes cannot share its heads.
+            position bias).
     """
     _refuse_extras(module, kwargs)
-    if segments.group is not None:
-        segments.group.check_heads(query.shape[1])
-        query, key, value = (tokens_to_heads(x, segments.group) for x in (query, key, value))
+    group, num_heads = segments.group, query.shape[1]
+    if group is not None:
+        key, value = (keys_to_heads(x, group, num_heads) for x in (key, value))
+        query, segments = queries_to_heads(query, group), segments.of_line(num_heads)
     scale = kwargs.get("scaling")
     window = _window(module, base, attention_mask, kwargs)
     dropout = kwargs.get("dropout") or 0.0
@@ -191,7 +192,7 @@ def attend(
     pays = is_mergeable and merging_pays(query.shape[2], segments.num_keys, segments.longest, window)
     kernel = choose_kernel(base, query.device, value.dtype, query.shape[-1], dropout, merging_pays=pays)
     out = kernel(query, key, value, segments, scale=scale, window=window, dropout=dropout)
-    return (out if segments.group is None else heads_to_tokens(out, segments.group)), None
+    return (out if group is None else heads_to_tokens(out, group, num_heads)), None
 
 
 def in_packed_forward() -> bool:

@@ -1,6 +1,7 @@
 """Kernels of attention over the segments of a flat row, and which of them serves.
 
-Legend: T queries of the flat row, K keys after the prefixes are repeated, H query heads, Hkv key heads, D head size.
+Legend: T tokens of the flat row, all of them queries but where processes share the row, K keys after the prefixes are
+repeated, H query heads, Hkv key heads, D head size.
 """
 
 from collections.abc import Callable
@@ -75,9 +76,11 @@ def sdpa_attention(
 ) -> torch.Tensor:
     """The reference: one `scaled_dot_product_attention` per segment, on any device, in any precision."""
     # Split, not sliced: the backward of a slice fills a whole row with zeros, once per segment.
-    queries, keys, values = (x.split(segments.lengths, dim=2) for x in (query, key, value))
+    queries = query.split(segments.query_lengths, dim=2)
+    keys, values = (x.split(segments.lengths, dim=2) for x in (key, value))
     outputs = []
-    for segment, q, chain in zip(segments.segments, queries, segments.chains, strict=True):
+    for (number, segment), q in zip(segments.queries.items(), queries, strict=True):
+        chain = segments.chains[number]
         k, v = (x[chain[0]] if len(chain) == 1 else torch.cat([x[i] for i in chain], dim=2) for x in (keys, values))
         # A root that fits its window is plainly causal: no mask needed, and the faster kernel.
         plain = segment.num_keys == segment.length and (window is None or segment.length <= window)
@@ -145,5 +148,5 @@ def _ragged(
     copies = segments.copies
     if copies.index is not None:
         k, v = k.index_select(0, copies.index), v.index_select(0, copies.index)
-    lengths = (segments.cu_seqlens, copies.cu_seqlens, max(segments.lengths), copies.longest)
+    lengths = (segments.cu_seqlens, copies.cu_seqlens, max(segments.query_lengths), copies.longest)
     return (q.contiguous(), k.contiguous(), v.contiguous(), *lengths)

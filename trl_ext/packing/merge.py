@@ -126,7 +126,7 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output and the log-sum-exp of attention over the keys of all parts."""
     own, *levels = parts
-    out, lse = kernel.forward(qkv, own, scale)
+    out, lse = kernel.forward(_of(own, qkv), own, scale)
     for part in levels:
         more, more_lse = kernel.forward(_of(part, qkv), part, scale)
         joint = torch.logaddexp(lse[:, part.queries], more_lse)
@@ -147,7 +147,11 @@ def backward(
 ) -> Triple:
     """Return the gradients of q, k and v: the sums of those over the keys of each part."""
     own, *levels = parts
-    dq, dk, dv = kernel.backward(grad, qkv, out, lse, own, scale)
+    dq, dk, dv = kernel.backward(grad, _of(own, qkv), out, lse, own, scale)
+    if len(dk) < len(qkv[1]):  # the queries are not of the whole row
+        of_own, (dk, dv) = (dk, dv), map(torch.zeros_like, qkv[1:])
+        for total, more in zip((dk, dv), of_own, strict=True):
+            _add(total, own.keys, more)
     for part in levels:
         here = part.queries
         more_q, more_k, more_v = kernel.backward(grad[here], _of(part, qkv), out[here], lse[:, here], part, scale)

@@ -1,10 +1,10 @@
 """Who attends to whom in a flat row, in the forms that attention kernels ask for.
 
-Legend: T tokens of the flat row, K keys after the prefixes are repeated, N segments.
+Legend: T tokens of the flat row, K keys after the prefixes are repeated, N segments, M of them with queries.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ class KeyCopies:
     Args:
         index: [K] row index of every key, outer prefix first; None when no segment has a prefix (then K = T and the
             keys lie in row order already).
-        cu_seqlens: [N + 1] int32, cumulated number of keys.
+        cu_seqlens: [M + 1] int32, cumulated number of keys.
         longest: Most keys of a segment.
     """
 
@@ -63,12 +63,15 @@ class SegmentTable:
         segments: The N segments in row order, a parent before its children.
         device: Where the tensors are.
         group: Processes that share the row, of which each forwards a part; None: this one forwards all of it.
+        asking: Numbers of the M segments whose tokens are queries; None: of all, which is M = N.
     """
 
     segments: tuple[Segment, ...]
     device: torch.device
     group: SequenceGroup | None = None
+    asking: Sequence[int] | None = None
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, repr=False)
+    _of_lines: dict[int, "SegmentTable"] = field(default_factory=dict, repr=False)
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -76,9 +79,42 @@ class SegmentTable:
         return [segment.length for segment in self.segments]
 
     @cached_property
+    def queries(self) -> dict[int, Segment]:
+        """The segments whose tokens are queries, by their numbers."""
+        numbers = range(len(self.segments)) if self.asking is None else self.asking
+        return {number: self.segments[number] for number in numbers}
+
+    @cached_property
+    def query_lengths(self) -> list[int]:
+        """Tokens of every segment with queries."""
+        return [segment.length for segment in self.queries.values()]
+
+    @cached_property
     def cu_seqlens(self) -> torch.Tensor:
-        """[N + 1] int32, cumulated number of queries."""
-        return self.cumulated(self.lengths)
+        """[M + 1] int32, cumulated number of queries."""
+        return self.cumulated(self.query_lengths)
+
+    def of_line(self, num_heads: int) -> "SegmentTable":
+        """Return the table that this process attends by, whose queries are those of its line in the group.
+
+        Where the line's queries begin and end in the midst of a segment, it is cut in two, of which the first is a
+        prefix of the second.
+
+        Args:
+            num_heads: Of the model's queries.
+        """
+        assert self.group is not None
+        lines = self.group.lines(num_heads)
+        if len(lines) == 1:
+            return self
+        if num_heads not in self._of_lines:
+            each = self.segments[-1].end // self.group.size
+            own = set(lines[self.group.rank // len(lines[0])])
+            edges = [part * each for part in range(1, self.group.size) if (part in own) != (part - 1 in own)]
+            pieces = _cut(self.segments, edges)
+            asking = [number for number, piece in enumerate(pieces) if piece.start // each in own]
+            self._of_lines[num_heads] = SegmentTable(pieces, self.device, asking=asking)
+        return self._of_lines[num_heads]
 
     @cached_property
     def chains(self) -> list[list[int]]:
@@ -91,23 +127,23 @@ class SegmentTable:
     @cached_property
     def copies(self) -> KeyCopies:
         """The keys for kernels that want those of a segment side by side."""
-        keys = [segment.num_keys for segment in self.segments]
+        keys = [segment.num_keys for segment in self.queries.values()]
         index = None
         if keys != self.lengths:
-            seen = [self.segments[number] for chain in self.chains for number in chain]
+            seen = [self.segments[number] for asking in self.queries for number in self.chains[asking]]
             flat = runs([segment.start for segment in seen], [segment.length for segment in seen])
             index = torch.from_numpy(flat).to(self.device)
         return KeyCopies(index, self.cumulated(keys), self.longest)
 
     @cached_property
     def num_keys(self) -> int:
-        """K: keys of all segments, those of prefixes counted for every segment that sees them."""
-        return sum(segment.num_keys for segment in self.segments)
+        """K: keys of all segments with queries, those of prefixes counted for every segment that sees them."""
+        return sum(segment.num_keys for segment in self.queries.values())
 
     @cached_property
     def longest(self) -> int:
-        """Most keys that a token sees."""
-        return max(segment.num_keys for segment in self.segments)
+        """Most keys that a query sees."""
+        return max(segment.num_keys for segment in self.queries.values())
 
     @cached_property
     def parts(self) -> tuple[AttentionCall, ...]:
@@ -116,21 +152,24 @@ class SegmentTable:
         In the call of a level all segments that have a prefix there see it, and each prefix stands in it once.
         """
         users: list[dict[int, list[int]]] = []  # of every level, the segments that see each prefix
-        for number, chain in enumerate(self.chains):
-            for level, prefix in enumerate(chain[:-1]):
+        for number in self.queries:
+            for level, prefix in enumerate(self.chains[number][:-1]):
                 if level == len(users):
                     users.append({})
                 users[level].setdefault(prefix, []).append(number)
-        whole = slice(0, self.segments[-1].end)
-        own = AttentionCall(whole, whole, self.lengths, self.lengths, self.cu_seqlens, self.cu_seqlens, is_causal=True)
+        lengths, ends = self.query_lengths, self.cu_seqlens
+        keys = self._where([(segment.start, segment.end) for segment in self.queries.values()])
+        own = AttentionCall(slice(0, sum(lengths)), keys, lengths, lengths, ends, ends, is_causal=True)
         return own, *(self._level(dict(sorted(one.items()))) for one in users)
 
     def _level(self, users: dict[int, list[int]]) -> AttentionCall:
         queries = [sum(self.lengths[i] for i in segments) for segments in users.values()]
-        keys = [self.lengths[prefix] for prefix in users]
+        prefixes = [self.segments[number] for number in users]
+        keys = [prefix.length for prefix in prefixes]
+        place = dict(zip(self.queries, pairwise(cumulated(self.query_lengths).tolist()), strict=True))
         return AttentionCall(
-            self._where([i for segments in users.values() for i in segments]),
-            self._where(list(users)),
+            self._where([place[i] for segments in users.values() for i in segments]),
+            self._where([(prefix.start, prefix.end) for prefix in prefixes]),
             queries,
             keys,
             self.cumulated(queries),
@@ -138,12 +177,12 @@ class SegmentTable:
             is_causal=False,
         )
 
-    def _where(self, numbers: list[int]) -> slice | torch.Tensor:
-        """Return the row index of every token of these segments, as a slice if they lie side by side."""
-        segments = [self.segments[number] for number in numbers]
-        if all(one.end == other.start for one, other in pairwise(segments)):
-            return slice(segments[0].start, segments[-1].end)
-        return torch.from_numpy(runs([s.start for s in segments], [s.length for s in segments])).to(self.device)
+    def _where(self, spans: list[tuple[int, int]]) -> slice | torch.Tensor:
+        """Return the index of every token from each begin to its end, as a slice if they lie side by side."""
+        if all(one[1] == other[0] for one, other in pairwise(spans)):
+            return slice(spans[0][0], spans[-1][1])
+        begins, ends = np.array(spans).T
+        return torch.from_numpy(runs(begins, ends - begins)).to(self.device)
 
     def cumulated(self, lengths: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Return where runs of these lengths begin and end, int32 as kernels want it, on the row's device."""
@@ -164,4 +203,19 @@ class SegmentTable:
     def to(self, device: torch.device | str) -> "SegmentTable":
         """The same table on `device`."""
         device = torch.device(device)
-        return self if device == self.device else SegmentTable(self.segments, device, self.group)
+        return self if device == self.device else SegmentTable(self.segments, device, self.group, self.asking)
+
+
+def _cut(segments: Sequence[Segment], edges: Sequence[int]) -> tuple[Segment, ...]:
+    """Return the segments cut at these places of the row. A piece sees those before it of its segment as prefixes."""
+    pieces: list[Segment] = []
+    last: list[int] = []  # of every segment, the number of its last piece
+    for segment in segments:
+        parent = None if segment.parent is None else last[segment.parent]
+        inner = [edge for edge in edges if segment.start < edge < segment.end]
+        for start, end in pairwise([segment.start, *inner, segment.end]):
+            offset = segment.offset + start - segment.start
+            pieces.append(replace(segment, start=start, end=end, offset=offset, parent=parent))
+            parent = len(pieces) - 1
+        last.append(len(pieces) - 1)
+    return tuple(pieces)

@@ -1,10 +1,15 @@
-"""Sequence parallelism: a flat row whose tokens are spread over the processes of a group (Ulysses, arXiv:2309.14509).
+"""Sequence parallelism: a flat row whose tokens are spread over the processes of a group.
 
 Each process forwards its part of the row. Before attention one all-to-all turns parts of the row with all heads into
-the whole row with some heads; another one turns the outputs back. So kernels see whole rows and know nothing of it.
+the whole row with some heads; another one turns the outputs back (Ulysses, arXiv:2309.14509).
 
-Legend: S processes of a group, T tokens of the row padded to a multiple of S, H query heads, Hkv key heads, D head
-size.
+Where heads cannot be dealt to all of them (28 heads, 8 processes), the processes make several lines: each line deals
+the heads, and attends with the queries of some parts of the row to the keys of all of it (context parallelism,
+arXiv:2407.21783, section 3.3.2). Every line gets a copy of the keys, which are few beside the queries, where a ring
+would send them on from line to line; their gradients are added up on the way back.
+
+Legend: S processes of a group, U = gcd(S, H) of a line, R = S / U lines, T tokens of the row padded to a multiple of
+S, H query heads, Hkv key heads, D head size.
 """
 
 from dataclasses import dataclass
@@ -14,8 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from trl_ext.errors import PackingError
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,34 +60,60 @@ class SequenceGroup:
         dist.all_gather_object(values, value, group=self.processes)
         return values
 
-    def check_heads(self, num_heads: int) -> None:
-        """Raise PackingError unless every process gets equally many query heads."""
-        if num_heads % self.size:
-            raise PackingError(
-                f"{num_heads} attention heads cannot be dealt to sequence_parallel={self.size} processes. Set it to a "
-                f"divisor of {num_heads}."
-            )
+    def lines(self, num_heads: int) -> list[list[int]]:
+        """Return which parts of a row the queries of each line belong to, for a model with so many query heads.
+
+        Parts go to lines there and back (0 1 1 0 0 1 1 0), so that each has early queries, which see few keys, and
+        late ones. Ranks 0 to U - 1 are the first line.
+        """
+        length = gcd(self.size, num_heads)
+        there = range(self.size // length)
+        turns = [[turn * len(there) + place for place in there] for turn in range(length)]
+        return [
+            list(line) for line in zip(*(turn[:: -1 if i % 2 else 1] for i, turn in enumerate(turns)), strict=True)
+        ]
 
 
-def tokens_to_heads(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """Turn a part of the row with all heads, [1, heads, T / S, D], into the row with some heads, [1, heads / S, T, D].
-
-    Differentiable and collective, in the backward as well. Key heads that do not divide are repeated: as few as each
-    process needs for its own query heads.
-    """
-    missing = group.size // gcd(x.shape[1], group.size)
-    x = x.repeat_interleave(missing, dim=1) if missing > 1 else x
-    parts = _exchange(x[0].unflatten(0, (group.size, -1)), group)  # [S, heads / S, T / S, D]
-    return parts.transpose(0, 1).flatten(1, 2)[None]
-
-
-def heads_to_tokens(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """Turn the row with some heads, [1, T, H / S, D], into a part of it with all heads, [1, T / S, H, D].
+def queries_to_heads(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    """Turn a part of the row with all heads, [1, H, T / S, D], into the line's parts with some, [1, H / U, T / R, D].
 
     Differentiable and collective, in the backward as well.
     """
-    parts = _exchange(x[0].unflatten(0, (group.size, -1)), group)  # [S, T / S, H / S, D]
+    send, receive = _routes(group, x.shape[1])
+    parts = _exchange(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, H / U, T / S, D]
     return parts.transpose(0, 1).flatten(1, 2)[None]
+
+
+def keys_to_heads(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> torch.Tensor:
+    """Turn a part of the row with all key heads, [1, Hkv, T / S, D], into the row with some, [1, heads, T, D].
+
+    Differentiable and collective, in the backward as well. Key heads that do not divide are repeated: as few as each
+    process needs for its own query heads, of which there are `num_heads` in all.
+    """
+    length = gcd(group.size, num_heads)
+    x = x[0].repeat_interleave(length // gcd(x.shape[1], length), dim=0).unflatten(0, (length, -1))
+    for_every_line = x.expand(group.size // length, *x.shape).flatten(0, 1)
+    each = [1] * group.size
+    parts = _exchange(for_every_line, group, each, each)  # [S, heads, T / S, D]
+    return parts.transpose(0, 1).flatten(1, 2)[None]
+
+
+def heads_to_tokens(x: torch.Tensor, group: SequenceGroup, num_heads: int) -> torch.Tensor:
+    """Turn the line's parts with some heads, [1, T / R, H / U, D], into a part with all heads, [1, T / S, H, D].
+
+    Differentiable and collective, in the backward as well.
+    """
+    receive, send = _routes(group, num_heads)
+    parts = _exchange(x[0].unflatten(0, (sum(send), -1)), group, send, receive)  # [U, T / S, H / U, D]
+    return parts.transpose(0, 1).flatten(1, 2)[None]
+
+
+def _routes(group: SequenceGroup, num_heads: int) -> tuple[list[int], list[int]]:
+    """Return how many blocks of queries this process sends to each process of the group, and receives: 1 or 0."""
+    lines = group.lines(num_heads)
+    own = lines[group.rank // len(lines[0])]
+    send = [int(group.rank in line) for line in lines for _ in line]
+    return send, [int(part in own) for part in range(group.size)]
 
 
 def sum_over(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
@@ -96,22 +125,22 @@ def sum_over(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     return _Sum.apply(x, group)
 
 
-def _exchange(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-    """Send `x[i]` to process i and return what the processes sent, by process."""
-    return _AllToAll.apply(x, group)
+def _exchange(x: torch.Tensor, group: SequenceGroup, send: list[int], receive: list[int]) -> torch.Tensor:
+    """Send the blocks `x` to the processes, to process i `send[i]` of them, and return those received, by process."""
+    return _AllToAll.apply(x, group, send, receive)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
-        ctx.group = group
-        received = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        dist.all_to_all_single(received, x.contiguous(), group=group.processes)
+    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup, send: list[int], receive: list[int]) -> torch.Tensor:
+        ctx.way_back = group, receive, send
+        received = torch.empty((sum(receive), *x.shape[1:]), dtype=x.dtype, device=x.device)
+        dist.all_to_all_single(received, x.contiguous(), receive, send, group=group.processes)
         return received
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _AllToAll.apply(grads[0], ctx.group), None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _AllToAll.apply(grads[0], *ctx.way_back), None, None, None
 
 
 class _Sum(torch.autograd.Function):

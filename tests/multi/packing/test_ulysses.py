@@ -6,13 +6,12 @@ from functools import cache
 import pytest
 import torch
 
-from tests import tiny
 from tests.batches import RAGGED, alone, gradient
 from tests.conftest import ROOT
 from tests.faults.starting import IS_THOROUGH
 from tests.multi.launching import TIMEOUT_S, environment, launched
 from tests.multi.programs.ulysses_worker import BUDGETS, CASES, TEMPERATURE, subject
-from trl_ext.errors import PackingError
+from tests.multi.programs.ulysses_worker import model as model_of
 from trl_ext.packing.layout import lay_out
 from trl_ext.packing.ulysses import SequenceGroup
 from trl_ext.trainers.forward.completions import plan, score, unpad
@@ -39,7 +38,7 @@ def got(request, tmp_path_factory) -> list[dict]:
 
 @cache
 def of_each_row_alone(family: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    model = tiny.model(family).eval()
+    model = model_of(family)
     logps, entropies = alone(model, RAGGED, temperature=TEMPERATURE)
     return logps.detach(), entropies.detach(), gradient(model, (logps * RAGGED.weights()).sum())
 
@@ -85,8 +84,3 @@ def test_parts_make_the_row():
     scored = [torch.stack([part.scored_item, part.scored_offset, part.labels]) for part in parts]
     expected = torch.stack([whole.scored_item, whole.scored_offset, whole.labels])
     assert torch.equal(torch.cat(scored, dim=1), expected)
-
-
-def test_heads_that_cannot_be_dealt_are_refused():
-    with pytest.raises(PackingError, match="6 attention heads cannot be dealt to sequence_parallel=4 processes"):
-        SequenceGroup(4, 0).check_heads(6)

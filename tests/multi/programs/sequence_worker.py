@@ -16,6 +16,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from tests import tiny
+from tests.multi.programs.ulysses_worker import model
 from tests.multi.programs.zero_worker import NUM_GENERATIONS, reward_of_long_prompts, token_reward
 from trl_ext import GRPOConfig, GRPOTrainer
 
@@ -50,10 +51,10 @@ class RewardOnce:
 
 # By name: the model, and what is set beside `config`.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "reference model": ("llama", dict(beta=0.05)),
+    "reference model": ("qwen2", dict(beta=0.05)),
     "old policy": ("qwen3", dict(num_iterations=2, loss_type="grpo", max_tokens_per_forward=None)),
     "window": ("mistral_window", dict(gradient_checkpointing=True, share_prompt=False, memory_rehearsal=True)),
-    "adapter": ("llama", dict(beta=0.05, peft_config=LORA, gradient_checkpointing=True)),
+    "adapter": ("qwen3", dict(beta=0.05, peft_config=LORA, gradient_checkpointing=True)),
     "evaluation": ("llama", dict(beta=0.05, eval_strategy="steps", eval_steps=1)),
     "nothing to learn": ("llama", dict(rewards=RewardOnce)),
     "vLLM's log-probabilities": ("llama", dict(use_vllm=True)),
@@ -62,14 +63,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "resumed": ("llama", dict(beta=0.05, save_strategy="steps", save_steps=1)),
     "zero1": ("llama", dict(deepspeed=zero(1))),
     "zero2": ("qwen3", dict(deepspeed=zero(2), beta=0.05, peft_config=LORA)),
-    "zero3": ("llama", dict(deepspeed=zero(3), beta=0.05, gradient_checkpointing=True)),
+    "zero3": ("qwen3", dict(deepspeed=zero(3), beta=0.05, gradient_checkpointing=True)),
 }
 
 
 def save_models(folder: Path) -> None:
     """Save the models of all cases, each under its family's name."""
     for family in sorted({family for family, _ in CASES.values()}):
-        tiny.model(family, num_hidden_layers=2).save_pretrained(folder / family)
+        model(family, num_hidden_layers=2).save_pretrained(folder / family)
 
 
 def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:

@@ -169,6 +169,8 @@ SHARED = [
     ("llama", ("grpo", None, "full", 2), {**LONG, "sequence_parallel": 2}),
     ("llama", ("reward", None, "full", 2), {**LONG, "sequence_parallel": 4}),
     ("qwen2", ("grpo", None, "lora", 1), {**LONGER, "sequence_parallel": 4}),
+    ("qwen2", ("grpo", None, "full", 2), {**LONGER, "sequence_parallel": 8}),
+    ("qwen2", ("ppo", "adapter", "lora", 1), {**LONG, "sequence_parallel": 8}),
     ("qwen3", ("grpo", None, "full", 3), {**LONG, "sequence_parallel": 2, "beta": 0.1}),
     ("mistral", ("reward", None, "lora", 3), {**LONGER, "sequence_parallel": 2}),
     ("llama", ("ppo", "adapter", "lora", 2), {**LONG, "sequence_parallel": 2}),

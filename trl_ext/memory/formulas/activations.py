@@ -100,8 +100,8 @@ def mlp_width(shape: ModelShape) -> int:
 def attention_bytes(shape: ModelShape, job: Job) -> float:
     """Bytes a token that attention saves: queries, output, keys, values, log-sum-exp, norms on queries and keys.
 
-    Where GPUs share a row, its kernel has all tokens of some heads: as much, but for keys and values that are repeated
-    so that each GPU gets some.
+    Where GPUs share a row, its kernel has all tokens of some heads, or some queries and all keys where heads cannot be
+    dealt to all GPUs: as much, but for keys and values that are repeated.
     """
     heads = shape.num_heads + shape.num_kv_heads
     widths = shape.q_width + shape.kv_width
@@ -118,7 +118,8 @@ def attention_bytes(shape: ModelShape, job: Job) -> float:
 
 
 def kv_copies(shape: ModelShape, job: Job) -> int:
-    """How often keys and values are repeated to deal their heads to the GPUs that share a row."""
+    """How often keys and values are repeated for the GPUs that share a row: to deal their heads, and to have all of
+    them where some of the queries are. 8 GPUs, 28 heads and 4 key heads: once for each 4 GPUs, 2."""
     return job.sequence_parallel // gcd(job.sequence_parallel, shape.num_kv_heads)
 
 

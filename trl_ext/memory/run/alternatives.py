@@ -14,7 +14,7 @@ from trl_ext.memory.cards import CARDS, Hardware
 from trl_ext.memory.estimate import Estimate
 from trl_ext.memory.files.launch import launched_with
 from trl_ext.memory.formulas.peak import slack_bytes
-from trl_ext.memory.job import Job, changed, check_batch, check_model
+from trl_ext.memory.job import Job, changed, check_batch
 from trl_ext.memory.planner.choices import CHECKPOINTING, FREE, TECHNIQUES, fewer_at_once, most_frugal, techniques
 from trl_ext.memory.planner.search import OF_SERVERS, Search, ppo_defaults
 from trl_ext.memory.units import gib
@@ -134,14 +134,13 @@ def _changes(search: Search) -> Iterator[tuple[str, str, Job]]:
 
 
 def shared_rows(search: Search) -> Iterator[Job]:
-    """The job with rows that more GPUs of a machine share, where the model's heads can be dealt to them."""
+    """The job with rows that more GPUs of a machine share."""
     job, here = search.job, search.hardware.gpus_per_machine
     if not job.packing or search.shape.experts is not None:
         return
     for size in range(job.sequence_parallel + 1, here + 1):
         one = replace(job, sequence_parallel=size)
         try:
-            check_model(one, search.shape)
             check_batch(one, search.hardware.num_gpus)
         except ConfigError:
             continue

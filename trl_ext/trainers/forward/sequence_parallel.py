@@ -66,13 +66,7 @@ def check_models(models: Sequence[Any], size: int) -> None:
         size: `sequence_parallel`.
     """
     for config in [model.config.get_text_config() for model in models] if size > 1 else ():
-        # A model without attention is not packed, and that is what it hears.
-        heads, name = getattr(config, "num_attention_heads", None), config._name_or_path or config.model_type
-        if heads and heads % size:
-            raise ConfigError(
-                f"{name} has {heads} attention heads, which sequence_parallel={size} does not divide. Set it to a "
-                f"divisor of {heads}."
-            )
+        name = config._name_or_path or config.model_type
         if carries_state(config):
             raise ConfigError(
                 f"{name} has layers that carry state along the row, and a process would carry it along its part only. "

@@ -352,7 +352,6 @@ REFUSED = [
     ("2x8xH100", {"vllm_servers": 8}, "over 2 machines is not planned"),
     ("8xH100", {"vllm_servers": "auto", "vllm_mode": "colocate"}, "vllm_servers is auto, and vllm_mode is colocate"),
     ("8xH100", {"vllm_mode": "apart"}, "Use one of colocate, server"),
-    ("8xH200", {**SHARED, "sequence_parallel": 3}, "does not divide the 28 attention heads"),
     ("4xH200", {**SHARED, "sequence_parallel": 14}, "does not divide 4 training GPUs"),
     (
         "8xH200",

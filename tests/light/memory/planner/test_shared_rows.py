@@ -57,6 +57,25 @@ def test_a_gpu_goes_through_the_forwards_of_its_group_with_as_many_tokens_as_tha
     assert (bounded.row_tokens, bounded.forward_tokens) == (8000, 4000)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "size"), [("Qwen/Qwen2.5-7B", "8xH100-80GB", 8), ("Qwen/Qwen2.5-0.5B", "7xA100-80GB", 7)]
+)
+def test_heads_that_cannot_be_dealt_to_all_gpus_are_no_reason_to_refuse(model, gpus, size):
+    settings = {"max_length": 32_000, "global_batch": 8 * size, "zero_stage": 2}
+    (found, *_) = plan("reward", model, gpus, **settings, sequence_parallel=size).plans
+    assert found.job.sequence_parallel == size
+
+
+def test_keys_are_copied_to_every_line_that_deals_heads():
+    shape = find_shape("Qwen/Qwen2.5-7B")  # 28 heads, 4 of keys and values
+    by_four, by_eight = (attention_bytes(shape, job_of(size)) for size in (4, 8))
+    assert by_eight - by_four == 4 * shape.kv_width
+    setups = [estimate(job_of(size), shape, parse_gpus("8xH200")).setup for size in (4, 8)]
+    four, eight = (_shared_row_bytes(setup) for setup in setups)
+    # All but an eighth of queries, and of keys for two lines, where it was all but a quarter.
+    assert eight / four == pytest.approx(7 / 8 * (3584 + 2 * 512) / (3 / 4 * (3584 + 512)))
+
+
 def test_what_is_sent_for_attention_has_its_time():
     setups = [estimated(size).setup for size in (1, 2, 4)]
     sent = [_shared_row_bytes(setup) for setup in setups]

@@ -310,9 +310,10 @@ def test_a_reward_model_with_lora_is_packed(llama):
     assert check_alone(get_peft_model(llama, lora), max_tokens_per_forward=60).packs
 
 
-def test_a_reward_model_whose_heads_processes_cannot_share_is_refused(llama):
+def test_a_reward_model_whose_rows_processes_cannot_share_is_refused(llama):
     models = PPOModels.__new__(PPOModels)
     models._trainer, models._args = SimpleNamespace(sequence_group=None), SimpleNamespace(sequence_parallel=3)
     models.rewards = [scorer(llama)]
-    with pytest.raises(ConfigError, match="has 4 attention heads, which sequence_parallel=3 does not divide"):
+    llama.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ConfigError, match=r"has positions of type dynamic.* Leave sequence_parallel=3 out"):
         models.prepare_rewards()

@@ -190,7 +190,7 @@ def generation_seconds(setup: Setup) -> float:
     at_once = float(job.generated_at_once(setup.num_gpus))
     if job.use_vllm:
         cache = vllm_cache_tokens(setup.shape, setup.hardware.card, job)
-        at_once = min(wanted, max(cache / job.sequence_tokens, 1.0))
+        at_once = min(wanted, max(cache / job.mean_tokens, 1.0))
     mean = job.mean_tokens - job.max_prompt_length
     waited = float(job.max_completion_length - mean)
     if not job.mean_completion_length:

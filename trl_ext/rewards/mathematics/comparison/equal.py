@@ -246,7 +246,8 @@ def _named(form: Form, other: Form) -> Form:
     tuples = tuple(("(", *[token for value in group for token in (",", *value)][1:], ")") for group in groups)
     if other.kind == "tuple" and len(tuples) == 1:
         return form_of(tuples[0])
-    return Form("list", form.tokens, (), tuples) if len(tuples) > 1 and other.parts[0][:1] == ("(",) else form
+    are_points = bool(other.parts) and other.parts[0][:1] == ("(",)
+    return Form("list", form.tokens, (), tuples) if len(tuples) > 1 and are_points else form
 
 
 def _names_order(gold: Form, answer: Form) -> bool:
